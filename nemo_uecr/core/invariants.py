@@ -1,0 +1,148 @@
+"""The identities as residuals: how far is a computed batch from what its method promises?
+
+Tests, run telemetry and audits call the same functions. Shape legend: B = responses, T = tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.core.blocks import token_blocks, token_counts
+from nemo_uecr.core.methods.base import Method
+from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.errors import InvariantError
+
+#: (batch, settings, advantages) -> [B] residual of each response, 0 when the identity holds exactly.
+ResidualOf = Callable[[ScoredBatch, Settings, Advantages], Tensor]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A named identity with its residual; ``statement`` is what a violation message says."""
+
+    name: str
+    statement: str
+    residual: ResidualOf
+
+
+def finite(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+    """Number of non-finite advantages of each response; [B]."""
+    return _token_sum(batch, (~advantages.advantage_BT.isfinite()).to(torch.float64))
+
+
+def decomposition(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+    """``|A^U - (A^task|U + alpha A^T|U)| / max(1, |A^task|U| + |alpha A^T|U|)``; [B].
+
+    References:
+        prop:adv-decomposition.
+    """
+    unified_B = _present(advantages.advantage_unified_B, "advantage_unified").to(torch.float64)
+    task_B = _present(advantages.advantage_task_B, "advantage_task").to(torch.float64)
+    alpha = 0.0 if settings.alpha is None else settings.alpha
+    teacher_B = alpha * _present(advantages.advantage_teacher_B, "advantage_teacher").to(torch.float64)
+    return (unified_B - (task_B + teacher_B)).abs() / (task_B.abs() + teacher_B.abs()).clamp_min(1.0)
+
+
+def budget(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+    """``|mean_t w - 1|`` over the sampled tokens; [B].
+
+    References:
+        prop:invariants.
+    """
+    weight_BT = _present(advantages.weight_BT, "weight").to(torch.float64)
+    return (_token_sum(batch, weight_BT) / token_counts(batch) - 1.0).abs()
+
+
+def residual_bound(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+    """``max(0, max_t |q| - 1)``; [B]."""
+    residual_BT = _present(advantages.residual_BT, "residual").to(torch.float64)
+    return _token_max(batch, residual_BT.abs() - 1.0).clamp_min(0.0)
+
+
+def sign_kept(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+    """Number of tokens whose weight is not positive, so that the task component's sign flips; [B]."""
+    return _token_sum(batch, (_present(advantages.weight_BT, "weight") <= 0).to(torch.float64))
+
+
+def log_weight(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+    """``|mean_t log w|`` over the sampled tokens where the advantage is positive (geometric mean 1); [B]."""
+    weight_BT = _present(advantages.weight_BT, "weight").to(torch.float64)
+    mean_B = _token_sum(batch, weight_BT.log()) / token_counts(batch)
+    return mean_B.abs() * (_present(advantages.advantage_task_B, "advantage_task") > 0)
+
+
+IDENTITIES: dict[str, Identity] = {
+    identity.name: identity
+    for identity in (
+        Identity("finite", "every advantage is finite", finite),
+        Identity("decomposition", "A^U = A^task|U + alpha A^T|U", decomposition),
+        Identity("budget", "the token weights of a response average to 1", budget),
+        Identity("residual_bound", "|q| <= 1", residual_bound),
+        Identity("sign_kept", "every token weight is positive", sign_kept),
+        Identity("log_weight", "the log weights of a positive response average to 0", log_weight),
+    )
+}
+#: Counts have no tolerance: one bad token is one too many.
+EXACT = frozenset({"finite", "sign_kept"})
+
+
+def check_identities(
+    method: Method,
+    batch: ScoredBatch,
+    settings: Settings,
+    advantages: Advantages,
+    tolerances: dict[str, float],
+) -> dict[str, float]:
+    """Worst residual of every identity that the method declares or monitors.
+
+    Args:
+        method: declares which identities hold.
+        batch: what the advantages were computed from.
+        settings: the method's scalars.
+        advantages: computed with ``detail=True``.
+        tolerances: largest allowed residual by identity name; counts need none.
+
+    Returns:
+        Worst residual by identity name, monitored ones included.
+
+    Raises:
+        InvariantError: If a declared identity is violated, naming the worst response.
+    """
+    worst: dict[str, float] = {}
+    for name in (*method.identities, *method.monitored):
+        identity = IDENTITIES[name]
+        residual_B = identity.residual(batch, settings, advantages)
+        row = int(residual_B.argmax())
+        worst[name] = float(residual_B[row])
+        allowed = 0.0 if name in EXACT else tolerances[name]
+        # Written so that a NaN residual fails too.
+        if name in method.identities and not worst[name] <= allowed:
+            raise InvariantError(
+                f"identity '{name}' ({identity.statement}) is off by {worst[name]:.3g} at {batch.name_of(row)}; "
+                f"expected at most {allowed:g} for method {method.name}"
+            )
+    return worst
+
+
+def _present(tensor: Tensor | None, name: str) -> Tensor:
+    if tensor is None:
+        raise InvariantError(f"the method returned no {name}; expected it with detail=True, since an identity reads it")
+    return tensor
+
+
+def _token_sum(batch: ScoredBatch, value_BT: Tensor) -> Tensor:
+    total_B = torch.empty(batch.responses, dtype=torch.float64, device=value_BT.device)
+    for block in token_blocks(batch):
+        total_B[block.rows] = block.of(value_BT).masked_fill(~block.of(batch.mask_BT), 0.0).sum(dim=1)
+    return total_B
+
+
+def _token_max(batch: ScoredBatch, value_BT: Tensor) -> Tensor:
+    worst_B = torch.empty(batch.responses, dtype=torch.float64, device=value_BT.device)
+    for block in token_blocks(batch):
+        worst_B[block.rows] = block.of(value_BT).masked_fill(~block.of(batch.mask_BT), -torch.inf).amax(dim=1)
+    return worst_B

@@ -1,0 +1,106 @@
+"""The actor loss: clipped surrogate plus low-variance reference KL, over an explicit global denominator.
+
+Shape legend: B = responses, T = tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.errors import ScoreError
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """The loss of one micro-batch, already divided by the optimizer step's token count.
+
+    Attributes:
+        total: scalar with gradient; micro-batch values add up to the loss of the whole optimizer step.
+        surrogate: scalar, the clipped surrogate's share, detached.
+        reference_kl: scalar, the KL estimate's share before its coefficient, detached.
+        ratio_BT: [B, T] pi_theta / pi_old at the rollout temperature, 1 where the mask is False, detached.
+    """
+
+    total: Tensor
+    surrogate: Tensor
+    reference_kl: Tensor
+    ratio_BT: Tensor
+
+
+def importance_ratio(logp_BT: Tensor, old_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """``r = exp(log pi_theta - log pi_old)`` at T_r; exactly 1 where the mask is False."""
+    return torch.where(mask_BT, logp_BT - old_logp_BT, 0.0).exp()
+
+
+def clipped_surrogate(
+    ratio_BT: Tensor, advantage_BT: Tensor, mask_BT: Tensor, *, clip_low: float, clip_high: float
+) -> Tensor:
+    """Token-wise ``-min(r A, clip(r, 1 - low, 1 + high) A)``, 0 where the mask is False; [B, T].
+
+    The advantage is a constant: no gradient flows into it.
+
+    References:
+        eq:policy-loss.
+    """
+    advantage_BT = torch.where(mask_BT, advantage_BT.detach(), 0.0)
+    clipped_BT = ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -torch.minimum(ratio_BT * advantage_BT, clipped_BT * advantage_BT)
+
+
+def low_variance_kl(logp_BT: Tensor, ref_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Token-wise k3 estimate ``exp(u) - u - 1`` with ``u = log pi_ref - log pi_theta``; [B, T] nats.
+
+    Its plain gradient, no clamp; at the rollout temperature like the ratio.
+
+    References:
+        eq:final-objective.
+    """
+    log_ratio_BT = torch.where(mask_BT, ref_logp_BT - logp_BT, 0.0)
+    return log_ratio_BT.exp() - log_ratio_BT - 1.0
+
+
+def policy_loss(
+    *,
+    logp_BT: Tensor,
+    old_logp_BT: Tensor,
+    surrogates: tuple[tuple[Tensor, float], ...],
+    mask_BT: Tensor,
+    denominator: float,
+    clip_low: float,
+    clip_high: float,
+    ref_logp_BT: Tensor | None,
+    kl_coef: float,
+) -> PolicyLoss:
+    """``(sum_k coef_k PG(A_k) + beta_ref KL3) / denominator`` for one micro-batch.
+
+    Args:
+        logp_BT: [B, T] log pi_theta at T_r, nats, with gradient.
+        old_logp_BT: [B, T] log pi_old at T_r.
+        surrogates: (advantage [B, T], coefficient) of each clipped surrogate; usually one.
+        mask_BT: [B, T] sampled tokens.
+        denominator: sampled tokens of the whole optimizer step's batch on all ranks (token mean).
+        clip_low: lower clip bound epsilon_l.
+        clip_high: upper clip bound epsilon_h.
+        ref_logp_BT: [B, T] reference policy at T_r; None exactly when ``kl_coef`` is 0.
+        kl_coef: beta_ref. The KL enters here once and no reward.
+
+    Raises:
+        ScoreError: If the denominator is not positive or the reference and its coefficient disagree.
+    """
+    if denominator <= 0:
+        raise ScoreError(f"the loss denominator is {denominator}; expected the optimizer step's count of sampled tokens")
+    if (ref_logp_BT is None) != (kl_coef == 0):
+        raise ScoreError(f"reference log-probabilities and kl_coef={kl_coef} disagree; expected both or neither")
+    ratio_BT = importance_ratio(logp_BT, old_logp_BT, mask_BT)
+    surrogate = torch.zeros((), dtype=logp_BT.dtype, device=logp_BT.device)
+    for advantage_BT, coefficient in surrogates:
+        tokens_BT = clipped_surrogate(ratio_BT, advantage_BT, mask_BT, clip_low=clip_low, clip_high=clip_high)
+        surrogate = surrogate + coefficient * tokens_BT.sum() / denominator
+    kl = torch.zeros_like(surrogate)
+    if ref_logp_BT is not None:
+        kl = low_variance_kl(logp_BT, ref_logp_BT, mask_BT).sum() / denominator
+    total = surrogate + kl_coef * kl if ref_logp_BT is not None else surrogate
+    return PolicyLoss(total, surrogate.detach(), kl.detach(), ratio_BT.detach())

@@ -1,0 +1,62 @@
+"""On-policy distillation as a policy gradient, alone and naively added to GRPO."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.core.blocks import check_finite, token_blocks, token_counts
+from nemo_uecr.core.methods.base import Method, broadcast, stored
+from nemo_uecr.core.methods.grpo import NORMALISATION, grpo_advantage
+from nemo_uecr.core.puu import gap, teacher_reward
+from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
+
+
+def opd_advantage(batch: ScoredBatch) -> Tensor:
+    """``clip(delta, -5, 5)`` on sampled tokens, 0 elsewhere; [B, T] nats."""
+    token_counts(batch)
+    out_BT = torch.zeros_like(batch.old_logp_BT)
+    for block in token_blocks(batch):
+        delta = gap(batch, block)
+        check_finite(batch, block, delta.sum(dim=1, dtype=torch.float64), ("teacher_logp", "old_logp"))
+        block.of(out_BT).copy_(delta.clamp_(-GAP_CLIP, GAP_CLIP))
+    return out_BT
+
+
+def _pg_opd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
+    return Advantages(
+        advantage_BT=opd_advantage(batch), teacher_reward_B=stored(teacher_reward(batch), batch)
+    )
+
+
+def _grpo_plus_opd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
+    settings.need("opd_coef", "grpo_plus_opd")
+    advantage_B, std_B = grpo_advantage(batch, settings, "grpo_plus_opd")
+    return Advantages(
+        advantage_BT=broadcast(batch, advantage_B),
+        advantage_opd_BT=opd_advantage(batch),
+        advantage_task_B=stored(advantage_B, batch),
+        teacher_reward_B=stored(teacher_reward(batch), batch),
+        unified_std_B=stored(std_B, batch),
+    )
+
+
+PG_OPD = Method(
+    name="pg_opd",
+    equation="A = clip(delta, -5, 5)",
+    provenance="eq:teacher-token-reward as the advantage; the clip is not in the paper",
+    settings=frozenset(),
+    inputs=frozenset({"teacher_logp"}),
+    identities=("finite",),
+    advantages=_pg_opd,
+)
+
+GRPO_PLUS_OPD = Method(
+    name="grpo_plus_opd",
+    equation="two clipped surrogates, one on A^GRPO and opd_coef times one on clip(delta, -5, 5)",
+    provenance="the paper's naive hybrid; coefficient and gap clip are not in the paper",
+    settings=NORMALISATION | {"opd_coef"},
+    inputs=frozenset({"teacher_logp"}),
+    identities=("finite",),
+    advantages=_grpo_plus_opd,
+)

@@ -1,0 +1,208 @@
+"""UECR and its token-credit ablations: each is one residual rule and one component that it redistributes.
+
+Shape legend: B = responses, T = tokens, b x t = one block of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.core import ecr
+from nemo_uecr.core.blocks import Block, token_blocks
+from nemo_uecr.core.methods.base import Compute, Method, broadcast
+from nemo_uecr.core.methods.grpo import NORMALISATION
+from nemo_uecr.core.methods.unified import unified
+from nemo_uecr.core.puu import UnifiedAdvantage
+from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.core.shuffle import with_shuffled_entropy
+
+#: (batch, block, sign of A^task|U [b], settings) -> the block's residual
+Rule = Callable[[ScoredBatch, Block, Tensor, Settings], ecr.Residual]
+
+FULL_SETTINGS = NORMALISATION | {"alpha", "rho", "tau_delta", "tau_entropy"}
+#: What zero-sum weights promise: unit mean, |q| <= 1, the task component's sign, and PUU's exact decomposition.
+CONSERVING = ("finite", "decomposition", "budget", "residual_bound", "sign_kept")
+
+
+@dataclass(frozen=True)
+class _Detail:
+    """Token-level tensors filled block by block."""
+
+    weight_BT: Tensor
+    residual_BT: Tensor
+    direction_BT: Tensor
+    confidence_BT: Tensor
+
+    @classmethod
+    def like(cls, tokens_BT: Tensor) -> _Detail:
+        return cls(torch.ones_like(tokens_BT), *(torch.zeros_like(tokens_BT) for _ in range(3)))
+
+    def fill(self, block: Block, residual: ecr.Residual, rho: float) -> None:
+        block.of(self.weight_BT).copy_(residual.q * rho + 1.0)
+        block.of(self.residual_BT).copy_(residual.q)
+        block.of(self.direction_BT).copy_(residual.direction)
+        block.of(self.confidence_BT).copy_(residual.confidence)
+
+
+def _projected(batch: ScoredBatch, block: Block, sign_b: Tensor, settings: Settings) -> ecr.Residual:
+    tau_delta, tau_entropy = settings.need("tau_delta", "uecr"), settings.need("tau_entropy", "uecr")
+    return ecr.projected(batch, block, sign_b, tau_delta=tau_delta, tau_entropy=tau_entropy)
+
+
+def _without_entropy(batch: ScoredBatch, block: Block, sign_b: Tensor, settings: Settings) -> ecr.Residual:
+    return ecr.without_entropy(batch, block, sign_b, tau_delta=settings.need("tau_delta", "ecr_no_entropy"))
+
+
+def _without_projection(batch: ScoredBatch, block: Block, sign_b: Tensor, settings: Settings) -> ecr.Residual:
+    tau_delta = settings.need("tau_delta", "ecr_no_projection")
+    tau_entropy = settings.need("tau_entropy", "ecr_no_projection")
+    return ecr.without_projection(batch, block, sign_b, tau_delta=tau_delta, tau_entropy=tau_entropy)
+
+
+def _without_gap(batch: ScoredBatch, block: Block, sign_b: Tensor, settings: Settings) -> ecr.Residual:
+    return ecr.without_gap(batch, block, sign_b, tau_entropy=settings.need("tau_entropy", "ecr_no_gap"))
+
+
+def _task_component(parts: UnifiedAdvantage) -> Tensor:
+    return parts.task_B
+
+
+def _whole_advantage(parts: UnifiedAdvantage) -> Tensor:
+    return parts.unified_B
+
+
+def _given_alpha(settings: Settings) -> float:
+    return settings.need("alpha", "uecr")
+
+
+def _zero_alpha(settings: Settings) -> float:
+    return 0.0
+
+
+def _redistribution(
+    rule: Rule,
+    component: Callable[[UnifiedAdvantage], Tensor] = _task_component,
+    alpha: Callable[[Settings], float] = _given_alpha,
+) -> Compute:
+    """The computation ``A = A^U + rho X q`` for one residual rule and one redistributed component X.
+
+    The task component's form ``A^task|U (1 + rho q) + alpha A^T|U`` is the same number but not the same bits: at
+    rho = 0 it would not reproduce A^U.
+
+    References:
+        eq:final-advantage, prop:invariants.
+    """
+
+    def compute(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
+        rho = settings.need("rho", "uecr")
+        if batch.teacher_entropy_BT is not None:
+            ecr.check_entropy(batch)
+        parts, base = unified(batch, settings, "uecr", alpha=alpha(settings))
+        out_BT = base.advantage_BT
+        tokens = _Detail.like(out_BT) if detail else None
+        sign_B, moved_B = parts.task_B.sign(), rho * component(parts)
+        centre_B = torch.empty_like(sign_B)
+        for block in token_blocks(batch):
+            residual = rule(batch, block, sign_B[block.rows], settings)
+            centre_B[block.rows] = residual.centre
+            if tokens is not None:
+                tokens.fill(block, residual, rho)
+            # q is 0 where the mask is False, so what was broadcast there stays 0.
+            scale_b1 = moved_B[block.rows].to(out_BT.dtype).unsqueeze(1)
+            block.of(out_BT).add_(residual.q.mul_(scale_b1))
+        return replace(
+            base,
+            centre_B=centre_B.to(out_BT.dtype),
+            weight_BT=tokens.weight_BT if tokens else None,
+            residual_BT=tokens.residual_BT if tokens else None,
+            direction_BT=tokens.direction_BT if tokens else None,
+            confidence_BT=tokens.confidence_BT if tokens else None,
+        )
+
+    return compute
+
+
+_full = _redistribution(_projected)
+
+
+def _shuffled(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
+    ecr.check_entropy(batch)
+    return _full(with_shuffled_entropy(batch, seed=settings.need_int("seed", "shuffled_entropy")), settings, detail)
+
+
+def _method(
+    name: str,
+    equation: str,
+    provenance: str,
+    advantages: Compute,
+    *,
+    without: frozenset[str] = frozenset(),
+    extra: frozenset[str] = frozenset(),
+    identities: tuple[str, ...] = CONSERVING,
+    monitored: tuple[str, ...] = (),
+) -> Method:
+    reads = {"teacher_logp"} if "tau_entropy" in without else {"teacher_logp", "teacher_entropy"}
+    return Method(
+        name=name,
+        equation=equation,
+        provenance=provenance,
+        settings=(FULL_SETTINGS - without) | extra,
+        inputs=frozenset(reads),
+        identities=identities,
+        advantages=advantages,
+        monitored=monitored,
+    )
+
+
+UECR = _method(
+    "uecr",
+    "A = A^U + rho A^task|U q; q = 1/2 c (d - mu), d = tanh(s delta / 2 tau_delta), c = exp(-H / tau_entropy)",
+    "eq:local-signal, eq:projection-weights, eq:final-advantage",
+    _full,
+)
+ECR_NO_ENTROPY = _method(
+    "ecr_no_entropy",
+    "UECR with c = 1 and the projection recomputed",
+    "tab:component-ablation, 'w/o entropy'",
+    _redistribution(_without_entropy),
+    without=frozenset({"tau_entropy"}),
+)
+ECR_NO_PROJECTION = _method(
+    "ecr_no_projection",
+    "UECR with mu = 0, so q = 1/2 c d and the response's task budget moves",
+    "tab:component-ablation, 'w/o projection'",
+    _redistribution(_without_projection),
+    identities=("finite", "decomposition", "residual_bound", "sign_kept"),
+    monitored=("budget",),
+)
+ECR_FULL_ADVANTAGE = _method(
+    "ecr_full_advantage",
+    "A = A^U (1 + rho q): the weight multiplies the whole unified advantage",
+    "the paper's additional controls, item 4",
+    _redistribution(_projected, component=_whole_advantage),
+)
+ECR_ALPHA_ZERO = _method(
+    "ecr_alpha_zero",
+    "UECR with alpha = 0: A = A^GRPO (1 + rho q)",
+    "the paper's additional controls, item 5",
+    _redistribution(_projected, alpha=_zero_alpha),
+    without=frozenset({"alpha"}),
+)
+ECR_NO_GAP = _method(
+    "ecr_no_gap",
+    "UECR with q = 1/2 s (c - mean(c)): confidence alone gives the direction",
+    "the paper's additional controls, item 6; the form is not in the paper (its literal d = s gives q = 0)",
+    _redistribution(_without_gap),
+    without=frozenset({"tau_delta"}),
+)
+SHUFFLED_ENTROPY = _method(
+    "shuffled_entropy",
+    "UECR with the teacher entropies permuted within each response",
+    "the permutation control of the credit-localization audit",
+    _shuffled,
+    extra=frozenset({"seed"}),
+)
