@@ -1,64 +1,21 @@
-"""Walks over token tensors in blocks that stay in cache, padded and packed alike.
+"""Walks over a batch's tokens and checks them on the way.
 
 Shape legend: B = responses, T = tokens, b x t = one block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.layout import Block
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import ScoreError
 
-#: Tokens in one block. On CPU the temporaries of a block stay in the second-level cache; a GPU wants few launches.
-CPU_BLOCK_TOKENS = 65_536
-GPU_BLOCK_TOKENS = 16_777_216
 
-
-@dataclass(frozen=True)
-class Block:
-    """A rectangle of responses ``rows`` by the columns in which any of them has a sampled token."""
-
-    rows: slice
-    index: slice | tuple[slice, slice]
-    packed: bool
-
-    def of(self, tokens: Tensor) -> Tensor:
-        """The [b, t] view of a [B, T] or packed [N] tensor."""
-        view = tokens[self.index]
-        return view.unsqueeze(0) if self.packed else view
-
-
-def token_blocks(batch: ScoredBatch) -> Iterator[Block]:
-    """Blocks that cover every sampled token once, trimmed to the columns in use.
-
-    Raises:
-        ScoreError: If a response has no sampled token at all.
-    """
-    if batch.offsets is not None:
-        yield from _packed_blocks(batch, batch.offsets)
-        return
-    mask_BT = batch.mask_BT
-    budget = CPU_BLOCK_TOKENS if mask_BT.device.type == "cpu" else GPU_BLOCK_TOKENS
-    height = max(1, budget // max(1, mask_BT.shape[1]))
-    for start in range(0, batch.responses, height):
-        rows = slice(start, min(start + height, batch.responses))
-        used = mask_BT[rows].any(dim=0).nonzero()
-        if used.numel() == 0:
-            raise_empty(batch, start)
-        yield Block(rows, (rows, slice(int(used[0]), int(used[-1]) + 1)), packed=False)
-
-
-def _packed_blocks(batch: ScoredBatch, offsets: Tensor) -> Iterator[Block]:
-    ends = offsets.tolist()
-    for row, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
-        if start == end:
-            raise_empty(batch, row)
-        yield Block(slice(row, row + 1), slice(start, end), packed=True)
+def token_blocks(batch: ScoredBatch) -> tuple[Block, ...]:
+    """Blocks that cover every sampled token once, trimmed to the columns in use; cut once for each batch."""
+    return batch.blocks
 
 
 def raise_empty(batch: ScoredBatch, row: int) -> None:

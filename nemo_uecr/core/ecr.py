@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import Block, check_finite, token_blocks
+from nemo_uecr.core.blocks import check_finite, token_blocks
+from nemo_uecr.core.layout import Block
 from nemo_uecr.core.puu import gap
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import ScoreError
@@ -59,9 +60,7 @@ def confidence(batch: ScoredBatch, block: Block, tau_entropy: float) -> tuple[Te
     return relative, (lowest_b1.clamp_min(0.0) * (-1.0 / tau_entropy)).exp()
 
 
-def projected(
-    batch: ScoredBatch, block: Block, sign_b: Tensor, *, tau_delta: float, tau_entropy: float
-) -> Residual:
+def projected(batch: ScoredBatch, block: Block, sign_b: Tensor, *, tau_delta: float, tau_entropy: float) -> Residual:
     """Full ECR: ``mu = sum(c d) / sum(c)``, ``q = 1/2 c (d - mu)``, which sums to zero.
 
     References:
@@ -122,6 +121,6 @@ def check_entropy(batch: ScoredBatch) -> None:
 def _raise_negative(batch: ScoredBatch, block: Block, lowest_b1: Tensor) -> None:
     row = int(lowest_b1[:, 0].argmin())
     raise ScoreError(
-        f"teacher_entropy of {batch.name_of(block.rows.start + row)} falls to {float(lowest_b1[row, 0]):.6g} nats; expected "
-        "+H >= 0. Some kernels return sum p log p, which is minus the entropy"
+        f"teacher_entropy of {batch.name_of(block.rows.start + row)} falls to {float(lowest_b1[row, 0]):.6g} nats; "
+        "expected +H >= 0. Some kernels return sum p log p, which is minus the entropy"
     )

@@ -91,7 +91,9 @@ def policy_loss(
         ScoreError: If the denominator is not positive or the reference and its coefficient disagree.
     """
     if denominator <= 0:
-        raise ScoreError(f"the loss denominator is {denominator}; expected the optimizer step's count of sampled tokens")
+        raise ScoreError(
+            f"the loss denominator is {denominator}; expected the optimizer step's count of sampled tokens"
+        )
     if (ref_logp_BT is None) != (kl_coef == 0):
         raise ScoreError(f"reference log-probabilities and kl_coef={kl_coef} disagree; expected both or neither")
     ratio_BT = importance_ratio(logp_BT, old_logp_BT, mask_BT)

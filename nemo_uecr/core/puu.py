@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import Block, check_finite, token_blocks, token_counts
+from nemo_uecr.core.blocks import check_finite, token_blocks, token_counts
 from nemo_uecr.core.groups import Groups, denominator, normalised
+from nemo_uecr.core.layout import Block
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch
 from nemo_uecr.errors import ScoreError
 

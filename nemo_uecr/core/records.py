@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.layout import Block, cut
 from nemo_uecr.errors import ConfigError, ScoreError
 
 #: Added to every group standard deviation (the paper's audits state the value).
@@ -59,6 +61,11 @@ class ScoredBatch:
     def responses(self) -> int:
         """Number of responses B."""
         return self.task_reward_B.shape[0]
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """How the token tensors are walked over."""
+        return cut(self.mask_BT, self.offsets)
 
     def name_of(self, row: int) -> str:
         """How an error message calls response ``row``."""
@@ -167,7 +174,9 @@ class Advantages:
 def _check_responses(batch: ScoredBatch) -> None:
     for name, tensor in (("task_reward", batch.task_reward_B), ("group", batch.group_B)):
         if tensor.ndim != 1 or tensor.shape[0] != batch.responses:
-            raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected [{batch.responses}], one value a response")
+            raise ScoreError(
+                f"{name} has shape {list(tensor.shape)}; expected [{batch.responses}], one value a response"
+            )
     if batch.responses == 0:
         raise ScoreError("the batch has no responses; expected at least one group of two")
     if batch.group_B.is_floating_point() or batch.group_B.dtype == torch.bool:

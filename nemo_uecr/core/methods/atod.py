@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import Block, check_finite, token_blocks
+from nemo_uecr.core.blocks import check_finite, token_blocks
+from nemo_uecr.core.layout import Block
 from nemo_uecr.core.methods.base import Method, stored
 from nemo_uecr.core.methods.grpo import NORMALISATION, grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
@@ -84,7 +85,7 @@ def _atod(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
 ATOD = Method(
     name="atod",
     equation="A = kappa(s) w_turn delta + rho(s) A^GRPO; kappa 1 to 0.1 and rho 1 to 2 over 80 steps",
-    provenance="the paper's appendix on closest methods; the schedule's figures are second-hand; with one turn w_turn is 0.75",
+    provenance="the paper's appendix on closest methods; schedule figures are second-hand; one turn gives w_turn 0.75",
     settings=NORMALISATION | {"step"},
     inputs=frozenset({"teacher_logp"}),
     identities=("finite",),

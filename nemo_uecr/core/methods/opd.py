@@ -24,9 +24,7 @@ def opd_advantage(batch: ScoredBatch) -> Tensor:
 
 
 def _pg_opd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
-    return Advantages(
-        advantage_BT=opd_advantage(batch), teacher_reward_B=stored(teacher_reward(batch), batch)
-    )
+    return Advantages(advantage_BT=opd_advantage(batch), teacher_reward_B=stored(teacher_reward(batch), batch))
 
 
 def _grpo_plus_opd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core import ecr
-from nemo_uecr.core.blocks import Block, token_blocks
-from nemo_uecr.core.methods.base import Compute, Method, broadcast
+from nemo_uecr.core.blocks import token_blocks
+from nemo_uecr.core.layout import Block
+from nemo_uecr.core.methods.base import Compute, Method
 from nemo_uecr.core.methods.grpo import NORMALISATION
 from nemo_uecr.core.methods.unified import unified
 from nemo_uecr.core.puu import UnifiedAdvantage

@@ -1,0 +1,131 @@
+r"""Recompute a method's advantages from a saved batch.
+
+BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and what the method
+reads of teacher_logp, teacher_entropy and segments [B, T]. OUT gets advantage [B, T] (0 where the mask is 0) and,
+where the method has them, weight, residual, direction, confidence, centre, advantage_unified, advantage_task,
+advantage_teacher, teacher_reward and advantage_opd.
+
+  nemo-uecr replay runs/demo/batches/step-000010.safetensors --method uecr \
+      --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nemo_uecr.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from nemo_uecr.core.records import ScoredBatch, Settings
+    from nemo_uecr.data.batch_file import SavedBatch
+
+__all__ = ["add_arguments", "run"]
+
+FLOATS = ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef")
+INTEGERS = ("step", "seed")
+STD = ("population", "sample")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("batch", metavar="BATCH", type=Path, help="saved batch (safetensors)")
+    parser.add_argument("--method", required=True, metavar="NAME", help="method name, e.g. uecr")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="key=value",
+        nargs="*",
+        action="extend",
+        default=[],
+        help=f"the method's settings: {', '.join(FLOATS + INTEGERS)}, std={'|'.join(STD)}",
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="OUT", help="file to write (safetensors)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay."""
+    from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.data.atomic import replace_file
+    from nemo_uecr.data.batch_file import load_batch
+
+    if args.method not in METHODS:
+        raise ConfigError(f"method {args.method!r} is unknown; expected one of {', '.join(METHODS)}")
+    method = METHODS[args.method]
+    settings = parse_settings(args.settings)
+    saved = load_batch(args.batch)
+    try:
+        advantages = method.compute(scored_batch(saved, args.batch), settings, detail=True)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (on this command: --set key=value)") from error
+    from safetensors.torch import save
+
+    tensors = {name: tensor.contiguous() for name, tensor in advantages.named_tensors().items()}
+    try:
+        replace_file(args.out, save(tensors, metadata={"method": method.name}))
+    except OSError as error:
+        raise DataError(f"cannot write {args.out}: {error.strerror}") from error
+    sys.stdout.write(f"{method.name}: {len(tensors)} tensors in {args.out}\n")
+    return 0
+
+
+def parse_settings(assignments: list[str]) -> Settings:
+    """Settings from ``key=value`` words; what is not given takes the configuration's default where it has one."""
+    from nemo_uecr.config.schema import MethodConfig
+    from nemo_uecr.core.records import Settings
+
+    given: dict[str, float | int | bool] = {
+        name: MethodConfig.model_fields[name].default for name in ("std_floor", "opd_coef")
+    }
+    given["sample_std"] = MethodConfig.model_fields["std"].default == "sample"
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment!r} has no '='; expected key=value, e.g. alpha=1")
+        given |= _setting(key, value)
+    return Settings(**given)  # type: ignore[arg-type]
+
+
+def _setting(key: str, value: str) -> dict[str, float | int | bool]:
+    if key == "std":
+        if value not in STD:
+            raise ConfigError(f"--set std={value}; expected one of {', '.join(STD)}")
+        return {"sample_std": value == "sample"}
+    if key == "sample_std" and value in ("True", "False"):
+        return {key: value == "True"}
+    if key not in FLOATS + INTEGERS:
+        from nemo_uecr.config.nearest import nearest_name
+
+        legal = (*FLOATS, *INTEGERS, "std")
+        raise ConfigError(f"--set has no key {key!r}; did you mean {nearest_name(key, legal)!r}?")
+    try:
+        return {key: int(value) if key in INTEGERS else float(value)}
+    except ValueError:
+        kind = "an integer" if key in INTEGERS else "a number"
+        raise ConfigError(f"--set {key}={value}; expected {kind}") from None
+
+
+def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
+    """The record that the methods read."""
+    import torch
+
+    from nemo_uecr.core.records import ScoredBatch
+
+    tensors = saved.tensors
+    mask = tensors["mask"]
+    if mask.dtype != torch.bool:
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise DataError(f"{path}: mask holds values other than 0 and 1; expected bool")
+        mask = mask.bool()
+    return ScoredBatch(
+        task_reward_B=tensors["task_reward"],
+        group_B=tensors["group"],
+        mask_BT=mask,
+        old_logp_BT=tensors["old_logp"],
+        teacher_logp_BT=tensors.get("teacher_logp"),
+        teacher_entropy_BT=tensors.get("teacher_entropy"),
+        segments_BT=tensors.get("segments"),
+        offsets=tensors.get("offsets"),
+    )

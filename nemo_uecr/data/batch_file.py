@@ -1,0 +1,68 @@
+"""Saved batches: the tensors of one step in safetensors, with the method and its settings in the header."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = "nemo_uecr.batch/1"
+REQUIRED = ("task_reward", "group", "mask", "old_logp")
+
+
+@dataclass(frozen=True)
+class SavedBatch:
+    """A step's tensors by their public names, and the header."""
+
+    tensors: dict[str, Tensor]
+    header: dict[str, str]
+
+    @property
+    def method(self) -> str | None:
+        """Method that the run used, None in a file written by hand."""
+        return self.header.get("method")
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The method's settings in the run; empty in a file written by hand."""
+        settings: dict[str, float] = json.loads(self.header.get("settings", "{}"))
+        return settings
+
+
+def save_batch(path: Path, tensors: dict[str, Tensor], *, method: str, settings: dict[str, object], step: int) -> None:
+    """Write a batch, complete or not at all."""
+    from safetensors.torch import save
+
+    header = {"format": FORMAT, "method": method, "settings": json.dumps(settings), "step": str(step)}
+    replace_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header))
+
+
+def load_batch(path: Path) -> SavedBatch:
+    """Read a batch and check that what every method needs is there.
+
+    Raises:
+        DataError: If the file is missing, no safetensors file, or lacks a tensor.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; expected a saved batch in safetensors form")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            header = dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise DataError(
+            f"{path}: not a readable safetensors file ({error}); the file is truncated or corrupt"
+        ) from error
+    missing = [name for name in REQUIRED if name not in tensors]
+    if missing:
+        raise DataError(f"{path}: no tensor {missing[0]!r}; expected {', '.join(REQUIRED)} and the teacher's scores")
+    return SavedBatch(tensors, header)

@@ -1,0 +1,96 @@
+"""Reads problems from JSONL, refusing every row that could not be trained or evaluated on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_uecr.errors import DataError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem with its reference answer."""
+
+    id: str
+    question: str
+    answer: str
+
+
+def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str | None) -> list[Problem]:
+    """All problems of a JSONL file, in file order. Blank lines are skipped.
+
+    Args:
+        path: the file, UTF-8, one object a line.
+        question_key: field of the question, a text.
+        answer_key: field of the answer, a text or a number (27.0 counts as 27).
+        id_key: field of the id, unique in the file; None numbers the lines from 1.
+
+    Raises:
+        DataError: naming file and line for a missing file, malformed JSON, a missing or empty field, a duplicate id.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"{path}: no such file; expected JSONL problems with fields {question_key!r} and {answer_key!r}"
+        )
+    problems: list[Problem] = []
+    seen: dict[str, int] = {}
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            row = _parse(line, f"{path}:{number}")
+            problem = _problem(row, f"{path}:{number}", number, (question_key, answer_key, id_key))
+            if problem.id in seen:
+                raise DataError(
+                    f"{path}:{number}: duplicate id {problem.id!r}, also on line {seen[problem.id]}; ids must be unique"
+                )
+            seen[problem.id] = number
+            problems.append(problem)
+    if not problems:
+        raise DataError(f"{path}: no problems in the file; expected at least one line of JSON")
+    return problems
+
+
+def _parse(line: bytes, where: str) -> dict[str, object]:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{where}: malformed JSON ({error}); expected one object a line") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a line")
+    return row
+
+
+def _problem(row: dict[str, object], where: str, number: int, keys: tuple[str, str, str | None]) -> Problem:
+    question_key, answer_key, id_key = keys
+    question = _field(row, question_key, where)
+    if not isinstance(question, str) or not question.strip():
+        raise DataError(f"{where}: {question_key} is {_shown(question)}; expected a non-empty text")
+    answer = _text_answer(_field(row, answer_key, where))
+    if answer is None or not answer.strip():
+        raise DataError(f"{where}: {answer_key} is {_shown(row[answer_key])}; expected a non-empty text or a number")
+    identity = str(number) if id_key is None else str(_field(row, id_key, where))
+    return Problem(identity, question, answer)
+
+
+def _field(row: dict[str, object], key: str, where: str) -> object:
+    if key not in row:
+        raise DataError(f"{where}: no field {key!r}; the row has {', '.join(sorted(row)) or 'none'}")
+    return row[key]
+
+
+def _text_answer(value: object) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return str(int(value)) if float(value).is_integer() else repr(value)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,1 @@
+"""avg@k and its intervals."""

@@ -1,0 +1,150 @@
+"""One step's rollouts with their rewards and scores, and how they are handed to `core` and to disk.
+
+Shape legend: B = responses, T = response tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.config.schema import MethodConfig
+from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.local.scores import Scores
+from nemo_uecr.local.seeds import derive
+from nemo_uecr.local.sequences import Sequences
+from nemo_uecr.verifier.verdict import Checked
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Everything that one step sampled, judged and scored.
+
+    Attributes:
+        step: training step, from 1.
+        sequences: prompts and responses, the responses of a prompt side by side.
+        group_B: slot of the prompt in the step; two draws of one problem stay apart.
+        checked: verdicts.
+        student: old policy, log-probabilities at (T_r, 1) and entropy.
+        teacher: teacher log-probability at 1 and its entropy; None when the method reads no teacher.
+        reference: reference policy at T_r; None without a reference KL.
+        segments_BT: turn labels, None when the response is one turn.
+    """
+
+    step: int
+    sequences: Sequences
+    group_B: Tensor
+    checked: Sequence[Checked]
+    student: Scores
+    teacher: Scores | None
+    reference: Scores | None
+    segments_BT: Tensor | None
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        """Name of each response: step, problem and place in the batch."""
+        return tuple(
+            f"step {self.step}, problem {prompt.problem.id}, row {row}"
+            for row, prompt in enumerate(self.sequences.prompts)
+        )
+
+    def scored(self) -> ScoredBatch:
+        """The record that the methods read."""
+        return ScoredBatch(
+            task_reward_B=torch.tensor([checked.reward for checked in self.checked]),
+            group_B=self.group_B,
+            mask_BT=self.sequences.mask(),
+            old_logp_BT=self.student.logp[1],
+            teacher_logp_BT=None if self.teacher is None else self.teacher.logp[0],
+            teacher_entropy_BT=None if self.teacher is None else self.teacher.entropy_BT,
+            segments_BT=self.segments_BT,
+            sample_ids=self.sample_ids,
+        )
+
+    def truncated(self) -> Tensor:
+        """[B] whether the response reached the token limit."""
+        return torch.tensor([response.truncated for response in self.sequences.responses])
+
+    def save(self, folder: Path, name: str, method: MethodConfig, settings: Settings) -> None:
+        """Write the tensors and the texts as ``<name>.safetensors`` and ``<name>.json``."""
+        scored = self.scored()
+        tensors = {
+            "task_reward": scored.task_reward_B,
+            "group": scored.group_B,
+            "mask": scored.mask_BT,
+            "old_logp": scored.old_logp_BT,
+            "old_logp_rollout": self.student.logp[0],
+            "token_ids": self.sequences.token_ids(),
+        }
+        optional = {
+            "teacher_logp": scored.teacher_logp_BT,
+            "teacher_entropy": scored.teacher_entropy_BT,
+            "ref_logp": None if self.reference is None else self.reference.logp[0],
+            "segments": scored.segments_BT,
+        }
+        tensors |= {key: value for key, value in optional.items() if value is not None}
+        save_batch(folder / f"{name}.safetensors", tensors, method=method.name, settings=vars(settings), step=self.step)
+
+    def save_texts(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write questions, responses and the text of every sampled token."""
+        rows = [
+            {
+                "row": row,
+                "id": self.sample_ids[row],
+                "problem": prompt.problem.id,
+                "question": prompt.problem.question,
+                "answer": prompt.problem.answer,
+                "response": response.text,
+                "verdict": checked.verdict.value,
+                "tokens": token_texts(response.token_ids, tokenizer),
+            }
+            for row, (prompt, response, checked) in enumerate(
+                zip(self.sequences.prompts, self.sequences.responses, self.checked, strict=True)
+            )
+        ]
+        content = json.dumps({"step": self.step, "responses": rows}, ensure_ascii=False)
+        replace_file(path, content.encode())
+
+
+def token_texts(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Text of each token by itself; special tokens by their names."""
+    return [tokenizer.decode([token]) for token in token_ids]
+
+
+def turn_segments(sequences: Sequences, separator: str | None, tokenizer: PreTrainedTokenizerBase) -> Tensor | None:
+    """[B, T] turn of each token: a token whose text contains ``separator`` ends its turn. None without a separator."""
+    if separator is None:
+        return None
+    segments_BT = torch.zeros(len(sequences.responses), sequences.width, dtype=torch.long)
+    for row, response in enumerate(sequences.responses):
+        turn = 0
+        for column, text in enumerate(token_texts(response.token_ids, tokenizer)):
+            segments_BT[row, column] = turn
+            turn += separator in text
+    return segments_BT
+
+
+def method_settings(method: MethodConfig, *, step: int, seed: int) -> Settings:
+    """The method's scalars for one step (steps count from 1; the schedule counts completed ones)."""
+    return Settings(
+        alpha=method.alpha,
+        rho=method.rho,
+        tau_delta=method.tau_delta,
+        tau_entropy=method.tau_entropy,
+        std_floor=method.std_floor,
+        sample_std=method.std == "sample",
+        opd_coef=method.opd_coef,
+        step=step - 1,
+        seed=derive(seed, "shuffle", step) % 2**31,
+    )

@@ -1,0 +1,171 @@
+"""Loads Hugging Face causal language models and checks that teacher and student speak the same tokens.
+
+Shape legend: b x t = one micro-batch, N = tokens, F = features before the output layer, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: Largest difference at which the split forward still counts as the model's own (float32 rounding).
+SPLIT_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class TokenModel:
+    """A causal language model seen as features and an output layer.
+
+    Attributes:
+        module: the Hugging Face model.
+        tokenizer: its tokenizer.
+        splits: whether ``head(features(x))`` is the model's own forward; otherwise the features are the logits.
+        compute: autocast dtype of the forward, None for the weights' own.
+        name: what messages call it.
+    """
+
+    module: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    splits: bool
+    compute: torch.dtype | None
+    name: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights live."""
+        device: torch.device = self.module.device
+        return device
+
+    @property
+    def vocabulary(self) -> int:
+        """Columns of the output layer."""
+        return int(self.module.config.get_text_config().vocab_size)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end a response."""
+        configured = self.module.generation_config.eos_token_id
+        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
+        return frozenset(int(i) for i in ids if i is not None)
+
+    @contextlib.contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """Autocast when a lower compute precision was asked for; scoring and training use the same."""
+        if self.compute is None:
+            yield
+            return
+        with torch.autocast(self.device.type, dtype=self.compute):
+            yield
+
+    def features(self, ids_bt: Tensor) -> Tensor:
+        """[b, t, F] what the output layer reads, for right-padded sequences."""
+        features_btF: Tensor = (
+            self.module.base_model(input_ids=ids_bt, use_cache=False).last_hidden_state
+            if self.splits
+            else self.module(input_ids=ids_bt, use_cache=False).logits
+        )
+        return features_btF
+
+    def head(self, features_NF: Tensor) -> Tensor:
+        """[N, V] logits."""
+        if not self.splits:
+            return features_NF
+        logits_NV: Tensor = self.module.get_output_embeddings()(features_NF)
+        return logits_NV
+
+
+def load_model(name: str, *, role: str, dtype: str, device: torch.device, trained: bool) -> TokenModel:
+    """Load a local folder or a hub name; safetensors only, no remote code.
+
+    Args:
+        name: folder or hub name.
+        role: configuration section for messages, e.g. "student".
+        dtype: "float32" or "bfloat16".
+        device: where to put it.
+        trained: keep float32 weights and lower only the computation, so that small updates are not lost.
+
+    Raises:
+        DataError: If the model is missing, incomplete, or no causal language model.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    _check_exists(name, role)
+    low = dtype == "bfloat16"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        module, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=torch.bfloat16 if low and not trained else torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {_one_line(error)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise DataError(
+            f"{role}.model_name {name!r} lacks {len(missing)} weights ({missing[0]}, ...); expected a complete model"
+        )
+    module = module.to(device).eval()  # dropout would make the PPO ratio differ from 1 before any update
+    compute = torch.bfloat16 if low and trained else None
+    return TokenModel(module, tokenizer, _splits(module), compute, f"{role} {name}")
+
+
+def _check_exists(name: str, role: str) -> None:
+    path = Path(name)
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
+    if looks_local and not (path.expanduser() / "config.json").is_file():
+        raise DataError(
+            f"{role}.model_name {name!r} is no model folder (no config.json); expected a folder or a hub name"
+        )
+
+
+def _one_line(error: Exception) -> str:
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0] if first else 'no message'}"
+
+
+@torch.no_grad()
+def _splits(module: Any) -> bool:
+    """Whether features and output layer alone reproduce the logits (some architectures scale or cap them)."""
+    head = module.get_output_embeddings()
+    if head is None or module.base_model is module:
+        return False
+    probe = torch.arange(1, 5, device=module.device).remainder(module.config.get_text_config().vocab_size).unsqueeze(0)
+    own = module(input_ids=probe, use_cache=False).logits
+    split = head(module.base_model(input_ids=probe, use_cache=False).last_hidden_state)
+    return bool((own - split).abs().max() <= SPLIT_TOLERANCE * own.abs().max().clamp_min(1.0))
+
+
+def check_same_tokens(student: TokenModel, teacher: TokenModel) -> None:
+    """Compare tokenizers id by id; the teacher scores the student's token ids.
+
+    Raises:
+        DataError: Naming the first id whose text differs, or the two vocabulary sizes.
+    """
+    ours = {index: text for text, index in student.tokenizer.get_vocab().items()}
+    theirs = {index: text for text, index in teacher.tokenizer.get_vocab().items()}
+    for index in sorted(ours.keys() | theirs.keys()):
+        if ours.get(index) != theirs.get(index):
+            raise DataError(
+                f"token id {index} is {ours.get(index)!r} for the {student.name} and {theirs.get(index)!r} for the "
+                f"{teacher.name}; expected one tokenizer, because the teacher scores the student's token ids"
+            )
+    if student.vocabulary != teacher.vocabulary:
+        raise DataError(
+            f"the {student.name} has {student.vocabulary} output columns and the {teacher.name} {teacher.vocabulary}; "
+            "expected equal vocabularies, because the entropy is over all of it"
+        )

@@ -1,0 +1,55 @@
+"""Turns problems into prompt token ids through the tokenizer's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nemo_uecr.config.schema import DataConfig
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A problem with the token ids the model reads."""
+
+    problem: Problem
+    token_ids: tuple[int, ...]
+
+
+def encode_prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[Prompt]:
+    """Encode every problem; a tokenizer without a chat template gets the plain text.
+
+    Raises:
+        DataError: If a prompt is longer than ``data.max_prompt_tokens``.
+    """
+    prompts = []
+    for problem in problems:
+        text = data.prompt_template.replace("{question}", problem.question)
+        token_ids = _token_ids(text, tokenizer, data)
+        if len(token_ids) > data.max_prompt_tokens:
+            raise DataError(
+                f"problem {problem.id!r} has a prompt of {len(token_ids)} tokens; expected at most "
+                f"data.max_prompt_tokens={data.max_prompt_tokens}. Raise the limit or drop the problem"
+            )
+        if not token_ids:
+            raise DataError(f"problem {problem.id!r} has an empty prompt; expected at least one token")
+        prompts.append(Prompt(problem, tuple(token_ids)))
+    return prompts
+
+
+def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[int]:
+    if tokenizer.chat_template is None:
+        return list(tokenizer(text)["input_ids"])
+    turns = [{"role": "user", "content": text}]
+    if data.system_prompt is not None:
+        turns.insert(0, {"role": "system", "content": data.system_prompt})
+    rendered = tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, tokenize=False, enable_thinking=data.enable_thinking
+    )
+    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])

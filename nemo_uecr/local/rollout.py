@@ -1,0 +1,105 @@
+"""Samples responses with the model's own generation code, on a random stream fixed by seed and position."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from nemo_uecr.local.models import TokenModel
+from nemo_uecr.local.prompts import Prompt
+from nemo_uecr.local.seeds import derive, seeded
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are drawn: temperature 0 is greedy, ``top_p`` 1 and ``top_k`` 0 are off."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Response:
+    """A sampled response: its token ids, the end token included, and its text without special tokens."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    truncated: bool
+
+
+@torch.no_grad()
+def sample(
+    model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, *, seed: int, microbatch: int
+) -> list[Response]:
+    """One response for each prompt given; repeat a prompt to sample it again.
+
+    Args:
+        model: the policy.
+        prompts: one entry a response.
+        decoding: how to draw.
+        seed: fixes the draws; the stream of each micro-batch is derived from it.
+        microbatch: responses sampled at once.
+    """
+    responses: list[Response] = []
+    for start in range(0, len(prompts), microbatch):
+        chunk = prompts[start : start + microbatch]
+        with seeded(derive(seed, "microbatch", start), model.device):
+            rows_bt = _generate(model, chunk, decoding)
+        responses.extend(_response(model, row.tolist(), decoding.max_tokens) for row in rows_bt)
+    return responses
+
+
+def _generate(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding) -> Tensor:
+    pad = _pad_id(model)
+    width = max(len(prompt.token_ids) for prompt in prompts)
+    ids_bt = torch.full((len(prompts), width), pad, dtype=torch.long)
+    mask_bt = torch.zeros_like(ids_bt)
+    for row, prompt in enumerate(prompts):
+        ids_bt[row, width - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
+        mask_bt[row, width - len(prompt.token_ids) :] = 1
+    drawing: dict[str, float | int | bool] = {"do_sample": False}
+    if decoding.temperature > 0:
+        drawing = {
+            "do_sample": True,
+            "temperature": decoding.temperature,
+            "top_p": decoding.top_p,
+            "top_k": decoding.top_k,
+        }
+    config = GenerationConfig(
+        max_new_tokens=decoding.max_tokens, eos_token_id=sorted(model.end_ids), pad_token_id=pad, **drawing
+    )
+    with model.forward_context(), _without_model_defaults(model, config):
+        out_bt: Tensor = model.module.generate(
+            inputs=ids_bt.to(model.device), attention_mask=mask_bt.to(model.device), generation_config=config
+        )
+    return out_bt[:, width:].cpu()
+
+
+@contextlib.contextmanager
+def _without_model_defaults(model: TokenModel, config: GenerationConfig) -> Iterator[None]:
+    """A checkpoint's own sampling defaults (a repetition penalty, say) must not fill what ``config`` leaves open."""
+    own = model.module.generation_config
+    model.module.generation_config = config
+    try:
+        yield
+    finally:
+        model.module.generation_config = own
+
+
+def _pad_id(model: TokenModel) -> int:
+    pad = model.tokenizer.pad_token_id
+    return min(model.end_ids) if pad is None else int(pad)
+
+
+def _response(model: TokenModel, ids: list[int], limit: int) -> Response:
+    ends = [position for position, token in enumerate(ids) if token in model.end_ids]
+    kept = ids[: ends[0] + 1] if ends else ids[:limit]
+    text = model.tokenizer.decode(kept, skip_special_tokens=True)
+    return Response(tuple(kept), text, truncated=not ends)

@@ -1,0 +1,163 @@
+"""Prepares a run folder, loads what the run needs, and hands over to the trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+
+from nemo_uecr.config.schema import Config
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.data.problems import load_problems
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
+from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
+from nemo_uecr.local.prompts import Prompt, encode_prompts
+from nemo_uecr.local.provenance import provenance
+from nemo_uecr.local.trainer import Models, Trainer
+from nemo_uecr.local.update import build_optimizer
+from nemo_uecr.telemetry.progress import Progress
+from nemo_uecr.telemetry.sinks import truncate_records
+
+log = logging.getLogger(__name__)
+
+#: Maps a name in the configuration to a model folder, hub name or file.
+Locate = Callable[[str], str]
+
+
+def train(config: Config, *, resume: bool, origins: Mapping[str, str], objective: str, locate: Locate) -> Path:
+    """Run a configuration to its last step.
+
+    Args:
+        config: the resolved configuration.
+        resume: continue from the newest checkpoint in the run folder.
+        origins: where each value came from, for the run folder.
+        objective: the loss as one equation, for the run folder.
+        locate: maps model and data names to what is on disk.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        RunFolderError: If the folder is in use, holds a run that was not asked to be resumed, or cannot be written.
+    """
+    folder = Path(config.run.folder)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    try:
+        with locked(folder):
+            _check_unused(folder, resume=resume)
+            _train_in(folder, config, resume=resume, origins=origins, objective=objective, locate=locate)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {error.filename or folder}: {error.strerror or error}; complete checkpoints are intact. "
+            "Make room or choose another run.folder, then run again with --resume"
+        ) from error
+    return folder
+
+
+def _train_in(
+    folder: Path, config: Config, *, resume: bool, origins: Mapping[str, str], objective: str, locate: Locate
+) -> None:
+    device = _device(config.device)
+    checkpoints = Checkpoints(folder / "checkpoints", config)
+    start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
+    student_name = locate(config.student.model_name) if start is None else str(start[0])
+    models = _models(config, student_name, device, locate)
+    prompts, benchmarks = _problems(config, models.student, locate)
+    optimizer = build_optimizer(models.student, config)
+    position = Position(0, 0, None, None)
+    if start is not None:
+        restore_optimizer(optimizer, start[1])
+        position = start[2]
+        log.info("resuming after step %d from %s", position.step, start[0])
+    _write_run_files(folder, config, origins, objective, locate)
+    for name in ("metrics.jsonl", "evaluation.jsonl"):
+        truncate_records(folder / name, last_step=position.step if start is not None else -1)
+    trainer = Trainer(
+        config,
+        models=models,
+        optimizer=optimizer,
+        prompts=prompts,
+        benchmarks=benchmarks,
+        folder=folder,
+        checkpoints=checkpoints,
+        position=position,
+    )
+    trainer.run(Progress(total=config.train.steps, style=config.telemetry.progress))
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the run folder; a second run into it is refused. The lock goes with the process, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "run.lock").open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise RunFolderError(
+                f"{folder} is in use by process {lock.read().strip() or '?'}; wait for it or choose another run.folder"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def _check_unused(folder: Path, *, resume: bool) -> None:
+    if not resume and (folder / "config.yaml").exists():
+        raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RunFolderError("device is cuda, but torch sees no GPU; set device: auto or cpu")
+    return torch.device(name)
+
+
+def _models(config: Config, student_name: str, device: torch.device, locate: Locate) -> Models:
+    student = load_model(student_name, role="student", dtype=config.student.dtype, device=device, trained=True)
+    teacher = reference = None
+    if METHODS[config.method.name].needs_teacher and config.teacher.model_name is not None:
+        name, dtype = locate(config.teacher.model_name), config.teacher.dtype
+        teacher = load_model(name, role="teacher", dtype=dtype, device=device, trained=False)
+        check_same_tokens(student, teacher)
+    if config.loss.reference_kl > 0:  # the initial student, also after a resume
+        name = locate(config.student.model_name)
+        reference = load_model(name, role="student", dtype=config.student.dtype, device=device, trained=True)
+    for frozen in (teacher, reference):
+        if frozen is not None:
+            frozen.module.requires_grad_(False)
+    return Models(student, teacher, reference)
+
+
+def _problems(config: Config, student: TokenModel, locate: Locate) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
+    data = config.data
+
+    def prompts(path: str) -> list[Prompt]:
+        problems = load_problems(
+            Path(locate(path)), question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key
+        )
+        return encode_prompts(problems, student.tokenizer, data)
+
+    return prompts(data.train), {name: prompts(path) for name, path in config.evaluation.benchmarks.items()}
+
+
+def _write_run_files(folder: Path, config: Config, origins: Mapping[str, str], objective: str, locate: Locate) -> None:
+    resolved = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    replace_file(folder / "tolerances.json", config.tolerances.model_dump_json(indent=1).encode())
+    replace_file(folder / "origins.json", json.dumps(dict(origins), indent=1).encode())
+    record = provenance(config, objective, locate)
+    replace_file(folder / "provenance.json", json.dumps(record, indent=1).encode())
+    replace_file(folder / "config.yaml", resolved.encode())

@@ -1,0 +1,99 @@
+"""Puts the numbers of one step under their names."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+
+import torch
+
+from nemo_uecr.config.schema import Config, TolerancesConfig
+from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.errors import InvariantError
+from nemo_uecr.local.batch import StepBatch
+from nemo_uecr.local.update import UpdateOutcome
+from nemo_uecr.telemetry import statistics as batch_statistics
+
+#: Residuals whose telemetry name says "error".
+ERROR_NAMES = {"budget": "budget_error", "decomposition": "decomposition_error"}
+MEBI = 1_048_576
+
+
+def step_metrics(
+    batch: StepBatch,
+    scored: ScoredBatch,
+    advantages: Advantages,
+    residuals: dict[str, float],
+    outcome: UpdateOutcome,
+    settings: Settings,
+    config: Config,
+) -> dict[str, float]:
+    """Every metric of the step but the times."""
+    noise = config.method.scoring_noise
+    clip = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
+    return {
+        **batch_statistics.reward_metrics(scored, advantages, settings),
+        **batch_statistics.group_metrics(scored, advantages, noise=noise),
+        **batch_statistics.advantage_metrics(scored, advantages, settings),
+        **batch_statistics.teacher_metrics(scored),
+        **batch_statistics.credit_metrics(scored, advantages),
+        **batch_statistics.ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, **clip),
+        **batch_statistics.length_metrics(scored.mask_BT, batch.truncated()),
+        **{f"identity/{ERROR_NAMES.get(name, name)}": value for name, value in residuals.items()},
+        **_policy(batch, scored, outcome, with_kl=config.loss.reference_kl > 0),
+        **_counts(batch, outcome, config),
+        **_memory(),
+    }
+
+
+def check_first_ratio(metrics: dict[str, float], tolerances: TolerancesConfig) -> None:
+    """Before any update the student is the old policy, so the ratio is 1; anything else is a scoring fault.
+
+    Raises:
+        InvariantError: If the first optimizer step's ratio is further from 1 than ``tolerances.first_ratio``.
+    """
+    error = metrics["policy/first_ratio_error"]
+    if not error <= tolerances.first_ratio:
+        raise InvariantError(
+            f"the PPO ratio of the first update is off 1 by {error:.3g}; expected at most "
+            f"tolerances.first_ratio={tolerances.first_ratio:g}, because nothing was updated yet"
+        )
+
+
+def _policy(batch: StepBatch, scored: ScoredBatch, outcome: UpdateOutcome, *, with_kl: bool) -> dict[str, float]:
+    metrics = {
+        "policy/loss": statistics.fmean(outcome.loss),
+        "policy/pg_loss": statistics.fmean(outcome.surrogate),
+        "policy/grad_norm": statistics.fmean(outcome.grad_norm),
+        "policy/learning_rate": outcome.learning_rate,
+    }
+    if batch.student.entropy_BT is not None:
+        metrics["policy/entropy"] = float(batch.student.entropy_BT[scored.mask_BT].double().mean())
+    if with_kl:
+        metrics["policy/ref_kl"] = statistics.fmean(outcome.reference_kl)
+    return metrics
+
+
+def _counts(batch: StepBatch, outcome: UpdateOutcome, config: Config) -> dict[str, float]:
+    dropped = int(batch.truncated().sum()) if config.rollout.overlong_filter else 0
+    problems = {prompt.problem.id for prompt in batch.sequences.prompts}
+    return {
+        "count/prompts": float(torch.unique(batch.group_B).numel()),
+        "count/unique_prompts": float(len(problems)),
+        "count/trajectories": float(len(batch.sequences.responses)),
+        "count/rewarded": float(len(batch.checked)),
+        "count/trained": float(len(batch.sequences.responses) - dropped),
+        "count/valid_tokens": float(outcome.ratio_N.numel()),
+        "count/optimizer_steps": float(outcome.optimizer_steps),
+    }
+
+
+def _memory() -> dict[str, float]:
+    # Linux reports kibibytes, macOS bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    metrics = {"memory/peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEBI}
+    if torch.cuda.is_available():
+        metrics["memory/peak_gpu_mb"] = torch.cuda.max_memory_allocated() / MEBI
+        torch.cuda.reset_peak_memory_stats()
+    return metrics

@@ -1,0 +1,167 @@
+"""The optimizer steps of one batch: micro-batches accumulate to exactly the loss of the whole mini-batch.
+
+Shape legend: B = responses, T = response tokens, N = trained tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.config.schema import Config
+from nemo_uecr.core.loss import policy_loss
+from nemo_uecr.errors import InvariantError
+from nemo_uecr.local.models import TokenModel
+from nemo_uecr.local.scores import training_logp
+from nemo_uecr.local.sequences import Sequences
+
+
+@dataclass(frozen=True)
+class UpdateInputs:
+    """What the loss reads, on the CPU.
+
+    Attributes:
+        sequences: prompts and responses.
+        slices: rows of each micro-batch, one list for each optimizer step.
+        loss_mask_BT: tokens in the loss.
+        old_logp_BT: log pi_old at T_r.
+        surrogates: (advantage [B, T], coefficient) of each clipped surrogate.
+        ref_logp_BT: reference policy at T_r, None without a reference KL.
+    """
+
+    sequences: Sequences
+    slices: list[list[slice]]
+    loss_mask_BT: Tensor
+    old_logp_BT: Tensor
+    surrogates: tuple[tuple[Tensor, float], ...]
+    ref_logp_BT: Tensor | None
+
+
+@dataclass(frozen=True)
+class UpdateOutcome:
+    """Per-optimizer-step scalars and the ratio of every trained token, with the first step's apart."""
+
+    loss: list[float]
+    surrogate: list[float]
+    reference_kl: list[float]
+    grad_norm: list[float]
+    learning_rate: float
+    ratio_N: Tensor
+    first_ratio_N: Tensor
+    optimizer_steps: int
+
+
+def build_optimizer(model: TokenModel, config: Config) -> torch.optim.AdamW:
+    """AdamW over every parameter."""
+    train = config.train
+    return torch.optim.AdamW(
+        model.module.parameters(),
+        lr=train.learning_rate,
+        betas=(train.betas[0], train.betas[1]),
+        weight_decay=train.weight_decay,
+    )
+
+
+def warmed_rate(config: Config, done: int) -> float:
+    """Learning rate of the optimizer step after ``done`` steps: linear warm-up, then constant."""
+    train = config.train
+    return (
+        train.learning_rate * min(1.0, (done + 1) / train.warmup_steps) if train.warmup_steps else train.learning_rate
+    )
+
+
+def update(
+    model: TokenModel, optimizer: torch.optim.AdamW, inputs: UpdateInputs, config: Config, *, steps_done: int
+) -> UpdateOutcome:
+    """Take one optimizer step for each mini-batch.
+
+    Args:
+        model: the student.
+        optimizer: its optimizer.
+        inputs: the batch.
+        config: clipping, KL and optimizer settings.
+        steps_done: optimizer steps before this batch.
+
+    Raises:
+        InvariantError: If a loss or a gradient is not finite; the parameters are then untouched by that step.
+    """
+    totals: list[tuple[float, float, float, float]] = []
+    ratios: list[Tensor] = []
+    for slices in inputs.slices:
+        rows = slice(slices[0].start, slices[-1].stop)
+        if not bool(inputs.loss_mask_BT[rows].any()):  # the overlong filter left nothing of this mini-batch
+            continue
+        for group in optimizer.param_groups:
+            group["lr"] = warmed_rate(config, steps_done + len(totals))
+        numbers, ratio_N = _optimizer_step(model, optimizer, inputs, slices, config)
+        totals.append(numbers)
+        ratios.append(ratio_N)
+    if not totals:
+        raise InvariantError(
+            "the batch has no token in the loss; expected some. Every response was truncated and "
+            "rollout.overlong_filter is on: raise rollout.max_response_tokens"
+        )
+    totals_loss, surrogates, kls, norms = (list(column) for column in zip(*totals, strict=True))
+    return UpdateOutcome(
+        loss=totals_loss,
+        surrogate=surrogates,
+        reference_kl=kls,
+        grad_norm=norms,
+        learning_rate=optimizer.param_groups[0]["lr"],
+        ratio_N=torch.cat(ratios),
+        first_ratio_N=ratios[0],
+        optimizer_steps=steps_done + len(totals),
+    )
+
+
+def _optimizer_step(
+    model: TokenModel, optimizer: torch.optim.AdamW, inputs: UpdateInputs, slices: list[slice], config: Config
+) -> tuple[tuple[float, float, float, float], Tensor]:
+    rows = slice(slices[0].start, slices[-1].stop)
+    tokens = int(inputs.loss_mask_BT[rows].sum())
+    optimizer.zero_grad(set_to_none=True)
+    sums = torch.zeros(3, dtype=torch.float64)
+    ratios = []
+    for micro_rows in slices:
+        losses, ratio_N = _accumulate(model, inputs, micro_rows, config, tokens)
+        sums += losses
+        ratios.append(ratio_N)
+    norm = float(torch.nn.utils.clip_grad_norm_(model.module.parameters(), config.train.max_grad_norm))
+    _check_finite(float(sums[0]), norm, inputs, rows)
+    optimizer.step()
+    return (float(sums[0]), float(sums[1]), float(sums[2]), norm), torch.cat(ratios)
+
+
+def _accumulate(
+    model: TokenModel, inputs: UpdateInputs, rows: slice, config: Config, tokens: int
+) -> tuple[Tensor, Tensor]:
+    micro = inputs.sequences.micro_batch(rows)
+    mask_bT = inputs.loss_mask_BT[rows]
+    if not bool(mask_bT.any()):
+        return torch.zeros(3, dtype=torch.float64), torch.ones(0)
+    device = model.device
+    loss = policy_loss(
+        logp_BT=training_logp(model, micro, temperature=config.rollout.temperature),
+        old_logp_BT=inputs.old_logp_BT[rows].to(device),
+        surrogates=tuple((advantage[rows].to(device), coef) for advantage, coef in inputs.surrogates),
+        mask_BT=mask_bT.to(device),
+        denominator=tokens,
+        clip_low=config.loss.clip_low,
+        clip_high=config.loss.clip_high,
+        ref_logp_BT=None if inputs.ref_logp_BT is None else inputs.ref_logp_BT[rows].to(device),
+        kl_coef=config.loss.reference_kl,
+    )
+    torch.autograd.backward(loss.total)
+    values = torch.stack((loss.total.detach(), loss.surrogate, loss.reference_kl)).double().cpu()
+    return values, loss.ratio_BT.cpu()[mask_bT]
+
+
+def _check_finite(loss: float, norm: float, inputs: UpdateInputs, rows: slice) -> None:
+    if torch.isfinite(torch.tensor((loss, norm))).all():
+        return
+    raise InvariantError(
+        f"loss {loss} and gradient norm {norm} of responses {rows.start} to {rows.stop - 1}; expected finite numbers. "
+        "Lower train.learning_rate or look at the saved batch"
+    )

@@ -1,0 +1,1 @@
+"""Metric names, their statistics, and where they are written."""

@@ -1,0 +1,159 @@
+"""Every metric once: name, unit, how it is reduced, what it means.
+
+A metric that a method does not have is absent from the records, never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A line of the table."""
+
+    name: str
+    unit: str
+    reduction: str
+    meaning: str
+
+
+_TABLE = (
+    ("reward/task_mean", "1", "mean over responses", "verifier reward R^task"),
+    ("reward/task_std", "1", "std over responses", "verifier reward R^task"),
+    (
+        "reward/teacher_mean",
+        "nats",
+        "mean over responses",
+        "teacher reward R^T, the token mean of the clipped gap",
+    ),
+    ("reward/teacher_std", "nats", "std over responses", "teacher reward R^T"),
+    ("reward/unified_mean", "1", "mean over responses", "R^U = R^task + alpha R^T"),
+    ("reward/unified_std", "1", "std over responses", "R^U = R^task + alpha R^T"),
+    ("group/count", "groups", "sum", "prompt groups in the batch"),
+    (
+        "group/degenerate_share",
+        "share",
+        "mean over groups",
+        "groups whose task rewards are all equal (zero variance)",
+    ),
+    ("group/all_right_share", "share", "mean over groups", "groups in which every response is rewarded"),
+    ("group/all_wrong_share", "share", "mean over groups", "groups in which no response is rewarded"),
+    ("group/mixed_share", "share", "mean over groups", "groups with unequal task rewards"),
+    (
+        "group/below_noise_share",
+        "share",
+        "mean over groups",
+        "groups whose normalised reward has a standard deviation below method.scoring_noise",
+    ),
+    ("advantage/mean", "1", "mean over tokens", "final token advantage"),
+    ("advantage/std", "1", "std over tokens", "final token advantage"),
+    ("advantage/min", "1", "min over tokens", "final token advantage"),
+    ("advantage/max", "1", "max over tokens", "final token advantage"),
+    ("advantage/abs_mean", "1", "mean over tokens", "magnitude of the final token advantage"),
+    ("advantage/unified_abs_mean", "1", "mean over responses", "magnitude of A^U"),
+    ("advantage/task_abs_mean", "1", "mean over responses", "magnitude of A^task|U"),
+    ("advantage/teacher_abs_mean", "1", "mean over responses", "magnitude of alpha A^T|U"),
+    (
+        "advantage/degenerate_abs_mean",
+        "1",
+        "mean over tokens of degenerate groups",
+        "magnitude of the final advantage where the verifier says nothing",
+    ),
+    (
+        "advantage/degenerate_abs_max",
+        "1",
+        "max over tokens of degenerate groups",
+        "magnitude of the final advantage where the verifier says nothing",
+    ),
+    ("policy/loss", "1", "token mean, mean over optimizer steps", "actor loss: surrogates plus reference KL"),
+    ("policy/pg_loss", "1", "token mean, mean over optimizer steps", "clipped surrogates alone"),
+    (
+        "policy/ref_kl",
+        "nats",
+        "token mean, mean over optimizer steps",
+        "low-variance KL estimate to the reference policy, before its coefficient",
+    ),
+    ("policy/ratio_mean", "1", "mean over tokens", "pi_theta / pi_old at the rollout temperature"),
+    ("policy/ratio_min", "1", "min over tokens", "pi_theta / pi_old at the rollout temperature"),
+    ("policy/ratio_max", "1", "max over tokens", "pi_theta / pi_old at the rollout temperature"),
+    ("policy/clip_low_share", "share", "mean over tokens", "tokens with ratio below 1 - clip_low"),
+    ("policy/clip_high_share", "share", "mean over tokens", "tokens with ratio above 1 + clip_high"),
+    ("policy/approx_kl", "nats", "mean over tokens", "r - 1 - log r, an estimate of KL(old, new)"),
+    ("policy/entropy", "nats", "mean over tokens", "entropy of the old student policy at temperature 1"),
+    ("policy/grad_norm", "1", "mean over optimizer steps", "gradient norm before clipping"),
+    ("policy/learning_rate", "1", "last optimizer step", "learning rate"),
+    (
+        "policy/first_ratio_error",
+        "1",
+        "max over tokens of the first optimizer step",
+        "distance of the ratio from 1 before any update",
+    ),
+    ("response/length_mean", "tokens", "mean over responses", "sampled tokens, the end token included"),
+    ("response/length_min", "tokens", "min over responses", "sampled tokens"),
+    ("response/length_max", "tokens", "max over responses", "sampled tokens"),
+    (
+        "response/truncated_share",
+        "share",
+        "mean over responses",
+        "responses that reached the token limit without an end token",
+    ),
+    ("count/prompts", "prompts", "sum", "prompts drawn for the step"),
+    ("count/unique_prompts", "prompts", "sum", "different problems among them"),
+    ("count/trajectories", "responses", "sum", "responses generated"),
+    ("count/rewarded", "responses", "sum", "responses judged by the verifier"),
+    ("count/trained", "responses", "sum", "responses with at least one token in the loss"),
+    ("count/valid_tokens", "tokens", "sum", "tokens in the loss"),
+    ("count/global_steps", "steps", "last", "rollout batches trained on so far"),
+    ("count/optimizer_steps", "steps", "last", "optimizer steps taken so far"),
+    ("teacher/gap_mean", "nats", "mean over tokens", "delta = log pi_T - log pi_old, unclipped"),
+    ("teacher/gap_std", "nats", "std over tokens", "delta"),
+    ("teacher/gap_abs_mean", "nats", "mean over tokens", "magnitude of delta"),
+    ("teacher/gap_min", "nats", "min over tokens", "delta"),
+    ("teacher/gap_max", "nats", "max over tokens", "delta"),
+    ("teacher/gap_clip_share", "share", "mean over tokens", "tokens whose gap lies outside -5..5"),
+    ("teacher/entropy_mean", "nats", "mean over tokens", "full-vocabulary teacher entropy H^T"),
+    ("teacher/entropy_std", "nats", "std over tokens", "H^T"),
+    ("teacher/entropy_max", "nats", "max over tokens", "H^T"),
+    ("ecr/confidence_mean", "1", "mean over tokens", "c = exp(-H^T / tau_entropy)"),
+    ("ecr/direction_abs_mean", "1", "mean over tokens", "magnitude of d"),
+    ("ecr/centre_mean", "1", "mean over responses", "mu^c"),
+    ("ecr/centre_abs_max", "1", "max over responses", "magnitude of mu^c"),
+    ("ecr/residual_abs_mean", "1", "mean over tokens", "magnitude of q"),
+    ("ecr/residual_abs_max", "1", "max over tokens", "magnitude of q"),
+    ("ecr/weight_mean", "1", "mean over tokens", "token weight w"),
+    ("ecr/weight_min", "1", "min over tokens", "token weight w"),
+    ("ecr/weight_max", "1", "max over tokens", "token weight w"),
+    ("identity/finite", "tokens", "max over responses", "advantages that are not finite"),
+    (
+        "identity/decomposition_error",
+        "1",
+        "max over responses",
+        "A^U - (A^task|U + alpha A^T|U), relative to max(1, sum of magnitudes)",
+    ),
+    ("identity/budget_error", "1", "max over responses", "mean of w over the response's tokens, minus 1"),
+    ("identity/residual_bound", "1", "max over responses", "excess of q over 1 in magnitude"),
+    ("identity/sign_kept", "tokens", "max over responses", "token weights that are not positive"),
+    (
+        "identity/log_weight",
+        "1",
+        "max over responses",
+        "mean log weight of a positive response (distilled_rl)",
+    ),
+    ("memory/peak_rss_mb", "MiB", "max", "peak resident memory of the process"),
+    ("memory/peak_gpu_mb", "MiB", "max", "peak allocated GPU memory since the step began"),
+    ("time/rollout_s", "s", "sum", "sampling the responses"),
+    ("time/verify_s", "s", "sum", "judging them"),
+    ("time/score_student_s", "s", "sum", "old policy at T_r and 1, from one forward"),
+    ("time/score_teacher_s", "s", "sum", "teacher log-probability and entropy"),
+    ("time/score_reference_s", "s", "sum", "reference policy"),
+    ("time/advantage_s", "s", "sum", "advantages, identities and statistics"),
+    ("time/update_s", "s", "sum", "forward, backward and optimizer"),
+    ("time/evaluate_s", "s", "sum", "evaluation after the step"),
+    ("time/save_s", "s", "sum", "saving the checkpoint before this step"),
+    ("time/step_s", "s", "sum", "the whole step"),
+    ("throughput/rollout_tokens_per_s", "tokens/s", "mean", "sampled tokens by rollout time"),
+    ("throughput/tokens_per_s", "tokens/s", "mean", "sampled tokens by step time"),
+)
+
+METRICS: dict[str, Metric] = {row[0]: Metric(*row) for row in _TABLE}

@@ -1,0 +1,142 @@
+"""The numbers of one step, from the records that `core` reads and returns.
+
+Shape legend: B = responses, T = tokens, N = sampled tokens.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nemo_uecr.core.groups import Groups
+from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
+
+
+def reward_metrics(batch: ScoredBatch, advantages: Advantages, settings: Settings) -> dict[str, float]:
+    """Rewards and their spread; the teacher's where the method has one."""
+    task_B = batch.task_reward_B.double()
+    metrics = _mean_std("reward/task", task_B)
+    if advantages.teacher_reward_B is not None:
+        teacher_B = advantages.teacher_reward_B.double()
+        metrics |= _mean_std("reward/teacher", teacher_B)
+        if advantages.advantage_unified_B is not None and settings.alpha is not None:
+            metrics |= _mean_std("reward/unified", task_B + settings.alpha * teacher_B)
+    return metrics
+
+
+def group_metrics(batch: ScoredBatch, advantages: Advantages, *, noise: float) -> dict[str, float]:
+    """Shares of prompt groups by what the verifier says, each group counted once."""
+    groups = Groups.of(batch.group_B)
+    count = groups.size_P.numel()
+    weight_B = 1.0 / groups.size_P[groups.index_B].double() / count
+    flat_B = groups.flat(batch.task_reward_B)
+    right_B = flat_B & (batch.task_reward_B > 0)
+
+    def share(chosen_B: Tensor) -> float:
+        return float((weight_B * chosen_B).sum())
+
+    metrics = {
+        "group/count": float(count),
+        "group/degenerate_share": share(flat_B),
+        "group/all_right_share": share(right_B),
+        "group/all_wrong_share": share(flat_B & ~right_B),
+        "group/mixed_share": share(~flat_B),
+    }
+    if advantages.unified_std_B is not None:
+        metrics["group/below_noise_share"] = share(advantages.unified_std_B < noise)
+    return metrics
+
+
+def advantage_metrics(batch: ScoredBatch, advantages: Advantages, settings: Settings) -> dict[str, float]:
+    """The final advantage, PUU's components, and what happens where the verifier says nothing."""
+    advantage_N = advantages.advantage_BT[batch.mask_BT].double()
+    metrics = {
+        **_mean_std("advantage", advantage_N, "/"),
+        "advantage/min": float(advantage_N.min()),
+        "advantage/max": float(advantage_N.max()),
+        "advantage/abs_mean": float(advantage_N.abs().mean()),
+    }
+    components = {
+        "unified": (advantages.advantage_unified_B, 1.0),
+        "task": (advantages.advantage_task_B, 1.0),
+        "teacher": (advantages.advantage_teacher_B, settings.alpha),
+    }
+    for name, (value_B, scale) in components.items():
+        if value_B is not None and scale is not None:
+            metrics[f"advantage/{name}_abs_mean"] = float((scale * value_B.double()).abs().mean())
+    flat_B = Groups.of(batch.group_B).flat(batch.task_reward_B)
+    flat_N = advantages.advantage_BT[batch.mask_BT & flat_B.unsqueeze(1)].double().abs()
+    if flat_N.numel():
+        metrics["advantage/degenerate_abs_mean"] = float(flat_N.mean())
+        metrics["advantage/degenerate_abs_max"] = float(flat_N.max())
+    return metrics
+
+
+def teacher_metrics(batch: ScoredBatch) -> dict[str, float]:
+    """Gap and teacher entropy; empty for a batch without teacher scores."""
+    metrics: dict[str, float] = {}
+    if batch.teacher_logp_BT is not None:
+        gap_N = (batch.teacher_logp_BT - batch.old_logp_BT)[batch.mask_BT].double()
+        metrics |= _mean_std("teacher/gap", gap_N)
+        metrics |= {
+            "teacher/gap_abs_mean": float(gap_N.abs().mean()),
+            "teacher/gap_min": float(gap_N.min()),
+            "teacher/gap_max": float(gap_N.max()),
+            "teacher/gap_clip_share": float((gap_N.abs() > GAP_CLIP).double().mean()),
+        }
+    if batch.teacher_entropy_BT is not None:
+        entropy_N = batch.teacher_entropy_BT[batch.mask_BT].double()
+        metrics |= _mean_std("teacher/entropy", entropy_N)
+        metrics["teacher/entropy_max"] = float(entropy_N.max())
+    return metrics
+
+
+def credit_metrics(batch: ScoredBatch, advantages: Advantages) -> dict[str, float]:
+    """Confidence, direction, centre, residual and weight, where the method has them."""
+    metrics: dict[str, float] = {}
+    mask = batch.mask_BT
+    if advantages.confidence_BT is not None:
+        metrics["ecr/confidence_mean"] = float(advantages.confidence_BT[mask].double().mean())
+    if advantages.direction_BT is not None:
+        metrics["ecr/direction_abs_mean"] = float(advantages.direction_BT[mask].double().abs().mean())
+    if advantages.centre_B is not None:
+        metrics["ecr/centre_mean"] = float(advantages.centre_B.double().mean())
+        metrics["ecr/centre_abs_max"] = float(advantages.centre_B.double().abs().max())
+    if advantages.residual_BT is not None:
+        residual_N = advantages.residual_BT[mask].double().abs()
+        metrics["ecr/residual_abs_mean"] = float(residual_N.mean())
+        metrics["ecr/residual_abs_max"] = float(residual_N.max())
+    if advantages.weight_BT is not None:
+        weight_N = advantages.weight_BT[mask].double()
+        metrics["ecr/weight_mean"] = float(weight_N.mean())
+        metrics["ecr/weight_min"] = float(weight_N.min())
+        metrics["ecr/weight_max"] = float(weight_N.max())
+    return metrics
+
+
+def ratio_metrics(ratio_N: Tensor, first_ratio_N: Tensor, *, clip_low: float, clip_high: float) -> dict[str, float]:
+    """PPO ratio, clipping and an estimate of KL(old, new) over every trained token of the batch."""
+    ratio_N = ratio_N.double()
+    return {
+        "policy/ratio_mean": float(ratio_N.mean()),
+        "policy/ratio_min": float(ratio_N.min()),
+        "policy/ratio_max": float(ratio_N.max()),
+        "policy/clip_low_share": float((ratio_N < 1.0 - clip_low).double().mean()),
+        "policy/clip_high_share": float((ratio_N > 1.0 + clip_high).double().mean()),
+        "policy/approx_kl": float((ratio_N - 1.0 - ratio_N.log()).mean()),
+        "policy/first_ratio_error": float((first_ratio_N.double() - 1.0).abs().max()),
+    }
+
+
+def length_metrics(mask_BT: Tensor, truncated_B: Tensor) -> dict[str, float]:
+    """Response lengths in tokens and the share that hit the limit."""
+    length_B = mask_BT.sum(dim=1).double()
+    return {
+        "response/length_mean": float(length_B.mean()),
+        "response/length_min": float(length_B.min()),
+        "response/length_max": float(length_B.max()),
+        "response/truncated_share": float(truncated_B.double().mean()),
+    }
+
+
+def _mean_std(prefix: str, value: Tensor, joint: str = "_") -> dict[str, float]:
+    return {f"{prefix}{joint}mean": float(value.mean()), f"{prefix}{joint}std": float(value.std(correction=0))}

@@ -1,0 +1,1 @@
+"""Answer extraction and equivalence; nothing heavy loads at import."""

@@ -1,0 +1,79 @@
+"""Are two answers the same number or expression? Plain texts and integers at once, the rest by math-verify."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+
+from nemo_uecr.errors import DependencyError
+from nemo_uecr.verifier.extract import last_boxed
+from nemo_uecr.verifier.verdict import Checked, Verdict
+
+#: Seconds math-verify may take for one parse or one comparison.
+TIME_LIMIT = 5
+_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
+
+
+def check_response(response: str, answer: str) -> Checked:
+    r"""Judge a response by the content of its last ``\boxed{...}``.
+
+    Args:
+        response: the sampled text, without the prompt.
+        answer: the reference answer, bare or boxed.
+    """
+    extracted = last_boxed(response)
+    if extracted is None or not extracted:
+        return Checked(Verdict.NO_ANSWER, extracted)
+    boxed_answer = last_boxed(answer)
+    return Checked(judge(extracted, answer if boxed_answer is None else boxed_answer), extracted)
+
+
+@functools.lru_cache(maxsize=65_536)
+def judge(given: str, expected: str) -> Verdict:
+    """Whether two answer texts are equivalent."""
+    if _squeezed(given) == _squeezed(expected):
+        return Verdict.CORRECT
+    numbers = _number(given), _number(expected)
+    if numbers[0] is not None and numbers[1] is not None:
+        return Verdict.CORRECT if numbers[0] == numbers[1] else Verdict.WRONG
+    return _symbolic(given, expected)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _number(text: str) -> tuple[str, str] | None:
+    """Sign with integer digits, and fraction digits, of a plain decimal, without leading or trailing zeros."""
+    plain = _squeezed(text).replace("{,}", "").replace(",", "").strip("$")
+    if not _NUMBER.fullmatch(plain):
+        return None
+    whole, _, fraction = plain.lstrip("+-").partition(".")
+    whole, fraction = whole.lstrip("0"), fraction.rstrip("0")
+    sign = "-" if plain.startswith("-") and (whole or fraction) else ""
+    return sign + whole, fraction
+
+
+def _symbolic(given: str, expected: str) -> Verdict:
+    try:
+        import math_verify
+        from math_verify.errors import TimeoutException
+    except ImportError as missing:
+        raise DependencyError(
+            f"comparing the answers {given!r} and {expected!r} needs math-verify; pip install 'nemo-uecr[verify]'"
+        ) from missing
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    try:
+        parsed = [
+            math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=TIME_LIMIT, raise_on_error=True)
+            for text in (expected, given)
+        ]
+        if not parsed[0] or not parsed[1]:
+            return Verdict.WRONG
+        same = math_verify.verify(parsed[0], parsed[1], timeout_seconds=TIME_LIMIT, raise_on_error=True)
+    except TimeoutException:
+        return Verdict.TIMEOUT
+    except (ValueError, TypeError, ArithmeticError, AttributeError, RecursionError, NotImplementedError):
+        return Verdict.ERROR
+    return Verdict.CORRECT if same else Verdict.WRONG
