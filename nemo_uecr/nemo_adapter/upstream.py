@@ -1,0 +1,339 @@
+"""The only file that names NeMo-RL's internals: what is expected of them, checked, and what is put in their place.
+
+Everything here imports NeMo-RL inside functions, so that the module loads without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nemo_uecr.nemo_adapter.errors import UpstreamError
+
+#: Versions whose source the table below was checked against.
+SUPPORTED = (0, 7)
+POLICY_CLUSTER = "grpo_policy_cluster"
+WORKER_FQN = "nemo_uecr.nemo_adapter.ray_worker.UecrMegatronPolicyWorker"
+NATIVE_WORKER_FQN = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
+
+_GRPO = "nemo_rl.algorithms.grpo"
+_POLICY = "nemo_rl.models.policy.lm_policy"
+_GROUPS = "nemo_rl.distributed.worker_groups"
+_LOSS = "nemo_rl.algorithms.loss.loss_functions"
+_BATCH = "nemo_rl.distributed.batched_data_dict"
+_CLUSTER = "nemo_rl.distributed.virtual_cluster"
+_REGISTRY = "nemo_rl.distributed.ray_actor_environment_registry"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A callable of NeMo-RL with the parameters that this back end counts on.
+
+    Attributes:
+        module: where it lives.
+        name: its qualified name in the module.
+        parameters: names in order; a longer signature is accepted only if ``open_end``.
+        open_end: whether further parameters may follow.
+    """
+
+    module: str
+    name: str
+    parameters: tuple[str, ...]
+    open_end: bool = False
+
+
+def _expect(module: str, name: str, parameters: str, *, open_end: bool = False) -> Expected:
+    return Expected(module, name, tuple(parameters.split()), open_end)
+
+
+#: Replaced or wrapped: the signature must be exactly this. Only called: further parameters may follow.
+TABLE = (
+    _expect(_GRPO, "_create_advantage_estimator", "master_config"),
+    _expect(_GRPO, "setup", "master_config tokenizer dataset val_dataset processor policy_factory"),
+    _expect(
+        _GRPO,
+        "grpo_train",
+        "policy policy_generation wrapped_dataloader val_dataloader tokenizer loss_fn task_to_env val_task_to_env "
+        "logger checkpointer grpo_save_state master_config",
+    ),
+    _expect(
+        _GRPO,
+        "RayVirtualCluster.__init__",
+        "self bundle_ct_per_node_list use_gpus max_colocated_worker_groups num_gpus_per_node name",
+        open_end=True,
+    ),
+    _expect(
+        _POLICY,
+        "Policy.__init__",
+        "self cluster config tokenizer name_prefix workers_per_node init_optimizer weights_path optimizer_path "
+        "init_reference_model processor worker_extension_cls_fqn",
+    ),
+    _expect(_POLICY, "Policy.get_logprobs", "self data timer"),
+    _expect(_POLICY, "Policy.get_reference_policy_logprobs", "self data micro_batch_size timer"),
+    _expect(_POLICY, "Policy.train", "self data loss_fn eval_mode gbs mbs timer check_dim_skip_keys"),
+    _expect(_POLICY, "Policy.prepare_for_lp_inference", "self args kwargs"),
+    _expect(_POLICY, "Policy.calibrate_qkv_fp8_scales", "self data micro_batch_size", open_end=True),
+    _expect(_POLICY, "Policy.offload_after_refit", "self"),
+    _expect(_POLICY, "Policy.shutdown", "self"),
+    _expect(_POLICY, "Policy._shard_for_logprob", "self data"),
+    _expect(_POLICY, "Policy.run_all_workers_single_data", "self method_name args kwargs"),
+    _expect(
+        _GROUPS,
+        "RayWorkerGroup.run_all_workers_sharded_data",
+        "self method_name args in_sharded_axes replicate_on_axes output_is_replicated "
+        "make_dummy_calls_to_free_axes common_kwargs kwargs",
+    ),
+    _expect(_GROUPS, "RayWorkerGroup.get_all_worker_results", "self future_bundle", open_end=True),
+    _expect(_LOSS, "ClippedPGLossFn.__init__", "self cfg"),
+    _expect(_LOSS, "ClippedPGLossFn.__call__", "self next_token_logprobs data global_valid_seqs global_valid_toks"),
+    _expect(_BATCH, "BatchedDataDict.reorder_data", "self reorded_indices"),
+    _expect(_BATCH, "BatchedDataDict.from_batches", "batches pad_value_dict"),
+    _expect(_REGISTRY, "get_actor_python_env", "actor_class_fqn"),
+)
+
+
+def check() -> str:
+    """Refuse a NeMo-RL whose version or signatures differ from what this back end was written for.
+
+    Returns:
+        The installed version.
+
+    Raises:
+        UpstreamError: NeMo-RL is not importable, is another version, or a callable changed; one line says which.
+    """
+    version = _version()
+    for expected in TABLE:
+        _check_signature(expected, version)
+    registry = _load(_REGISTRY, version).ACTOR_ENVIRONMENT_REGISTRY
+    if NATIVE_WORKER_FQN not in registry:
+        raise UpstreamError(
+            f"NeMo-RL {version}: no environment is registered for {NATIVE_WORKER_FQN}; expected its Megatron worker"
+        )
+    return version
+
+
+def _version() -> str:
+    prepare_import()
+    try:
+        info = importlib.import_module("nemo_rl.package_info")
+    except ImportError as error:
+        raise UpstreamError(
+            f"NeMo-RL cannot be imported ({error}); run inside its container, or put its source tree, version "
+            f"{SUPPORTED[0]}.{SUPPORTED[1]}, on PYTHONPATH (the package of that name on PyPI is empty)"
+        ) from error
+    if (info.MAJOR, info.MINOR) != SUPPORTED:
+        raise UpstreamError(
+            f"NeMo-RL says it is version {info.__version__}; expected {SUPPORTED[0]}.{SUPPORTED[1]}.x, against which "
+            "this back end was checked. Use that release"
+        )
+    return str(info.__version__)
+
+
+def prepare_import() -> None:
+    """Let NeMo-RL be imported on Python 3.11, where pydantic asks for the backport of TypedDict."""
+    if sys.version_info < (3, 12):
+        import typing
+
+        import typing_extensions
+
+        typing.TypedDict = typing_extensions.TypedDict
+
+
+def _load(module: str, version: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UpstreamError(
+            f"NeMo-RL {version}: {module} cannot be imported ({error}); expected it to be there"
+        ) from error
+
+
+def _check_signature(expected: Expected, version: str) -> None:
+    target: Any = _load(expected.module, version)
+    for part in expected.name.split("."):
+        if not hasattr(target, part):
+            raise UpstreamError(f"NeMo-RL {version}: {expected.module} has no {expected.name}; expected it there")
+        target = getattr(target, part)
+    found = tuple(inspect.signature(target).parameters)
+    compared = found[: len(expected.parameters)] if expected.open_end else found
+    if compared != expected.parameters:
+        raise UpstreamError(
+            f"NeMo-RL {version}: {expected.module}.{expected.name} takes ({', '.join(found)}); expected "
+            f"({', '.join(expected.parameters)}{', ...' if expected.open_end else ''})"
+        )
+
+
+@contextlib.contextmanager
+def substitutions(*, estimator: Callable[[], Any], colocated_worker_groups: int) -> Iterator[None]:
+    """Put our estimator and the wider cluster in place of NeMo-RL's, and put NeMo-RL's back on leaving.
+
+    Args:
+        estimator: called by the training loop for its advantage estimator.
+        colocated_worker_groups: how many worker groups share each GPU of the policy cluster.
+    """
+    grpo = importlib.import_module(_GRPO)
+    native_cluster = grpo.RayVirtualCluster
+
+    def make_estimator(master_config: Any) -> Any:
+        return estimator()
+
+    def make_cluster(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("name") == POLICY_CLUSTER:
+            kwargs["max_colocated_worker_groups"] = colocated_worker_groups
+        return native_cluster(*args, **kwargs)
+
+    replaced = {"_create_advantage_estimator": make_estimator, "RayVirtualCluster": make_cluster}
+    saved = {name: getattr(grpo, name) for name in replaced}
+    try:
+        for name, substitute in replaced.items():
+            setattr(grpo, name, substitute)
+        yield
+    finally:
+        for name, native in saved.items():
+            setattr(grpo, name, native)
+
+
+def register_worker() -> None:
+    """Let the Megatron environment that NeMo-RL already has serve our worker as well.
+
+    An interpreter path is used as it is; anything that starts with ``uv`` would build a second environment.
+    """
+    registry_module = importlib.import_module(_REGISTRY)
+    environment = registry_module.get_actor_python_env(NATIVE_WORKER_FQN)
+    if environment.startswith("uv"):
+        venvs = importlib.import_module("nemo_rl.utils.venvs")
+        environment = venvs.create_local_venv_on_each_node(environment, NATIVE_WORKER_FQN)
+    registry_module.ACTOR_ENVIRONMENT_REGISTRY[WORKER_FQN] = environment
+
+
+def policy_class() -> Any:
+    """NeMo-RL's policy over a Ray worker group."""
+    return importlib.import_module(_POLICY).Policy
+
+
+def cluster_class() -> Any:
+    """NeMo-RL's Ray cluster."""
+    return importlib.import_module(_CLUSTER).RayVirtualCluster
+
+
+def batch_class() -> Any:
+    """NeMo-RL's batch of columns."""
+    return importlib.import_module(_BATCH).BatchedDataDict
+
+
+def loss_markers() -> tuple[Any, Any]:
+    """(loss type, input type) of a token-level loss over log-probabilities."""
+    interfaces = importlib.import_module("nemo_rl.algorithms.loss.interfaces")
+    return interfaces.LossType.TOKEN_LEVEL, interfaces.LossInputType.LOGPROB
+
+
+def native_loss(values: Mapping[str, Any]) -> Any:
+    """NeMo-RL's own clipped loss with these settings."""
+    losses = importlib.import_module(_LOSS)
+    return losses.ClippedPGLossFn(losses.ClippedPGLossConfig(**values))
+
+
+def master_config_class() -> Any:
+    """NeMo-RL's configuration schema."""
+    return importlib.import_module(_GRPO).MasterConfig
+
+
+def grpo_module() -> Any:
+    """The module of the training loop and its set-up."""
+    return importlib.import_module(_GRPO)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Megatron's process groups of this rank; None where the group has one rank."""
+
+    tensor: Any
+    context: Any
+    pipeline: Any
+    tensor_rank: int
+    last_stage: bool
+
+
+def model_parallel_groups() -> Groups:
+    """The groups that Megatron set up."""
+    from megatron.core import parallel_state as state
+
+    def group(size: int, found: Any) -> Any:
+        return found if size > 1 else None
+
+    return Groups(
+        tensor=group(state.get_tensor_model_parallel_world_size(), state.get_tensor_model_parallel_group()),
+        context=group(state.get_context_parallel_world_size(), state.get_context_parallel_group()),
+        pipeline=group(state.get_pipeline_model_parallel_world_size(), state.get_pipeline_model_parallel_group()),
+        tensor_rank=state.get_tensor_model_parallel_rank(),
+        last_stage=state.is_pipeline_last_stage(ignore_virtual=True),
+    )
+
+
+def megatron_score_forward(worker: Any, data: Any, after_forward: Callable[..., dict[str, Any]]) -> list[Any]:
+    """Run a worker's model over its micro-batches and call ``after_forward(columns, starts, logits)`` on each.
+
+    The post-processor derives from NeMo-RL's own, because its forward dispatches on the class.
+    """
+    train = importlib.import_module("nemo_rl.models.megatron.train")
+    data_module = importlib.import_module("nemo_rl.models.megatron.data")
+
+    class Scores(train.LogprobsPostProcessor):  # type: ignore[misc, name-defined]
+        def __call__(self, data_dict: Any, input_ids: Any, cu_seqlens_padded: Any) -> Any:
+            def finish(logits: Any) -> Any:
+                return logits.new_zeros(()), after_forward(data_dict, cu_seqlens_padded, logits)
+
+            return finish
+
+    batches, count, size, _, padded = data_module.get_microbatch_iterator(
+        data,
+        worker.cfg,
+        worker.cfg["logprob_batch_size"],
+        straggler_timer=worker.mcore_state.straggler_timer,
+        delegate_pack_to_model=worker.delegate_pack_to_model,
+    )
+    found: list[Any] = train.megatron_forward_backward(
+        model=worker.model,
+        data_iterator=batches,
+        seq_length=padded,
+        mbs=size,
+        num_microbatches=count,
+        post_processing_fn=Scores(worker.cfg, sampling_params=None),
+        forward_only=True,
+        defer_fp32_logits=worker.defer_fp32_logits,
+        sampling_params=None,
+        straggler_timer=worker.mcore_state.straggler_timer,
+    )
+    return found if model_parallel_groups().last_stage else []
+
+
+def temperature_only(temperature: float) -> Any:
+    """NeMo-RL's sampling parameters with this temperature and no filter."""
+    module = importlib.import_module("nemo_rl.algorithms.logits_sampling_utils")
+    return module.TrainingSamplingParams(top_k=None, top_p=1.0, temperature=temperature)
+
+
+def is_wrapped(model: Any) -> bool:
+    """Whether Megatron's data-parallel wrapper owns the model's parameters."""
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+
+    return isinstance(model, DistributedDataParallel | FullyShardedDataParallel)
+
+
+def worker_actor(methods: type) -> Any:
+    """NeMo-RL's Megatron worker with our methods, as a Ray actor; actors cannot be subclassed, Impl classes can."""
+    import ray
+
+    workers = importlib.import_module("nemo_rl.models.policy.workers.megatron_policy_worker")
+    environment = importlib.import_module("nemo_rl.models.policy.utils").get_runtime_env_for_policy_worker
+
+    class UecrMegatronPolicyWorker(methods, workers.MegatronPolicyWorkerImpl):  # type: ignore[misc, name-defined]
+        pass
+
+    return ray.remote(runtime_env=environment("megatron_policy_worker"))(UecrMegatronPolicyWorker)

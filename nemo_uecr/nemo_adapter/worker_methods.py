@@ -1,0 +1,83 @@
+"""What our Megatron worker adds to NeMo-RL's, as a mix-in over its Impl class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from nemo_uecr.megatron_worker.columns import ModelParallel
+from nemo_uecr.megatron_worker.impl import (
+    check_released,
+    mask_padded_vocabulary,
+    move_plain_model,
+    parameters_on_gpu,
+    score_tokens,
+)
+from nemo_uecr.megatron_worker.request import ScoreRequest
+from nemo_uecr.nemo_adapter import megatron_forward, upstream
+
+
+class WorkerMethods:
+    """Scoring at any temperatures, an offload that frees, and log-probabilities without generation's filter."""
+
+    cfg: Mapping[str, Any]
+    model: torch.nn.Module
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build NeMo-RL's worker, remembering the GPU's memory before it, and correct its sampling parameters."""
+        self._baseline = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+        super().__init__(*args, **kwargs)
+        options = self.cfg["uecr"]
+        if options["filters"] == "paper":
+            self.sampling_params = upstream.temperature_only(options["temperature"])
+        self._vocabulary = int(options["vocabulary"])
+        self._hook_padded_vocabulary()
+
+    def score_tokens(self, *, data: Any, request: ScoreRequest) -> Any:
+        """The columns of the request for this worker's rows, the same on all its model-parallel ranks."""
+        self.model.eval()
+        groups = upstream.model_parallel_groups()
+        answer = score_tokens(
+            megatron_forward.MegatronForward(self),
+            data,
+            request,
+            ModelParallel(groups.tensor, groups.context),
+            pipeline=groups.pipeline,
+            device=torch.device("cuda", torch.cuda.current_device()),
+        )
+        return type(data)(answer)
+
+    def move_model(
+        self, model: torch.nn.Module, device: str, move_params: bool = True, move_grads: bool = True
+    ) -> torch.nn.Module:
+        """NeMo-RL's own for wrapped models; a plain one is moved parameter by parameter, so that its memory is freed."""
+        if upstream.is_wrapped(model):
+            moved: torch.nn.Module = super().move_model(model, device, move_params, move_grads)  # type: ignore[misc]
+            return moved
+        if move_params:
+            move_plain_model(model, device)
+        return model
+
+    def assert_offloaded(self, *, limit_mebi: int) -> int:
+        """Bytes still on the GPU after an offload; an error when more than the limit stayed."""
+        allocated = int(torch.cuda.memory_allocated())
+        check_released(allocated, self._baseline, limit_mebi=limit_mebi, who=f"the model {self.cfg['model_name']}")
+        return allocated - self._baseline + parameters_on_gpu(self.model)
+
+    def gpu_memory(self) -> int:
+        """Bytes allocated on this worker's GPU."""
+        return int(torch.cuda.memory_allocated())
+
+    def _hook_padded_vocabulary(self) -> None:
+        groups = upstream.model_parallel_groups()
+        if not groups.last_stage:
+            return
+
+        def mask(module: torch.nn.Module, args: Any, output: Any) -> Any:
+            if isinstance(output, torch.Tensor) and output.dim() == 3:
+                return mask_padded_vocabulary(output, groups.tensor_rank * output.shape[-1], self._vocabulary)
+            return output
+
+        self.model.register_forward_hook(mask)

@@ -1,0 +1,51 @@
+"""NeMo-RL's source tree on the import path, or a skip that says how to name one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = os.environ.get("NEMO_RL_SOURCE")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    skip = pytest.mark.skip(reason="NEMO_RL_SOURCE is not set; set it to NeMo-RL's source tree, version 0.7")
+    for item in items:
+        if here in Path(item.path).parents:
+            item.add_marker(pytest.mark.nemo)
+            if SOURCE is None:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def nemo_rl() -> str:
+    """The checked version of NeMo-RL, importable."""
+    assert SOURCE is not None
+    if SOURCE not in sys.path:
+        sys.path.insert(0, SOURCE)
+    from nemo_uecr.nemo_adapter import upstream
+
+    return upstream.check()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(nemo_rl: str) -> Iterator[None]:
+    """A local Ray with two CPUs."""
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or ""])
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level="ERROR",
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
+    )
+    yield
+    ray.shutdown()

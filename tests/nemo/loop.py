@@ -1,0 +1,144 @@
+"""Runs NeMo-RL's real ``grpo_train`` in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import torch
+
+from nemo_uecr.core.records import Settings
+from nemo_uecr.nemo_adapter import upstream
+from nemo_uecr.nemo_adapter.context import StepContext
+from nemo_uecr.nemo_adapter.estimator import UecrEstimator
+from nemo_uecr.nemo_adapter.loss import UecrLoss
+from nemo_uecr.nemo_adapter.policy import make_uecr_policy
+from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
+from tests.nemo.tiny_world import (
+    TEMPERATURE,
+    VOCABULARY,
+    Run,
+    TinyGeneration,
+    TinyModel,
+    TinyPolicy,
+    TinyProblems,
+    TinyTeacher,
+    TinyTokenizer,
+    make_environment,
+)
+
+PROMPTS, GROUP = 4, 8
+PAPER = Conventions(kl="paper", grouping="paper", filters="paper")
+NATIVE = Conventions(kl="nemo_rl", grouping="nemo_rl", filters="nemo_rl")
+TOLERANCES = {
+    "budget": 1e-6, "decomposition": 1e-6, "residual_bound": 1e-6, "log_weight": 1e-6, "first_ratio": 1e-5,
+}  # fmt: skip
+
+
+def spec_of(method: str, **changes: Any) -> RunSpec:
+    """A run of the tiny world."""
+    settings = Settings(
+        alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, opd_coef=1.0,
+        sample_std=changes.pop("sample_std", False),
+    )  # fmt: skip
+    values: dict[str, Any] = {
+        "method_name": method, "settings": settings, "seed": 1, "prompts_per_step": PROMPTS,
+        "responses_per_prompt": GROUP, "minibatch_responses": PROMPTS * GROUP, "temperature": TEMPERATURE,
+        "clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.001, "vocabulary": VOCABULARY, "chunk_tokens": 64,
+        "overlong_filter": False, "turn_separator": None, "scoring_noise": 1e-3, "tolerances": TOLERANCES,
+        "conventions": PAPER,
+    }  # fmt: skip
+    return RunSpec(**(values | changes))
+
+
+def loss_of(spec: RunSpec) -> UecrLoss:
+    """Our loss with NeMo-RL's markers."""
+    loss_type, input_type = upstream.loss_markers()
+    native = upstream.native_loss(native_settings(spec)) if spec.conventions.kl == "nemo_rl" else None
+    return UecrLoss(spec, loss_type=loss_type, input_type=input_type, native=native)
+
+
+def native_settings(spec: RunSpec) -> dict[str, Any]:
+    """NeMo-RL's loss configuration for the same objective."""
+    return {
+        "reference_policy_kl_penalty": spec.kl_coef,
+        "ratio_clip_min": spec.clip_low,
+        "ratio_clip_max": spec.clip_high,
+    }
+
+
+def train_ours(
+    spec: RunSpec, *, steps: int, teacher: TinyTeacher | None, problems: TinyProblems | None = None, **policy: Any
+) -> Run:
+    """Our estimator, policy and loss in the real loop."""
+    context = StepContext(spec, completed_steps=0, tokenizer=TinyTokenizer())
+    made = make_uecr_policy(TinyPolicy)(
+        TinyModel(0), minibatch=spec.minibatch_responses, context=context, teacher=teacher, **policy
+    )
+    if teacher is not None:
+        teacher.events = made.events
+    with upstream.substitutions(estimator=lambda: UecrEstimator(context), colocated_worker_groups=3):
+        metrics = _loop(made, loss_of(spec), spec, steps, problems or TinyProblems())
+    return Run(made, metrics, teacher)
+
+
+def train_native(spec: RunSpec, *, steps: int) -> Run:
+    """NeMo-RL's estimator and loss in the same loop."""
+    policy = TinyPolicy(TinyModel(0), minibatch=spec.minibatch_responses)
+    loss = upstream.native_loss(native_settings(spec))
+    return Run(policy, _loop(policy, loss, spec, steps, TinyProblems()), None)
+
+
+def _loop(policy: Any, loss: Any, spec: RunSpec, steps: int, problems: TinyProblems) -> list[dict[str, Any]]:
+    from nemo_rl.data.collate_fn import rl_collate_fn
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    grpo = upstream.grpo_module()
+    torch.manual_seed(5)
+    loader = StatefulDataLoader(
+        problems, batch_size=spec.prompts_per_step, shuffle=False, collate_fn=rl_collate_fn, drop_last=True, num_workers=0
+    )
+    logger = MagicMock()
+    generation = TinyGeneration(policy.model, upstream.batch_class(), policy.events)
+    quiet: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
+    with (
+        patch.object(grpo, "refit_policy_generation", quiet),
+        patch.object(grpo, "maybe_gpu_profile_step", quiet),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        grpo.grpo_train(
+            policy, generation, loader, None, TinyTokenizer(), loss, {"t": make_environment()}, None, logger,
+            MagicMock(), grpo._default_grpo_save_state(), _master_config(grpo, spec, steps),
+        )  # fmt: skip
+    calls = [call for call in logger.log_metrics.call_args_list if call.kwargs.get("prefix") == "train"]
+    return [call.args[0] for call in calls if "loss" in call.args[0]]
+
+
+def _master_config(grpo: Any, spec: RunSpec, steps: int) -> Any:
+    from nemo_rl.algorithms.loss import ClippedPGLossConfig
+
+    return grpo.MasterConfig.model_construct(
+        grpo={
+            "max_num_steps": steps, "max_num_epochs": 1, "num_prompts_per_step": spec.prompts_per_step,
+            "num_generations_per_prompt": spec.responses_per_prompt, "max_rollout_turns": 1, "val_period": 0,
+            "val_batch_size": 1, "val_at_start": False, "val_at_end": False, "max_val_samples": 1, "seed": 1,
+            "use_leave_one_out_baseline": False, "normalize_rewards": True,
+            "overlong_filtering": spec.overlong_filter, "reward_scaling": {"enabled": False},
+            "reward_shaping": {"enabled": False}, "use_dynamic_sampling": False,
+            "seq_logprob_error_threshold": None,
+            "skip_reference_policy_logprobs_calculation": spec.kl_coef == 0,
+        },
+        policy={
+            "make_sequence_length_divisible_by": 1, "max_total_sequence_length": 64,
+            "train_global_batch_size": spec.minibatch_responses,
+            "generation": {"backend": "vllm", "colocated": {"enabled": True}, "vllm_cfg": {"async_engine": False}},
+        },
+        loss_fn=ClippedPGLossConfig(**native_settings(spec)),
+        checkpointing={"enabled": False, "checkpoint_must_save_by": None, "save_period": 100},
+        cluster={"num_nodes": 1, "gpus_per_node": 1},
+        logger={"num_val_samples_to_print": 0, "wandb_enabled": False},
+        data={"use_multiple_dataloader": False}, env={}, data_plane=None, on_policy_distillation=None,
+    )  # fmt: skip

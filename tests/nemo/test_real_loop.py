@@ -1,0 +1,123 @@
+"""Every method in NeMo-RL's real training loop, and GRPO against NeMo-RL's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.telemetry.names import METRICS
+from tests.nemo.loop import GROUP, NATIVE, PROMPTS, spec_of, train_native, train_ours
+from tests.nemo.tiny_world import TinyModel, TinyProblems, TinyTeacher
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def teacher_of(method: str) -> TinyTeacher | None:
+    return TinyTeacher(TinyModel(9), []) if METHODS[method].needs_teacher else None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains(method: str) -> None:
+    run = train_ours(spec_of(method), steps=3, teacher=teacher_of(method))
+    assert len(run.metrics) == 3
+    assert all(math.isfinite(loss) for loss in run.policy.losses)
+    last = run.metrics[-1]
+    assert last["count/global_steps"] == 3.0
+    assert last["count/trajectories"] == PROMPTS * GROUP
+    assert last["policy/first_ratio_error"] == 0.0
+    assert last["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-5)
+    prefixes = {key.partition("/")[0] for key in METRICS}
+    named = {name for name in last if "/" in name and name.partition("/")[0] in prefixes}
+    # NeMo-RL logs three numbers of its own under `advantages/`, which is another prefix than ours.
+    assert named <= set(METRICS), sorted(named - set(METRICS))
+    assert ("teacher/gap_mean" in last) == METHODS[method].needs_teacher
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
+def test_without_teacher_it_is_native_grpo(kl_coef: float) -> None:
+    spec = spec_of("grpo", sample_std=True, conventions=NATIVE, kl_coef=kl_coef)
+    ours, native = train_ours(spec, steps=4, teacher=None), train_native(spec, steps=4)
+    for mine, theirs in zip(ours.policy.losses, native.policy.losses, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-6)
+    for mine, theirs in zip(ours.policy.gradients, native.policy.gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    assert [m["reward"] for m in ours.metrics] == [m["reward"] for m in native.metrics]
+
+
+def test_the_papers_form_without_kl_has_native_gradients() -> None:
+    """With the KL off the only difference left is our own arithmetic, which must not show."""
+    spec = spec_of("grpo", sample_std=True, kl_coef=0.0)
+    ours, native = train_ours(spec, steps=4, teacher=None), train_native(spec, steps=4)
+    for mine, theirs in zip(ours.policy.gradients, native.policy.gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+
+
+def test_the_papers_form_with_kl_has_the_native_loss_but_another_gradient() -> None:
+    """At the first step the reference is the policy: KL and its plain gradient are 0; later NeMo-RL's differs."""
+    spec = spec_of("grpo", sample_std=True, kl_coef=0.5)
+    ours, native = train_ours(spec, steps=3, teacher=None), train_native(spec, steps=3)
+    assert ours.policy.losses[1] == pytest.approx(native.policy.losses[1], abs=1e-5)
+    assert float((ours.policy.gradients[1] - native.policy.gradients[1]).abs().max()) > 1e-6
+
+
+def test_order_of_a_step() -> None:
+    run = train_ours(spec_of("uecr"), steps=1, teacher=teacher_of("uecr"))
+    assert run.policy.events == [
+        "generation sleeps", "teacher on", "teacher scores", "teacher off", "student on", "student scores",
+        "student trains",
+    ]  # fmt: skip
+
+
+def test_teacher_is_asked_at_temperature_one_only() -> None:
+    run = train_ours(spec_of("uecr"), steps=1, teacher=teacher_of("uecr"))
+    assert run.teacher is not None
+    assert [request.temperatures for request in run.teacher.requests] == [(1.0,)]
+    assert run.teacher.requests[0].entropy
+
+
+def test_several_optimizer_steps_a_batch() -> None:
+    spec = spec_of("uecr", minibatch_responses=8)
+    run = train_ours(spec, steps=2, teacher=teacher_of("uecr"))
+    last = run.metrics[-1]
+    assert len(run.policy.losses) == 8
+    assert last["count/optimizer_steps"] == 8.0
+    assert last["policy/first_ratio_error"] == 0.0
+    assert last["policy/ratio_max"] > 1.0
+    # The logged loss is the mean over the four optimizer steps of the batch.
+    assert last["policy/loss"] == pytest.approx(sum(run.policy.losses[4:]) / 4, abs=1e-6)
+
+
+def test_two_surrogates_are_not_one_of_the_sum() -> None:
+    """At ratio 1 the two agree; after a first optimizer step clipping acts on each part apart."""
+    one = train_ours(spec_of("grpo_plus_opd"), steps=1, teacher=teacher_of("grpo_plus_opd"))
+    assert "uecr_opd_advantages" in one.policy.trained[0]
+    both = one.policy.trained[0]["advantages"] + one.policy.trained[0]["uecr_opd_advantages"]
+    assert float(both.abs().sum()) > 0
+
+
+def test_equal_prompts_stay_apart() -> None:
+    """Problems 0 and 1 have the same tokens: the paper's grouping keeps them apart, NeMo-RL's merges them."""
+    twins = TinyProblems(seed_of=lambda index: max(index, 1))
+    ours = train_ours(spec_of("uecr"), steps=1, teacher=teacher_of("uecr"), problems=twins)
+    merged = train_ours(
+        spec_of("uecr", conventions=NATIVE), steps=1, teacher=teacher_of("uecr"), problems=twins
+    )
+    assert ours.metrics[0]["group/count"] == PROMPTS
+    assert merged.metrics[0]["group/count"] == PROMPTS - 1
+
+
+def test_substitutions_are_taken_back() -> None:
+    from nemo_uecr.nemo_adapter import upstream
+
+    grpo = upstream.grpo_module()
+    before = (grpo._create_advantage_estimator, grpo.RayVirtualCluster)
+    with (
+        pytest.raises(RuntimeError, match="inside"),
+        upstream.substitutions(estimator=object, colocated_worker_groups=3),
+    ):
+        assert grpo._create_advantage_estimator is not before[0]
+        raise RuntimeError("inside")
+    assert (grpo._create_advantage_estimator, grpo.RayVirtualCluster) == before

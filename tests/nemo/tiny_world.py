@@ -1,0 +1,303 @@
+"""A world small enough for NeMo-RL's real training loop on a CPU: a GRU policy, its sampler, a task and a tokenizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.megatron_worker.request import ScoreRequest, row_hash
+from nemo_uecr.megatron_worker.shift import at_scored_token, predicted_token
+from nemo_uecr.scoring.dense import score_logits, token_logp
+
+VOCABULARY, PROMPT, RESPONSE, TEMPERATURE = 12, 3, 5, 0.7
+#: The verifier rewards a response that has this token.
+LUCKY = 7
+
+
+class TinyModel(torch.nn.Module):
+    """Embedding, GRU, output."""
+
+    def __init__(self, seed: int, width: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = torch.nn.Embedding(VOCABULARY, width)
+        self.recurrent = torch.nn.GRU(width, width, batch_first=True)
+        self.output = torch.nn.Linear(width, VOCABULARY)
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.recurrent(self.embedding(ids_BS))[0])
+        return logits
+
+
+def training_logp(model: TinyModel, ids_BS: Tensor) -> Tensor:
+    """[B, S - 1] log pi at T_r with gradient."""
+    logits = model(ids_BS)[:, :-1]
+    targets = predicted_token(ids_BS)
+    return token_logp(logits.flatten(0, 1), targets.flatten(), temperature=TEMPERATURE).view(targets.shape)
+
+
+def columns_of(model: TinyModel, data: Any, request: ScoreRequest) -> dict[str, Any]:
+    """The answer of a scorer that holds the whole model in this process."""
+    ids = data["input_ids"]
+    targets = predicted_token(ids)
+    with torch.no_grad():
+        logits = model(ids)[:, :-1].flatten(0, 1)
+    found = score_logits(
+        logits,
+        targets.flatten(),
+        temperatures=request.temperatures,
+        entropy=request.entropy,
+        valid_vocab=request.vocabulary,
+    )
+    columns: dict[str, Any] = {
+        f"logp_{index}": at_scored_token(values.view(targets.shape)) for index, values in enumerate(found.logp_KN)
+    }
+    if found.entropy_N is not None:
+        columns["entropy"] = at_scored_token(found.entropy_N.view(targets.shape))
+    columns["row_hash"] = row_hash(ids, data["input_lengths"])
+    columns["terms"] = [request.terms] * ids.shape[0]
+    return columns
+
+
+class TinyTeacher:
+    """A teacher that remembers when it was on the device."""
+
+    def __init__(self, model: TinyModel, events: list[str], parallel: int = 1) -> None:
+        self.model, self.events, self.data_parallel_size = model, events, parallel
+        self.requests: list[ScoreRequest] = []
+        self.rows: list[int] = []
+
+    def load(self) -> None:
+        self.events.append("teacher on")
+
+    def offload(self) -> None:
+        self.events.append("teacher off")
+
+    def shutdown(self) -> bool:
+        return True
+
+    def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+        assert data["input_ids"].shape[0] % self.data_parallel_size == 0
+        self.events.append("teacher scores")
+        self.requests.append(request)
+        self.rows.append(data["input_ids"].shape[0])
+        return columns_of(self.model, data, request)
+
+
+class TinyPolicy:
+    """What NeMo-RL's policy does, in this process: no workers, Adam, and metrics as its Megatron worker returns them."""
+
+    def __init__(self, model: TinyModel, *, minibatch: int, parallel: int = 1, lr: float = 1e-2) -> None:
+        self.model, self.reference = model, copy.deepcopy(model)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr)
+        self.events: list[str] = []
+        self.data_parallel_size = parallel
+        self.cfg = {
+            "sequence_packing": {"enabled": True},
+            "dynamic_batching": {"enabled": False},
+            "train_micro_batch_size": 4,
+            "train_global_batch_size": minibatch,
+        }
+        self.losses: list[float] = []
+        self.gradients: list[Tensor] = []
+        self.trained: list[dict[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        quiet = ("offload_before_refit", "offload_after_refit", "start_gpu_profiling", "stop_gpu_profiling")
+        if name in quiet:
+            return lambda *args, **kwargs: self.events.append(name)
+        raise AttributeError(name)
+
+    def prepare_for_lp_inference(self, *args: Any, **kwargs: Any) -> None:
+        self.events.append("student on")
+
+    def prepare_for_training(self, *args: Any, **kwargs: Any) -> None:
+        self.events.append("student trains")
+
+    def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+        self.events.append("student scores")
+        return columns_of(self.model, data, request)
+
+    def get_logprobs(self, data: Any, timer: Any = None) -> Any:
+        columns = columns_of(self.model, data, ScoreRequest((TEMPERATURE,), False, VOCABULARY, 64))
+        return type(data)({"logprobs": columns["logp_0"]})
+
+    def get_reference_policy_logprobs(
+        self, data: Any, micro_batch_size: int | None = None, timer: Any = None
+    ) -> Any:
+        columns = columns_of(self.reference, data, ScoreRequest((TEMPERATURE,), False, VOCABULARY, 64))
+        return type(data)({"reference_logprobs": columns["logp_0"]})
+
+    def train(self, data: Any, loss_fn: Any, gbs: int | None = None, timer: Any = None, **kwargs: Any) -> Any:
+        size = gbs or self.cfg["train_global_batch_size"]
+        rows = data["input_ids"].shape[0]
+        assert rows % size == 0, f"{rows} rows do not divide into {size}"
+        self.trained.append({name: value for name, value in data.items()})
+        steps = rows // size
+        losses, norms, metrics = [], [], []
+        for start in range(0, rows, size):
+            part = type(data)({name: value[start : start + size] for name, value in data.items()})
+            loss, norm, found = self._step(part, loss_fn)
+            losses.append(loss)
+            norms.append(norm)
+            metrics += [
+                {key: value if "_min" in key or "_max" in key else value / steps for key, value in one.items()}
+                for one in found
+            ]
+        self.losses += losses
+        collected = {name: [one[name] for one in metrics] for name in metrics[0]}
+        tokens = float((data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum())
+        collected |= {"global_valid_toks": [tokens], "global_valid_seqs": [float(rows)], "lr": [1e-2]}
+        return {"loss": torch.tensor(losses), "grad_norm": torch.tensor(norms), "all_mb_metrics": collected}
+
+    def _step(self, part: Any, loss_fn: Any) -> tuple[float, float, list[dict[str, float]]]:
+        """One optimizer step over two micro-batches, the second with the rest."""
+        mask = part["token_mask"][:, 1:] * part["sample_mask"][:, None]
+        rows = mask.shape[0]
+        half = max(1, rows // 2)
+        total, found = 0.0, []
+        self.optimizer.zero_grad()
+        for rows_of in (slice(0, half), slice(half, rows)):
+            micro = type(part)({name: value[rows_of] for name, value in part.items()})
+            if micro["input_ids"].shape[0] == 0:
+                continue
+            loss, metrics = loss_fn(
+                next_token_logprobs=training_logp(self.model, micro["input_ids"]),
+                data=micro,
+                global_valid_seqs=part["sample_mask"].sum(),
+                global_valid_toks=mask.sum(),
+            )
+            loss.backward()
+            total += float(loss.detach())
+            found.append(metrics)
+        self.gradients.append(torch.cat([p.grad.flatten().clone() for p in self.model.parameters()]))  # type: ignore[union-attr]
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0))
+        self.optimizer.step()
+        return total, norm, found
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class TinyGeneration:
+    """Samples from the policy's model at T_r."""
+
+    requires_kv_scale_sync = False
+
+    def __init__(self, model: TinyModel, batch_class: Any, events: list[str]) -> None:
+        self.model, self.batch_class, self.events = model, batch_class, events
+
+    def generate(self, data: Any, greedy: bool = False) -> Any:
+        ids, lengths = data["input_ids"], data["input_lengths"]
+        rows = ids.shape[0]
+        out = torch.zeros(rows, ids.shape[1] + RESPONSE, dtype=torch.long)
+        logp = torch.zeros(rows, ids.shape[1] + RESPONSE)
+        spent = torch.empty(rows, dtype=torch.long)
+        with torch.no_grad():
+            for row in range(rows):
+                current = ids[row, : lengths[row]].tolist()
+                start = len(current)
+                # Ragged responses, so that padding and lengths matter.
+                for _ in range(RESPONSE - row % 3):
+                    p = torch.log_softmax(self.model(torch.tensor([current]))[0, -1] / TEMPERATURE, -1)
+                    token = int(torch.multinomial(p.exp(), 1))
+                    logp[row, len(current)] = p[token]
+                    current.append(token)
+                out[row, : len(current)] = torch.tensor(current)
+                spent[row] = len(current) - start
+        return self.batch_class(
+            {
+                "output_ids": out,
+                "generation_lengths": spent,
+                "unpadded_sequence_lengths": lengths + spent,
+                "logprobs": logp,
+                "truncated": torch.zeros(rows, dtype=torch.bool),
+            }
+        )
+
+    def prepare_for_generation(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def finish_generation(self, *args: Any, **kwargs: Any) -> bool:
+        self.events.append("generation sleeps")
+        return True
+
+    def clear_logger_metrics(self) -> None:
+        """Nothing to clear."""
+
+    def get_logger_metrics(self) -> dict[str, Any]:
+        return {}
+
+
+class TinyTokenizer:
+    """Token ids are their own texts."""
+
+    pad_token_id = 0
+
+    def batch_decode(self, ids: Any, skip_special_tokens: bool = True) -> list[str]:
+        return [" ".join(map(str, row.tolist())) for row in ids]
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def __call__(self, text: str, return_tensors: Any = None, add_special_tokens: bool = False) -> Any:
+        return SimpleNamespace(input_ids=torch.zeros(1, 0))
+
+
+class TinyProblems(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Random prompts; ``seed_of`` may map two indices to one prompt."""
+
+    def __init__(self, seed_of: Callable[[int], int] = lambda index: index) -> None:
+        self.seed_of = seed_of
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(self.seed_of(index))
+        ids = torch.randint(1, VOCABULARY, (PROMPT,), generator=generator)
+        return {
+            "message_log": [{"role": "user", "content": "p", "token_ids": ids}],
+            "length": PROMPT,
+            "extra_env_info": {},
+            "loss_multiplier": 1.0,
+            "idx": index,
+            "task_name": "t",
+        }
+
+
+def reward_of(content: str) -> float:
+    """1 where the response has the lucky token."""
+    return float(str(LUCKY) in content.split())
+
+
+@cache
+def make_environment() -> Any:
+    """A Ray actor that rewards; one for all tests, because starting it takes longer than a training step."""
+    import ray
+
+    @ray.remote
+    class Environment:
+        def step(self, logs: Any, metadata: Any) -> Any:
+            rewards = torch.tensor([float("7" in log[-1]["content"].split()) for log in logs])
+            count = len(logs)
+            observations = [{"role": "environment", "content": ""}] * count
+            return observations, [None] * count, [None] * count, rewards, torch.ones(count), None
+
+    return Environment.remote()
+
+
+@dataclass
+class Run:
+    """What a run of the loop left."""
+
+    policy: Any
+    metrics: list[dict[str, Any]]
+    teacher: TinyTeacher | None
