@@ -1,0 +1,69 @@
+"""The worker's scoring over real megatron-core on several ranks, against the whole model of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
+from nemo_uecr.megatron_worker.layout import MicroBatch
+from nemo_uecr.megatron_worker.request import ScoreRequest
+from tests.megatron_worker.on_ranks import (
+    TEMPERATURES,
+    batch,
+    context_logits,
+    score_context_parallel,
+    score_with_megatron,
+)
+from tests.megatron_worker.ranks import run_ranks
+
+VOCABULARY = 48
+
+
+def reference() -> dict[str, Tensor]:
+    """Scores of the whole model by the definition."""
+    from tests.megatron_worker.tiny_qwen3 import whole_model
+
+    data = batch()
+    with torch.no_grad():
+        logits = whole_model()(input_ids=data["input_ids"]).logits
+    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+    return score_columns(logits, micro, ScoreRequest(TEMPERATURES, True, VOCABULARY, 100), ModelParallel(None, None))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "packed", "padded_vocabulary"),
+    [(2, 1, False, VOCABULARY), (1, 2, False, VOCABULARY), (2, 2, False, VOCABULARY), (2, 2, True, 64)],
+    ids=["tp2", "pp2", "tp2-pp2", "tp2-pp2-packed-padded-vocabulary"],
+)
+def test_scores_are_those_of_the_whole_model(tensor: int, pipeline: int, packed: bool, padded_vocabulary: int) -> None:
+    pytest.importorskip("megatron.core")
+    answers = run_ranks(
+        tensor * pipeline, score_with_megatron, tensor=tensor, pipeline=pipeline, packed=packed,
+        padded_vocabulary=padded_vocabulary,
+    )  # fmt: skip
+    expected = reference()
+    for answer in answers:  # the answer is replicated: all ranks hold it
+        assert_same(answer, expected, tolerance=5e-6)
+        assert answer["terms"] == answers[0]["terms"]
+    for name in expected:
+        assert all(torch.equal(answer[name], answers[0][name]) for answer in answers)
+
+
+def test_context_parallel_pieces() -> None:
+    data = batch()
+    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+    request = ScoreRequest(TEMPERATURES, True, VOCABULARY, 100)
+    expected = score_columns(context_logits(), micro, request, ModelParallel(None, None))
+    for answer in run_ranks(2, score_context_parallel, world=2):
+        assert_same(answer, expected, tolerance=1e-6)
+
+
+def assert_same(answer: dict[str, Any], expected: dict[str, Tensor], *, tolerance: float) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(answer[name], value, atol=tolerance, rtol=0)
+    assert float(expected["entropy"].max()) > 0.5, "a flat zero would agree with anything"
