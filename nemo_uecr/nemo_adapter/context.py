@@ -65,12 +65,16 @@ class StepContext:
     def __init__(self, spec: RunSpec, *, completed_steps: int, tokenizer: Any) -> None:
         """Start after ``completed_steps`` training steps."""
         self.spec = spec
-        self.completed_steps = completed_steps
-        self.optimizer_steps = completed_steps * spec.optimizer_steps
+        self.resume_at(completed_steps)
         self.tokenizer = tokenizer
         self.seconds: dict[str, float] = {}
         self._scores: StepScores | None = None
         self._outcome: StepOutcome | None = None
+
+    def resume_at(self, completed_steps: int) -> None:
+        """Continue after the steps that a checkpoint brought."""
+        self.completed_steps = completed_steps
+        self.optimizer_steps = completed_steps * self.spec.optimizer_steps
 
     @property
     def scores(self) -> StepScores:

@@ -20,6 +20,7 @@ from nemo_uecr.nemo_adapter.facts import check_facts
 from nemo_uecr.nemo_adapter.loss import OPD_COLUMN, PREFIX
 from nemo_uecr.nemo_adapter.minibatches import padded_minibatches
 from nemo_uecr.nemo_adapter.rows import padding_rows, with_masked_rows, without_masked_rows
+from nemo_uecr.nemo_adapter.saved_step import save_step
 from nemo_uecr.nemo_adapter.scorer import Teacher, on_device, score
 from nemo_uecr.nemo_adapter.telemetry import step_metrics
 
@@ -93,6 +94,7 @@ def make_uecr_policy(base_cls: Any) -> Any:
                 result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)
             check_facts(context, data, result)
             named = {name: [value] for name, value in step_metrics(context, data, result).items()}
+            save_step(context, data)
             native = {name: v for name, v in result["all_mb_metrics"].items() if not name.startswith(PREFIX)}
             result["all_mb_metrics"] = native | named
             context.finish()

@@ -50,6 +50,8 @@ class RunSpec:
         scoring_noise: below this standard deviation a group is counted in telemetry.
         tolerances: largest allowed residual by identity, and ``first_ratio``.
         conventions: the paper's forms or NeMo-RL's.
+        save_every: steps between saved batches; 0: none.
+        folder: run folder.
     """
 
     method_name: str
@@ -69,6 +71,8 @@ class RunSpec:
     scoring_noise: float
     tolerances: dict[str, float]
     conventions: Conventions
+    save_every: int
+    folder: str
 
     @property
     def method(self) -> Method:

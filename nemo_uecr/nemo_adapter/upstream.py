@@ -337,3 +337,68 @@ def worker_actor(methods: type) -> Any:
         pass
 
     return ray.remote(runtime_env=environment("megatron_policy_worker"))(UecrMegatronPolicyWorker)
+
+
+def raw_dataset_class() -> Any:
+    """NeMo-RL's base class of datasets."""
+    prepare_import()
+    return importlib.import_module("nemo_rl.data.datasets.raw_dataset").RawDataset
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What NeMo-RL needs before its set-up."""
+
+    tokenizer: Any
+    dataset: Any
+    environments: Any
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """What NeMo-RL's set-up returned, as far as the loop takes it, and the steps that a checkpoint brought."""
+
+    policy: Any
+    generation: Any
+    dataloader: Any
+    logger: Any
+    checkpointer: Any
+    state: Any
+    config: Any
+    completed_steps: int
+
+
+def prepare_run(config: Any) -> Prepared:
+    """Start Ray, and load tokenizer, problems and environment, in NeMo-RL's own order."""
+    importlib.import_module(_CLUSTER).init_ray()
+    tokenizer = importlib.import_module("nemo_rl.algorithms.utils").get_tokenizer(config.policy["tokenizer"])
+    generation = importlib.import_module("nemo_rl.models.generation")
+    config.policy["generation"] = generation.configure_generation_config(config.policy["generation"], tokenizer)
+    data = importlib.import_module("nemo_rl.data.utils")
+    dataset, _, environments, _ = data.setup_response_data(tokenizer, config.data, config.env)
+    return Prepared(tokenizer, dataset, environments)
+
+
+def set_up(config: Any, parts: Prepared, make_policy: Callable[..., Any]) -> SetUp:
+    """NeMo-RL's own set-up with our policy."""
+    made = grpo_module().setup(config, parts.tokenizer, parts.dataset, None, policy_factory=make_policy)
+    policy, generation, _, _, dataloader, _, _, logger, checkpointer, state, final, *_ = made
+    return SetUp(policy, generation, dataloader, logger, checkpointer, state, final, int(state["total_steps"]))
+
+
+def run_loop(run: SetUp, parts: Prepared, loss: Any) -> None:
+    """NeMo-RL's own training loop, unmodified."""
+    grpo_module().grpo_train(
+        run.policy,
+        run.generation,
+        run.dataloader,
+        None,
+        parts.tokenizer,
+        loss,
+        parts.environments,
+        None,
+        run.logger,
+        run.checkpointer,
+        run.state,
+        run.config,
+    )

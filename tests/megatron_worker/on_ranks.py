@@ -100,7 +100,7 @@ def score_with_megatron(rank: int, *, tensor: int, pipeline: int, packed: bool, 
     )
 
 
-def score_context_parallel(rank: int, *, world: int) -> dict[str, Tensor]:
+def score_context_parallel(rank: int, *, pieces: int) -> dict[str, Tensor]:
     """Packed logits cut over context-parallel ranks: pieces r and 2 world - 1 - r of every sequence."""
     import torch.distributed as dist
 
@@ -108,11 +108,11 @@ def score_context_parallel(rank: int, *, world: int) -> dict[str, Tensor]:
     logits = context_logits()
     local, starts = [], [0]
     for row, length in enumerate(data["input_lengths"].tolist()):
-        whole = length + -length % (2 * world)
+        whole = length + -length % (2 * pieces)
         padded = torch.full((whole, logits.shape[2]), 30.0)
         padded[:length] = logits[row, :length]
-        pieces = padded.chunk(2 * world)
-        local += [pieces[rank], pieces[2 * world - 1 - rank]]
+        cut = padded.chunk(2 * pieces)
+        local += [cut[rank], cut[2 * pieces - 1 - rank]]
         starts.append(starts[-1] + whole)
     micro = MicroBatch(data["input_ids"], data["input_lengths"], torch.tensor(starts, dtype=torch.int32))
     request = ScoreRequest(TEMPERATURES, True, logits.shape[2], 5)

@@ -49,7 +49,7 @@ def spec_of(method: str, **changes: Any) -> RunSpec:
         "responses_per_prompt": GROUP, "minibatch_responses": PROMPTS * GROUP, "temperature": TEMPERATURE,
         "clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.001, "vocabulary": VOCABULARY, "chunk_tokens": 64,
         "overlong_filter": False, "turn_separator": None, "scoring_noise": 1e-3, "tolerances": TOLERANCES,
-        "conventions": PAPER,
+        "conventions": PAPER, "save_every": 0, "folder": "unused",
     }  # fmt: skip
     return RunSpec(**(values | changes))
 

@@ -1,0 +1,108 @@
+"""Rules that span several keys of a NeMo-RL run. Each raises ValueError with a sentence that names the keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nemo_uecr.config.methods import needs_of
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
+
+__all__ = ["batch", "data_parallel", "layout", "lengths", "student_gpus", "teacher", "teacher_gpus"]
+
+
+def student_gpus(config: NemoConfig) -> int:
+    """GPUs that the student trains on."""
+    return config.cluster.nodes * config.cluster.gpus_per_node - config.teacher.dedicated_gpus
+
+
+def teacher_gpus(config: NemoConfig) -> int:
+    """GPUs that the teacher scores on: its own, or the student's."""
+    return config.teacher.dedicated_gpus or student_gpus(config)
+
+
+def data_parallel(gpus: int, parallel: ParallelConfig) -> int:
+    """Data-parallel size of a model on that many GPUs; the remainder is checked in `layout`."""
+    return gpus // (parallel.tensor * parallel.pipeline * parallel.context)
+
+
+def batch(config: NemoConfig) -> None:
+    """Refuse mini-batches that do not fit the batch of responses."""
+    responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
+    minibatch = config.train.minibatch_responses
+    if minibatch > responses or responses % minibatch:
+        raise ValueError(
+            f"train.minibatch_responses: got {minibatch}, expected a divisor of rollout.prompts_per_step * "
+            f"rollout.responses_per_prompt = {responses}"
+        )
+
+
+def teacher(config: NemoConfig) -> None:
+    """Refuse a method that reads teacher scores without a teacher, and GPUs for a teacher nobody reads."""
+    needed = needs_of(config.method.name).teacher
+    if needed and config.teacher.model_name is None:
+        raise ValueError(
+            f"teacher.model_name: got null, but method {config.method.name} reads a teacher; make one with method grpo, "
+            "convert it and name its folder"
+        )
+    if not needed and config.teacher.dedicated_gpus:
+        raise ValueError(
+            f"teacher.dedicated_gpus: got {config.teacher.dedicated_gpus}, but method {config.method.name} loads no "
+            "teacher; set it to 0"
+        )
+
+
+def layout(config: NemoConfig) -> None:
+    """Refuse models that do not fit the GPUs, and a global batch that the data-parallel ranks cannot share."""
+    _dedicated(config)
+    student = student_gpus(config)
+    _divides("student", student, config.student.parallel)
+    ranks = data_parallel(student, config.student.parallel)
+    if config.train.minibatch_responses % ranks:
+        raise ValueError(
+            f"train.minibatch_responses: got {config.train.minibatch_responses}, which the {ranks} data-parallel ranks "
+            f"of the student on {student} GPUs cannot share equally; change it, student.parallel or the GPUs"
+        )
+    if needs_of(config.method.name).teacher:
+        _divides("teacher", teacher_gpus(config), config.teacher.parallel)
+    if student % config.rollout.tensor:
+        raise ValueError(f"rollout.tensor: got {config.rollout.tensor}, expected a divisor of the {student} GPUs")
+
+
+def _dedicated(config: NemoConfig) -> None:
+    own, cluster = config.teacher.dedicated_gpus, config.cluster
+    whole = own % cluster.gpus_per_node == 0 and own < cluster.nodes * cluster.gpus_per_node
+    part = cluster.nodes == 1 and own < cluster.gpus_per_node
+    if own and not (whole or part):
+        raise ValueError(
+            f"teacher.dedicated_gpus: got {own} of {cluster.nodes} x {cluster.gpus_per_node}, expected some of one "
+            "node's GPUs or whole nodes, with GPUs left for the student"
+        )
+
+
+def _divides(who: str, gpus: int, parallel: ParallelConfig) -> None:
+    size = parallel.tensor * parallel.pipeline * parallel.context
+    if gpus < size or gpus % size:
+        raise ValueError(
+            f"{who}.parallel: tensor * pipeline * context = {size} does not divide the {gpus} GPUs of the {who}; change "
+            "the layout or the GPUs"
+        )
+    if parallel.sequence and parallel.tensor == 1:
+        raise ValueError(f"{who}.parallel.sequence: got true, but {who}.parallel.tensor = 1 has nothing to share")
+
+
+def lengths(config: NemoConfig) -> None:
+    """Refuse micro-batches in which the longest sequence does not fit."""
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    for name in ("train", "scoring"):
+        tokens = getattr(config, name).tokens_per_microbatch
+        if tokens < longest:
+            raise ValueError(
+                f"{name}.tokens_per_microbatch: got {tokens}, expected at least data.max_prompt_tokens + "
+                f"rollout.max_response_tokens = {longest}"
+            )
+    data = config.data
+    given = [value is not None for value in (data.difficulty_key, data.difficulty_low, data.difficulty_high)]
+    if any(given) != all(given):
+        raise ValueError("data.difficulty_key, data.difficulty_low and data.difficulty_high: expected all or none")

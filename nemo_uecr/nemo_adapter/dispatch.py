@@ -1,0 +1,112 @@
+"""One method call on every worker of a group, with an end: a dead or silent worker becomes an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nemo_uecr.megatron_worker.request import ScoreRequest
+from nemo_uecr.nemo_adapter.errors import WorkerError
+
+#: Axes along which every worker gets the same rows and gives the same answer.
+REPLICATED = ("context_parallel", "tensor_parallel", "pipeline_parallel")
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls under way.
+
+    Attributes:
+        futures: one for each worker, in rank order.
+        names: of the workers, in the same order.
+        method: what was called.
+    """
+
+    futures: Sequence[Any]
+    names: Sequence[str]
+    method: str
+
+
+def wait(calls: Calls, *, seconds: float) -> None:
+    """Return when every worker has answered.
+
+    Raises:
+        WorkerError: a worker died, raised, or did not answer in time; the first such worker is named, because its
+            partners only wait for it.
+    """
+    import ray
+
+    waiting = dict(zip(calls.futures, calls.names, strict=True))
+    deadline = _Deadline(seconds)
+    while waiting:
+        done, _ = ray.wait(list(waiting), num_returns=1, timeout=deadline.left())
+        if not done:
+            silent = ", ".join(sorted(waiting.values()))
+            raise WorkerError(
+                f"{calls.method}: no answer within {seconds:g} s from {silent}; expected all workers of the group. One "
+                "hangs or waits for a partner: look at its log, or raise scoring.timeout_s"
+            )
+        name = waiting.pop(done[0])
+        try:
+            ray.get(done[0])
+        except ray.exceptions.RayActorError as error:
+            raise WorkerError(
+                f"{calls.method}: worker {name} died ({_first_line(error)}); expected an answer. Look at its log; the "
+                "usual cause is memory"
+            ) from error
+        except ray.exceptions.RayTaskError as error:
+            raise WorkerError(f"{calls.method}: worker {name} raised {_first_line(error.cause)}") from error
+
+
+def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float, batch_class: Any) -> Any:
+    """A policy's scores: rows cut over its data-parallel ranks as for its log-probabilities, and put back in order."""
+    shards, order = policy._shard_for_logprob(data)
+    group = policy.worker_group
+    bundle = group.run_all_workers_sharded_data(
+        "score_tokens",
+        data=shards,
+        in_sharded_axes=["data_parallel"],
+        replicate_on_axes=list(REPLICATED),
+        output_is_replicated=list(REPLICATED),
+        common_kwargs={"request": request},
+    )
+    wait(Calls(bundle.futures, worker_names(group), "score_tokens"), seconds=seconds)
+    answer = batch_class.from_batches(group.get_all_worker_results(bundle))
+    if order is not None:
+        answer.reorder_data(order)
+    return answer
+
+
+def call_all(policy: Any, method: str, *, seconds: float, **arguments: Any) -> list[Any]:
+    """The answers of every worker to the same call."""
+    import ray
+
+    group = policy.worker_group
+    futures = group.run_all_workers_single_data(method, **arguments)
+    wait(Calls(futures, worker_names(group), method), seconds=seconds)
+    answers: list[Any] = ray.get(futures)
+    return answers
+
+
+def worker_names(group: Any) -> list[str]:
+    """Names of a group's workers in rank order."""
+    return [str(worker["name"]) for worker in group.worker_metadata]
+
+
+class _Deadline:
+    """Seconds left of a span that began with it."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] | None = None) -> None:
+        import time
+
+        self._clock = clock or time.monotonic
+        self._end = self._clock() + seconds
+
+    def left(self) -> float:
+        return max(0.0, self._end - self._clock())
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

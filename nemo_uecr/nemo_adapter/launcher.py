@@ -1,0 +1,144 @@
+"""Starts a run: NeMo-RL's own set-up and its own, unmodified training loop, with our parts handed in."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.core.records import Settings
+from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.nemo_adapter import upstream
+from nemo_uecr.nemo_adapter.context import StepContext
+from nemo_uecr.nemo_adapter.estimator import UecrEstimator
+from nemo_uecr.nemo_adapter.loss import UecrLoss
+from nemo_uecr.nemo_adapter.policy import make_uecr_policy
+from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
+from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
+from nemo_uecr.nemo_adapter.teachers import RayTeacher, TeacherPlan, scoring_policy_class
+from nemo_uecr.nemo_adapter.translate import master_config
+from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+def train(config: NemoConfig) -> Path:
+    """Run to the last step; returns the run folder.
+
+    Raises:
+        UpstreamError: another NeMo-RL is installed.
+        DataError: student and teacher have different vocabularies.
+    """
+    version = upstream.check()
+    spec, plan = run_spec(config), teacher_plan(config)
+    check_models(config)
+    folder = Path(config.run.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    native_config = upstream.master_config_class()(**master_config(config, prompt_file=str(_prompt_file(config, folder))))
+    log.info("NeMo-RL %s, method %s, %d responses a step", version, spec.method_name, spec.responses)
+    parts = upstream.prepare_run(native_config)
+    context = StepContext(spec, completed_steps=0, tokenizer=parts.tokenizer)
+    groups = 3 if plan is not None and not plan.dedicated else 2
+
+    def make_policy(**given: Any) -> Any:
+        upstream.register_worker()
+        teacher = None if plan is None else _teacher(plan, config, given)
+        base = scoring_policy_class(timeout_s=config.scoring.timeout_s)
+        return make_uecr_policy(base)(
+            context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given
+        )
+
+    with upstream.substitutions(estimator=lambda: UecrEstimator(context), colocated_worker_groups=groups):
+        run = upstream.set_up(native_config, parts, make_policy)
+        context.resume_at(run.completed_steps)
+        upstream.run_loop(run, parts, _loss(spec))
+    return folder
+
+
+def run_spec(config: NemoConfig) -> RunSpec:
+    """The record that policy, estimator and loss read."""
+    method, rollout, loss = config.method, config.rollout, config.loss
+    return RunSpec(
+        method_name=method.name,
+        settings=Settings(
+            alpha=method.alpha,
+            rho=method.rho,
+            tau_delta=method.tau_delta,
+            tau_entropy=method.tau_entropy,
+            std_floor=method.std_floor,
+            sample_std=method.std == "sample",
+            opd_coef=method.opd_coef,
+        ),
+        seed=config.run.seed,
+        prompts_per_step=rollout.prompts_per_step,
+        responses_per_prompt=rollout.responses_per_prompt,
+        minibatch_responses=config.train.minibatch_responses,
+        temperature=rollout.temperature,
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
+        kl_coef=loss.reference_kl,
+        vocabulary=config.student.vocabulary,
+        chunk_tokens=config.scoring.chunk_tokens,
+        overlong_filter=rollout.overlong_filter,
+        turn_separator=method.turn_separator,
+        scoring_noise=method.scoring_noise,
+        tolerances=config.tolerances.model_dump(),
+        conventions=Conventions(**config.conventions.model_dump()),
+        save_every=config.telemetry.save_batch_every,
+        folder=config.run.folder,
+    )
+
+
+def check_models(config: NemoConfig) -> None:
+    """Compare vocabularies before any worker starts.
+
+    Raises:
+        DataError: they differ.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    student, teacher = config.student.model_name, config.teacher.model_name
+    check_columns(AutoConfig.from_pretrained(student), expected=config.student.vocabulary, who="student")
+    if teacher_plan(config) is not None and teacher is not None:
+        check_columns(AutoConfig.from_pretrained(teacher), expected=config.student.vocabulary, who="teacher")
+        check_same_tokenizer(AutoTokenizer.from_pretrained(student), AutoTokenizer.from_pretrained(teacher))
+
+
+def _loss(spec: RunSpec) -> UecrLoss:
+    loss_type, input_type = upstream.loss_markers()
+    native = None
+    if spec.conventions.kl == "nemo_rl":
+        native = upstream.native_loss(
+            {
+                "reference_policy_kl_penalty": spec.kl_coef,
+                "ratio_clip_min": spec.clip_low,
+                "ratio_clip_max": spec.clip_high,
+            }
+        )
+    return UecrLoss(spec, loss_type=loss_type, input_type=input_type, native=native)
+
+
+def _teacher(plan: TeacherPlan, config: NemoConfig, given: dict[str, Any]) -> RayTeacher:
+    """The teacher, built before the student and asleep when the student is built."""
+    cluster = given["cluster"]
+    if plan.dedicated:
+        own, per_node = config.teacher.dedicated_gpus, config.cluster.gpus_per_node
+        counts = [own] if config.cluster.nodes == 1 else [per_node] * (own // per_node)
+        cluster = upstream.cluster_class()(
+            bundle_ct_per_node_list=counts,
+            use_gpus=True,
+            max_colocated_worker_groups=1,
+            num_gpus_per_node=counts[0],
+            name="uecr_teacher_cluster",
+        )
+    return RayTeacher(plan, student_config=given["config"], cluster=cluster, tokenizer=given["tokenizer"])
+
+
+def _prompt_file(config: NemoConfig, folder: Path) -> Path:
+    """The prompt template in NeMo-RL's form: a file with ``{}`` for the question and other braces doubled."""
+    before, after = config.data.prompt_template.split("{question}", 1)
+    text = "{}".join(part.replace("{", "{{").replace("}", "}}") for part in (before, after))
+    path = folder / "prompt.txt"
+    replace_file(path, text.encode())
+    return path.resolve()
