@@ -1,0 +1,118 @@
+"""The shipped NeMo-RL configurations compose, differ only where they say, and impossible ones are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.config.methods import METHOD_NEEDS
+from nemo_uecr.config.nemo_load import backend_of, load_nemo_config, nemo_values
+from nemo_uecr.errors import ConfigError
+
+CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
+SCALES = ("1p7b", "4b")
+#: What a user has to give: the teacher, and the size of the subset that the paper does not state.
+GIVEN = {"1p7b": ["teacher.model_name=teachers/4b"], "4b": ["teacher.model_name=teachers/8b", "data.subset=2000"]}
+#: The only keys in which an overlay may differ from UECR at its scale.
+LISTED = {"grpo": {"method.name", "teacher.model_name", "run.folder"}}
+OVERLAYS = [(scale, path) for scale in SCALES for path in sorted((CONFIGS / f"qwen3_{scale}").glob("*.yaml"))]
+
+
+def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    values: dict[str, object] = {}
+    for key, value in tree.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return values
+
+
+def stated(path: Path) -> dict[str, object]:
+    return flat(nemo_values(str(path), [])[0])
+
+
+def given(scale: str, name: str) -> list[str]:
+    return [text for text in GIVEN[scale] if name != "grpo" or not text.startswith("teacher.")]
+
+
+def test_there_is_one_overlay_for_each_other_method_at_each_scale() -> None:
+    for scale in SCALES:
+        assert {path.stem for found, path in OVERLAYS if found == scale} == set(METHOD_NEEDS) - {"uecr"}
+
+
+@pytest.mark.parametrize(("scale", "path"), OVERLAYS, ids=lambda value: getattr(value, "stem", value))
+def test_an_overlay_differs_only_in_the_listed_keys(scale: str, path: Path) -> None:
+    base, overlay = stated(CONFIGS / f"uecr_qwen3_{scale}.yaml"), stated(path)
+    differing = {key for key in base.keys() | overlay.keys() if base.get(key) != overlay.get(key)}
+    assert differing <= LISTED.get(path.stem, {"method.name", "run.folder"})
+    assert "method.name" in differing
+
+
+@pytest.mark.parametrize(("scale", "path"), OVERLAYS, ids=lambda value: getattr(value, "stem", value))
+def test_every_overlay_composes(scale: str, path: Path) -> None:
+    config = load_nemo_config(path, given(scale, path.stem))
+    assert config.method.name == path.stem
+    assert config.run.folder == f"runs/{path.stem}_qwen3_{scale}"
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_paper_settings(scale: str) -> None:
+    config = load_nemo_config(CONFIGS / f"uecr_qwen3_{scale}.yaml", GIVEN[scale])
+    assert (config.rollout.prompts_per_step, config.rollout.responses_per_prompt) == (126, 8)
+    assert (config.rollout.temperature, config.rollout.top_p, config.rollout.top_k) == (0.7, 0.95, 20)
+    assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == (2048, 16384)
+    assert (config.loss.clip_low, config.loss.clip_high, config.loss.reference_kl) == (0.2, 0.2, 0.001)
+    assert config.train.learning_rate == 1e-6
+    expected = {"1p7b": (515, 5, 7, "Qwen/Qwen3-1.7B-Base"), "4b": (160, 6, 8, "Qwen/Qwen3-4B")}[scale]
+    data = config.data
+    assert (config.train.steps, data.difficulty_low, data.difficulty_high, config.student.model_name) == expected
+    assert config.data.enable_thinking is False
+
+
+@pytest.mark.parametrize("name", ["grpo_teacher_qwen3_4b", "grpo_teacher_qwen3_8b"])
+def test_teacher_recipes_need_no_teacher(name: str) -> None:
+    config = load_nemo_config(CONFIGS / f"{name}.yaml", [])
+    assert (config.method.name, config.teacher.model_name) == ("grpo", None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "teacher.model_name: missing"),
+        (["teacher.model_name=null"], "method uecr reads a teacher"),
+        (["teacher.model_name=t", "teacher.model=t"], "unknown key teacher.model; the nearest known key is"),
+        (["teacher.model_name=t", "cluster.gpus_per_node=5"], "1008, which the 5 data-parallel ranks"),
+        (["teacher.model_name=t", "student.parallel.tensor=3"], "does not divide the 8 GPUs of the student"),
+        (["teacher.model_name=t", "train.minibatch_responses=1000"], "expected a divisor of"),
+        (["teacher.model_name=t", "teacher.dedicated_gpus=8"], "with GPUs left for the student"),
+        (["teacher.model_name=t", "scoring.tokens_per_microbatch=100"], "expected at least data.max_prompt_tokens"),
+        (["teacher.model_name=t", "method.rho=1.0"], "method.rho: got 1.0"),
+        (["teacher.model_name=t", "student.parallel.sequence=true"], "has nothing to share"),
+        (["teacher.model_name=t", "method.name=urce"], "the nearest method is"),
+    ],
+)
+def test_an_impossible_run_is_refused_in_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match="(?s)" + message.replace("(", r"\(")) as caught:
+        load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "dedicated", "nodes"), [(8, 1, 1), (8, 2, 1), (6, 0, 1), (7, 0, 1), (8, 0, 1), (8, 8, 2)]
+)
+def test_layouts_that_share_the_batch(gpus: int, dedicated: int, nodes: int) -> None:
+    """1008 = 7 * 144 = 6 * 168 = 8 * 126; with one of eight GPUs for the teacher seven train."""
+    overrides = [
+        f"cluster.gpus_per_node={gpus}", f"teacher.dedicated_gpus={dedicated}", f"cluster.nodes={nodes}",
+    ]  # fmt: skip
+    load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *overrides])
+
+
+def test_the_subset_size_is_the_users_to_state() -> None:
+    with pytest.raises(ConfigError, match=r"data\.subset: missing"):
+        load_nemo_config(CONFIGS / "uecr_qwen3_4b.yaml", ["teacher.model_name=t"])
+
+
+def test_the_backend_is_read_first() -> None:
+    assert backend_of(CONFIGS / "uecr_qwen3_4b.yaml", []) == "nemo_rl"
+    assert backend_of(CONFIGS / "uecr_qwen3_4b.yaml", ["backend=local"]) == "local"
