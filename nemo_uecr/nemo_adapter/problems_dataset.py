@@ -19,7 +19,7 @@ class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
         difficulty_key: str | None,
         difficulty_low: float | None,
         difficulty_high: float | None,
-        subset: int | None,
+        problem_count: int | None,
         seed: int,
         **unread: Any,
     ) -> None:
@@ -27,7 +27,7 @@ class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
         from datasets import Dataset
 
         rows = selected_rows(
-            data_path, difficulty_key=difficulty_key, low=difficulty_low, high=difficulty_high, subset=subset, seed=seed
+            data_path, difficulty_key=difficulty_key, low=difficulty_low, high=difficulty_high, subset=problem_count, seed=seed
         )
         self.task_name = "problems"
         self.val_dataset = None

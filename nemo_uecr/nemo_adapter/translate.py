@@ -278,7 +278,7 @@ def _data(config: NemoConfig, prompt_file: str) -> dict[str, Any]:
         "difficulty_key": data.difficulty_key,
         "difficulty_low": data.difficulty_low,
         "difficulty_high": data.difficulty_high,
-        "subset": data.subset,
+        "problem_count": data.subset,
         "seed": config.run.seed,
         "prompt_file": prompt_file,
         "system_prompt_file": None,

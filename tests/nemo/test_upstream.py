@@ -1,0 +1,147 @@
+"""The checks of NeMo-RL itself: the version at hand passes, another is refused in one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.nemo_adapter import upstream
+from nemo_uecr.nemo_adapter.errors import UpstreamError
+from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
+from nemo_uecr.nemo_adapter.translate import master_config
+from tests.config.test_nemo import CONFIGS, GIVEN, SCALES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_version_at_hand_passes(nemo_rl: str) -> None:
+    assert nemo_rl.startswith("0.7.")
+
+
+def test_a_changed_signature_is_named(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    grpo = upstream.grpo_module()
+    monkeypatch.setattr(grpo, "_create_advantage_estimator", lambda master_config, logger: None)
+    with pytest.raises(UpstreamError, match=r"_create_advantage_estimator takes \(master_config, logger\)") as caught:
+        upstream.check()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_name_is_named(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = importlib.import_module("nemo_rl.models.policy.lm_policy")
+    monkeypatch.delattr(policy.Policy, "_shard_for_logprob")
+    with pytest.raises(UpstreamError, match=r"has no Policy\._shard_for_logprob"):
+        upstream.check()
+
+
+def test_another_version_is_refused(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = importlib.import_module("nemo_rl.package_info")
+    monkeypatch.setattr(info, "MINOR", 9)
+    with pytest.raises(UpstreamError, match=r"expected 0\.7\.x"):
+        upstream.check()
+
+
+@pytest.mark.skipif("NEMO_RL_NEWEST" not in os.environ, reason="NEMO_RL_NEWEST names no source tree")
+def test_the_newest_commit_is_refused_clearly() -> None:
+    """It calls itself 0.6 while its interfaces are newer than 0.7's: refused until it is checked."""
+    code = "from nemo_uecr.nemo_adapter import upstream; upstream.check()"
+    paths = os.pathsep.join([str(ROOT), os.environ["NEMO_RL_NEWEST"]])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "UpstreamError: NeMo-RL says it is version" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_shipped_configurations_fit_nemo_rls_schema(nemo_rl: str, scale: str) -> None:
+    config = load_nemo_config(CONFIGS / f"uecr_qwen3_{scale}.yaml", GIVEN[scale])
+    made = upstream.master_config_class()(**master_config(config, prompt_file="prompt.txt"))
+    assert made.grpo["use_leave_one_out_baseline"] is False
+    assert made.loss_fn.force_on_policy_ratio is False
+
+
+def shipped() -> Any:
+    """The keys of NeMo-RL's own Megatron configuration."""
+    from omegaconf import OmegaConf
+
+    utils = importlib.import_module("nemo_rl.utils.config")
+    utils.register_omegaconf_resolvers()
+    path = Path(os.environ["NEMO_RL_SOURCE"]) / "examples" / "configs" / "grpo_math_1B_megatron.yaml"
+    return OmegaConf.to_container(utils.load_config(str(path)), resolve=False)
+
+
+def translated() -> dict[str, Any]:
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"])
+    return master_config(config, prompt_file="prompt.txt")
+
+
+def test_every_translated_key_is_one_that_nemo_rl_ships(nemo_rl: str) -> None:
+    """A misspelt key would be accepted by NeMo-RL's schema and read by nobody."""
+    known = shipped()
+    unknown = {name for name in paths_of(translated()) if not is_in(known, name)}
+    assert unknown == {
+        *(f"data.train.{key}" for key in (
+            "data_path", "question_key", "answer_key", "difficulty_key", "difficulty_low", "difficulty_high",
+            "problem_count", "prompt_file", "system_prompt_file", "processor", "env_name",
+        )),
+        "policy.tokenizer.chat_template_kwargs.enable_thinking", "policy.uecr.temperature", "policy.uecr.filters",
+        "policy.uecr.vocabulary", "policy.megatron_cfg.use_linear_ce_fusion_loss",
+        "grpo.skip_reference_policy_logprobs_calculation",
+    }  # fmt: skip
+
+
+def test_nothing_that_nemo_rl_ships_is_left_out(nemo_rl: str) -> None:
+    """NeMo-RL reads most keys with [...]; one that is missing would end the run late."""
+    ours = translated()
+    missing = {name for name in paths_of(shipped()) if not is_in(ours, name)}
+    unused = (
+        "policy.dtensor_cfg", "policy.generation.mcore_generation_config", "policy.megatron_cfg.peft", "policy.draft",
+        "policy.dynamic_batching", "policy.optimizer", "policy.scheduler", "data_plane", "data.default", "data.train",
+        "grpo.reward_shaping", "grpo.reward_scaling", "grpo.async_grpo", "loss_fn", "logger.mlflow.tracking_uri",
+    )  # fmt: skip
+    assert {name for name in missing if not name.startswith(unused)} == set()
+
+
+def test_the_teacher_is_the_raw_model(nemo_rl: str) -> None:
+    config = load_nemo_config(
+        CONFIGS / "uecr_qwen3_1p7b.yaml",
+        [*GIVEN["1p7b"], "student.megatron_checkpoint=student", "teacher.parallel.tensor=2"],
+    )
+    plan = teacher_plan(config)
+    assert plan is not None
+    student = master_config(config, prompt_file="prompt.txt")["policy"] | {"pretrained_checkpoint": {"path": "student"}}
+    teacher = plan.configuration(student)
+    generation = teacher["generation"]
+    assert (generation["temperature"], generation["top_p"], generation["top_k"]) == (1.0, 1.0, None)
+    assert "pretrained_checkpoint" not in teacher
+    assert teacher["model_name"] == "teachers/4b"
+    assert teacher["megatron_cfg"]["tensor_model_parallel_size"] == 2
+    # Nothing of the student's was changed on the way.
+    assert student["generation"]["temperature"] == 0.7
+    assert student["megatron_cfg"]["tensor_model_parallel_size"] == 1
+
+
+def test_grpo_loads_no_teacher() -> None:
+    assert teacher_plan(load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", [])) is None
+
+
+def paths_of(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    names = []
+    for key, value in tree.items():
+        names += paths_of(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [f"{prefix}{key}"]
+    return names
+
+
+def is_in(tree: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not isinstance(tree, dict) or part not in tree:
+            return False
+        tree = tree[part]
+    return True
