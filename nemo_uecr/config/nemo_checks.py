@@ -43,7 +43,7 @@ def teacher(config: NemoConfig) -> None:
     needed = needs_of(config.method.name).teacher
     if needed and config.teacher.model_name is None:
         raise ValueError(
-            f"teacher.model_name: got null, but method {config.method.name} reads a teacher; make one with method grpo, "
+            f"teacher.model_name: got null, but method {config.method.name} reads a teacher; make one with grpo, "
             "convert it and name its folder"
         )
     if not needed and config.teacher.dedicated_gpus:
@@ -85,8 +85,8 @@ def _divides(who: str, gpus: int, parallel: ParallelConfig) -> None:
     size = parallel.tensor * parallel.pipeline * parallel.context
     if gpus < size or gpus % size:
         raise ValueError(
-            f"{who}.parallel: tensor * pipeline * context = {size} does not divide the {gpus} GPUs of the {who}; change "
-            "the layout or the GPUs"
+            f"{who}.parallel: tensor * pipeline * context = {size} does not divide the {gpus} GPUs of the {who}; "
+            "change the layout or the GPUs"
         )
     if parallel.sequence and parallel.tensor == 1:
         raise ValueError(f"{who}.parallel.sequence: got true, but {who}.parallel.tensor = 1 has nothing to share")

@@ -78,23 +78,25 @@ def _keys(model: type[BaseModel], prefix: str) -> list[str]:
     return names
 
 
-def _tree(text: str) -> dict[str, object]:
+def _tree(text: str) -> dict[object, object]:
     name, equals, written = text.lstrip("+").partition("=")
     if not equals or not name:
         raise ConfigError(f"override {text!r}: expected key=value, for example train.steps=10")
     legal = nemo_keys()
     if name not in legal:
-        raise ConfigError(f"override {text!r}: unknown key {name}; the nearest known key is {nearest_name(name, legal)}")
+        raise ConfigError(
+            f"override {text!r}: unknown key {name}; the nearest known key is {nearest_name(name, legal)}"
+        )
     try:
         value: object = yaml.safe_load(written)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML") from error
     if isinstance(value, str):
         value = _number(value)
-    for part in reversed(name.split(".")):
+    first, *rest = name.split(".")
+    for part in reversed(rest):
         value = {part: value}
-    assert isinstance(value, dict)  # noqa: S101  a name has at least one part
-    return value
+    return {first: value}
 
 
 def _number(text: str) -> object:

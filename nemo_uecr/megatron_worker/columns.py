@@ -57,9 +57,7 @@ def score_columns(
     Returns:
         [B, S] float32 columns by name on the CPU, 0 where there is no real token to score.
     """
-    found = scored_predictions(
-        micro, logits.shape[1], cp_rank=parallel.context_rank, cp_size=parallel.context_size
-    )
+    found = scored_predictions(micro, logits.shape[1], cp_rank=parallel.context_rank, cp_size=parallel.context_size)
     logits_TV = logits.flatten(0, 1)
     shape = (micro.ids_BS.shape[0], micro.ids_BS.shape[1] - 1)
     columns = {name: torch.zeros(shape, device=logits.device) for name in request.columns}

@@ -106,8 +106,8 @@ def check_released(allocated: int, baseline: int, *, limit_mebi: int, who: str) 
     kept = (allocated - baseline) / MEBI
     if kept > limit_mebi:
         raise OffloadError(
-            f"{who} still holds {kept:.0f} MiB on the GPU after its offload; expected at most {limit_mebi} MiB. It would "
-            "take the memory that the student and the generator need"
+            f"{who} still holds {kept:.0f} MiB on the GPU after its offload; expected at most {limit_mebi} MiB. It "
+            "would take the memory that the student and the generator need"
         )
 
 

@@ -1,6 +1,6 @@
 """Where each scored token's logits stand in a micro-batch: padded rows, packed sequences, context-parallel shards.
 
-Shape legend: B = responses of a micro-batch, S = tokens of prompt and response (padded), N = scored tokens of this rank.
+Shape legend: B = responses of a micro-batch, S = tokens of prompt and response (padded), N = scored here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a scorer is asked, and what its answer says about itself. Legend: B = responses, S = tokens, K = temperatures."""
+"""What a scorer is asked, and what its answer says about itself.
+
+Shape legend: B = responses, S = tokens of prompt and response (padded), K = temperatures.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,8 @@ class ScoreRequest:
         """What the answer says about itself; equal texts mean comparable scores."""
         temperatures = ",".join(f"{value:g}" for value in self.temperatures)
         entropy = "+H in nats at temperature 1" if self.entropy else "none"
-        return (
-            f"temperatures {temperatures}; entropy {entropy}; no top-p or top-k; vocabulary {self.vocabulary}; {CONVENTION}"
-        )
+        filters = "no top-p or top-k"
+        return f"temperatures {temperatures}; entropy {entropy}; {filters}; vocabulary {self.vocabulary}; {CONVENTION}"
 
 
 def row_hash(ids_BS: Tensor, lengths_B: Tensor) -> Tensor:

@@ -87,7 +87,9 @@ class StepContext:
     def outcome(self) -> StepOutcome:
         """The step's advantages."""
         if self._outcome is None:
-            raise ContractError("no advantages for this step; expected the estimator to run between scoring and training")
+            raise ContractError(
+                "no advantages for this step; expected the estimator to run between scoring and training"
+            )
         return self._outcome
 
     def put_scores(self, scores: StepScores) -> None:

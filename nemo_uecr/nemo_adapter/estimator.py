@@ -110,7 +110,7 @@ def slots(problems: Sequence[int], responses_per_prompt: int) -> Tensor:
     for problem, times in torn.items():
         if times > -(-problems.count(problem) // responses_per_prompt):
             raise BatchFactsError(
-                f"the rows of problem {problem} are not side by side; expected up to {responses_per_prompt} neighbours: "
+                f"the rows of problem {problem} are not side by side; expected {responses_per_prompt} neighbours: "
                 "rows were reordered between rollout and advantages"
             )
     return torch.tensor(places)
@@ -118,7 +118,7 @@ def slots(problems: Sequence[int], responses_per_prompt: int) -> Tensor:
 
 def equal_rows(prompt_ids: Tensor) -> Tensor:
     """[B] groups of equal prompt token rows, NeMo-RL's own rule: two equal prompts become one group."""
-    _, group_B = torch.unique(prompt_ids, dim=0, return_inverse=True)
+    group_B: Tensor = torch.unique(prompt_ids, dim=0, return_inverse=True)[1]
     return group_B
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.errors import BatchFactsError
 from nemo_uecr.nemo_adapter.loss import PREFIX
@@ -40,7 +42,7 @@ def trained_tokens(data: Any) -> int:
 
 def _facts(context: StepContext, data: Any, result: Any) -> dict[str, tuple[int, int]]:
     spec, outcome = context.spec, context.outcome
-    groups = int(outcome.batch.group_B.unique().numel())
+    groups = int(torch.unique(outcome.batch.group_B).numel())
     dropped = int(outcome.truncated_B.sum()) if spec.overlong_filter else 0
     metrics = result["all_mb_metrics"]
     # NeMo-RL divides every metric by the number of optimizer steps, so that their sum is the mean over steps.

@@ -35,7 +35,9 @@ def train(config: NemoConfig) -> Path:
     check_models(config)
     folder = Path(config.run.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    native_config = upstream.master_config_class()(**master_config(config, prompt_file=str(_prompt_file(config, folder))))
+    native_config = upstream.master_config_class()(
+        **master_config(config, prompt_file=str(_prompt_file(config, folder)))
+    )
     log.info("NeMo-RL %s, method %s, %d responses a step", version, spec.method_name, spec.responses)
     parts = upstream.prepare_run(native_config)
     context = StepContext(spec, completed_steps=0, tokenizer=parts.tokenizer)

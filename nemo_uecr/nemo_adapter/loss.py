@@ -65,11 +65,9 @@ class UecrLoss:
         metrics = self._metrics(loss, next_token_logprobs, data, mask, float(global_valid_toks))
         if self._native is None:
             return loss.total, metrics
-        total, native_metrics = self._native_total(
-            next_token_logprobs, data, mask, global_valid_seqs, global_valid_toks
-        )
-        native_metrics["loss"] = float(total.detach())
-        return total, metrics | native_metrics
+        total, native_metrics = self._native(next_token_logprobs, data, global_valid_seqs, global_valid_toks)
+        total = total + self._second(next_token_logprobs, data, mask, float(global_valid_toks))
+        return total, metrics | native_metrics | {"loss": float(total.detach())}
 
     def _surrogates(self, data: Mapping[str, Tensor]) -> tuple[tuple[Tensor, float], ...]:
         first = (at_predicting_position(data["advantages"]), 1.0)
@@ -90,17 +88,13 @@ class UecrLoss:
             **self._clip,
         )
 
-    def _native_total(
-        self, logp: Tensor, data: Any, mask: Tensor, global_valid_seqs: Tensor, global_valid_toks: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
-        """NeMo-RL's own loss of the first surrogate with its KL, plus our second surrogate without one."""
-        assert self._native is not None
-        total, metrics = self._native(logp, data, global_valid_seqs, global_valid_toks)
+    def _second(self, logp: Tensor, data: Mapping[str, Tensor], mask: Tensor, tokens: float) -> Tensor:
+        """The surrogates after the first, which NeMo-RL's own loss does not know, without a KL of their own."""
+        total = logp.new_zeros(())
         for advantage, coefficient in self._surrogates(data)[1:]:
             ratio = importance_ratio(logp, at_predicting_position(data["prev_logprobs"]), mask)
-            tokens = clipped_surrogate(ratio, advantage, mask, **self._clip)
-            total = total + coefficient * tokens.sum() / float(global_valid_toks)
-        return total, dict(metrics)
+            total = total + coefficient * clipped_surrogate(ratio, advantage, mask, **self._clip).sum() / tokens
+        return total
 
     def _metrics(
         self, loss: PolicyLoss, logp: Tensor, data: Mapping[str, Tensor], mask: Tensor, tokens: float

@@ -27,7 +27,12 @@ class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
         from datasets import Dataset
 
         rows = selected_rows(
-            data_path, difficulty_key=difficulty_key, low=difficulty_low, high=difficulty_high, subset=problem_count, seed=seed
+            data_path,
+            difficulty_key=difficulty_key,
+            low=difficulty_low,
+            high=difficulty_high,
+            subset=problem_count,
+            seed=seed,
         )
         self.task_name = "problems"
         self.val_dataset = None

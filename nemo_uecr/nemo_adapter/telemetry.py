@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.facts import trained_rows, trained_tokens
@@ -71,7 +73,7 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
 def _counts(context: StepContext, data: Any) -> dict[str, float]:
     outcome = context.outcome
     return {
-        "count/prompts": float(outcome.batch.group_B.unique().numel()),
+        "count/prompts": float(torch.unique(outcome.batch.group_B).numel()),
         "count/unique_prompts": float(outcome.unique_prompts),
         "count/trajectories": float(outcome.batch.responses),
         "count/rewarded": float(outcome.batch.task_reward_B.numel()),

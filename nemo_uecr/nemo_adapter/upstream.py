@@ -30,71 +30,58 @@ _CLUSTER = "nemo_rl.distributed.virtual_cluster"
 _REGISTRY = "nemo_rl.distributed.ray_actor_environment_registry"
 
 
+#: Callables that this back end replaces, wraps or calls, with the parameters it counts on; where the list ends in
+#: "...", further parameters may follow.
+TABLE = f"""
+{_GRPO} _create_advantage_estimator: master_config
+{_GRPO} setup: master_config tokenizer dataset val_dataset processor policy_factory
+{_GRPO} grpo_train: policy policy_generation wrapped_dataloader val_dataloader tokenizer loss_fn task_to_env
+    val_task_to_env logger checkpointer grpo_save_state master_config
+{_GRPO} RayVirtualCluster.__init__: self bundle_ct_per_node_list use_gpus max_colocated_worker_groups
+    num_gpus_per_node name ...
+{_POLICY} Policy.__init__: self cluster config tokenizer name_prefix workers_per_node init_optimizer weights_path
+    optimizer_path init_reference_model processor worker_extension_cls_fqn
+{_POLICY} Policy.get_logprobs: self data timer
+{_POLICY} Policy.get_reference_policy_logprobs: self data micro_batch_size timer
+{_POLICY} Policy.train: self data loss_fn eval_mode gbs mbs timer check_dim_skip_keys
+{_POLICY} Policy.prepare_for_lp_inference: self args kwargs
+{_POLICY} Policy.prepare_for_training: self args kwargs
+{_POLICY} Policy.calibrate_qkv_fp8_scales: self data micro_batch_size ...
+{_POLICY} Policy.offload_after_refit: self
+{_POLICY} Policy.shutdown: self
+{_POLICY} Policy._shard_for_logprob: self data
+{_GROUPS} RayWorkerGroup.run_all_workers_single_data: self method_name args ...
+{_GROUPS} RayWorkerGroup.run_all_workers_sharded_data: self method_name args in_sharded_axes replicate_on_axes
+    output_is_replicated make_dummy_calls_to_free_axes common_kwargs kwargs
+{_GROUPS} RayWorkerGroup.get_all_worker_results: self future_bundle ...
+{_LOSS} ClippedPGLossFn.__init__: self cfg
+{_LOSS} ClippedPGLossFn.__call__: self next_token_logprobs data global_valid_seqs global_valid_toks
+{_BATCH} BatchedDataDict.reorder_data: self reorded_indices
+{_BATCH} BatchedDataDict.from_batches: batches pad_value_dict
+{_REGISTRY} get_actor_python_env: actor_class_fqn
+"""
+
+
 @dataclass(frozen=True)
 class Expected:
-    """A callable of NeMo-RL with the parameters that this back end counts on.
-
-    Attributes:
-        module: where it lives.
-        name: its qualified name in the module.
-        parameters: names in order; a longer signature is accepted only if ``open_end``.
-        open_end: whether further parameters may follow.
-    """
+    """A line of the table: module, qualified name, parameters in order, and whether more may follow."""
 
     module: str
     name: str
     parameters: tuple[str, ...]
-    open_end: bool = False
+    open_end: bool
 
 
-def _expect(module: str, name: str, parameters: str, *, open_end: bool = False) -> Expected:
-    return Expected(module, name, tuple(parameters.split()), open_end)
-
-
-#: Replaced or wrapped: the signature must be exactly this. Only called: further parameters may follow.
-TABLE = (
-    _expect(_GRPO, "_create_advantage_estimator", "master_config"),
-    _expect(_GRPO, "setup", "master_config tokenizer dataset val_dataset processor policy_factory"),
-    _expect(
-        _GRPO,
-        "grpo_train",
-        "policy policy_generation wrapped_dataloader val_dataloader tokenizer loss_fn task_to_env val_task_to_env "
-        "logger checkpointer grpo_save_state master_config",
-    ),
-    _expect(
-        _GRPO,
-        "RayVirtualCluster.__init__",
-        "self bundle_ct_per_node_list use_gpus max_colocated_worker_groups num_gpus_per_node name",
-        open_end=True,
-    ),
-    _expect(
-        _POLICY,
-        "Policy.__init__",
-        "self cluster config tokenizer name_prefix workers_per_node init_optimizer weights_path optimizer_path "
-        "init_reference_model processor worker_extension_cls_fqn",
-    ),
-    _expect(_POLICY, "Policy.get_logprobs", "self data timer"),
-    _expect(_POLICY, "Policy.get_reference_policy_logprobs", "self data micro_batch_size timer"),
-    _expect(_POLICY, "Policy.train", "self data loss_fn eval_mode gbs mbs timer check_dim_skip_keys"),
-    _expect(_POLICY, "Policy.prepare_for_lp_inference", "self args kwargs"),
-    _expect(_POLICY, "Policy.calibrate_qkv_fp8_scales", "self data micro_batch_size", open_end=True),
-    _expect(_POLICY, "Policy.offload_after_refit", "self"),
-    _expect(_POLICY, "Policy.shutdown", "self"),
-    _expect(_POLICY, "Policy._shard_for_logprob", "self data"),
-    _expect(_POLICY, "Policy.run_all_workers_single_data", "self method_name args kwargs"),
-    _expect(
-        _GROUPS,
-        "RayWorkerGroup.run_all_workers_sharded_data",
-        "self method_name args in_sharded_axes replicate_on_axes output_is_replicated "
-        "make_dummy_calls_to_free_axes common_kwargs kwargs",
-    ),
-    _expect(_GROUPS, "RayWorkerGroup.get_all_worker_results", "self future_bundle", open_end=True),
-    _expect(_LOSS, "ClippedPGLossFn.__init__", "self cfg"),
-    _expect(_LOSS, "ClippedPGLossFn.__call__", "self next_token_logprobs data global_valid_seqs global_valid_toks"),
-    _expect(_BATCH, "BatchedDataDict.reorder_data", "self reorded_indices"),
-    _expect(_BATCH, "BatchedDataDict.from_batches", "batches pad_value_dict"),
-    _expect(_REGISTRY, "get_actor_python_env", "actor_class_fqn"),
-)
+def expected_signatures() -> list[Expected]:
+    """The table, line by line."""
+    found = []
+    for line in TABLE.replace("\n    ", " ").strip().splitlines():
+        target, _, names = line.partition(": ")
+        module, name = target.split()
+        parameters = tuple(names.split())
+        open_end = parameters[-1] == "..."
+        found.append(Expected(module, name, parameters[:-1] if open_end else parameters, open_end))
+    return found
 
 
 def check() -> str:
@@ -107,7 +94,7 @@ def check() -> str:
         UpstreamError: NeMo-RL is not importable, is another version, or a callable changed; one line says which.
     """
     version = _version()
-    for expected in TABLE:
+    for expected in expected_signatures():
         _check_signature(expected, version)
     registry = _load(_REGISTRY, version).ACTOR_ENVIRONMENT_REGISTRY
     if NATIVE_WORKER_FQN not in registry:
@@ -389,16 +376,6 @@ def set_up(config: Any, parts: Prepared, make_policy: Callable[..., Any]) -> Set
 def run_loop(run: SetUp, parts: Prepared, loss: Any) -> None:
     """NeMo-RL's own training loop, unmodified."""
     grpo_module().grpo_train(
-        run.policy,
-        run.generation,
-        run.dataloader,
-        None,
-        parts.tokenizer,
-        loss,
-        parts.environments,
-        None,
-        run.logger,
-        run.checkpointer,
-        run.state,
-        run.config,
-    )
+        run.policy, run.generation, run.dataloader, None, parts.tokenizer, loss, parts.environments, None,
+        run.logger, run.checkpointer, run.state, run.config,
+    )  # fmt: skip

@@ -27,7 +27,7 @@ class WorkerMethods:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build NeMo-RL's worker, remembering the GPU's memory before it, and correct its sampling parameters."""
-        self._baseline = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+        self._baseline = int(torch.cuda.memory_allocated())
         super().__init__(*args, **kwargs)
         options = self.cfg["uecr"]
         if options["filters"] == "paper":
@@ -52,7 +52,7 @@ class WorkerMethods:
     def move_model(
         self, model: torch.nn.Module, device: str, move_params: bool = True, move_grads: bool = True
     ) -> torch.nn.Module:
-        """NeMo-RL's own for wrapped models; a plain one is moved parameter by parameter, so that its memory is freed."""
+        """NeMo-RL's own for wrapped models; a plain one is really moved, so that its memory is freed."""
         if upstream.is_wrapped(model):
             moved: torch.nn.Module = super().move_model(model, device, move_params, move_grads)  # type: ignore[misc]
             return moved

@@ -46,9 +46,11 @@ CONTRACT: dict[str, Rule] = {
         "config", "core", "data", "evaluation", "scoring", "telemetry", "verifier",
         packages="torch transformers safetensors",
     ),
+    "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
+    "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", packages="torch"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench",
+        "bench", "nemo_adapter",
     ),
 }  # fmt: skip
 """Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""

@@ -34,7 +34,9 @@ class MegatronMicroBatches:
         from megatron.core import parallel_state
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        parts = [{name: value[start : start + MICRO] for name, value in data.items()} for start in range(0, ROWS, MICRO)]
+        parts = [
+            {name: value[start : start + MICRO] for name, value in data.items()} for start in range(0, ROWS, MICRO)
+        ]
 
         def step(iterator: Iterator[dict[str, Tensor]], model: Any) -> Any:
             part = next(iterator)

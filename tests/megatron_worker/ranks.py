@@ -23,10 +23,11 @@ def run_ranks(world: int, function: Callable[..., Any], **arguments: Any) -> lis
     """
     with tempfile.TemporaryDirectory() as folder:
         call = (function.__module__, function.__qualname__, arguments)
+        packed = pickle.dumps(call).hex()
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _paths()}
         processes = [
             subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", __name__, folder, str(rank), str(world), pickle.dumps(call).hex()],
+                [sys.executable, "-W", "ignore", "-m", __name__, folder, str(rank), str(world), packed],
                 env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
             for rank in range(world)

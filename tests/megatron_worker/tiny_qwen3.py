@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class PackedAttention(torch.nn.Module):
             return self._attend(q, k, v).permute(2, 0, 1, 3).flatten(2)
         out = torch.zeros_like(query)
         starts = packed.cu_seqlens_q_padded.tolist()
-        for begin, end in zip(starts, starts[1:], strict=False):
+        for begin, end in itertools.pairwise(starts):
             q, k, v = (x[begin:end].transpose(0, 1) for x in (query, key, value))
             out[begin:end] = self._attend(q, k, v).transpose(0, 1)
         return out.flatten(1)
@@ -85,7 +86,9 @@ def parallel_model(tensor: int, pipeline: int, *, padded_vocabulary: int = VOCAB
     return model.eval()
 
 
-def _load(model: Any, whole: dict[str, Tensor], tensor: int, pipeline: int, padded_vocabulary: int) -> None:
+def _load(  # noqa: C901 - one branch a parameter
+    model: Any, whole: dict[str, Tensor], tensor: int, pipeline: int, padded_vocabulary: int
+) -> None:
     from megatron.core import parallel_state as state
 
     rank = state.get_tensor_model_parallel_rank()

@@ -99,7 +99,12 @@ def _loop(policy: Any, loss: Any, spec: RunSpec, steps: int, problems: TinyProbl
     grpo = upstream.grpo_module()
     torch.manual_seed(5)
     loader = StatefulDataLoader(
-        problems, batch_size=spec.prompts_per_step, shuffle=False, collate_fn=rl_collate_fn, drop_last=True, num_workers=0
+        problems,
+        batch_size=spec.prompts_per_step,
+        shuffle=False,
+        collate_fn=rl_collate_fn,
+        drop_last=True,
+        num_workers=0,
     )
     logger = MagicMock()
     generation = TinyGeneration(policy.model, upstream.batch_class(), policy.events)

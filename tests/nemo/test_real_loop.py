@@ -102,9 +102,7 @@ def test_equal_prompts_stay_apart() -> None:
     """Problems 0 and 1 have the same tokens: the paper's grouping keeps them apart, NeMo-RL's merges them."""
     twins = TinyProblems(seed_of=lambda index: max(index, 1))
     ours = train_ours(spec_of("uecr"), steps=1, teacher=teacher_of("uecr"), problems=twins)
-    merged = train_ours(
-        spec_of("uecr", conventions=NATIVE), steps=1, teacher=teacher_of("uecr"), problems=twins
-    )
+    merged = train_ours(spec_of("uecr", conventions=NATIVE), steps=1, teacher=teacher_of("uecr"), problems=twins)
     assert ours.metrics[0]["group/count"] == PROMPTS
     assert merged.metrics[0]["group/count"] == PROMPTS - 1
 
@@ -114,10 +112,12 @@ def test_substitutions_are_taken_back() -> None:
 
     grpo = upstream.grpo_module()
     before = (grpo._create_advantage_estimator, grpo.RayVirtualCluster)
-    with (
-        pytest.raises(RuntimeError, match="inside"),
-        upstream.substitutions(estimator=object, colocated_worker_groups=3),
-    ):
-        assert grpo._create_advantage_estimator is not before[0]
-        raise RuntimeError("inside")
+
+    def fail_inside() -> None:
+        with upstream.substitutions(estimator=object, colocated_worker_groups=3):
+            assert grpo._create_advantage_estimator is not before[0]
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail_inside()
     assert (grpo._create_advantage_estimator, grpo.RayVirtualCluster) == before

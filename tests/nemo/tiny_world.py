@@ -92,7 +92,7 @@ class TinyTeacher:
 
 
 class TinyPolicy:
-    """What NeMo-RL's policy does, in this process: no workers, Adam, and metrics as its Megatron worker returns them."""
+    """What NeMo-RL's policy does, in this process: Adam, and metrics as its Megatron worker returns them."""
 
     def __init__(self, model: TinyModel, *, minibatch: int, parallel: int = 1, lr: float = 1e-2) -> None:
         self.model, self.reference = model, copy.deepcopy(model)
@@ -129,9 +129,7 @@ class TinyPolicy:
         columns = columns_of(self.model, data, ScoreRequest((TEMPERATURE,), False, VOCABULARY, 64))
         return type(data)({"logprobs": columns["logp_0"]})
 
-    def get_reference_policy_logprobs(
-        self, data: Any, micro_batch_size: int | None = None, timer: Any = None
-    ) -> Any:
+    def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
         columns = columns_of(self.reference, data, ScoreRequest((TEMPERATURE,), False, VOCABULARY, 64))
         return type(data)({"reference_logprobs": columns["logp_0"]})
 
@@ -139,7 +137,7 @@ class TinyPolicy:
         size = gbs or self.cfg["train_global_batch_size"]
         rows = data["input_ids"].shape[0]
         assert rows % size == 0, f"{rows} rows do not divide into {size}"
-        self.trained.append({name: value for name, value in data.items()})
+        self.trained.append(dict(data))
         steps = rows // size
         losses, norms, metrics = [], [], []
         for start in range(0, rows, size):
