@@ -1,0 +1,130 @@
+"""What each rank does in the test of NeMo-RL's own Megatron forward: our scores beside its log-probabilities."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import types
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from nemo_uecr.megatron_worker.columns import ModelParallel
+from nemo_uecr.megatron_worker.impl import score_tokens
+from nemo_uecr.megatron_worker.request import ScoreRequest
+from tests.megatron_worker.cpu import allow_cpu
+from tests.megatron_worker.on_ranks import TEMPERATURES, batch
+
+MICRO = 2
+
+
+class _AbsentBridge(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands in for megatron-bridge, which NeMo-RL's forward imports for names that a plain model never uses."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        wanted = name == "megatron.bridge" or name.startswith("megatron.bridge.")
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
+
+    def create_module(self, spec: Any) -> Any:
+        module: Any = types.ModuleType(spec.name)
+        module.__path__ = []
+        module.__getattr__ = _made_up
+        return module
+
+    def exec_module(self, module: Any) -> None: ...
+
+
+def _made_up(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {})
+
+
+def score_and_compare(rank: int, *, tensor: int, pipeline: int, packed: bool) -> dict[str, Any]:
+    """Our scores through NeMo-RL's forward, and its own log-probabilities at T_r of the same model and batch."""
+    sys.path.append(os.environ["NEMO_RL_SOURCE"])
+    sys.meta_path.insert(0, _AbsentBridge())
+    allow_cpu()
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo_uecr.nemo_adapter import megatron_forward, upstream
+    from tests.megatron_worker.tiny_qwen3 import VOCABULARY, parallel_model
+
+    upstream.check()
+    _without_megatron_training()
+    parallel_state.initialize_model_parallel(tensor, pipeline)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    worker = SimpleNamespace(
+        model=parallel_model(tensor, pipeline), cfg=_settings(tensor, pipeline, packed=packed),
+        mcore_state=SimpleNamespace(straggler_timer=None), delegate_pack_to_model=False, defer_fp32_logits=False,
+    )  # fmt: skip
+    groups = upstream.model_parallel_groups()
+    ours = score_tokens(
+        megatron_forward.MegatronForward(worker), _data(packed=packed),
+        ScoreRequest(TEMPERATURES, True, VOCABULARY, 5), ModelParallel(groups.tensor, groups.context),
+        pipeline=groups.pipeline, device=torch.device("cpu"),
+    )  # fmt: skip
+    return {"ours": ours, "native": _native(worker, _data(packed=packed), upstream.temperature_only(TEMPERATURES[0]))}
+
+
+def _without_megatron_training() -> None:
+    """Masks and positions of padded rows, which NeMo-RL takes from a package that is not on PyPI."""
+    from nemo_rl.models.megatron import data
+
+    def causal(data: torch.Tensor, **kwargs: Any) -> Any:
+        width = data.shape[1]
+        mask = torch.triu(torch.ones(1, 1, width, width, dtype=torch.bool), 1)
+        return mask, None, torch.arange(width).expand_as(data)
+
+    data.get_ltor_masks_and_position_ids = causal
+
+
+def _data(*, packed: bool) -> Any:
+    from nemo_uecr.nemo_adapter import upstream
+
+    data = upstream.batch_class()(batch())
+    data["token_mask"], data["sample_mask"] = torch.ones(data["input_ids"].shape), torch.ones(data["input_ids"].shape[0])
+    if not packed:
+        return data
+    arguments = {
+        "algorithm": "modified_first_fit_decreasing", "input_key": "input_ids", "max_tokens_per_microbatch": 24,
+        "input_lengths_key": "input_lengths", "sequence_length_pad_multiple": 4,
+    }  # fmt: skip
+    shards, order = data.shard_by_batch_size(1, batch_size=None, sequence_packing_args=arguments)
+    assert sorted(order) == list(range(len(order)))
+    return shards[0]
+
+
+def _settings(tensor: int, pipeline: int, *, packed: bool) -> dict[str, Any]:
+    return {
+        "sequence_packing": {"enabled": packed}, "dynamic_batching": {"enabled": False}, "logprob_batch_size": MICRO,
+        "logprob_chunk_size": None, "make_sequence_length_divisible_by": 4,
+        "megatron_cfg": {
+            "tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline,
+            "context_parallel_size": 1, "sequence_parallel": False, "use_linear_ce_fusion_loss": False,
+        },
+    }  # fmt: skip
+
+
+def _native(worker: Any, data: Any, sampling: Any) -> torch.Tensor | None:
+    """NeMo-RL's own scoring of the same batch, on the last stage."""
+    from megatron.core import parallel_state
+    from nemo_rl.models.megatron import data as nemo_data
+    from nemo_rl.models.megatron import train
+
+    batches, count, size, width, padded = nemo_data.get_microbatch_iterator(
+        data, worker.cfg, MICRO, straggler_timer=None, delegate_pack_to_model=False
+    )
+    with torch.no_grad():
+        found = train.megatron_forward_backward(
+            model=worker.model, data_iterator=batches, seq_length=padded, mbs=size, num_microbatches=count,
+            post_processing_fn=train.LogprobsPostProcessor(worker.cfg, sampling_params=sampling), forward_only=True,
+            sampling_params=sampling,
+        )  # fmt: skip
+    if not parallel_state.is_pipeline_last_stage():
+        return None
+    pad = torch.nn.functional.pad
+    return torch.cat([pad(part["logprobs"], (0, width - part["logprobs"].shape[1])) for part in found])

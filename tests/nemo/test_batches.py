@@ -1,0 +1,193 @@
+"""Batches through NeMo-RL's own sharding, and one saved step through every back end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.core.loss import policy_loss
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.megatron_worker.request import ScoreRequest
+from nemo_uecr.nemo_adapter import upstream
+from nemo_uecr.nemo_adapter.errors import BatchFactsError, ContractError
+from nemo_uecr.nemo_adapter.scorer import score
+from tests.nemo.loop import spec_of, train_ours
+from tests.nemo.tiny_world import (
+    TEMPERATURE,
+    VOCABULARY,
+    TinyGeneration,
+    TinyModel,
+    TinyTeacher,
+    columns_of,
+    training_logp,
+)
+
+ROWS = 1007
+REQUEST = ScoreRequest((TEMPERATURE, 1.0), True, VOCABULARY, 64)
+
+
+class ShardedScorer:
+    """Cuts a batch with NeMo-RL's own code, scores each part, and puts the answers back in order."""
+
+    def __init__(self, parallel: int, *, packed: bool) -> None:
+        self.model, self.data_parallel_size, self.packed = TinyModel(0), parallel, packed
+
+    def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
+        arguments = {
+            "algorithm": "modified_first_fit_decreasing", "input_key": "input_ids", "max_tokens_per_microbatch": 64,
+            "input_lengths_key": "input_lengths", "sequence_length_pad_multiple": 1,
+        }  # fmt: skip
+        order = None
+        if self.packed:
+            shards, order = data.shard_by_batch_size(
+                self.data_parallel_size, batch_size=None, sequence_packing_args=arguments
+            )
+        else:
+            shards = data.shard_by_batch_size(self.data_parallel_size, batch_size=None)
+        answer = upstream.batch_class().from_batches([columns_of(self.model, shard, request) for shard in shards])
+        if order is not None:
+            answer.reorder_data(order)
+        return answer
+
+
+def batch_of(rows: int) -> Any:
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(2, 9, (rows,), generator=generator)
+    ids = torch.randint(1, VOCABULARY, (rows, 8), generator=generator)
+    return upstream.batch_class()(
+        {
+            "input_ids": ids, "input_lengths": lengths, "token_mask": torch.ones(rows, 8),
+            "sample_mask": torch.ones(rows),
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("parallel", [2, 4])
+def test_1007_rows_on_two_and_four_ranks(nemo_rl: str, parallel: int, packed: bool) -> None:
+    """No row is dropped, duplicated or moved, and the masked rows are gone."""
+    data = batch_of(ROWS)
+    found = score(ShardedScorer(parallel, packed=packed), data, REQUEST, name="student")
+    expected = columns_of(TinyModel(0), data, REQUEST)
+    assert found.logp[0].shape[0] == ROWS
+    torch.testing.assert_close(found.logp[0], expected["logp_0"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.entropy_BS, expected["entropy"], atol=1e-6, rtol=0)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_1007_responses_train_on_four_ranks() -> None:
+    """53 prompts of 19 responses: a masked row completes the batch for scoring and for the update."""
+    spec = spec_of("uecr", prompts_per_step=53, responses_per_prompt=19, minibatch_responses=ROWS)
+    run = train_ours(spec, steps=1, teacher=TinyTeacher(TinyModel(9), [], parallel=4), parallel=4)
+    assert run.teacher is not None
+    assert run.teacher.rows == [1008]
+    trained = run.policy.trained[0]
+    assert trained["sample_mask"].tolist() == [1.0] * ROWS + [0.0]
+    assert run.metrics[0]["count/trained"] == ROWS
+    assert run.metrics[0]["group/count"] == 53
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd", "grpo"])
+def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> None:
+    """The adapter's first loss equals that of `replay`'s advantages, and that of `core` as the local loop calls it."""
+    spec = spec_of(method, save_every=1, folder=str(tmp_path))
+    teacher = TinyTeacher(TinyModel(9), []) if METHODS[method].needs_teacher else None
+    run = train_ours(spec, steps=1, teacher=teacher)
+    path = tmp_path / "batches" / "step-000001.safetensors"
+    saved = load_batch(path)
+    settings = [f"{name}={value}" for name, value in saved.settings.items() if value is not None]
+    out = tmp_path / "advantages.safetensors"
+    subprocess.run(
+        [sys.executable, "-m", "nemo_uecr", "replay", str(path), "--method", method, "--set", *settings, "--out", str(out)],
+        check=True, cwd=Path(__file__).resolve().parents[2],
+    )  # fmt: skip
+    from safetensors.torch import load_file
+
+    replayed = load_file(out)
+    assert torch.equal(replayed["advantage"], run.policy.trained[0]["advantages"])
+    assert loss_of(saved.tensors, replayed, spec.kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
+    direct = METHODS[method].compute(_scored(saved, path), spec.settings_of(0))
+    assert loss_of(saved.tensors, direct.named_tensors(), spec.kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
+
+
+def _scored(saved: Any, path: Path) -> Any:
+    from nemo_uecr.cli.replay import scored_batch
+
+    return scored_batch(saved, path)
+
+
+def loss_of(tensors: dict[str, Tensor], advantages: dict[str, Tensor], kl_coef: float) -> float:
+    """The loss of a saved step at the model it was sampled from, token columns as they are: no shift, no NeMo-RL."""
+    mask = tensors["mask"]
+    logp = torch.cat((torch.zeros(mask.shape[0], 1), training_logp(TinyModel(0), tensors["token_ids"])), 1)
+    surrogates = tuple(
+        (advantages[name], 1.0) for name in ("advantage", "advantage_opd") if name in advantages
+    )
+    loss = policy_loss(
+        logp_BT=logp, old_logp_BT=tensors["old_logp_rollout"], surrogates=surrogates, mask_BT=mask,
+        denominator=float(mask.sum()), clip_low=0.2, clip_high=0.2, ref_logp_BT=tensors["ref_logp"], kl_coef=kl_coef,
+    )  # fmt: skip
+    return float(loss.total.detach())
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_teacher_that_scores_other_tokens_stops_the_run() -> None:
+    class Confused(TinyTeacher):
+        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+            return super().score_tokens(type(data)({**data, "input_ids": data["input_ids"].flip(0)}), request)
+
+    with pytest.raises(ContractError, match="scores of the teacher belong to other token ids"):
+        train_ours(spec_of("uecr"), steps=1, teacher=Confused(TinyModel(9), []))
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_teacher_at_the_students_temperature_stops_the_run() -> None:
+    class Warm(TinyTeacher):
+        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+            warm = ScoreRequest((TEMPERATURE,), request.entropy, request.vocabulary, request.chunk_tokens)
+            return super().score_tokens(data, warm)
+
+    with pytest.raises(ContractError, match=r"temperatures 0\.7"):
+        train_ours(spec_of("uecr"), steps=1, teacher=Warm(TinyModel(9), []))
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_lost_response_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that NeMo-RL cut and masked, which it does without a word, is noticed."""
+    from tests.nemo import tiny_world
+
+    honest = tiny_world.TinyProblems.__getitem__
+
+    def masked(self: Any, index: int) -> dict[str, Any]:
+        return honest(self, index) | {"loss_multiplier": 0.0 if index == 1 else 1.0}
+
+    monkeypatch.setattr(tiny_world.TinyProblems, "__getitem__", masked)
+    with pytest.raises(BatchFactsError, match="the number of responses trained is 24; expected 32"):
+        train_ours(spec_of("grpo"), steps=1, teacher=None)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_filter_in_generation_does_not_leak_into_training() -> None:
+    """The generator's own log-probabilities may be filtered; ratio and loss do not read them."""
+    spec = spec_of("grpo")
+    plain = train_ours(spec, steps=1, teacher=None)
+    honest = TinyGeneration.generate
+
+    def filtered(self: Any, data: Any, greedy: bool = False) -> Any:
+        answer = honest(self, data, greedy)
+        return type(answer)({**answer, "logprobs": answer["logprobs"] * 0.5})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TinyGeneration, "generate", filtered)
+        other = train_ours(spec, steps=1, teacher=None)
+    assert other.policy.losses == plain.policy.losses
+    assert other.metrics[0]["policy/first_ratio_error"] == 0.0
+    assert other.metrics[0]["token_mult_prob_error"] > 1.01

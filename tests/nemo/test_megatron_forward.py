@@ -1,0 +1,29 @@
+"""Our scores at T_r are NeMo-RL's own log-probabilities: its forward, its packing, real megatron-core, several ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.megatron_worker.on_ranks import batch
+from tests.megatron_worker.ranks import run_ranks
+from tests.nemo.nemo_forward import score_and_compare
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "packed"),
+    [(2, 1, False), (1, 2, True), (2, 1, True)],
+    ids=["tp2-padded", "pp2-packed", "tp2-packed"],
+)
+def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: int, packed: bool) -> None:
+    pytest.importorskip("megatron.core")
+    results = run_ranks(tensor * pipeline, score_and_compare, tensor=tensor, pipeline=pipeline, packed=packed)
+    native = next(result["native"] for result in results if result["native"] is not None)
+    for result in results:
+        ours = result["ours"]["logp_0"]
+        # Behind the end of a sequence NeMo-RL's column holds scores of padding; ours holds 0.
+        real = ours != 0
+        assert int(real.sum()) == int((batch()["input_lengths"] - 1).sum())
+        torch.testing.assert_close(ours[real], native[real].float(), atol=2e-6, rtol=0)
+        assert float(result["ours"]["entropy"][real].min()) > 0

@@ -1,0 +1,58 @@
+"""NeMo-RL's own unit tests pass with our substitutions installed as they do without."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = [
+    "algorithms/test_advantage_estimator.py", "algorithms/test_grpo.py", "algorithms/test_loss_functions.py",
+    "algorithms/test_utils.py",
+]  # fmt: skip
+PLUGIN = '''
+import pytest
+from nemo_uecr.nemo_adapter import upstream
+
+upstream.check()
+grpo = upstream.grpo_module()
+native = grpo._create_advantage_estimator
+
+
+@pytest.fixture(autouse=True)
+def substituted():
+    with upstream.substitutions(estimator=lambda: None, colocated_worker_groups=3):
+        substitute = grpo._create_advantage_estimator
+        grpo._create_advantage_estimator = lambda config: substitute(config) or native(config)
+        yield
+'''
+BARE = "from nemo_uecr.nemo_adapter import upstream\nupstream.check()\n"
+
+
+def outcomes(plugin: str, folder: Path) -> dict[str, str]:
+    """Result of every native test by name."""
+    folder.mkdir()
+    (folder / "plugin.py").write_text(plugin)
+    source = Path(os.environ["NEMO_RL_SOURCE"])
+    paths = os.pathsep.join([str(folder), str(source), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [
+            sys.executable, "-W", "ignore", "-m", "pytest", "-p", "plugin", "-o", "addopts=", "-q", "-rA", "-p",
+            "no:cacheprovider", *(f"tests/unit/{module}" for module in MODULES),
+        ],
+        cwd=source, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+    found = re.findall(r"^(PASSED|FAILED|ERROR) (\S+)", done.stdout, flags=re.MULTILINE)
+    return {name: result for result, name in found}
+
+
+@pytest.mark.slow
+def test_the_native_suite_is_unmoved(nemo_rl: str, tmp_path: Path) -> None:
+    ours, bare = outcomes(PLUGIN, tmp_path / "ours"), outcomes(BARE, tmp_path / "bare")
+    assert sum(result == "PASSED" for result in bare.values()) > 100
+    assert ours == bare
