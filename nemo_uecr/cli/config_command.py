@@ -11,6 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from nemo_uecr.cli import nemo_rl
 from nemo_uecr.cli.configuration import add_config_arguments, objective_of
 from nemo_uecr.errors import DataError
 
@@ -32,6 +33,9 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.config.load import load_config
     from nemo_uecr.config.show import annotated_yaml
 
+    if nemo_rl.is_nemo_rl(args.config, args.overrides):
+        (nemo_rl.show if args.action == "show" else nemo_rl.check)(args.config, args.overrides)
+        return 0
     loaded = load_config(args.config, args.overrides)
     if args.action == "show":
         sys.stdout.write(annotated_yaml(loaded.config, loaded.origins))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from nemo_uecr.cli import nemo_rl
 from nemo_uecr.cli.configuration import add_config_arguments, load_and_report, train_loaded
 
 __all__ = ["add_arguments", "run"]
@@ -26,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train."""
-    folder = train_loaded(load_and_report(args.config, args.overrides), resume=args.resume)
+    if nemo_rl.is_nemo_rl(args.config, args.overrides):
+        folder = nemo_rl.train(args.config, args.overrides)
+    else:
+        folder = train_loaded(load_and_report(args.config, args.overrides), resume=args.resume)
     sys.stdout.write(f"run: {folder}\n")
     return 0

@@ -9,6 +9,7 @@ from typing import Any
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import Settings
 from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
@@ -56,6 +57,25 @@ def train(config: NemoConfig) -> Path:
         context.resume_at(run.completed_steps)
         upstream.run_loop(run, parts, _loss(spec))
     return folder
+
+
+def check_schema(config: NemoConfig) -> str:
+    """Validate the translated configuration with NeMo-RL's own schema; returns NeMo-RL's version.
+
+    Raises:
+        UpstreamError: another NeMo-RL is installed.
+        ConfigError: its schema refuses the configuration.
+    """
+    from pydantic import ValidationError
+
+    version = upstream.check()
+    try:
+        upstream.master_config_class()(**master_config(config, prompt_file="prompt.txt"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"NeMo-RL {version} refuses {where}: {first['msg']} (got {first['input']!r})") from error
+    return version
 
 
 def run_spec(config: NemoConfig) -> RunSpec:

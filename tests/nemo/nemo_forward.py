@@ -54,7 +54,7 @@ def score_and_compare(rank: int, *, tensor: int, pipeline: int, packed: bool) ->
     from tests.megatron_worker.tiny_qwen3 import VOCABULARY, parallel_model
 
     upstream.check()
-    _without_megatron_training()
+    _for_older_megatron()
     parallel_state.initialize_model_parallel(tensor, pipeline)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     worker = SimpleNamespace(
@@ -70,8 +70,8 @@ def score_and_compare(rank: int, *, tensor: int, pipeline: int, packed: bool) ->
     return {"ours": ours, "native": _native(worker, _data(packed=packed), upstream.temperature_only(TEMPERATURES[0]))}
 
 
-def _without_megatron_training() -> None:
-    """Masks and positions of padded rows, which NeMo-RL takes from a package that is not on PyPI."""
+def _for_older_megatron() -> None:
+    """What NeMo-RL takes from newer or unpublished Megatron packages: masks of padded rows, a field of packed ones."""
     from nemo_rl.models.megatron import data
 
     def causal(data: torch.Tensor, **kwargs: Any) -> Any:
@@ -79,14 +79,22 @@ def _without_megatron_training() -> None:
         mask = torch.triu(torch.ones(1, 1, width, width, dtype=torch.bool), 1)
         return mask, None, torch.arange(width).expand_as(data)
 
-    data.get_ltor_masks_and_position_ids = causal
+    def packed_parameters(total_tokens: int, **known: Any) -> Any:
+        """megatron-core on PyPI is older than NeMo-RL's and does not know the total."""
+        return native(**known)
+
+    native = data.PackedSeqParams
+    data.get_ltor_masks_and_position_ids, data.PackedSeqParams = causal, packed_parameters
 
 
 def _data(*, packed: bool) -> Any:
     from nemo_uecr.nemo_adapter import upstream
 
     data = upstream.batch_class()(batch())
-    data["token_mask"], data["sample_mask"] = torch.ones(data["input_ids"].shape), torch.ones(data["input_ids"].shape[0])
+    data["token_mask"], data["sample_mask"] = (
+        torch.ones(data["input_ids"].shape),
+        torch.ones(data["input_ids"].shape[0]),
+    )
     if not packed:
         return data
     arguments = {

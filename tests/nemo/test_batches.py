@@ -105,10 +105,8 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> 
     saved = load_batch(path)
     settings = [f"{name}={value}" for name, value in saved.settings.items() if value is not None]
     out = tmp_path / "advantages.safetensors"
-    subprocess.run(
-        [sys.executable, "-m", "nemo_uecr", "replay", str(path), "--method", method, "--set", *settings, "--out", str(out)],
-        check=True, cwd=Path(__file__).resolve().parents[2],
-    )  # fmt: skip
+    command = [sys.executable, "-m", "nemo_uecr", "replay", str(path), "--method", method, "--set", *settings]
+    subprocess.run([*command, "--out", str(out)], check=True, cwd=Path(__file__).resolve().parents[2])
     from safetensors.torch import load_file
 
     replayed = load_file(out)
@@ -128,9 +126,7 @@ def loss_of(tensors: dict[str, Tensor], advantages: dict[str, Tensor], kl_coef: 
     """The loss of a saved step at the model it was sampled from, token columns as they are: no shift, no NeMo-RL."""
     mask = tensors["mask"]
     logp = torch.cat((torch.zeros(mask.shape[0], 1), training_logp(TinyModel(0), tensors["token_ids"])), 1)
-    surrogates = tuple(
-        (advantages[name], 1.0) for name in ("advantage", "advantage_opd") if name in advantages
-    )
+    surrogates = tuple((advantages[name], 1.0) for name in ("advantage", "advantage_opd") if name in advantages)
     loss = policy_loss(
         logp_BT=logp, old_logp_BT=tensors["old_logp_rollout"], surrogates=surrogates, mask_BT=mask,
         denominator=float(mask.sum()), clip_low=0.2, clip_high=0.2, ref_logp_BT=tensors["ref_logp"], kl_coef=kl_coef,

@@ -1,4 +1,4 @@
-"""Our scores at T_r are NeMo-RL's own log-probabilities: its forward, its packing, real megatron-core, several ranks."""
+"""Our scores at T_r are NeMo-RL's own log-probabilities: its forward and packing over real megatron-core."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ MODULES = [
     "algorithms/test_advantage_estimator.py", "algorithms/test_grpo.py", "algorithms/test_loss_functions.py",
     "algorithms/test_utils.py",
 ]  # fmt: skip
-PLUGIN = '''
+PLUGIN = """
 import pytest
 from nemo_uecr.nemo_adapter import upstream
 
@@ -30,7 +30,7 @@ def substituted():
         substitute = grpo._create_advantage_estimator
         grpo._create_advantage_estimator = lambda config: substitute(config) or native(config)
         yield
-'''
+"""
 BARE = "from nemo_uecr.nemo_adapter import upstream\nupstream.check()\n"
 
 
