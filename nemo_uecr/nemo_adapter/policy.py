@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -64,6 +65,8 @@ class PolicyMethods:
         with self._timed("score_student"):
             self._bring_student()
             student_scores = score(cast(TokenScorer, self), data, spec.student_request(), name="student")
+            if spec.conventions.filters == "nemo_rl":
+                student_scores = replace(student_scores, logp=(self._filtered(data, timer), student_scores.logp[1]))
         scores = StepScores(student_scores, teacher_scores, data["token_mask"], data["sample_mask"], data["input_ids"])
         context.put_scores(scores)
         return type(data)({"logprobs": student_scores.logp[0]})
@@ -114,6 +117,13 @@ class PolicyMethods:
         """End the teacher's workers and the student's."""
         ended = True if self._teacher is None else self._teacher.shutdown()
         return bool(super().shutdown()) and ended  # type: ignore[misc]
+
+    def _filtered(self, data: Any, timer: Any) -> torch.Tensor:
+        """[B, S] log pi_old at T_r with generation's top-p and top-k, as NeMo-RL trains on it."""
+        rows = data["input_ids"].shape[0]
+        padded = type(data)(with_masked_rows(data, padding_rows(rows, self.data_parallel_size)))
+        logp: torch.Tensor = super().get_logprobs(padded, timer=timer)["logprobs"][:rows]  # type: ignore[misc]
+        return logp
 
     def _bring_student(self) -> None:
         if self._student_waits:

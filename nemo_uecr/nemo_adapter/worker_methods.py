@@ -32,6 +32,9 @@ class WorkerMethods:
         options = self.cfg["uecr"]
         if options["filters"] == "paper":
             self.sampling_params = upstream.temperature_only(options["temperature"])
+        if not upstream.model_parallel_groups().last_stage:
+            # NeMo-RL divides the output of every pipeline stage by the temperature: hidden states, on all but the last.
+            self.sampling_params = None
         self._vocabulary = int(options["vocabulary"])
         self._hook_padded_vocabulary()
 

@@ -67,7 +67,13 @@ def score_and_compare(rank: int, *, tensor: int, pipeline: int, packed: bool) ->
         ScoreRequest(TEMPERATURES, True, VOCABULARY, 5), ModelParallel(groups.tensor, groups.context),
         pipeline=groups.pipeline, device=torch.device("cpu"),
     )  # fmt: skip
-    return {"ours": ours, "native": _native(worker, _data(packed=packed), upstream.temperature_only(TEMPERATURES[0]))}
+    sampling = upstream.temperature_only(TEMPERATURES[0])
+    return {
+        "ours": ours,
+        # As our worker sets it up: the temperature divides logits only.
+        "native": _native(worker, _data(packed=packed), sampling if groups.last_stage else None),
+        "every_stage": _native(worker, _data(packed=packed), sampling),
+    }
 
 
 def _for_older_megatron() -> None:
