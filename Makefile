@@ -9,9 +9,11 @@ STAMP := $(VENV)/.installed
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
 # More arguments for pytest, the demo or the benchmarks: make test ARGS="-k config", make demo ARGS=method.name=grpo
 ARGS ?=
+# The interpreter of `make test-nemo`: it needs what NeMo-RL imports, see docs/nemo-rl.md.
+NEMO_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real lint typecheck bench clean
+.PHONY: help setup demo test test-real test-nemo lint typecheck bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +36,7 @@ demo: $(STAMP) ## train the shipped demo and open its report
 	$(BIN)/nemo-uecr demo $(ARGS)
 
 test: $(STAMP) ## the tests that need no GPU and no heavy dependency
-	$(ONE_THREAD) $(BIN)/python -m pytest -m "not real and not gpu" $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -m "not real and not nemo and not gpu" $(ARGS)
 
 test-real: $(STAMP) ## the tests against the real vLLM, Ray, Megatron and Slurm
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m real $(ARGS); code=$$?; \
@@ -43,6 +45,10 @@ test-real: $(STAMP) ## the tests against the real vLLM, Ray, Megatron and Slurm
 		echo "test-real: NOTHING WAS TESTED. No test is marked 'real' yet."; \
 		echo "============================================================"; \
 	else exit $$code; fi
+
+test-nemo: ## the tests inside NeMo-RL; NEMO_RL_SOURCE names its source tree, NEMO_PYTHON an interpreter with its packages
+	@test -n "$$NEMO_RL_SOURCE" || { echo "set NEMO_RL_SOURCE to NeMo-RL's source tree, version 0.7" >&2; exit 2; }
+	$(ONE_THREAD) $(NEMO_PYTHON) -m pytest -m nemo tests/nemo $(ARGS)
 
 lint: $(STAMP) ## style, format and spelling
 	$(BIN)/ruff check .

@@ -1,0 +1,142 @@
+"""Everything that needs one GPU and NeMo-RL's container, on a tiny Qwen3 made on the spot.
+
+    python tests/gpu/one_gpu.py TOKENIZER FOLDER
+
+TOKENIZER is a folder with a Qwen3 tokenizer and its chat template, FOLDER an empty folder for the run. It checks that
+the teacher's offload returns the GPU's memory to within 64 MiB, that `score_tokens` at T_r equals NeMo-RL's own
+log-probabilities, that three worker groups fit beside vLLM, and that ten real training steps end with the ratio of
+the first update at 1 within bf16's reach. It prints one line a check and exits with 1 at the first that fails.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_MEBI, MEBI, STEPS = 64, 1_048_576, 10
+#: bf16 keeps eight bits: two kernels may differ by this much in a log-probability of a tiny model.
+BF16 = 0.05
+
+
+def report(name: str, *, passed: bool, detail: str) -> None:
+    """One line a check; the first failure ends the script."""
+    sys.stdout.write(f"{'pass' if passed else 'FAIL'}  {name}: {detail}\n")
+    sys.stdout.flush()
+    if not passed:
+        sys.exit(1)
+
+
+def make_model(folder: Path, tokenizer_folder: str, *, seed: int) -> tuple[Path, int]:
+    """A random Qwen3 of two layers with the tokenizer beside it; returns its folder and vocabulary."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    vocabulary = -(-len(tokenizer) // 128) * 128
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocabulary, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, intermediate_size=512, max_position_embeddings=2048, tie_word_embeddings=False,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder, vocabulary
+
+
+def make_problems(path: Path) -> Path:
+    """Sixty-four sums."""
+    rows = [{"question": f"{a} + {a + 1} = ?", "final_answer": str(2 * a + 1), "difficulty": 6} for a in range(64)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def overrides(folder: Path, student: Path, teacher: Path, vocabulary: int) -> list[str]:
+    """The shipped 1.7B configuration, made small enough for one GPU and a minute."""
+    return [
+        f"run.folder={folder / 'run'}", f"student.model_name={student}", f"teacher.model_name={teacher}",
+        f"student.vocabulary={vocabulary}", f"data.train={make_problems(folder / 'problems.jsonl')}",
+        "data.max_prompt_tokens=256", "rollout.max_response_tokens=64", "rollout.prompts_per_step=4",
+        "rollout.responses_per_prompt=4", "rollout.gpu_memory=0.3", "rollout.enforce_eager=true",
+        "train.minibatch_responses=16", "train.tokens_per_microbatch=1024", "scoring.tokens_per_microbatch=1024",
+        f"train.steps={STEPS}", "cluster.gpus_per_node=1", "checkpoint.every=0", "telemetry.save_batch_every=1",
+        f"tolerances.first_ratio={BF16}", "scoring.timeout_s=600",
+    ]  # fmt: skip
+
+
+def check_offload(policy: Any) -> None:
+    """On and off three times: what the teacher leaves behind must neither stay nor grow."""
+    from nemo_uecr.nemo_adapter.dispatch import call_all
+
+    teacher = policy._teacher
+    before = call_all(teacher._policy, "gpu_memory", seconds=600)[0]
+    for cycle in range(3):
+        teacher.load()
+        loaded = call_all(teacher._policy, "gpu_memory", seconds=600)[0]
+        teacher.offload()
+        after = call_all(teacher._policy, "gpu_memory", seconds=600)[0]
+        detail = f"{before / MEBI:.1f} MiB off, {loaded / MEBI:.1f} on, {after / MEBI:.1f} off again"
+        passed = loaded > before and abs(after - before) <= LIMIT_MEBI * MEBI
+        report(f"teacher offload, cycle {cycle + 1}", passed=passed, detail=detail)
+
+
+def check_scores(policy: Any, vocabulary: int) -> None:
+    """Our column at T_r beside NeMo-RL's own, same model, same packing."""
+    import torch
+
+    from nemo_uecr.nemo_adapter import upstream
+
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([48, 17, 33, 64])
+    data = upstream.batch_class()(
+        {
+            "input_ids": torch.randint(0, vocabulary, (4, 64), generator=generator), "input_lengths": lengths,
+            "token_mask": torch.ones(4, 64), "sample_mask": torch.ones(4),
+        }
+    )  # fmt: skip
+    upstream.policy_class().prepare_for_lp_inference(policy)
+    native = upstream.policy_class().get_logprobs(policy, data)["logprobs"]
+    ours = policy.score_tokens(data, policy._context.spec.student_request())["logp_0"]
+    inside = (torch.arange(64)[None] < lengths[:, None]) & (torch.arange(64)[None] > 0)
+    worst = float((ours - native).abs()[inside].max())
+    report(
+        "score_tokens(T_r) against get_logprobs", passed=worst <= 1e-3, detail=f"largest difference {worst:.3g} nats"
+    )
+
+
+def main(tokenizer: str, target: str) -> None:
+    """Make the models, hook the checks in before the loop, and train."""
+    sys.path.insert(0, str(ROOT))
+    from nemo_uecr.config.nemo_load import load_nemo_config
+    from nemo_uecr.data.batch_file import load_batch
+    from nemo_uecr.nemo_adapter import launcher, upstream
+
+    folder = Path(target)
+    folder.mkdir(parents=True, exist_ok=True)
+    student, vocabulary = make_model(folder / "student", tokenizer, seed=0)
+    teacher, _ = make_model(folder / "teacher", tokenizer, seed=1)
+    config = load_nemo_config(
+        ROOT / "examples" / "configs" / "uecr_qwen3_1p7b.yaml", overrides(folder, student, teacher, vocabulary)
+    )
+    loop = upstream.run_loop
+
+    def checked_loop(run: Any, parts: Any, loss: Any) -> None:
+        report("three worker groups beside vLLM", passed=True, detail="set-up returned")
+        check_offload(run.policy)
+        check_scores(run.policy, vocabulary)
+        run.policy.offload_after_refit()
+        loop(run, parts, loss)
+
+    with patch.object(upstream, "run_loop", checked_loop):
+        launcher.train(config)
+    saved = sorted((folder / "run" / "batches").glob("*.safetensors"))
+    report("ten training steps", passed=len(saved) == STEPS, detail=f"{len(saved)} steps left a batch")
+    entropy = load_batch(saved[-1]).tensors["teacher_entropy"]
+    report("teacher entropy", passed=bool((entropy >= -1e-4).all()), detail=f"at most {float(entropy.max()):.3f} nats")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

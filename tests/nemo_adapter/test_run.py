@@ -1,0 +1,124 @@
+"""Launching: the run's record, the prompt file, problems, vocabularies, and the teacher's life."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.errors import DataError
+from nemo_uecr.nemo_adapter.errors import UpstreamError
+from nemo_uecr.nemo_adapter.launcher import _prompt_file, run_spec
+from nemo_uecr.nemo_adapter.problem_rows import selected_rows
+from nemo_uecr.nemo_adapter.scorer import on_device
+from nemo_uecr.nemo_adapter.translate import master_config
+from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
+from tests.config.test_nemo import CONFIGS, GIVEN, OVERLAYS, given
+
+
+@pytest.mark.parametrize(("scale", "path"), OVERLAYS, ids=lambda value: getattr(value, "stem", value))
+def test_every_overlay_has_what_its_method_needs(scale: str, path: Path) -> None:
+    spec = run_spec(load_nemo_config(path, given(scale, path.stem)))
+    settings = spec.settings_of(3)
+    assert all(getattr(settings, name) is not None for name in METHODS[path.stem].settings)
+    assert spec.responses == 1008
+    assert spec.teacher_request().temperatures == (1.0,)
+    assert spec.student_request().temperatures == (0.7, 1.0)
+
+
+def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:
+    spec = run_spec(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"]))
+    assert spec.settings_of(0).step == 0
+    assert spec.settings_of(0).seed != spec.settings_of(1).seed
+
+
+def test_a_dedicated_gpu_leaves_seven() -> None:
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "teacher.dedicated_gpus=1"])
+    cluster = master_config(config, prompt_file="p")["cluster"]
+    assert (cluster["num_nodes"], cluster["gpus_per_node"]) == (1, 7)
+    nodes = load_nemo_config(
+        CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "teacher.dedicated_gpus=8", "cluster.nodes=2"]
+    )
+    assert master_config(nodes, prompt_file="p")["cluster"]["num_nodes"] == 1
+
+
+def test_sequences_divide_for_student_and_teacher() -> None:
+    """Student TP2 with sequence parallel needs 2; a teacher with CP2 needs 4; both: 4."""
+    changes = [
+        "student.parallel.tensor=2", "student.parallel.sequence=true", "teacher.parallel.context=2",
+    ]  # fmt: skip
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *changes])
+    assert master_config(config, prompt_file="p")["policy"]["make_sequence_length_divisible_by"] == 4
+
+
+def test_the_prompt_keeps_its_braces(tmp_path: Path) -> None:
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"])
+    template = _prompt_file(config, tmp_path).read_text()
+    assert template.format("1+1?") == config.data.prompt_template.replace("{question}", "1+1?")
+    assert "\\boxed{}" in template.format("1+1?")
+
+
+def problems(tmp_path: Path) -> str:
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps({"question": f"q{i}", "difficulty": i % 10}) + "\n" for i in range(50)))
+    return str(path)
+
+
+def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> None:
+    path = problems(tmp_path)
+    kept = selected_rows(path, difficulty_key="difficulty", low=5, high=7, subset=None, seed=0)
+    assert {row["difficulty"] for row in kept} == {5, 6, 7}
+    assert len(kept) == 15
+    drawn = [selected_rows(path, difficulty_key="difficulty", low=5, high=7, subset=4, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(row in kept for row in drawn[0])
+
+
+def test_too_few_problems_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"15 problems are left to draw from; expected at least data\.subset=16"):
+        selected_rows(problems(tmp_path), difficulty_key="difficulty", low=5, high=7, subset=16, seed=0)
+    with pytest.raises(DataError, match="no number under 'level'"):
+        selected_rows(problems(tmp_path), difficulty_key="level", low=5, high=7, subset=None, seed=0)
+
+
+def test_tokenizers_are_compared_id_by_id() -> None:
+    def tokenizer(**vocabulary: int) -> Any:
+        return SimpleNamespace(get_vocab=lambda: vocabulary)
+
+    check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(b=1, a=0))
+    with pytest.raises(DataError, match="token id 1 is 'b' for the student and 'c' for the teacher"):
+        check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(a=0, c=1))
+    with pytest.raises(DataError, match="token id 2 is None for the student"):
+        check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(a=0, b=1, c=2))
+    with pytest.raises(DataError, match="the teacher has 12 output columns"):
+        check_columns(SimpleNamespace(vocab_size=12), expected=11, who="teacher")
+
+
+def test_the_teacher_leaves_whatever_happens() -> None:
+    events: list[str] = []
+    teacher: Any = SimpleNamespace(load=lambda: events.append("on"), offload=lambda: events.append("off"))
+
+    def fail() -> None:
+        with on_device(teacher):
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fail()
+    assert events == ["on", "off"]
+
+
+def test_without_nemo_rl_a_run_stops_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from nemo_uecr.nemo_adapter import launcher
+
+    monkeypatch.setitem(sys.modules, "nemo_rl", None)
+    monkeypatch.delitem(sys.modules, "nemo_rl.package_info", raising=False)
+    with pytest.raises(UpstreamError, match="NeMo-RL cannot be imported") as caught:
+        launcher.train(load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", []))
+    assert "\n" not in str(caught.value)
