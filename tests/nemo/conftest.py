@@ -40,6 +40,7 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or ""])
+    os.environ.pop("RAY_ADDRESS", None)
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -47,5 +48,8 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
     )
+    # Another Ray may run on this machine; parts of NeMo-RL look for "the" cluster.
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     yield
+    del os.environ["RAY_ADDRESS"]
     ray.shutdown()

@@ -187,3 +187,20 @@ def test_a_filter_in_generation_does_not_leak_into_training() -> None:
     assert other.policy.losses == plain.policy.losses
     assert other.metrics[0]["policy/first_ratio_error"] == 0.0
     assert other.metrics[0]["token_mult_prob_error"] > 1.01
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_overlong_filter_drops_from_the_loss_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth response counts as truncated: 24 train, all 32 stay in their groups."""
+    honest = TinyGeneration.generate
+
+    def truncating(self: Any, data: Any, greedy: bool = False) -> Any:
+        answer = honest(self, data, greedy)
+        return type(answer)({**answer, "truncated": torch.arange(answer["truncated"].shape[0]) % 4 == 0})
+
+    monkeypatch.setattr(TinyGeneration, "generate", truncating)
+    run = train_ours(spec_of("uecr", overlong_filter=True), steps=1, teacher=TinyTeacher(TinyModel(9), []))
+    assert run.metrics[0]["count/trained"] == 24
+    assert run.metrics[0]["response/truncated_share"] == 0.25
+    assert run.policy.trained[0]["sample_mask"].sum() == 24
+    assert float(run.policy.trained[0]["advantages"].abs().sum(dim=1).min()) > 0

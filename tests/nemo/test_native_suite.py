@@ -54,5 +54,5 @@ def outcomes(plugin: str, folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_the_native_suite_is_unmoved(nemo_rl: str, tmp_path: Path) -> None:
     ours, bare = outcomes(PLUGIN, tmp_path / "ours"), outcomes(BARE, tmp_path / "bare")
-    assert sum(result == "PASSED" for result in bare.values()) > 100
+    assert sum(result == "PASSED" for result in bare.values()) > 90
     assert ours == bare

@@ -24,12 +24,12 @@ LUCKY = 7
 class TinyModel(torch.nn.Module):
     """Embedding, GRU, output."""
 
-    def __init__(self, seed: int, width: int = 16) -> None:
+    def __init__(self, seed: int, width: int = 16, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.embedding = torch.nn.Embedding(VOCABULARY, width)
+        self.embedding = torch.nn.Embedding(vocabulary, width)
         self.recurrent = torch.nn.GRU(width, width, batch_first=True)
-        self.output = torch.nn.Linear(width, VOCABULARY)
+        self.output = torch.nn.Linear(width, vocabulary)
 
     def forward(self, ids_BS: Tensor) -> Tensor:
         logits: Tensor = self.output(self.recurrent(self.embedding(ids_BS))[0])
@@ -98,6 +98,7 @@ class TinyPolicy:
         self.model, self.reference = model, copy.deepcopy(model)
         self.optimizer = torch.optim.Adam(model.parameters(), lr)
         self.events: list[str] = []
+        self.at_rollout = ScoreRequest((TEMPERATURE,), False, model.output.out_features, 64)
         self.data_parallel_size = parallel
         self.cfg = {
             "sequence_packing": {"enabled": True},
@@ -126,11 +127,11 @@ class TinyPolicy:
         return columns_of(self.model, data, request)
 
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:
-        columns = columns_of(self.model, data, ScoreRequest((TEMPERATURE,), False, VOCABULARY, 64))
+        columns = columns_of(self.model, data, self.at_rollout)
         return type(data)({"logprobs": columns["logp_0"]})
 
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
-        columns = columns_of(self.reference, data, ScoreRequest((TEMPERATURE,), False, VOCABULARY, 64))
+        columns = columns_of(self.reference, data, self.at_rollout)
         return type(data)({"reference_logprobs": columns["logp_0"]})
 
     def train(self, data: Any, loss_fn: Any, gbs: int | None = None, timer: Any = None, **kwargs: Any) -> Any:
