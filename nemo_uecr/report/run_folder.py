@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,8 @@ def read_run(path: Path) -> RunFolder:
         origins=_read_json(path / "origins.json"),
         provenance=_read_json(path / "provenance.json"),
         tolerances=_read_json(path / "tolerances.json"),
-        steps=_read_lines(path / "metrics.jsonl", notes),
-        evaluations=_read_lines(path / "evaluation.jsonl", notes),
+        steps=_read_lines(path / "metrics.jsonl", _is_step, notes),
+        evaluations=_read_lines(path / "evaluation.jsonl", _is_evaluation, notes),
         batches=list(_find_batches(path / "batches", notes)),
         failure=_read_json(failure) if failure.is_file() else None,
         notes=tuple(notes),
@@ -179,14 +179,32 @@ def _read_config(path: Path) -> Record:
     return {str(key): value for key, value in config.items()}
 
 
-def _read_lines(path: Path, notes: list[str]) -> list[Record]:
+def _read_lines(path: Path, is_whole: Callable[[Record], bool], notes: list[str]) -> list[Record]:
     """Records of a JSONL file by step; of a step written twice (a resumed run) the later one."""
     by_step: dict[int, Record] = {}
     for number, record in enumerate(_parse_lines(path, notes), start=1):
         if not isinstance(record.get("step"), int):
             raise RunFolderError(f"{path} line {number} has no integer step; expected the file as the run wrote it")
+        if not is_whole(record):
+            raise RunFolderError(f"{path} line {number} lacks fields or numbers; expected the file as the run wrote it")
         by_step[record["step"]] = record
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _is_step(record: Record) -> bool:
+    return all(_is_number(value) for value in record.values())
+
+
+def _is_evaluation(record: Record) -> bool:
+    sets = record.get("sets")
+    if not isinstance(sets, dict) or not _is_number(record.get("samples")):
+        return False
+    estimates = [record.get("average"), *sets.values()]
+    return all(isinstance(e, dict) and all(_is_number(e.get(k)) for k in ("avg", "low", "high")) for e in estimates)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _parse_lines(path: Path, notes: list[str]) -> Iterator[Record]:

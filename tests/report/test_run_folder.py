@@ -146,3 +146,18 @@ def test_run_before_its_first_step(make_run: RunMaker) -> None:
     run = read_run(folder)
     assert run.last_step == 0
     assert json.dumps(run.steps) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics.jsonl", {"step": 1, "reward/task_mean": "high"}),
+        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1, "low": 0.0, "high": 0.2}}),
+        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1}, "sets": {}}),
+    ],
+)
+def test_a_record_of_the_wrong_shape_is_one_line(make_run: RunMaker, name: str, line: dict[str, object]) -> None:
+    folder = make_run("run")
+    (folder / name).write_text(json.dumps(line) + "\n", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=f"{name} line 1 lacks fields or numbers"):
+        read_run(folder)
