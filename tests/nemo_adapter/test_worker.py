@@ -1,0 +1,80 @@
+"""What our methods change in a Megatron worker, over a stand-in for NeMo-RL's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.megatron_worker.impl import OffloadError
+from nemo_uecr.nemo_adapter import upstream
+from nemo_uecr.nemo_adapter.upstream import Groups
+from nemo_uecr.nemo_adapter.worker_methods import WorkerMethods
+
+
+class Native:
+    """NeMo-RL's worker as far as our methods touch it."""
+
+    def __init__(self, filters: str, vocabulary: int) -> None:
+        uecr = {"filters": filters, "temperature": 0.7, "vocabulary": vocabulary}
+        self.cfg = {"uecr": uecr, "model_name": "tiny"}
+        self.model = torch.nn.Linear(3, 4)
+        self.sampling_params = "temperature and filter"
+        self.moved: list[str] = []
+
+    def move_model(self, model: Any, device: str, move_params: bool = True, move_grads: bool = True) -> Any:
+        self.moved.append(device)
+        return model
+
+
+class Worker(WorkerMethods, Native):  # type: ignore[misc]
+    """Ours over it."""
+
+
+@pytest.fixture(autouse=True)
+def groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage(monkeypatch, last=True)
+    monkeypatch.setattr(upstream, "temperature_only", lambda temperature: f"only {temperature}")
+    monkeypatch.setattr(upstream, "is_wrapped", lambda model: False)
+
+
+def stage(monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
+    found = Groups(tensor=None, context=None, pipeline=None, tensor_rank=1, last_stage=last)
+    monkeypatch.setattr(upstream, "model_parallel_groups", lambda: found)
+
+
+def test_training_keeps_the_temperature_and_drops_the_filter() -> None:
+    assert Worker("paper", 8).sampling_params == "only 0.7"
+    assert Worker("nemo_rl", 8).sampling_params == "temperature and filter"
+
+
+@pytest.mark.parametrize("filters", ["paper", "nemo_rl"])
+def test_hidden_states_are_never_divided(filters: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage(monkeypatch, last=False)
+    assert Worker(filters, 8).sampling_params is None
+
+
+def test_padding_columns_are_masked_in_every_forward() -> None:
+    """Rank 1 of two shards of 4 columns in a vocabulary of 6 holds columns 4 to 7: 6 and 7 are padding."""
+    logits = Worker("paper", 6).model(torch.randn(1, 2, 3))
+    assert logits.isfinite().tolist() == [[[True, True, False, False]] * 2]
+
+
+def test_a_plain_model_is_moved_and_a_wrapped_one_left_to_nemo_rl(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker("paper", 8)
+    worker.move_model(worker.model, "cpu", move_params=False)
+    assert worker.model.weight.device.type == "cpu"
+    worker.move_model(worker.model, "meta")
+    assert worker.model.weight.device.type == "meta"
+    assert worker.moved == []
+    monkeypatch.setattr(upstream, "is_wrapped", lambda model: True)
+    worker.move_model(worker.model, "cpu")
+    assert worker.moved == ["cpu"]
+
+
+def test_an_offload_that_keeps_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker("paper", 8)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 200 * 1_048_576)
+    with pytest.raises(OffloadError, match="the model tiny still holds 200 MiB"):
+        worker.assert_offloaded(limit_mebi=64)
