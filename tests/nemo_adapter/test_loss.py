@@ -110,3 +110,17 @@ def test_metrics_of_sequences_add_up_to_those_of_the_batch() -> None:
     ranges = {name for name in whole if name.startswith("probs_ratio") and name.endswith(("_min", "_max"))}
     for name in whole.keys() - ranges:
         assert summed[name] == pytest.approx(whole[name], abs=1e-6), name
+
+
+def test_the_second_surrogate_joins_nemo_rls_own_loss() -> None:
+    """A native loss of 10, and -min(1.5 * -1, 1.2 * -1) = 1.5 with coefficient 2: 13."""
+    ones = torch.tensor([[0.0, 0.0, 1.0]])
+    data = data_of(
+        1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=ones, prev_logprobs=torch.zeros(1, 3),
+        **{OPD_COLUMN: -ones},
+    )  # fmt: skip
+    loss = loss_of(opd_coef=2.0)
+    loss._native = lambda logp, data, seqs, tokens: (logp.new_tensor(10.0), {"loss": 10.0, "probs_ratio": 7.0})
+    total, metrics = call(loss, data, torch.tensor([[0.0, math.log(1.5)]]))
+    assert float(total) == pytest.approx(13.0, abs=1e-5)
+    assert (metrics["loss"], metrics["probs_ratio"]) == (pytest.approx(13.0, abs=1e-5), 7.0)

@@ -16,6 +16,7 @@ from nemo_uecr.nemo_adapter.errors import UpstreamError
 from nemo_uecr.nemo_adapter.launcher import _prompt_file, run_spec
 from nemo_uecr.nemo_adapter.problem_rows import selected_rows
 from nemo_uecr.nemo_adapter.scorer import on_device
+from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.translate import master_config
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
 from tests.config.test_nemo import CONFIGS, GIVEN, OVERLAYS, given
@@ -122,3 +123,14 @@ def test_without_nemo_rl_a_run_stops_in_one_line(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UpstreamError, match="NeMo-RL cannot be imported") as caught:
         launcher.train(load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", []))
     assert "\n" not in str(caught.value)
+
+
+def test_the_teacher_is_the_raw_model_whatever_the_student_samples_at() -> None:
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "teacher.fp8=true"])
+    plan = teacher_plan(config)
+    assert plan is not None
+    teacher = plan.configuration(master_config(config, prompt_file="p")["policy"])
+    sampling = teacher["generation"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (1.0, 1.0, None)
+    assert teacher["uecr"] == {"temperature": 1.0, "filters": "paper", "vocabulary": 151936}
+    assert teacher["megatron_cfg"]["fp8_cfg"]["enabled"] is True
