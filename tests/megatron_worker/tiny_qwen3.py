@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED = 48, 32, 2, 4, 2, 8, 40
+VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED = 48, 32, 2, 4, 2, 16, 40
 
 
 def whole_model() -> Any:
