@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROGRESS = ".embedding"
-SHARD_ROWS = 512
+SHARD_ROWS = 128
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nemo_uecr.errors import DataError, DependencyError
 
@@ -58,8 +60,8 @@ def fields_of(file: Path) -> Fields:
     Raises:
         DataError: If there is no question or no answer.
     """
-    first = next(read_rows(file, columns=None), None)
-    if first is None:
+    first = _names(file)
+    if not first:
         raise DataError(f"{file}: no row; expected at least one problem")
     found = [next((key for key in keys if key in first), None) for keys in (QUESTION_KEYS, ANSWER_KEYS)]
     for key, keys in zip(found, (QUESTION_KEYS, ANSWER_KEYS), strict=True):
@@ -105,7 +107,25 @@ def parse_row(line: bytes, where: str) -> Row:
     return row
 
 
+def _names(file: Path) -> list[str]:
+    """Field names of the first row; a Parquet file has them in its schema, without reading a row."""
+    if file.suffix == ".parquet":
+        with _table(file) as table:
+            names: list[str] = table.schema_arrow.names
+            return names if table.metadata.num_rows else []
+    return list(next(read_rows(file, columns=None), {}))
+
+
 def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[Row]:
+    with _table(file) as table:
+        there = table.schema_arrow.names
+        chosen = there if columns is None else [name for name in columns if name in there]
+        for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=chosen):
+            yield from batch.to_pylist()
+
+
+@contextmanager
+def _table(file: Path) -> Iterator[Any]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -113,11 +133,8 @@ def _parquet(file: Path, columns: tuple[str, ...] | None) -> Iterator[Row]:
         raise DependencyError(f"reading {file} needs pyarrow; pip install 'nemo-uecr[data]'") from missing
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            there = table.schema_arrow.names
-            chosen = there if columns is None else [name for name in columns if name in there]
-            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=chosen):
-                yield from batch.to_pylist()
-    except pyarrow.ArrowException as error:
+            yield table
+    except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
 
 
