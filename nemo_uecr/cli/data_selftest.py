@@ -1,7 +1,7 @@
 """Test the verifier, and the screening, on benchmarks' own problems.
 
-Every reference answer must verify against itself and its rewritten forms, and must not against others; what does not is
-listed. With --screening, every problem is rewritten, cut and reworded, and the share that the screening finds is printed.
+Every reference answer must verify against itself and its rewritten forms, and must not against others; what does
+not is listed. With --screening, every problem is rewritten, cut and reworded, and what the screening finds is counted.
 """
 
 from __future__ import annotations

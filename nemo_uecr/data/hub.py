@@ -40,9 +40,14 @@ def locate(name: str, *, revision: str | None) -> Located:
 
 
 def _is_repository(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and Path(name).suffix not in (
-        ".jsonl",
-        ".parquet",
+    return (
+        name.count("/") == 1
+        and not name.startswith((".", "/", "~"))
+        and Path(name).suffix
+        not in (
+            ".jsonl",
+            ".parquet",
+        )
     )
 
 

@@ -8,9 +8,14 @@ import unicodedata
 #: Part of every manifest: another reading finds other duplicates.
 NORMALISATION = "1"
 
-_SIGNS = str.maketrans(
-    {"−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": "*", "·": "*", "⋅": "*", "≤": " <= ", "≥": " >= ", "≠": " != "}
-)
+#: Typographic signs by code point: minus and dashes, multiplication signs, relations.
+_SIGNS = {
+    **dict.fromkeys((0x2212, 0x2010, 0x2011, 0x2012, 0x2013, 0x2014), "-"),
+    **dict.fromkeys((0x00D7, 0x00B7, 0x22C5), "*"),
+    0x2264: " <= ",
+    0x2265: " >= ",
+    0x2260: " != ",
+}
 _SPELLINGS = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "cdot": "*", "times": "*", "le": "<=", "leq": "<=",
     "leqslant": "<=", "ge": ">=", "geq": ">=", "geqslant": ">=", "ne": "!=", "neq": "!=", "ldots": "", "dots": "",

@@ -75,9 +75,7 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
     benchmarks = load_benchmarks(list(settings.screens))
     if settings.difficulty is not None and fields.difficulty is None:
         raise DataError(f"{files[0]}: no field 'difficulty', but a difficulty range was asked for; leave it out")
-    work = Work(
-        fields, RowRules(settings.difficulty, settings.types), tuple(targets_of(benchmarks.values())), RULES
-    )
+    work = Work(fields, RowRules(settings.difficulty, settings.types), tuple(targets_of(benchmarks.values())), RULES)
     with new_folder(folder) as aside:
         (aside / REMOVED).parent.mkdir()
         writer = _Writer(aside)
@@ -134,7 +132,8 @@ class _Writer:
     def add(self, judged: Judged) -> None:
         """Write one row where it belongs."""
         self._digests.append(judged.digest)
-        reason, detail = judged.reason, {}
+        reason = judged.reason
+        detail: dict[str, Any] = {}
         if judged.finding is not None:
             detail = {"findings": [finding_record(judged.finding)]}
         if reason is None and (first := self._seen.setdefault(judged.key, judged.row)) != judged.row:

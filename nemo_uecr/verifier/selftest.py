@@ -1,4 +1,4 @@
-"""Tests the verifier on reference answers: each must verify against itself and its rewritings, and not against others."""
+"""Tests the verifier: a reference answer must verify against itself and its rewritings, and not against others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def trials(problem: str, answer: str) -> list[Trial]:
         problem: id, for the list of failures.
         answer: the bare reference answer.
     """
-    texts = {"itself": answer, "spaced": re.sub(r"(?<=[-+=,^{}()])|(?=[-+=,^{}()])", " ", answer)} | _other_forms(answer)
+    texts = {"itself": answer, "spaced": re.sub(r"(?<=[-+=,^{}()])|(?=[-+=,^{}()])", " ", answer)} | _other_forms(
+        answer
+    )
     made = [Trial(problem, form, answer, _response(text), Verdict.CORRECT) for form, text in texts.items()]
     earlier = f"First I thought \\boxed{{-987654}}. {_response(answer)}"
     made.append(Trial(problem, "after another box", answer, earlier, Verdict.CORRECT))
@@ -76,7 +78,7 @@ def _other_forms(answer: str) -> dict[str, str]:
         }
     if r"\frac" in answer:
         forms["display fraction"] = answer.replace(r"\frac", r"\dfrac")
-    if "(" in answer and r"\left" not in answer and "(" == answer[0]:
+    if "(" in answer and r"\left" not in answer and answer[0] == "(":
         forms["sized brackets"] = re.sub(r"([\[(])", r"\\left\1", re.sub(r"([\])])", r"\\right\1", answer))
     return forms
 

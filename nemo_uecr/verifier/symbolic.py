@@ -1,4 +1,4 @@
-"""Compares two answers by math-verify in this process, without a time limit: `worker` runs it where it can be killed."""
+"""Compares two answers by math-verify, without a time limit: `worker` runs it where it can be killed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LETTER = re.compile(r"[A-Za-z]")
 
 
 def compare(given: str, expected: str) -> Verdict:
-    """Whether two answers are the same number, expression, set, interval or matrix.
+    r"""Whether two answers are the same number, expression, set, interval or matrix.
 
     Args:
-        given: the response's answer, without ``\\boxed``.
-        expected: the reference answer, without ``\\boxed``.
+        given: the response's answer, without ``\boxed``.
+        expected: the reference answer, without ``\boxed``.
     """
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     try:
