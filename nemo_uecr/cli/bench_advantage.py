@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--responses", type=int, default=1008, help="B (default: 1008)")
     parser.add_argument("--tokens", type=int, default=16384, help="T, padded (default: 16384)")
     parser.add_argument("--mean-length", type=int, default=5400, help="mean response length (default: 5400)")
-    parser.add_argument("--repeats", type=int, default=5, help="timed runs a case, of which the least counts (default: 5)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="timed runs a case, of which the least counts (default: 5)"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
 
 
@@ -44,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
         },
         "versions": _versions(),
     }
-    sys.stdout.write(f"[{args.responses} x {args.tokens}] advantages, mean length {ours['mean_length']:.0f}, one thread\n")
+    sys.stdout.write(
+        f"[{args.responses} x {args.tokens}] advantages, mean length {ours['mean_length']:.0f}, one thread\n"
+    )
     for case, figures in found.items():
         sys.stdout.write(
             f"{case:<8} {figures['cpu_s']:.3f} s CPU  {figures['wall_s']:.3f} s wall  "

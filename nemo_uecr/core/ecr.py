@@ -49,10 +49,8 @@ def confidence(batch: ScoredBatch, block: Block, tau_entropy: float) -> tuple[Te
     References:
         eq:local-signal.
     """
-    if batch.teacher_entropy_BT is None:
-        raise ScoreError("the batch has no teacher_entropy; expected the teacher's entropy, which this method needs")
-    mask = block.of(batch.mask_BT)
-    entropy = block.of(batch.teacher_entropy_BT).masked_fill(~mask, torch.inf)
+    outside = ~block.of(batch.mask_BT)
+    entropy = _finite_entropy(batch, block, outside).masked_fill_(outside, torch.inf)
     lowest_b1 = entropy.amin(dim=1, keepdim=True)
     if bool((lowest_b1 < -ENTROPY_ROUNDING).any()):
         _raise_negative(batch, block, lowest_b1)
@@ -111,11 +109,16 @@ def _centred(d: Tensor, relative: Tensor, scale_b1: Tensor) -> Residual:
 
 def check_entropy(batch: ScoredBatch) -> None:
     """Raise when a masked-in entropy is missing or not finite."""
+    for block in token_blocks(batch):
+        _finite_entropy(batch, block, ~block.of(batch.mask_BT))
+
+
+def _finite_entropy(batch: ScoredBatch, block: Block, outside: Tensor) -> Tensor:
     if batch.teacher_entropy_BT is None:
         raise ScoreError("the batch has no teacher_entropy; expected the teacher's entropy, which this method needs")
-    for block in token_blocks(batch):
-        entropy = block.of(batch.teacher_entropy_BT).masked_fill(~block.of(batch.mask_BT), 0.0)
-        check_finite(batch, block, entropy.sum(dim=1, dtype=torch.float64), ("teacher_entropy",))
+    entropy = block.of(batch.teacher_entropy_BT).masked_fill(outside, 0.0)
+    check_finite(batch, block, entropy.sum(dim=1, dtype=torch.float64), ("teacher_entropy",))
+    return entropy
 
 
 def _raise_negative(batch: ScoredBatch, block: Block, lowest_b1: Tensor) -> None:

@@ -6,7 +6,7 @@ Tests, run telemetry and audits call the same functions. Shape legend: B = respo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,8 +30,11 @@ class Identity:
 
 
 def finite(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
-    """Number of non-finite advantages of each response; [B]."""
-    return _token_sum(batch, (~advantages.advantage_BT.isfinite()).to(torch.float64))
+    """Number of non-finite advantages of each response, of either surrogate; [B]."""
+    bad_BT = ~advantages.advantage_BT.isfinite()
+    if advantages.advantage_opd_BT is not None:
+        bad_BT = bad_BT | ~advantages.advantage_opd_BT.isfinite()
+    return _token_sum(batch, bad_BT.to(torch.float64))
 
 
 def decomposition(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
@@ -112,6 +115,9 @@ def check_identities(
     Raises:
         InvariantError: If a declared identity is violated, naming the worst response.
     """
+    if "alpha" not in method.settings:
+        # A configured alpha that the method ignores is no part of its decomposition.
+        settings = replace(settings, alpha=0.0)
     worst: dict[str, float] = {}
     for name in (*method.identities, *method.monitored):
         identity = IDENTITIES[name]

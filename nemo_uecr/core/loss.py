@@ -18,7 +18,7 @@ class PolicyLoss:
     """The loss of one micro-batch, already divided by the optimizer step's token count.
 
     Attributes:
-        total: scalar with gradient; micro-batch values add up to the loss of the whole optimizer step.
+        total: float64 scalar with gradient; micro-batch values add up to the loss of the whole optimizer step.
         surrogate: scalar, the clipped surrogate's share, detached.
         reference_kl: scalar, the KL estimate's share before its coefficient, detached.
         ratio_BT: [B, T] pi_theta / pi_old at the rollout temperature, 1 where the mask is False, detached.
@@ -97,12 +97,12 @@ def policy_loss(
     if (ref_logp_BT is None) != (kl_coef == 0):
         raise ScoreError(f"reference log-probabilities and kl_coef={kl_coef} disagree; expected both or neither")
     ratio_BT = importance_ratio(logp_BT, old_logp_BT, mask_BT)
-    surrogate = torch.zeros((), dtype=logp_BT.dtype, device=logp_BT.device)
+    surrogate = torch.zeros((), dtype=torch.float64, device=logp_BT.device)
     for advantage_BT, coefficient in surrogates:
         tokens_BT = clipped_surrogate(ratio_BT, advantage_BT, mask_BT, clip_low=clip_low, clip_high=clip_high)
-        surrogate = surrogate + coefficient * tokens_BT.sum() / denominator
+        surrogate = surrogate + coefficient * tokens_BT.sum(dtype=torch.float64) / denominator
     kl = torch.zeros_like(surrogate)
     if ref_logp_BT is not None:
-        kl = low_variance_kl(logp_BT, ref_logp_BT, mask_BT).sum() / denominator
+        kl = low_variance_kl(logp_BT, ref_logp_BT, mask_BT).sum(dtype=torch.float64) / denominator
     total = surrogate + kl_coef * kl if ref_logp_BT is not None else surrogate
     return PolicyLoss(total, surrogate.detach(), kl.detach(), ratio_BT.detach())

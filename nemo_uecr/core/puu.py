@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.blocks import check_finite, token_blocks, token_counts
-from nemo_uecr.core.groups import Groups, denominator, normalised
+from nemo_uecr.core.groups import Groups, denominator
 from nemo_uecr.core.layout import Block
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch
 from nemo_uecr.errors import ScoreError
@@ -96,12 +96,15 @@ def unified_advantage(
     References:
         eq:unified-advantage, eq:unified-components, prop:adv-decomposition.
     """
-    task_B = task_reward_B.to(torch.float64)
-    unified_B, std_B = normalised(task_B + alpha * teacher_reward_B, groups, floor=floor, sample=sample)
+    # Centring is linear. Centring each part before the sum keeps the decomposition exact in nearly degenerate groups,
+    # where eps alone divides and would raise the rounding of R^task + alpha R^T by a factor of a million.
+    task_B, teacher_B = groups.centre(task_reward_B), groups.centre(teacher_reward_B)
+    unified_B = task_B + alpha * teacher_B
+    std_B = groups.std(unified_B, sample=sample)
     divisor_B = denominator(std_B, floor=floor)
     return UnifiedAdvantage(
-        unified_B=unified_B,
-        task_B=groups.centre(task_B) / divisor_B,
-        teacher_B=groups.centre(teacher_reward_B) / divisor_B,
+        unified_B=unified_B / divisor_B,
+        task_B=task_B / divisor_B,
+        teacher_B=teacher_B / divisor_B,
         std_B=std_B,
     )

@@ -183,6 +183,13 @@ def _check_responses(batch: ScoredBatch) -> None:
         raise ScoreError(f"group has dtype {batch.group_B.dtype}; expected integers (the prompt index)")
     if not batch.task_reward_B.is_floating_point():
         raise ScoreError(f"task_reward has dtype {batch.task_reward_B.dtype}; expected a float")
+    unusable = (~batch.task_reward_B.isfinite()).nonzero()
+    if unusable.numel():
+        row = int(unusable[0])
+        raise ScoreError(
+            f"task_reward of {batch.name_of(row)} is {float(batch.task_reward_B[row])}; expected a finite number. "
+            "One bad reward would spoil its whole group"
+        )
     if batch.sample_ids is not None and len(batch.sample_ids) != batch.responses:
         raise ScoreError(f"{len(batch.sample_ids)} sample ids for {batch.responses} responses; expected one each")
 

@@ -55,6 +55,8 @@ class Method:
             ConfigError: If a setting that the method uses was not given.
             ScoreError: If a score is missing, not finite, or a response or group cannot be used.
         """
+        for name in sorted(self.settings):
+            settings.need(name, self.name)
         with torch.no_grad():
             return self.advantages(batch, settings, detail)
 

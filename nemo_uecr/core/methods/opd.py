@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import check_finite, token_blocks, token_counts
+from nemo_uecr.core.blocks import token_blocks
 from nemo_uecr.core.methods.base import Method, broadcast, stored
 from nemo_uecr.core.methods.grpo import NORMALISATION, grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
@@ -14,27 +14,26 @@ from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
 
 def opd_advantage(batch: ScoredBatch) -> Tensor:
     """``clip(delta, -5, 5)`` on sampled tokens, 0 elsewhere; [B, T] nats."""
-    token_counts(batch)
     out_BT = torch.zeros_like(batch.old_logp_BT)
     for block in token_blocks(batch):
-        delta = gap(batch, block)
-        check_finite(batch, block, delta.sum(dim=1, dtype=torch.float64), ("teacher_logp", "old_logp"))
-        block.of(out_BT).copy_(delta.clamp_(-GAP_CLIP, GAP_CLIP))
+        block.of(out_BT).copy_(gap(batch, block).clamp_(-GAP_CLIP, GAP_CLIP))
     return out_BT
 
 
 def _pg_opd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
-    return Advantages(advantage_BT=opd_advantage(batch), teacher_reward_B=stored(teacher_reward(batch), batch))
+    reward_B = teacher_reward(batch)  # also refuses empty responses and scores that are not finite
+    return Advantages(advantage_BT=opd_advantage(batch), teacher_reward_B=stored(reward_B, batch))
 
 
 def _grpo_plus_opd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
     settings.need("opd_coef", "grpo_plus_opd")
     advantage_B, std_B = grpo_advantage(batch, settings, "grpo_plus_opd")
+    reward_B = teacher_reward(batch)
     return Advantages(
         advantage_BT=broadcast(batch, advantage_B),
         advantage_opd_BT=opd_advantage(batch),
         advantage_task_B=stored(advantage_B, batch),
-        teacher_reward_B=stored(teacher_reward(batch), batch),
+        teacher_reward_B=stored(reward_B, batch),
         unified_std_B=stored(std_B, batch),
     )
 

@@ -46,7 +46,6 @@ def _separate_norm(batch: ScoredBatch, settings: Settings, detail: bool) -> Adva
     total_B = task_B + alpha * teacher_B
     return Advantages(
         advantage_BT=broadcast(batch, total_B),
-        advantage_unified_B=stored(total_B, batch),
         advantage_task_B=stored(task_B, batch),
         advantage_teacher_B=stored(teacher_B, batch),
         teacher_reward_B=stored(reward_B, batch),
@@ -70,6 +69,6 @@ SEPARATE_NORM = Method(
     provenance="tab:component-ablation, 'Separate norm.'",
     settings=NORMALISATION | {"alpha"},
     inputs=frozenset({"teacher_logp"}),
-    identities=("finite", "decomposition"),
+    identities=("finite",),
     advantages=_separate_norm,
 )

@@ -1,0 +1,61 @@
+# Targets of the project; `make help` lists them. Every target that needs the virtual environment makes it first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Newer than pyproject.toml exactly when the environment has what pyproject.toml asks for.
+STAMP := $(VENV)/.installed
+# One thread for each process of the tests: they are small, and two cores are soon oversubscribed.
+ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
+# More arguments for pytest, the demo or the benchmarks: make test ARGS="-k config", make demo ARGS=method.name=grpo
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-real lint typecheck bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with the command nemo-uecr in it; renewed when pyproject.toml changes
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "nemo-uecr needs Python 3.11 or newer; there is no command '$(PYTHON)'." \
+		"Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "nemo-uecr needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+		"Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "installing nemo-uecr and its dependencies into $(VENV) (this takes a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## train the shipped demo and open its report
+	$(BIN)/nemo-uecr demo $(ARGS)
+
+test: $(STAMP) ## the tests that need no GPU and no heavy dependency
+	$(ONE_THREAD) $(BIN)/python -m pytest -m "not real and not gpu" $(ARGS)
+
+test-real: $(STAMP) ## the tests against the real vLLM, Ray, Megatron and Slurm
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m real $(ARGS); code=$$?; \
+	if [ $$code -eq 5 ]; then \
+		echo "============================================================"; \
+		echo "test-real: NOTHING WAS TESTED. No test is marked 'real' yet."; \
+		echo "============================================================"; \
+	else exit $$code; fi
+
+lint: $(STAMP) ## style, format and spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+typecheck: $(STAMP) ## static types, strict
+	$(BIN)/mypy
+
+bench: $(STAMP) ## time and memory of the advantages and of token scoring
+	$(BIN)/nemo-uecr bench advantage $(ARGS)
+	$(BIN)/nemo-uecr bench scoring $(ARGS)
+
+clean: ## remove caches and build products; keeps .venv and runs
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find nemo_uecr tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,59 @@
+"""Show or check a configuration.
+
+show   the complete configuration as YAML, every value with the file it comes from
+check  validate it, see that the problem files are there, and print the objective as one equation
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from nemo_uecr.cli.configuration import add_config_arguments, objective_of
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.load import LoadedConfig
+    from nemo_uecr.config.schema import Config
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("action", choices=["show", "check"], help="what to do")
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the configuration or the result of the check."""
+    from nemo_uecr.config.load import load_config
+    from nemo_uecr.config.show import annotated_yaml
+
+    loaded = load_config(args.config, args.overrides)
+    if args.action == "show":
+        sys.stdout.write(annotated_yaml(loaded.config, loaded.origins))
+    else:
+        _check_files(loaded.config)
+    sys.stdout.write(_summary(loaded, prefix="# " if args.action == "show" else ""))
+    return 0
+
+
+def _summary(loaded: LoadedConfig, *, prefix: str) -> str:
+    from nemo_uecr.config.unused import unused_line
+
+    lines = [f"objective: {objective_of(loaded.config)}"]
+    unused = unused_line(loaded.config, loaded.origins)
+    if unused is not None:
+        lines.append(unused)
+    return "".join(f"{prefix}{line}\n" for line in lines)
+
+
+def _check_files(config: Config) -> None:
+    named = {"data.train": config.data.train}
+    named |= {f"evaluation.benchmarks.{name}": path for name, path in config.evaluation.benchmarks.items()}
+    for key, path in named.items():
+        if not path.startswith("demo:") and not os.path.isfile(path):
+            raise DataError(f"{key}: no file {path}; give the path of a JSONL file of problems")

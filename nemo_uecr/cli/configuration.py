@@ -1,0 +1,62 @@
+"""What the commands that take a configuration share: its arguments, and saying what is unused."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import TYPE_CHECKING
+
+from nemo_uecr.cli.extras import require_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nemo_uecr.config.load import LoadedConfig
+    from nemo_uecr.config.schema import Config
+
+__all__ = ["add_config_arguments", "load_and_report", "objective_of", "train_loaded"]
+
+logger = logging.getLogger(__name__)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """CONFIG and its overrides."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML configuration file")
+    parser.add_argument(
+        "overrides",
+        metavar="key=value",
+        nargs="*",
+        default=[],
+        help="change one value, for example method.name=grpo train.steps=10",
+    )
+
+
+def load_and_report(path: str, overrides: Sequence[str]) -> LoadedConfig:
+    """Load a configuration and log the settings that its method does not use."""
+    from nemo_uecr.config.load import load_config
+    from nemo_uecr.config.unused import unused_line
+
+    loaded = load_config(path, overrides)
+    line = unused_line(loaded.config, loaded.origins)
+    if line is not None:
+        logger.info(line)
+    return loaded
+
+
+def train_loaded(loaded: LoadedConfig, *, resume: bool) -> Path:
+    """Train with the local back end; returns the run folder."""
+    require_extra("local")
+    from nemo_uecr.demo.assets import resolve
+    from nemo_uecr.local.run import train
+
+    objective = objective_of(loaded.config)
+    return train(loaded.config, resume=resume, origins=loaded.origins, objective=objective, locate=resolve)
+
+
+def objective_of(config: Config) -> str:
+    """The objective of a configuration; joins the loss of `config` with the method's equation of `core`."""
+    from nemo_uecr.config.objective import objective
+    from nemo_uecr.core.methods import METHODS
+
+    return objective(config, advantage=METHODS[config.method.name].equation)

@@ -1,0 +1,105 @@
+"""The entry point: chooses a command, runs it, and turns a user's error into one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from nemo_uecr import __version__
+from nemo_uecr.cli.extras import as_dependency_error
+from nemo_uecr.cli.table import Command, find_command, is_group, overview
+from nemo_uecr.errors import UecrError
+
+__all__ = ["dispatch", "entry_point"]
+
+USER_ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+HELP = ("-h", "--help")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose error is one line instead of the usage and a line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Report a wrong command line."""
+        raise UecrError(f"{message}; see {self.prog} --help")
+
+
+def entry_point(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        arguments: what follows `nemo-uecr`; None: those of the process.
+
+    Returns:
+        0, or what the command returned; 2 for an error of the user's; 130 after Ctrl-C.
+    """
+    try:
+        return dispatch(list(sys.argv[1:] if arguments is None else arguments))
+    except UecrError as error:
+        return _refuse(error)
+    except ModuleNotFoundError as error:
+        missing = as_dependency_error(error)
+        if missing is None:
+            raise
+        return _refuse(missing)
+    except KeyboardInterrupt:
+        sys.stderr.write("nemo-uecr: interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`). Python would complain again while flushing at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Run one command; errors rise.
+
+    Raises:
+        UecrError: the command line, the configuration or the input is wrong.
+    """
+    if not arguments:
+        sys.stderr.write(overview(()))
+        return USER_ERROR
+    if arguments[0] in HELP:
+        sys.stdout.write(overview(()))
+        return 0
+    if arguments[0] == "--version":
+        sys.stdout.write(f"nemo-uecr {__version__}\n")
+        return 0
+    if is_group((arguments[0],)) and (len(arguments) == 1 or arguments[1] in HELP):
+        sys.stdout.write(overview((arguments[0],)))
+        return 0 if len(arguments) > 1 else USER_ERROR
+    command, rest = find_command(arguments)
+    _log_to_stderr()
+    return _run(command, rest)
+
+
+def _run(command: Command, arguments: list[str]) -> int:
+    module = import_module(command.module)
+    parser = OneLineParser(
+        prog=f"nemo-uecr {command.name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    # Intermixed: `train CONFIG --resume key=value` is as good as `train CONFIG key=value --resume`.
+    code: int = module.run(parser.parse_intermixed_args(arguments))
+    return code
+
+
+def _refuse(error: UecrError) -> int:
+    sys.stderr.write(f"nemo-uecr: error: {' '.join(str(error).split())}\n")
+    return USER_ERROR
+
+
+def _log_to_stderr() -> None:
+    """Our own progress at INFO, other libraries' at WARNING, both on standard error."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("nemo_uecr").setLevel(logging.INFO)

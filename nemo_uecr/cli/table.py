@@ -1,0 +1,84 @@
+"""The commands by name. A command's module is imported only when the command is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from nemo_uecr.errors import UecrError
+
+__all__ = ["COMMANDS", "Command", "find_command", "overview"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command."""
+
+    words: tuple[str, ...]
+    """What the user types after `nemo-uecr`."""
+
+    module: str
+    """Module with `add_arguments(parser)` and `run(args) -> int`; its docstring is the help text."""
+
+    summary: str
+    """One line for the overview."""
+
+    @property
+    def name(self) -> str:
+        """The words as typed."""
+        return " ".join(self.words)
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(("demo",), "nemo_uecr.cli.demo", "prepare the demo's models, train on them, open the report"),
+    Command(("train",), "nemo_uecr.cli.train", "train a student from a configuration file"),
+    Command(("smoke",), "nemo_uecr.cli.smoke", "short runs with every check on, before a long one"),
+    Command(("report",), "nemo_uecr.cli.report", "one HTML page about one or several runs"),
+    Command(("replay",), "nemo_uecr.cli.replay", "recompute the advantages of a saved batch"),
+    Command(("config",), "nemo_uecr.cli.config_command", "show or check a configuration"),
+    Command(("bench", "advantage"), "nemo_uecr.cli.bench_advantage", "time and memory of the advantages"),
+    Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),
+)
+
+
+def overview(group: tuple[str, ...]) -> str:
+    """The list of commands, or of those that begin with the words of a group."""
+    chosen = [command for command in COMMANDS if command.words[: len(group)] == group]
+    width = max(len(command.name) for command in chosen)
+    lines = [f"  {command.name:<{width}}  {command.summary}" for command in chosen]
+    return "\n".join(
+        [
+            f"usage: nemo-uecr {''.join(f'{word} ' for word in group)}COMMAND ...",
+            "",
+            "UECR-GRPO: on-policy distillation unified with GRPO.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "nemo-uecr COMMAND --help says more about one command; nemo-uecr --version prints the version.",
+            "",
+        ]
+    )
+
+
+def find_command(arguments: Sequence[str]) -> tuple[Command, list[str]]:
+    """The command that the arguments begin with, and the arguments that follow its words.
+
+    Raises:
+        UecrError: no command has that name.
+    """
+    for command in COMMANDS:
+        if tuple(arguments[: len(command.words)]) == command.words:
+            return command, list(arguments[len(command.words) :])
+    typed = " ".join(arguments[: 2 if is_group(tuple(arguments[:1])) else 1])
+    names = [command.name for command in COMMANDS]
+    near = get_close_matches(typed, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known commands: {', '.join(names)}"
+    raise UecrError(f"unknown command {typed!r}; {hint}")
+
+
+def is_group(words: tuple[str, ...]) -> bool:
+    """Whether commands begin with these words without any command being them."""
+    starts = [command.words for command in COMMANDS if command.words[: len(words)] == words]
+    return bool(starts) and words not in starts

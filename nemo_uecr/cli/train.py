@@ -1,0 +1,31 @@
+"""Train a student from a configuration file.
+
+The run folder holds the resolved configuration, metrics, evaluations, saved batches and checkpoints.
+Any value of the configuration can be changed on the command line:
+
+  nemo-uecr train examples/configs/local/demo.yaml method.name=distilled_rl run.folder=runs/distilled
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from nemo_uecr.cli.configuration import add_config_arguments, load_and_report, train_loaded
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run in run.folder from its newest checkpoint"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train."""
+    folder = train_loaded(load_and_report(args.config, args.overrides), resume=args.resume)
+    sys.stdout.write(f"run: {folder}\n")
+    return 0

@@ -1,0 +1,70 @@
+"""Rules that span several keys. Each raises ValueError with a sentence that names the keys it is about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nemo_uecr.config.methods import METHOD_NEEDS, REQUIRED_SETTINGS, needs_of
+from nemo_uecr.config.nearest import nearest_name
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.schema import Config, MethodConfig
+
+__all__ = ["batch_sizes", "evaluation", "known_method", "method_settings", "teacher"]
+
+
+def known_method(name: str) -> str:
+    """Refuse a method that does not exist, naming the nearest."""
+    if name not in METHOD_NEEDS:
+        raise ValueError(
+            f"method.name: got {name!r}, the nearest method is {nearest_name(name, METHOD_NEEDS)!r}; "
+            f"known methods: {', '.join(METHOD_NEEDS)}"
+        )
+    return name
+
+
+def method_settings(method: MethodConfig) -> None:
+    """Refuse a method without the settings that it computes with."""
+    needed = needs_of(method.name).settings
+    missing = [key for key in REQUIRED_SETTINGS if key in needed and getattr(method, key) is None]
+    if missing:
+        keys = ", ".join(f"method.{key}" for key in missing)
+        raise ValueError(f"{keys}: missing, but method {method.name} needs it; write method.{missing[0]}=VALUE")
+
+
+def batch_sizes(config: Config) -> None:
+    """Refuse mini- and micro-batches that do not fit the batch of responses."""
+    responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
+    minibatch, microbatch = config.train.minibatch_responses, config.train.microbatch_responses
+    if minibatch > responses or responses % minibatch:
+        raise ValueError(
+            f"train.minibatch_responses: got {minibatch}, expected a divisor of rollout.prompts_per_step * "
+            f"rollout.responses_per_prompt = {responses}"
+        )
+    if microbatch > minibatch:
+        raise ValueError(
+            f"train.microbatch_responses: got {microbatch}, expected at most train.minibatch_responses = {minibatch}"
+        )
+
+
+def evaluation(config: Config) -> None:
+    """Refuse several greedy samples, and a best checkpoint without anything to compare it by."""
+    if config.evaluation.temperature == 0 and config.evaluation.samples != 1:
+        raise ValueError(
+            f"evaluation.samples: got {config.evaluation.samples}, expected 1 because "
+            "evaluation.temperature = 0 is greedy and every sample would be the same"
+        )
+    if config.checkpoint.keep_best and not config.evaluation.benchmarks:
+        raise ValueError(
+            "checkpoint.keep_best: got true, but evaluation.benchmarks is empty and nothing says which is "
+            "best; name a benchmark or set checkpoint.keep_best=false"
+        )
+
+
+def teacher(config: Config) -> None:
+    """Refuse a method that reads teacher scores when there is no teacher."""
+    if needs_of(config.method.name).teacher and config.teacher.model_name is None:
+        raise ValueError(
+            f"teacher.model_name: got null, but method {config.method.name} reads a teacher; "
+            "name a model, or choose method.name=grpo"
+        )

@@ -1,0 +1,124 @@
+"""Files and overrides to one validated configuration, with the origin of every value."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from nemo_uecr.config.files import read_chain
+from nemo_uecr.config.messages import explain, set_where
+from nemo_uecr.config.origins import DEFAULT, origins_of, overlay, values_of
+from nemo_uecr.config.overrides import override_layers
+from nemo_uecr.config.schema import Config
+from nemo_uecr.errors import ConfigError
+
+__all__ = ["LoadedConfig", "dump_config", "escaped", "flat_values", "load_config", "register_resolvers"]
+
+_MISSING = "???"
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A validated configuration and where it came from."""
+
+    config: Config
+    """Every value, resolved."""
+
+    origins: dict[str, str]
+    """By dotted key: the file as the user wrote it, `override`, or `default`."""
+
+
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> LoadedConfig:
+    """Read a configuration file with what it inherits, apply the overrides, resolve and validate.
+
+    Args:
+        path: YAML file.
+        overrides: `dotted.key=value` texts of the command line; may be empty.
+
+    Returns:
+        The configuration with the origin of every key.
+
+    Raises:
+        ConfigError: with one line that says what was got, what was expected and where it was set.
+    """
+    shown = os.fspath(path)
+    merged = reduce(overlay, override_layers(overrides), read_chain(shown))
+    stated = origins_of(merged)
+    values = _resolved(values_of(merged), stated, shown)
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, stated, shown)) from error
+    return LoadedConfig(config, {key: stated.get(key, DEFAULT) for key in flat_values(config)})
+
+
+def dump_config(config: Config) -> str:
+    """The complete configuration as YAML; `load_config` of it gives the same configuration back."""
+    text: str = OmegaConf.to_yaml(OmegaConf.create(escaped(config.model_dump(mode="json"))))
+    return text
+
+
+def flat_values(config: Config) -> dict[str, object]:
+    """Every value by dotted key, in the order of the schema; lists and empty mappings are values."""
+    return _flat(config.model_dump(mode="json"), "")
+
+
+def register_resolvers() -> None:
+    """Make `${mul:a,b}`, `${div:a,b}` and `${max:a,b}` usable, as in NeMo-RL's files."""
+    # OmegaConf 2.4 warns about `register_new_resolver`; in 2.3 `register_resolver` is an older, weaker function.
+    current = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
+    register = OmegaConf.register_resolver if current else OmegaConf.register_new_resolver
+    resolvers = {"mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b)}
+    for name, function in resolvers.items():
+        if not OmegaConf.has_resolver(name):
+            register(name, function)
+
+
+def _resolved(values: dict[str, object], origins: Mapping[str, str], path: str) -> dict[str, object]:
+    register_resolvers()
+    try:
+        plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
+    except OmegaConfBaseException as error:
+        key = str(getattr(error, "full_key", None) or "a value")
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{key}: {reason} ({set_where(key, origins, path)})") from error
+    return _without_missing(plain)
+
+
+def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
+    """Drop `???`, OmegaConf's mark for a value that a later file must give."""
+    return {
+        key: _without_missing(value) if isinstance(value, Mapping) else value
+        for key, value in tree.items()
+        if value != _MISSING
+    }
+
+
+def _flat(tree: Mapping[str, object], prefix: str) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def escaped(tree: Mapping[str, object]) -> dict[str, object]:
+    """Keep `${` in a text from being read as an interpolation."""
+    return {
+        key: escaped(value)
+        if isinstance(value, Mapping)
+        else value.replace("${", "\\${")
+        if isinstance(value, str)
+        else value
+        for key, value in tree.items()
+    }

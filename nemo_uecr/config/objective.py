@@ -1,0 +1,64 @@
+"""The final objective of a configuration as one equation."""
+
+from __future__ import annotations
+
+from nemo_uecr.config.methods import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, needs_of
+from nemo_uecr.config.schema import Config, MethodConfig
+
+__all__ = ["objective"]
+
+
+def objective(config: Config, *, advantage: str) -> str:
+    """What the run minimises, on one line.
+
+    PG is the clipped surrogate, averaged over the valid tokens of the optimizer step; KL3 is the low-variance
+    estimate of the KL to the reference policy.
+
+    Args:
+        config: the validated configuration.
+        advantage: the method's token advantage in symbols, as the method registry of `core` states it. This
+            layer is free of torch, so the caller brings the text.
+
+    Returns:
+        Loss, advantage, and the value of every setting that the method uses, separated by semicolons.
+
+    References:
+        eq:final-objective.
+    """
+    parts = [
+        f"loss = {_surrogates(config)}{_reference(config)}",
+        _advantage(advantage),
+        *_values(config.method),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _surrogates(config: Config) -> str:
+    clip = f"clip {config.loss.clip_low:g}/{config.loss.clip_high:g}"
+    if "opd_coef" in needs_of(config.method.name).settings:
+        return f"PG(A^GRPO; {clip}) + {config.method.opd_coef:g} PG(clip(delta, -5, 5); {clip})"
+    return f"PG(A; {clip})"
+
+
+def _reference(config: Config) -> str:
+    return f" + {config.loss.reference_kl:g} KL3(ref)" if config.loss.reference_kl > 0 else ""
+
+
+def _advantage(text: str) -> str:
+    return text if text.startswith("A = ") else f"A: {text}"
+
+
+def _values(method: MethodConfig) -> list[str]:
+    """`alpha = 1, rho = 0.5`: optional settings only where they differ from their default."""
+    used = needs_of(method.name).settings
+    shown = [key for key in REQUIRED_SETTINGS if key in used]
+    shown += [
+        key
+        for key in OPTIONAL_SETTINGS
+        if key in used and getattr(method, key) != MethodConfig.model_fields[key].default
+    ]
+    values = {key: getattr(method, key) for key in shown}
+    text = ", ".join(
+        f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}" for key, value in values.items()
+    )
+    return [text] if text else []

@@ -1,0 +1,86 @@
+"""`key=value` from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nemo_uecr.config.keys import is_known, key_of, known_names
+from nemo_uecr.config.nearest import nearest_name
+from nemo_uecr.config.origins import OVERRIDE, REPLACE_MARKER, Branch, branch_of
+from nemo_uecr.errors import ConfigError
+
+__all__ = ["override_layers"]
+
+_NULLS = {"null", "Null", "NULL", "~"}
+
+
+def override_layers(overrides: Sequence[str]) -> list[Branch]:
+    """One layer an override, in their order; a later one wins.
+
+    `+key=value` and `++key=value`, Hydra's spellings for a key that the files may lack, mean the same as
+    `key=value`. A whole mapping of names, `evaluation.benchmarks={...}`, replaces what the files name.
+
+    Args:
+        overrides: texts of the form `dotted.key=value`; the value is read as YAML.
+
+    Returns:
+        The layers, every value with the origin `override`.
+
+    Raises:
+        ConfigError: no `=`, an unknown key, or a value that is no YAML.
+    """
+    return [_layer(*_parse(text)) for text in overrides]
+
+
+def _layer(name: str, value: object) -> Branch:
+    first, *rest = _parts(name)
+    for part in reversed(rest):
+        value = {part: value}
+    return branch_of({first: value}, OVERRIDE)
+
+
+def _parse(text: str) -> tuple[str, object]:
+    name, equals, written = text.partition("=")
+    name = name.strip()
+    if name.startswith("+"):
+        name = name.removeprefix("+").removeprefix("+")
+    if not equals or not name:
+        raise ConfigError(f"override {text!r}: expected key=value, for example train.steps=10")
+    if not is_known(name):
+        nearest = nearest_name(name, known_names())
+        raise ConfigError(f"override {text!r}: unknown key {name}; the nearest known key is {nearest}")
+    return name, _value(name, written)
+
+
+def _parts(name: str) -> list[str]:
+    """The path of a name; an entry of a free mapping is one part even where it has dots."""
+    key = key_of(name)
+    if key is None or key.name == name:
+        return name.split(".")
+    return [*key.name.split("."), name.removeprefix(f"{key.name}.")]
+
+
+def _value(name: str, written: str) -> object:
+    key = key_of(name)
+    if written == "" or (key is not None and (key.takes_text or key.name != name)):
+        return _text(written)
+    try:
+        parsed = OmegaConf.from_dotlist([f"value={written}"])
+        value: object = OmegaConf.to_container(parsed, resolve=False)["value"]
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"override {name}={written}: the value is not valid YAML") from error
+    if key is not None and key.free_mapping and isinstance(value, dict):
+        return {**value, REPLACE_MARKER: True}
+    return value
+
+
+def _text(written: str) -> str | None:
+    """A text as it is written: a path or a prompt needs no YAML quoting, quotes around it are dropped."""
+    if written in _NULLS:
+        return None
+    quoted = len(written) >= 2 and written[0] in "'\"" and written[-1] == written[0]
+    return written[1:-1] if quoted else written

@@ -1,0 +1,103 @@
+"""The reference page of the configuration, written from the schema.
+
+`python -m nemo_uecr.config.reference > docs/configuration.md` renews the page; a test holds it current.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from nemo_uecr.config.keys import Key, known_keys, section_names
+from nemo_uecr.config.methods import METHOD_NEEDS, OPTIONAL_SETTINGS, REQUIRED_SETTINGS
+
+__all__ = ["reference_page"]
+
+_OPENING = """\
+# Configuration
+
+A run is described by one YAML file. This page lists every key. It is written from the schema
+(`nemo_uecr/config/schema.py`) by `python -m nemo_uecr.config.reference`; edit the schema, not the page.
+
+```
+nemo-uecr config show CONFIG [key=value ...]    # every value and the file it comes from
+nemo-uecr config check CONFIG [key=value ...]   # validate, and print the objective as one equation
+```
+
+## Files
+
+- `defaults:` names a file, or a list of files, that this file builds on. Names are relative to the file that
+  has them. They are read depth first and the later value wins.
+- Sections merge key by key. `_override_: true` in a section replaces the inherited section instead.
+- `${rollout.prompts_per_step}` takes the value of another key. `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`
+  compute. Write `\\${` for a literal `${`.
+- `???` marks a value that a file further down must give.
+- Repeated keys, unknown keys and files that inherit themselves are errors.
+
+## Command line
+
+`key=value` changes one value and wins over every file, for example `nemo-uecr train CONFIG train.steps=10`.
+The value is read as YAML (`1e-6` is a number, `[0.9, 0.99]` a list, `null` nothing), except where the key
+expects a text: there it is taken as written. `+key=value` and `++key=value` mean the same. A whole mapping,
+`evaluation.benchmarks={}`, replaces the one in the files; `evaluation.benchmarks.NAME=FILE` adds to it.
+
+Values are strict: `"0.5"` in quotes is a text and no number, `true` is no number, `1.0` is no integer, NaN
+and infinity are refused.
+
+"""
+
+_METHODS = """
+
+## Which method uses what
+
+Settings that a method does not use are accepted, and reported when the run starts. The settings alpha, rho,
+tau_delta and tau_entropy have no default: a method that uses one refuses to start without it.
+
+"""
+
+
+def reference_page() -> str:
+    """The page as Markdown."""
+    return _OPENING + "\n".join(_tables()) + _METHODS + "\n".join(_methods()) + "\n"
+
+
+def _tables() -> Iterator[str]:
+    top = [key for key in known_keys().values() if "." not in key.name]
+    yield from _table("Top level", "What executes the run, and where.", top)
+    for section, meaning in section_names().items():
+        keys = [key for key in known_keys().values() if key.name.startswith(f"{section}.")]
+        yield ""
+        yield from _table(f"`{section}`", meaning, keys)
+
+
+def _table(title: str, meaning: str, keys: list[Key]) -> Iterator[str]:
+    yield f"## {title}"
+    yield ""
+    yield meaning
+    yield ""
+    yield "| key | expects | default | meaning |"
+    yield "|---|---|---|---|"
+    for key in keys:
+        cells = (f"`{key.name}`", key.expectation, _default(key), key.meaning)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(key: Key) -> str:
+    if key.required:
+        return "required"
+    if key.name.removeprefix("method.") in REQUIRED_SETTINGS:
+        return "by method"
+    return "null" if key.default is None else f"{key.default:g}" if isinstance(key.default, float) else str(key.default)
+
+
+def _methods() -> Iterator[str]:
+    settings = (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS)
+    yield f"| method | teacher | {' | '.join(settings)} |"
+    yield "|---" * (len(settings) + 2) + "|"
+    for name, needs in METHOD_NEEDS.items():
+        used = ["yes" if setting in needs.settings else "" for setting in settings]
+        yield f"| {name} | {'yes' if needs.teacher else 'no'} | {' | '.join(used)} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_page())

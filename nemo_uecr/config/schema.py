@@ -1,0 +1,346 @@
+"""The configuration of a run: every key, its type, its limits and its meaning.
+
+A default stands either on the field here or in a YAML file, never at a call site. Unknown keys are errors.
+Texts that look like numbers stay texts, booleans are not numbers, NaN and infinities are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from nemo_uecr.config import cross_checks
+from nemo_uecr.config.kinds import (
+    Count,
+    Device,
+    Dtype,
+    NonNegative,
+    NonNegativeInt,
+    Pair,
+    Positive,
+    Progress,
+    PromptTemplate,
+    Seed,
+    Share,
+    Std,
+    Switch,
+    Text,
+    TopP,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvaluationConfig",
+    "LossConfig",
+    "MethodConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "StudentConfig",
+    "TeacherConfig",
+    "TelemetryConfig",
+    "TolerancesConfig",
+    "TrainConfig",
+]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, strict types, no unknown keys, no NaN or infinity."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        # `model_name` is a key of ours; older pydantic reserves the prefix.
+        protected_namespaces=(),
+    )
+
+
+class RunConfig(Section):
+    """Where the run lives and what seeds it."""
+
+    folder: Text
+    """Output folder of the run; created when missing. One run per folder."""
+
+    seed: Seed
+    """Seeds the sampling of prompts and tokens, and every permutation."""
+
+
+class StudentConfig(Section):
+    """The policy that is trained."""
+
+    model_name: Text
+    """Hugging Face model: a local folder or a hub name."""
+
+    dtype: Dtype
+    """Number format of weights and activations."""
+
+
+class TeacherConfig(Section):
+    """The frozen model that scores the student's tokens."""
+
+    model_name: Text | None
+    """Hugging Face model: a local folder or a hub name; null where the method reads no teacher."""
+
+    dtype: Dtype
+    """Number format of weights and activations."""
+
+
+class DataConfig(Section):
+    """Training problems and how a prompt is made from one."""
+
+    train: Text
+    """JSONL file of problems, one object a line."""
+
+    question_key: Text
+    """Field of the question."""
+
+    answer_key: Text
+    """Field of the reference answer."""
+
+    id_key: Text | None
+    """Field of the problem's id; null: the line number."""
+
+    prompt_template: PromptTemplate
+    """The user's turn; `{question}` is replaced by the question."""
+
+    system_prompt: Text | None
+    """The system turn; null: none."""
+
+    enable_thinking: bool
+    """Handed to the chat template; false is the non-thinking mode."""
+
+    max_prompt_tokens: Count
+    """Longest prompt in tokens, chat template included; a longer one is an error."""
+
+    shuffle: bool
+    """Whether problems are drawn in a seeded random order, a new one each pass over the file."""
+
+
+class RolloutConfig(Section):
+    """How the student's responses are sampled."""
+
+    prompts_per_step: Count
+    """P: prompts a step."""
+
+    responses_per_prompt: Annotated[int, Field(ge=2)]
+    """G: responses a prompt; a group of one has no advantage."""
+
+    temperature: Positive
+    """T_r: sampling temperature, also the temperature of the PPO ratio."""
+
+    top_p: TopP
+    """Nucleus mass; 1 is off."""
+
+    top_k: NonNegativeInt
+    """Number of candidate tokens; 0 is off."""
+
+    max_response_tokens: Count
+    """Longest response in tokens; a response cut there counts as truncated."""
+
+    microbatch_responses: Count
+    """Responses sampled at once; bounds memory."""
+
+    overlong_filter: bool
+    """Whether truncated responses are left out of the loss."""
+
+
+class MethodConfig(Section):
+    """The advantage: which method, and its settings."""
+
+    name: Text
+    """One of the fourteen methods."""
+
+    alpha: float | None = None
+    """Weight of the teacher reward in R^U. Required by the methods that use it."""
+
+    rho: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Strength of the token redistribution. Required by the methods that use it."""
+
+    tau_delta: Positive | None = None
+    """Scale of the gap inside the direction's tanh, nats. Required by the methods that use it."""
+
+    tau_entropy: Positive | None = None
+    """Scale of the teacher entropy in the confidence, nats. Required by the methods that use it."""
+
+    std_floor: NonNegative = 0.0
+    """Least standard deviation a group is divided by; 0 is the paper."""
+
+    opd_coef: float = 1.0
+    """Weight of the distillation surrogate in grpo_plus_opd."""
+
+    std: Std = "population"
+    """Divisor of the group's variance: G (population) or G - 1 (sample)."""
+
+    scoring_noise: Positive = 1e-3
+    """Groups whose standard deviation lies below it are counted in telemetry; changes no advantage."""
+
+    turn_separator: Text | None = None
+    """Token text that ends a turn, for atod; null: the response is one turn."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_known(cls, name: str) -> str:
+        return cross_checks.known_method(name)
+
+    @model_validator(mode="after")
+    def _settings_are_complete(self) -> Self:
+        cross_checks.method_settings(self)
+        return self
+
+
+class LossConfig(Section):
+    """The clipped surrogate and the reference KL."""
+
+    clip_low: Share
+    """The ratio is clipped below at 1 - clip_low."""
+
+    clip_high: Positive
+    """The ratio is clipped above at 1 + clip_high."""
+
+    reference_kl: NonNegative
+    """Coefficient of the k3 KL to the initial student; 0: no reference model is loaded."""
+
+
+class TrainConfig(Section):
+    """The optimizer and its steps."""
+
+    steps: Count
+    """Rollout batches to train on."""
+
+    minibatch_responses: Count
+    """Responses an optimizer step; divides the batch of prompts_per_step * responses_per_prompt."""
+
+    microbatch_responses: Count
+    """Responses a forward and backward pass; gradients are accumulated, the result is the same."""
+
+    learning_rate: Positive
+    """AdamW's learning rate after warm-up."""
+
+    warmup_steps: NonNegativeInt
+    """Optimizer steps of linear warm-up."""
+
+    betas: Pair
+    """AdamW's two decay rates."""
+
+    weight_decay: NonNegative
+    """AdamW's decoupled weight decay."""
+
+    max_grad_norm: Positive
+    """Gradients are scaled down to this norm."""
+
+
+class EvaluationConfig(Section):
+    """avg@k on named benchmark files, with decoding of its own."""
+
+    every: NonNegativeInt
+    """Steps between evaluations; 0: only after the last step."""
+
+    at_start: bool
+    """Whether the untrained student is evaluated too."""
+
+    samples: Count
+    """k: responses a problem."""
+
+    temperature: NonNegative
+    """Decoding temperature; 0 is greedy and asks for samples = 1."""
+
+    top_p: TopP
+    """Nucleus mass; 1 is off."""
+
+    top_k: NonNegativeInt
+    """Number of candidate tokens; 0 is off."""
+
+    seed: Seed
+    """Seed of the decoding, the same at every evaluation."""
+
+    max_tokens: Count
+    """Longest response in tokens."""
+
+    benchmarks: dict[Text, Text]
+    """Name and JSONL file of each benchmark; may be empty."""
+
+    bootstrap: Annotated[int, Field(ge=100)]
+    """Resamples behind the 95% intervals."""
+
+
+class CheckpointConfig(Section):
+    """When the run can be resumed from."""
+
+    every: NonNegativeInt
+    """Steps between checkpoints; 0: only after the last step."""
+
+    keep_last: Count
+    """Newest checkpoints that are kept."""
+
+    keep_best: bool
+    """Whether the checkpoint with the highest average avg@k is kept as well; needs benchmarks."""
+
+
+class TelemetryConfig(Section):
+    """What is written beside the metrics file."""
+
+    tensorboard: Switch
+    """TensorBoard events; auto: when it is installed."""
+
+    save_batch_every: NonNegativeInt
+    """Steps between saved batches (replay and credit map); 0: none."""
+
+    progress: Progress
+    """Progress on the terminal; auto: a bar for people, lines otherwise."""
+
+
+class TolerancesConfig(Section):
+    """Largest residual of each identity; a larger one stops the run."""
+
+    budget: Positive = 1e-6
+    """|mean over valid tokens of w - 1|, as stored in float32."""
+
+    decomposition: Positive = 1e-6
+    """|A^U - (A^task|U + alpha A^T|U)|, relative to max(1, |A^task|U| + |alpha A^T|U|)."""
+
+    residual_bound: Positive = 1e-6
+    """Excess of |q| over 1."""
+
+    log_weight: Positive = 1e-6
+    """|mean log weight| of distilled_rl where the advantage is positive."""
+
+    first_ratio: Positive = 1e-5
+    """|ratio - 1| at the first optimizer step of a batch."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    backend: Literal["local"]
+    """What executes the run: one process, CPU or one GPU."""
+
+    device: Device
+    """Where the models live; auto: the GPU when there is one."""
+
+    threads: Count | None
+    """CPU threads of the mathematics; null: what torch chooses."""
+
+    run: RunConfig
+    student: StudentConfig
+    teacher: TeacherConfig
+    data: DataConfig
+    rollout: RolloutConfig
+    method: MethodConfig
+    loss: LossConfig
+    train: TrainConfig
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    telemetry: TelemetryConfig
+    tolerances: TolerancesConfig = TolerancesConfig()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        cross_checks.batch_sizes(self)
+        cross_checks.evaluation(self)
+        cross_checks.teacher(self)
+        return self

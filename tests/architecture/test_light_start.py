@@ -1,0 +1,75 @@
+"""Importing the package and asking for help load nothing heavy and answer at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = {"torch", "transformers", "pydantic", "omegaconf", "numpy", "math_verify", "tensorboard"}
+SECONDS = 0.5
+
+PROBE = """
+import json, sys
+{action}
+json.dump(sorted({{name.partition(".")[0] for name in sys.modules}}), sys.stderr)
+"""
+
+ACTIONS = {
+    "import": "import nemo_uecr",
+    "help": "from nemo_uecr.cli.main import entry_point; entry_point(['--help'])",
+    "version": "from nemo_uecr.cli.main import entry_point; entry_point(['--version'])",
+}
+
+
+def loaded_modules(action: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(action=action)], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stderr))
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS.keys())
+def test_nothing_heavy_is_loaded(action: str) -> None:
+    assert loaded_modules(action) & HEAVY == set()
+
+
+LIGHT_MODULES = [
+    "nemo_uecr.config.load", "nemo_uecr.data.problems", "nemo_uecr.demo.assets", "nemo_uecr.evaluation.metrics",
+    "nemo_uecr.report.page", "nemo_uecr.telemetry.names", "nemo_uecr.verifier.equivalence",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", LIGHT_MODULES)
+def test_light_layers_load_no_torch(module: str) -> None:
+    assert loaded_modules(f"import {module}") & {"torch", "transformers"} == set()
+
+
+def test_the_probe_sees_a_heavy_module() -> None:
+    assert "numpy" in loaded_modules("import numpy")
+
+
+COMMANDS = [
+    "demo", "train", "smoke", "report", "replay", "config", "bench advantage", "bench scoring",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_loads_no_torch(command: str) -> None:
+    call = f"from nemo_uecr.cli.main import entry_point\ntry:\n    entry_point({[*command.split(), '--help']})"
+    modules = loaded_modules(f"{call}\nexcept SystemExit:\n    pass")
+    assert modules & {"torch", "transformers"} == set()
+
+
+@pytest.mark.parametrize("action", [ACTIONS["import"], ACTIONS["help"]], ids=["import", "help"])
+def test_it_answers_at_once(action: str) -> None:
+    """The best of three, because the first run may compile and others may load the machine."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        loaded_modules(action)
+        times.append(time.perf_counter() - started)
+    assert min(times) < SECONDS

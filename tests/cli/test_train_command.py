@@ -1,0 +1,98 @@
+"""`train` and `smoke` from the command line to the run folder, on tiny real models."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_uecr.cli.main import entry_point
+from tests.local.tiny import SMALL, Assets, assets
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Assets:
+    return assets()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_train_then_resume(tiny: Assets, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    call = ["train", str(tiny.config), *SMALL, f"run.folder={folder}"]
+    assert entry_point(call) == 0
+    assert capsys.readouterr().out.endswith(f"run: {folder}\n")
+    assert steps_in(folder) == [1, 2]
+    origins = json.loads((folder / "origins.json").read_text())
+    assert (origins["train.steps"], origins["method.std"]) == ("override", "default")
+    provenance = json.loads((folder / "provenance.json").read_text())
+    assert provenance["objective"].startswith("loss = PG(A; clip 0.2/0.2)")
+
+    assert entry_point(call) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert steps_in(folder) == [1, 2]
+
+    assert entry_point([*call, "--resume", "train.steps=3"]) == 0
+    assert steps_in(folder) == [1, 2, 3]
+
+
+def test_the_run_folders_configuration_is_a_configuration(tiny: Assets, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert entry_point(["train", str(tiny.config), *SMALL, "train.steps=1", f"run.folder={first}"]) == 0
+    assert entry_point(["train", str(first / "config.yaml"), f"run.folder={second}"]) == 0
+    losses = [json.loads((folder / "metrics.jsonl").read_text())["policy/loss"] for folder in (first, second)]
+    assert losses[0] == losses[1]
+
+
+def test_unused_settings_are_logged(tiny: Assets, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    overrides = ["method.name=grpo", "train.steps=1", f"run.folder={tmp_path / 'run'}"]
+    with caplog.at_level(logging.INFO, logger="nemo_uecr"):
+        assert entry_point(["train", str(tiny.config), *SMALL, *overrides]) == 0
+    expected = (
+        "not used by method grpo: teacher.model_name, method.alpha, method.rho, method.tau_delta, method.tau_entropy"
+    )
+    assert [message for message in caplog.messages if message.startswith("not used")] == [expected]
+
+
+def test_smoke_prints_tolerances_first_and_compares_every_batch(
+    tiny: Assets, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert entry_point(["smoke", str(tiny.config), *SMALL, f"run.folder={folder}", "--steps", "1,2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("objective: loss = PG(A; ")
+    assert [line.partition(":")[0] for line in lines[1:6]] == [
+        "tolerance budget", "tolerance decomposition", "tolerance residual_bound", "tolerance log_weight",
+        "tolerance first_ratio",
+    ]  # fmt: skip
+    passed = [line for line in lines if ": passed, " in line]
+    # One batch a step, two reductions a batch.
+    assert [line.partition(", ")[2].partition(",")[0] for line in passed] == [
+        "2 reductions bit for bit", "4 reductions bit for bit",
+    ]  # fmt: skip
+    assert any(line.startswith("smoke 2: identity/budget_error at most ") for line in lines)
+    assert not folder.exists()
+    (attempt,) = (tmp_path / "run-smoke").iterdir()
+    assert sorted(path.name for path in attempt.iterdir()) == ["steps-001", "steps-002"]
+
+
+def test_demo_trains_and_reports(
+    tiny: Assets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo command with the tiny models in the place of the demo's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nemo_uecr.cli.demo.demo_config_path", lambda: str(tiny.config))
+    assert entry_point(["demo", "--no-open", *SMALL, "telemetry.save_batch_every=1"]) == 0
+    assert steps_in(Path("runs/demo")) == [1, 2]
+    assert capsys.readouterr().out.endswith("report: runs/demo/report.html\n")
+    assert "</html>" in Path("runs/demo/report.html").read_text(encoding="utf-8")

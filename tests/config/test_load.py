@@ -1,0 +1,305 @@
+"""Files, inheritance, overrides and interpolation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.config.load import dump_config, flat_values, load_config
+from nemo_uecr.config.show import annotated_yaml
+from nemo_uecr.errors import ConfigError
+
+CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
+SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
+RUNNABLE = [path for path in SHIPPED if path.name != "base.yaml"]
+DEMO = str(CONFIGS / "local" / "demo.yaml")
+BASE = str(CONFIGS / "local" / "base.yaml")
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def refusal(path: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
+def test_every_shipped_configuration_loads(path: Path) -> None:
+    loaded = load_config(path, [])
+    assert set(loaded.origins) == set(flat_values(loaded.config))
+
+
+def test_the_base_alone_lacks_what_a_run_must_give() -> None:
+    message = refusal(BASE)
+    assert message.startswith(f"{BASE}: missing run.folder, expected a text that is not empty; write it")
+    assert message.endswith("(and 3 more: student.model_name, data.train, train.steps)")
+
+
+def test_scientific_notation_is_a_number() -> None:
+    config = load_config(DEMO, ["train.learning_rate=1e-6"]).config
+    assert config.train.learning_rate == 1e-6
+    assert isinstance(config.train.learning_rate, float)
+
+
+def test_scientific_notation_in_a_file_is_a_number(tmp_path: Path) -> None:
+    path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\ntrain: {{learning_rate: 3e-5}}\n")
+    assert load_config(path, []).config.train.learning_rate == 3e-5
+
+
+class TestInheritance:
+    """`defaults:`: depth first, later wins, relative to the file that names it."""
+
+    def test_later_parent_and_child_win(self, tmp_path: Path) -> None:
+        (tmp_path / "parents").mkdir()
+        write(tmp_path, "parents/root.yaml", f"defaults: {DEMO}\nrun: {{seed: 1}}\ntrain: {{steps: 1}}\n")
+        write(tmp_path, "parents/a.yaml", "defaults: root.yaml\nrollout: {top_k: 3}\nrun: {seed: 2}\n")
+        write(tmp_path, "parents/b.yaml", "run: {seed: 3}\nrollout: {top_k: 4}\n")
+        child = write(tmp_path, "child.yaml", "defaults: [parents/a.yaml, parents/b.yaml]\nrollout: {top_k: 5}\n")
+        loaded = load_config(child, [])
+        assert (loaded.config.train.steps, loaded.config.run.seed, loaded.config.rollout.top_k) == (1, 3, 5)
+        assert loaded.origins["train.steps"] == str(tmp_path / "parents" / "root.yaml")
+        assert loaded.origins["run.seed"] == str(tmp_path / "parents" / "b.yaml")
+        assert loaded.origins["rollout.top_k"] == child
+
+    def test_a_section_can_replace_the_inherited_one(self, tmp_path: Path) -> None:
+        text = "evaluation:\n  benchmarks: {_override_: true, own: own.jsonl}\n"
+        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\n{text}")
+        assert load_config(path, []).config.evaluation.benchmarks == {"own": "own.jsonl"}
+
+    def test_without_the_marker_sections_merge(self, tmp_path: Path) -> None:
+        text = "evaluation:\n  benchmarks: {_override_: false, own: own.jsonl}\n"
+        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\n{text}")
+        assert len(load_config(path, []).config.evaluation.benchmarks) > 1
+
+    def test_a_replaced_section_loses_its_other_keys(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\nloss: {{_override_: true, clip_low: 0.1}}\n")
+        assert f"{path}: missing loss.clip_high" in refusal(path)
+
+    def test_a_list_replaces(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\ntrain: {{betas: [0.5, 0.6]}}\n")
+        assert load_config(path, []).config.train.betas == (0.5, 0.6)
+
+    def test_a_missing_parent_is_named_with_the_file_that_wants_it(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "run.yaml", "defaults: nowhere.yaml\n")
+        parent = tmp_path / "nowhere.yaml"
+        assert refusal(path) == (
+            f"{parent}: cannot read the file: No such file or directory (named by 'defaults' of {path})"
+        )
+
+    def test_a_circle_is_refused(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a.yaml", "defaults: b.yaml\n")
+        write(tmp_path, "b.yaml", "defaults: a.yaml\n")
+        assert "a file cannot inherit itself" in refusal(path)
+
+    def test_two_roads_to_one_parent_are_no_circle(self, tmp_path: Path) -> None:
+        write(tmp_path, "a.yaml", f"defaults: {DEMO}\n")
+        write(tmp_path, "b.yaml", f"defaults: {DEMO}\n")
+        path = write(tmp_path, "child.yaml", "defaults: [a.yaml, b.yaml]\nrun: {seed: 9}\n")
+        assert load_config(path, []).config.run.seed == 9
+
+    @pytest.mark.parametrize("defaults", ["3", "{a: b}", "[1]", "null"])
+    def test_defaults_of_another_kind_are_refused(self, tmp_path: Path, defaults: str) -> None:
+        path = write(tmp_path, "run.yaml", f"defaults: {defaults}\n")
+        assert "expected a file name or a list of file names" in refusal(path)
+
+
+class TestInterpolation:
+    """OmegaConf's `${...}` with the resolvers of NeMo-RL's files."""
+
+    def test_a_value_follows_another_key_that_a_later_file_changes(self, tmp_path: Path) -> None:
+        text = "rollout: {prompts_per_step: 3}\ntrain: {microbatch_responses: 1}\n"
+        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\n{text}")
+        # The base asks for prompts_per_step times responses_per_prompt, here 3 times 8.
+        assert load_config(path, []).config.train.minibatch_responses == 24
+
+    @pytest.mark.parametrize(("text", "value"), [("${mul:3,4}", 12), ("${max:3,4}", 4)])
+    def test_resolvers(self, text: str, value: int) -> None:
+        assert load_config(DEMO, [f"rollout.top_k={text}"]).config.rollout.top_k == value
+
+    def test_division_gives_a_number_that_is_no_integer(self) -> None:
+        assert load_config(DEMO, ["rollout.top_p=${div:1,4}"]).config.rollout.top_p == 0.25
+        assert "rollout.top_k: got 4.0, expected an integer" in refusal(DEMO, "rollout.top_k=${div:8,2}")
+
+    @pytest.mark.parametrize("text", ["${nowhere.at_all}", "${mul:1,x}", "${unknown:1}"])
+    def test_what_cannot_be_resolved_is_named(self, text: str) -> None:
+        assert refusal(DEMO, f"run.seed={text}").startswith("run.seed: ")
+
+    def test_an_unfinished_interpolation_in_a_file(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\nrun: {{seed: '${{oops'}}\n")
+        assert "oops" in refusal(path)
+
+
+class TestFiles:
+    """What is wrong with a file is said with its name and line."""
+
+    @pytest.mark.parametrize(
+        ("text", "end"),
+        [
+            ("run:\n  seed: 1\n  seed: 2\n", ", line 3: not valid YAML: found duplicate key seed"),
+            ("run:\n  seed: [1\n", ": not valid YAML: "),
+            ("run:\n\tseed: 1\n", ", line 2: not valid YAML: found character"),
+            ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
+            ("- 1\n- 2\n", ": holds a list, expected a mapping of keys"),
+            ("17\n", ": holds a single value, expected a mapping of keys"),
+        ],
+        ids=["duplicate", "unclosed", "tab", "python object", "list", "scalar"],
+    )  # fmt: skip
+    def test_faults(self, tmp_path: Path, text: str, end: str) -> None:
+        path = write(tmp_path, "run.yaml", text)
+        message = refusal(path)
+        assert message.startswith(path)
+        assert end in message
+
+    def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.yaml"
+        path.write_bytes(b"run:\n  folder: \xff\n")
+        assert refusal(str(path)) == f"{path}: not UTF-8 text (byte 15)"
+
+    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
+        assert refusal(str(tmp_path)) == f"{tmp_path}: cannot read the file: Is a directory"
+
+    def test_an_empty_file_lacks_everything(self, tmp_path: Path) -> None:
+        assert "missing backend, expected local" in refusal(write(tmp_path, "run.yaml", ""))
+
+    def test_an_unknown_key_names_the_nearest(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\ntrain: {{learning_rat: 1.0}}\n")
+        assert refusal(path) == (
+            f"{path}: unknown key train.learning_rat; the nearest known key is train.learning_rate"
+        )
+
+    def test_an_unknown_key_comes_before_a_missing_one(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "run.yaml", "methods: {name: grpo}\n")
+        assert refusal(path).startswith(f"{path}: unknown key methods; the nearest known key is method (and ")
+
+    def test_a_misspelt_section_names_the_nearest(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\nmethods: {{name: grpo}}\n")
+        assert refusal(path) == f"{path}: unknown key methods; the nearest known key is method"
+
+
+class TestOverrides:
+    """`key=value` of the command line."""
+
+    @pytest.mark.parametrize("text", ["train.steps=3", "+train.steps=3", "++train.steps=3"])
+    def test_every_spelling(self, text: str) -> None:
+        loaded = load_config(DEMO, [text])
+        assert loaded.config.train.steps == 3
+        assert loaded.origins["train.steps"] == "override"
+
+    def test_the_last_one_wins(self) -> None:
+        assert load_config(DEMO, ["train.steps=3", "train.steps=4"]).config.train.steps == 4
+
+    def test_a_key_that_no_file_has(self) -> None:
+        loaded = load_config(DEMO, ["method.std=sample"])
+        assert loaded.config.method.std == "sample"
+        assert (loaded.origins["method.std"], loaded.origins["method.std_floor"]) == ("override", "default")
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("run.folder=2024", "2024"),
+            ("run.folder=on", "on"),
+            ("run.folder='runs/a b'", "runs/a b"),
+            ("run.folder=a=b", "a=b"),
+            ("run.folder=a: b", "a: b"),
+        ],
+    )
+    def test_text_is_taken_as_written(self, text: str, value: str) -> None:
+        assert load_config(DEMO, [text]).config.run.folder == value
+
+    def test_a_template_needs_no_quotes(self) -> None:
+        assert load_config(DEMO, ["data.prompt_template={question}?"]).config.data.prompt_template == "{question}?"
+
+    def test_null(self) -> None:
+        config = load_config(DEMO, ["method.name=grpo", "teacher.model_name=null", "threads=null"]).config
+        assert (config.teacher.model_name, config.threads) == (None, None)
+
+    def test_on_and_off_are_words_there(self) -> None:
+        telemetry = load_config(DEMO, ["telemetry.tensorboard=off", "telemetry.progress=off"]).config.telemetry
+        assert (telemetry.tensorboard, telemetry.progress) == ("off", "off")
+        assert load_config(DEMO, ["telemetry.tensorboard=on"]).config.telemetry.tensorboard == "on"
+
+    def test_a_benchmark_is_added(self) -> None:
+        loaded = load_config(DEMO, ["evaluation.benchmarks.own=own.jsonl"])
+        assert loaded.config.evaluation.benchmarks["own"] == "own.jsonl"
+        assert len(loaded.config.evaluation.benchmarks) > 1
+        assert loaded.origins["evaluation.benchmarks.own"] == "override"
+
+    def test_a_benchmark_name_may_have_dots(self) -> None:
+        benchmarks = load_config(DEMO, ["evaluation.benchmarks.own.v1=own.jsonl"]).config.evaluation.benchmarks
+        assert benchmarks["own.v1"] == "own.jsonl"
+
+    def test_the_whole_mapping_is_replaced(self) -> None:
+        loaded = load_config(DEMO, ["evaluation.benchmarks={}", "checkpoint.keep_best=false"])
+        assert loaded.config.evaluation.benchmarks == {}
+        assert loaded.origins["evaluation.benchmarks"] == "override"
+
+    def test_a_section_merges(self) -> None:
+        method = load_config(DEMO, ["method={name: puu, alpha: 2.0}"]).config.method
+        assert (method.name, method.alpha, method.rho) == ("puu", 2.0, 0.5)
+
+    @pytest.mark.parametrize("text", ["train.steps", "=3", "", "++=3"])
+    def test_what_is_no_override(self, text: str) -> None:
+        assert refusal(DEMO, text) == f"override {text!r}: expected key=value, for example train.steps=10"
+
+    @pytest.mark.parametrize(
+        ("text", "nearest"),
+        [
+            ("train.step=3", "train.steps"),
+            ("alpha=1", "method.alpha"),
+            ("samplez=1", "evaluation.samples"),
+            ("bootstrap=100", "evaluation.bootstrap"),
+            ("Method.RHO=0.1", "method.rho"),
+            ("trainer.seed=1", "run.seed"),
+            ("rollout.temperatures=1", "rollout.temperature"),
+            ("~train.steps=1", "train.steps"),
+            ("optim.learning_rate=1", "train.learning_rate"),
+        ],
+    )
+    def test_an_unknown_key_names_the_nearest(self, text: str, nearest: str) -> None:
+        assert refusal(DEMO, text).endswith(f"the nearest known key is {nearest}")
+
+    def test_a_value_that_is_no_yaml(self) -> None:
+        assert refusal(DEMO, "train.steps=[") == "override train.steps=[: the value is not valid YAML"
+
+
+class TestRoundTrip:
+    """What is written into the run folder gives the same run again."""
+
+    OVERRIDES = (
+        "data.prompt_template=\\${{question}} \u00e4 # no comment: 'x'\nsecond line",
+        "data.system_prompt='null'",
+        "telemetry.tensorboard=off",
+        "train.learning_rate=1e-7",
+        "evaluation.benchmarks.on=on.jsonl",
+    )
+
+    def test_the_dump(self, tmp_path: Path) -> None:
+        config = load_config(DEMO, self.OVERRIDES).config
+        assert config.data.prompt_template.startswith("${{question}}")
+        assert config.data.system_prompt == "null"
+        again = load_config(write(tmp_path, "config.yaml", dump_config(config)), [])
+        assert again.config == config
+        assert set(again.origins.values()) == {str(tmp_path / "config.yaml")}
+
+    def test_the_annotated_form(self, tmp_path: Path) -> None:
+        loaded = load_config(DEMO, self.OVERRIDES)
+        text = annotated_yaml(loaded.config, loaded.origins)
+        assert load_config(write(tmp_path, "config.yaml", text), []).config == loaded.config
+        origin_of = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in text.splitlines()}
+        assert origin_of["learning_rate"] == "override"
+        assert origin_of["std_floor"] == "default"
+        assert origin_of["backend"] == BASE
+
+    def test_the_empty_mapping_keeps_its_origin(self, tmp_path: Path) -> None:
+        loaded = load_config(DEMO, ["evaluation.benchmarks={}", "checkpoint.keep_best=false"])
+        text = annotated_yaml(loaded.config, loaded.origins)
+        assert "  benchmarks: {}" in text
+        assert load_config(write(tmp_path, "config.yaml", text), []).config == loaded.config

@@ -1,0 +1,81 @@
+"""Inheritance gives the same values as NeMo-RL's own loader, on random chains of files."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from nemo_uecr.config.files import read_chain
+from nemo_uecr.config.origins import values_of
+
+SOURCE = os.environ.get("NEMO_RL_SOURCE")
+pytestmark = [
+    pytest.mark.nemo,
+    pytest.mark.skipif(SOURCE is None, reason="NEMO_RL_SOURCE does not name a checkout of NeMo-RL"),
+]
+
+CHAINS, FILES = 200, 4
+VALUES = (1, 2.5, "x", None)  # NeMo-RL refuses a list in the place of a mapping; here it replaces it
+
+
+@pytest.fixture
+def nemo_load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
+    """NeMo-RL's `load_config`. Its module also imports Hydra, for overrides only: a stand-in will do."""
+    for name in (
+        "hydra", "hydra._internal", "hydra._internal.config_loader_impl", "hydra.core",
+        "hydra.core.override_parser", "hydra.core.override_parser.overrides_parser",
+    ):  # fmt: skip
+        module = ModuleType(name)
+        module.ConfigLoaderImpl = module.OverridesParser = object  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    path = Path(str(SOURCE)) / "nemo_rl" / "utils" / "config.py"
+    spec = importlib.util.spec_from_file_location("nemo_rl_config", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    load: Callable[[str], object] = module.load_config
+    return load
+
+
+def random_tree(rng: random.Random, depth: int) -> dict[str, object]:
+    return {
+        key: random_tree(rng, depth - 1) if depth and rng.random() < 0.5 else rng.choice(VALUES)
+        for key in "abcd"
+        if rng.random() < 0.6
+    }
+
+
+def write_chain(folder: Path, rng: random.Random) -> str:
+    """Files that inherit from earlier ones; the last always does, because only then are all markers used up."""
+    names: list[str] = []
+    for number in range(FILES):
+        tree = random_tree(rng, 2)
+        for section in tree.values():
+            if isinstance(section, dict) and rng.random() < 0.3:
+                section["_override_"] = True
+        if names and (number == FILES - 1 or rng.random() < 0.7):
+            parents = rng.sample(names, rng.randint(1, min(2, len(names))))
+            tree["defaults"] = parents[0] if len(parents) == 1 else parents
+        names.append(f"{number}.yaml")
+        (folder / names[-1]).write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return str(folder / names[-1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chains_merge_alike(tmp_path: Path, nemo_load: Callable[[str], object], seed: int) -> None:
+    rng = random.Random(seed)
+    for number in range(CHAINS // 4):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = write_chain(folder, rng)
+        assert values_of(read_chain(path)) == OmegaConf.to_container(nemo_load(path), resolve=False)

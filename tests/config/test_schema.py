@@ -1,0 +1,177 @@
+"""Types, limits and the rules that span keys; each refusal is one line that names the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from nemo_uecr.config.keys import known_keys
+from nemo_uecr.config.load import load_config
+from nemo_uecr.config.methods import METHOD_NEEDS, REQUIRED_SETTINGS
+from nemo_uecr.config.schema import Config
+from nemo_uecr.errors import ConfigError
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(DEMO, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+OUT_OF_RANGE = [
+    ("method.rho=1.0", "method.rho: got 1.0, expected a number >= 0 and < 1, or null (set on the command line)"),
+    ("method.rho=-0.1", "method.rho: got -0.1, expected a number >= 0 and < 1"),
+    ("method.tau_delta=0.0", "method.tau_delta: got 0.0, expected a number > 0"),
+    ("method.tau_entropy=-1.0", "method.tau_entropy: got -1.0, expected a number > 0"),
+    ("method.std_floor=-1.0", "method.std_floor: got -1.0, expected a number >= 0"),
+    ("method.scoring_noise=0.0", "method.scoring_noise: got 0.0, expected a number > 0"),
+    ("rollout.responses_per_prompt=1", "rollout.responses_per_prompt: got 1, expected an integer >= 2"),
+    ("rollout.temperature=0.0", "rollout.temperature: got 0.0, expected a number > 0"),
+    ("rollout.top_p=0.0", "rollout.top_p: got 0.0, expected a number > 0 and <= 1"),
+    ("rollout.top_p=1.5", "rollout.top_p: got 1.5, expected a number > 0 and <= 1"),
+    ("rollout.top_k=-1", "rollout.top_k: got -1, expected an integer >= 0"),
+    ("loss.clip_low=1.0", "loss.clip_low: got 1.0, expected a number > 0 and < 1"),
+    ("loss.clip_high=0.0", "loss.clip_high: got 0.0, expected a number > 0"),
+    ("loss.reference_kl=-0.1", "loss.reference_kl: got -0.1, expected a number >= 0"),
+    ("train.steps=0", "train.steps: got 0, expected an integer >= 1"),
+    ("train.betas=[0.9,1.0]", "train.betas: got 1.0, expected a list of 2, each a number >= 0 and < 1"),
+    ("train.betas=[0.9]", "train.betas: got [0.9], expected a list of 2"),
+    ("evaluation.bootstrap=99", "evaluation.bootstrap: got 99, expected an integer >= 100"),
+    ("run.seed=-1", "run.seed: got -1, expected an integer >= 0"),
+    ("run.seed=4294967296", "run.seed: got 4294967296, expected an integer >= 0 and <= 4294967295"),
+    ("run.folder=", 'run.folder: got "", expected a text that is not empty'),
+    ("evaluation.benchmarks.x=", 'evaluation.benchmarks.x: got "", expected a text that is not empty'),
+    ("device=gpu", 'device: got "gpu", expected one of auto, cpu, cuda'),
+    ("backend=nemo_rl", 'backend: got "nemo_rl", expected local'),
+    ("student.dtype=float16", 'student.dtype: got "float16", expected one of float32, bfloat16'),
+    ("method.std=both", 'method.std: got "both", expected one of population, sample'),
+    ("telemetry.progress=on", 'telemetry.progress: got "on", expected one of auto, bar, lines, off'),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), OUT_OF_RANGE, ids=[override for override, _ in OUT_OF_RANGE])
+def test_out_of_range(override: str, message: str) -> None:
+    assert refusal(override).startswith(message)
+
+
+WRONG_TYPES = [
+    "train.steps='3'", "train.steps=3.0", "train.steps=true", "train.steps=null", "train.steps=[3]",
+    "train.learning_rate='0.5'", "train.learning_rate=true", "train.learning_rate=.nan",
+    "train.learning_rate=.inf", "train.learning_rate=fast", "method.alpha=.nan", "method.alpha='1'",
+    "method.alpha=false", "data.shuffle=1", "data.shuffle='true'", "train.betas=0.9", "train.betas=['0.9',0.9]",
+    "method=3", "evaluation.benchmarks=[a]", "evaluation.benchmarks={a: 3}", "threads=0", "threads=two",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", WRONG_TYPES)
+def test_nothing_is_coerced(override: str) -> None:
+    key = override.partition("=")[0]
+    assert refusal(override).startswith(key)
+    assert "expected" in refusal(override)
+
+
+def test_an_integer_is_a_number() -> None:
+    config = load_config(DEMO, ["method.alpha=2"]).config
+    assert config.method.alpha == 2.0
+    assert isinstance(config.method.alpha, float)
+
+
+def test_negative_and_zero_alpha_are_legal() -> None:
+    assert load_config(DEMO, ["method.alpha=-0.5"]).config.method.alpha == -0.5
+    assert load_config(DEMO, ["method.alpha=0"]).config.method.alpha == 0.0
+
+
+def test_the_template_must_have_the_question() -> None:
+    assert refusal("data.prompt_template=Solve it.") == (
+        "data.prompt_template: got 'Solve it.', expected a text that contains {question}"
+    )
+
+
+def test_an_unknown_method_names_the_nearest() -> None:
+    assert refusal("method.name=uecrr").startswith(
+        "method.name: got 'uecrr', the nearest method is 'uecr'; known methods: grpo, pg_opd,"
+    )
+
+
+@pytest.mark.parametrize("method", METHOD_NEEDS)
+def test_a_method_asks_for_the_settings_it_uses_and_no_other(method: str) -> None:
+    needed = [key for key in REQUIRED_SETTINGS if key in METHOD_NEEDS[method].settings]
+    spare = [f"method.{key}=null" for key in REQUIRED_SETTINGS if key not in needed]
+    assert load_config(DEMO, [f"method.name={method}", *spare]).config.method.name == method
+    for key in needed:
+        assert refusal(f"method.name={method}", f"method.{key}=null") == (
+            f"method.{key}: missing, but method {method} needs it; write method.{key}=VALUE"
+        )
+
+
+@pytest.mark.parametrize("method", METHOD_NEEDS)
+def test_a_teacher_is_asked_for_where_it_is_read(method: str) -> None:
+    overrides = [f"method.name={method}", "teacher.model_name=null"]
+    if METHOD_NEEDS[method].teacher:
+        assert refusal(*overrides).startswith(f"teacher.model_name: got null, but method {method} reads a teacher")
+    else:
+        assert load_config(DEMO, overrides).config.teacher.model_name is None
+
+
+# demo.yaml or these overrides: 6 prompts * 4 responses = 24 responses a step
+BATCH = ("rollout.prompts_per_step=6", "rollout.responses_per_prompt=4", "train.microbatch_responses=1")
+
+
+@pytest.mark.parametrize("minibatch", [1, 2, 3, 4, 6, 8, 12, 24])
+def test_a_minibatch_divides_the_batch(minibatch: int) -> None:
+    config = load_config(DEMO, [*BATCH, f"train.minibatch_responses={minibatch}"]).config
+    assert config.train.minibatch_responses == minibatch
+
+
+@pytest.mark.parametrize("minibatch", [5, 7, 16, 23, 25, 48])
+def test_another_minibatch_is_refused(minibatch: int) -> None:
+    assert refusal(*BATCH, f"train.minibatch_responses={minibatch}") == (
+        f"train.minibatch_responses: got {minibatch}, expected a divisor of rollout.prompts_per_step * "
+        "rollout.responses_per_prompt = 24"
+    )
+
+
+def test_a_microbatch_fits_into_the_minibatch() -> None:
+    overrides = (*BATCH[:2], "train.minibatch_responses=8")
+    assert load_config(DEMO, [*overrides, "train.microbatch_responses=8"])
+    assert refusal(*overrides, "train.microbatch_responses=9") == (
+        "train.microbatch_responses: got 9, expected at most train.minibatch_responses = 8"
+    )
+
+
+def test_greedy_decoding_asks_for_one_sample() -> None:
+    assert load_config(DEMO, ["evaluation.temperature=0", "evaluation.samples=1"])
+    assert refusal("evaluation.temperature=0").startswith("evaluation.samples: got 12, expected 1 because")
+
+
+def test_the_best_checkpoint_needs_a_benchmark() -> None:
+    overrides = ("evaluation.benchmarks={}", "checkpoint.keep_best=true")
+    assert refusal(*overrides).startswith("checkpoint.keep_best: got true, but evaluation.benchmarks is empty")
+
+
+def test_several_faults_are_counted_and_named() -> None:
+    message = refusal("run.seed=-1", "train.steps=0", "loss.clip_low=2.0", "rollout.top_k=-1", "run.folder=")
+    assert message.startswith("run.folder: ")
+    assert message.endswith("(and 4 more: run.seed, rollout.top_k, loss.clip_low, ...)")
+
+
+def test_a_configuration_is_frozen() -> None:
+    config = load_config(DEMO, []).config
+    with pytest.raises(ValidationError):
+        config.train.steps = 3  # type: ignore[misc]
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert [key.name for key in known_keys().values() if not key.meaning] == []
+
+
+def test_a_default_satisfies_its_own_field() -> None:
+    """Pydantic does not check defaults; a complete configuration of stated defaults does."""
+    stated = load_config(DEMO, []).config.model_dump(mode="json")
+    assert Config.model_validate(stated).model_dump() == load_config(DEMO, []).config.model_dump()

@@ -1,0 +1,311 @@
+"""Values worked out by hand; the arithmetic stands beside each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.core.groups import Groups, normalised
+from nemo_uecr.core.loss import clipped_surrogate, low_variance_kl, policy_loss
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.methods.atod import schedule
+from nemo_uecr.core.records import EPSILON, GAP_CLIP, ScoredBatch, Settings
+
+PLAIN = Settings(
+    alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False, opd_coef=1.0, step=0, seed=0
+)
+
+
+def f64(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def two_responses(delta: list[float], entropy: list[float], task: tuple[float, float] = (1.0, 0.0)) -> ScoredBatch:
+    """A group of a response with these gaps and one whose teacher agrees exactly (R^T = 0)."""
+    width = len(delta)
+    return ScoredBatch(
+        task_reward_B=f64(*task),
+        group_B=torch.tensor([4, 4]),
+        mask_BT=torch.ones(2, width, dtype=torch.bool),
+        old_logp_BT=torch.full((2, width), -8.0, dtype=torch.float64),
+        teacher_logp_BT=torch.stack((f64(*delta) - 8.0, torch.full((width,), -8.0, dtype=torch.float64))),
+        teacher_entropy_BT=torch.stack((f64(*entropy), torch.zeros(width, dtype=torch.float64))),
+    )
+
+
+def advantage(name: str, batch: ScoredBatch, settings: Settings = PLAIN) -> Tensor:
+    return METHODS[name].compute(batch, settings).advantage_BT
+
+
+def test_constants_of_the_paper() -> None:
+    assert EPSILON == 1e-6
+    assert GAP_CLIP == 5.0
+
+
+def test_grpo_of_one_right_in_four() -> None:
+    # Rewards 1,0,0,0: mean 1/4, deviations 3/4 and -1/4, variance (9/16 + 3/16)/4 = 3/16, sigma = sqrt(3)/4.
+    sigma = math.sqrt(3.0) / 4.0
+    got, std = normalised(f64(1, 0, 0, 0), Groups.of(torch.tensor([9, 9, 9, 9])), floor=0.0, sample=False)
+    torch.testing.assert_close(got, f64(0.75, -0.25, -0.25, -0.25) / (sigma + 1e-6), rtol=1e-15, atol=0)
+    torch.testing.assert_close(std, f64(*(sigma,) * 4), rtol=1e-15, atol=0)
+
+
+def test_sample_std_divides_by_one_less() -> None:
+    # The same deviations over G - 1 = 3: variance (9/16 + 3/16)/3 = 1/4, sigma = 1/2.
+    got, _ = normalised(f64(1, 0, 0, 0), Groups.of(torch.tensor([0, 0, 0, 0])), floor=0.0, sample=True)
+    torch.testing.assert_close(got, f64(0.75, -0.25, -0.25, -0.25) / 0.500001, rtol=1e-15, atol=0)
+
+
+def test_std_floor_bounds_the_denominator_from_below() -> None:
+    # sigma = 1/2 for rewards 1, 0: floor 2 wins (0.5 / 2.000001), floor 0.3 does not (0.5 / 0.500001).
+    groups = Groups.of(torch.tensor([0, 0]))
+    high, std = normalised(f64(1, 0), groups, floor=2.0, sample=False)
+    low, _ = normalised(f64(1, 0), groups, floor=0.3, sample=False)
+    torch.testing.assert_close(high, f64(0.5, -0.5) / 2.000001, rtol=1e-15, atol=0)
+    torch.testing.assert_close(low, f64(0.5, -0.5) / 0.500001, rtol=1e-15, atol=0)
+    assert std.tolist() == [0.5, 0.5], "the reported std is the one before the floor"
+
+
+def test_puu_decomposition() -> None:
+    # R^T = mean(1, -0.5, clip 9 -> 5) = 5.5/3 = 11/6 and 0; alpha = 2: R^U = 1 + 11/3 = 14/3 and 0.
+    # mean 7/3, deviations +-7/3, sigma_U = 7/3. Centred task +-1/2, centred teacher +-11/12.
+    batch = two_responses([1.0, -0.5, 9.0], [0.0, 0.0, 0.0])
+    got = METHODS["puu"].compute(batch, replace(PLAIN, alpha=2.0))
+    below = 7.0 / 3.0 + 1e-6
+    expected = {
+        "teacher_reward": f64(11 / 6, 0),
+        "advantage_unified": f64(7 / 3, -7 / 3) / below,
+        "advantage_task": f64(0.5, -0.5) / below,
+        "advantage_teacher": f64(11 / 12, -11 / 12) / below,
+        "unified_std": f64(7 / 3, 7 / 3),
+    }
+    named = got.named_tensors()
+    for key, value in expected.items():
+        torch.testing.assert_close(named[key], value, rtol=1e-14, atol=0, msg=key)
+    torch.testing.assert_close(named["advantage"][0], f64(*(7 / 3,) * 3) / below, rtol=1e-14, atol=0)
+
+
+def test_separate_norm_uses_two_denominators() -> None:
+    # Task: +-0.5 / (0.5 + eps). Teacher rewards 0.5 and 0: +-0.25 / (0.25 + eps). alpha = 2.
+    batch = two_responses([0.5, 0.5], [0.0, 0.0])
+    got = advantage("separate_norm", batch, replace(PLAIN, alpha=2.0))
+    value = 0.5 / 0.500001 + 2.0 * 0.25 / 0.250001
+    torch.testing.assert_close(got, torch.stack((f64(value, value), f64(-value, -value))), rtol=1e-14, atol=0)
+
+
+# Three tokens with tau_delta = 1: d = tanh(delta / 2) for delta = ln 3, -ln 3, 0 is
+# (e^delta - 1)/(e^delta + 1) = (3 - 1)/(3 + 1) = 1/2, -1/2, 0. Entropies 0, ln 2, ln 4: c = 1, 1/2, 1/4.
+LN3 = math.log(3.0)
+DELTA = [LN3, -LN3, 0.0]
+ENTROPY = [0.0, math.log(2.0), math.log(4.0)]
+
+
+def three_token_parts() -> tuple[float, float]:
+    # R^T = 0 for both responses (LN3 - LN3 + 0 = 0), so R^U = R^task: A^U = A^task|U = +-0.5/(0.5 + eps).
+    return 0.5 / 0.500001, -0.5 / 0.500001
+
+
+@pytest.mark.parametrize("task", [(1.0, 0.0), (0.0, 1.0)])
+def test_ecr_on_three_tokens(task: tuple[float, float]) -> None:
+    # s = +1: mu = (1 * 1/2 - 1/2 * 1/2 + 0) / (1 + 1/2 + 1/4) = (1/4)/(7/4) = 1/7.
+    # q = 1/2 * (1 * (1/2 - 1/7), 1/2 * (-1/2 - 1/7), 1/4 * (0 - 1/7)) = (5/28, -9/56, -1/56); sum 10-9-1 = 0.
+    # s = -1 turns every direction round, hence mu and q: q = (-5/28, 9/56, 1/56).
+    s = 1.0 if task[0] > 0 else -1.0
+    up, _ = three_token_parts()
+    got = METHODS["uecr"].compute(two_responses(DELTA, ENTROPY, task), PLAIN, detail=True)
+    q = s * f64(5 / 28, -9 / 56, -1 / 56)
+    assert got.residual_BT is not None
+    assert got.weight_BT is not None
+    assert got.centre_B is not None
+    torch.testing.assert_close(got.residual_BT[0], q, rtol=0, atol=1e-15)
+    torch.testing.assert_close(got.weight_BT[0], 1.0 + 0.5 * q, rtol=0, atol=1e-15)
+    torch.testing.assert_close(got.centre_B[0], torch.tensor(s / 7, dtype=torch.float64), rtol=0, atol=1e-15)
+    torch.testing.assert_close(got.advantage_BT[0], s * up * (1.0 + 0.5 * q), rtol=0, atol=1e-14)
+    assert got.direction_BT is not None
+    torch.testing.assert_close(got.direction_BT[0], s * f64(0.5, -0.5, 0.0), rtol=0, atol=1e-15)
+    assert got.confidence_BT is not None
+    torch.testing.assert_close(got.confidence_BT[0], f64(1.0, 0.5, 0.25), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("name", "q"),
+    [
+        # c = 1: mu = (1/2 - 1/2 + 0)/3 = 0; q = (1/4, -1/4, 0).
+        ("ecr_no_entropy", (1 / 4, -1 / 4, 0.0)),
+        # mu = 0: q = 1/2 c d = (1/4, -1/8, 0), which sums to 1/8, not 0.
+        ("ecr_no_projection", (1 / 4, -1 / 8, 0.0)),
+        # mean c = (1 + 1/2 + 1/4)/3 = 7/12: q = 1/2 (5/12, -1/12, -4/12) = (5/24, -1/24, -1/6).
+        ("ecr_no_gap", (5 / 24, -1 / 24, -1 / 6)),
+    ],
+)
+def test_token_credit_ablations_on_three_tokens(name: str, q: tuple[float, ...]) -> None:
+    up, _ = three_token_parts()
+    got = advantage(name, two_responses(DELTA, ENTROPY))
+    torch.testing.assert_close(got[0], up * (1.0 + 0.5 * f64(*q)), rtol=0, atol=1e-14)
+
+
+def test_four_cases_of_the_credit_direction() -> None:
+    # Rewarded response: the token the teacher likes gets more, the other less. Failed response: the liked token is
+    # blamed less (a higher, less negative advantage), the disliked one more. Always up where delta > 0.
+    for task in ((1.0, 0.0), (0.0, 1.0)):
+        got = METHODS["uecr"].compute(two_responses([1.0, -1.0], [0.3, 0.3], task), PLAIN, detail=True)
+        assert got.advantage_unified_B is not None
+        change = got.advantage_BT[0] - got.advantage_unified_B[0]
+        assert change[0] > 0 > change[1]
+
+
+def test_full_advantage_and_alpha_zero() -> None:
+    # delta = (2 + ln3, 2 - ln3): R^T = 2, R^U = 3 and 0, sigma_U = 3/2: A^U = 1.5/1.500001, A^task|U = 0.5/1.500001.
+    # c = 1: d1 = tanh(1 + ln3/2), d2 = tanh(1 - ln3/2), mu their mean, q = (d1 - d2)/4 and its negative.
+    batch = two_responses([2.0 + LN3, 2.0 - LN3], [0.0, 0.0])
+    q = (math.tanh(1 + LN3 / 2) - math.tanh(1 - LN3 / 2)) / 4.0 * f64(1, -1)
+    unified, task = 1.5 / 1.500001, 0.5 / 1.500001
+    torch.testing.assert_close(advantage("uecr", batch)[0], unified + 0.5 * task * q, rtol=0, atol=1e-14)
+    torch.testing.assert_close(advantage("ecr_full_advantage", batch)[0], unified * (1 + 0.5 * q), rtol=0, atol=1e-14)
+    # alpha = 0: R^U = R^task, A = 0.5/0.500001 (1 + q/2).
+    torch.testing.assert_close(
+        advantage("ecr_alpha_zero", batch)[0], 0.5 / 0.500001 * (1 + 0.5 * q), rtol=0, atol=1e-14
+    )
+
+
+def test_gap_scale_and_entropy_scale() -> None:
+    # tau_delta = 2: d = tanh(delta/4), delta = 2 ln3 gives tanh(ln3 / 2) = 1/2. tau_entropy = 2:
+    # H = 2 ln 2 gives c = 1/2.
+    batch = two_responses([2 * LN3, -2 * LN3, 0.0], [0.0, 2 * math.log(2.0), 2 * math.log(4.0)])
+    got = METHODS["uecr"].compute(batch, replace(PLAIN, tau_delta=2.0, tau_entropy=2.0), detail=True)
+    assert got.residual_BT is not None
+    torch.testing.assert_close(got.residual_BT[0], f64(5 / 28, -9 / 56, -1 / 56), rtol=0, atol=1e-15)
+
+
+def test_the_clip_is_for_the_teacher_reward_only() -> None:
+    # A gap of 20 enters R^T as 5, and the direction as itself: with tau_delta = 20, d = tanh(1/2), not tanh(1/8).
+    got = METHODS["ecr_no_projection"].compute(
+        two_responses([20.0, 0.0], [0.0, 0.0]), replace(PLAIN, tau_delta=20.0), detail=True
+    )
+    assert got.teacher_reward_B is not None
+    assert got.direction_BT is not None
+    assert got.teacher_reward_B[0] == 2.5
+    torch.testing.assert_close(got.direction_BT[0], f64(math.tanh(0.5), 0.0), rtol=0, atol=1e-15)
+
+
+def test_pg_opd_and_naive_hybrid() -> None:
+    batch = two_responses([6.0, -7.5, 0.25], [0.0, 0.0, 0.0])
+    torch.testing.assert_close(advantage("pg_opd", batch)[0], f64(5.0, -5.0, 0.25), rtol=0, atol=0)
+    both = METHODS["grpo_plus_opd"].compute(batch, PLAIN)
+    assert both.advantage_opd_BT is not None
+    torch.testing.assert_close(both.advantage_BT[0], f64(*(0.5 / 0.500001,) * 3), rtol=1e-15, atol=0)
+    torch.testing.assert_close(both.advantage_opd_BT[0], f64(5.0, -5.0, 0.25), rtol=0, atol=0)
+
+
+def test_distilled_rl() -> None:
+    # Ratios 2, 1/2, e^4 -> 3 (clipped first). Logs ln2, -ln2, ln3: geometric mean 3^(1/3).
+    # Weights 2/3^(1/3), 0.5/3^(1/3), 3/3^(1/3); their product is 2 * 0.5 * 3 / 3 = 1.
+    batch = two_responses([math.log(2.0), -math.log(2.0), 4.0], [0.0, 0.0, 0.0])
+    g = 3.0 ** (1.0 / 3.0)
+    up = 0.5 / 0.500001
+    torch.testing.assert_close(advantage("distilled_rl", batch)[0], up * f64(2 / g, 0.5 / g, 3 / g), rtol=1e-14, atol=0)
+    # The lower bound is 1/3: ratios e^-4 -> 1/3 and 1, geometric mean 3^(-1/2).
+    low = advantage("distilled_rl", two_responses([-4.0, 0.0], [0.0, 0.0]))[0]
+    torch.testing.assert_close(low, up * f64(1 / math.sqrt(3.0), math.sqrt(3.0)), rtol=1e-14, atol=0)
+
+
+def test_distilled_rl_leaves_failures_alone() -> None:
+    batch = two_responses([math.log(2.0), -math.log(2.0), 4.0], [0.0, 0.0, 0.0], task=(0.0, 1.0))
+    got = METHODS["distilled_rl"].compute(batch, PLAIN, detail=True)
+    assert got.weight_BT is not None
+    assert got.weight_BT[0].tolist() == [1.0, 1.0, 1.0]
+    torch.testing.assert_close(got.advantage_BT[0], f64(*(-0.5 / 0.500001,) * 3), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("step", "kappa", "rho"),
+    [
+        (0, 1.0, 1.0),  # p = 0
+        (40, 0.55, 1.5),  # p = 1/2: 1 - 0.45, 1 + 0.5
+        (60, 0.325, 1.75),  # p = 3/4: 1 - 0.675, 1 + 0.75
+        (80, 0.1, 2.0),  # p = 1
+        (200, 0.1, 2.0),  # p stays 1
+    ],
+)
+def test_atod_schedule(step: int, kappa: float, rho: float) -> None:
+    assert schedule(step) == pytest.approx((kappa, rho), abs=1e-15)
+    # One turn: w = 1 - (1 - 1/2)(1 - 1/2) = 0.75. The gap is not clipped (8 > 5).
+    got = advantage("atod", two_responses([8.0, -1.0], [0.0, 0.0]), replace(PLAIN, step=step))
+    up = 0.5 / 0.500001
+    torch.testing.assert_close(got[0], kappa * 0.75 * f64(8.0, -1.0) + rho * up, rtol=1e-14, atol=0)
+
+
+def test_atod_with_three_turns() -> None:
+    # Turn labels 7, 7, 2, 5 (arbitrary). |delta|: turn 7: (1 + 3)/2 = 2; turn 2: 0; turn 5: 1  -> d = 1, 0, 1/2.
+    # -log pi_old: turn 7: (2 + 4)/2 = 3; turn 2: 5; turn 5: 1                                -> h = 1/2, 1, 0.
+    # w = 1 - (1-d)(1-h): 1 - 0 = 1; 1 - 1*0 = 1; 1 - 1/2 * 1 = 1/2.
+    old = torch.stack((f64(-2, -4, -5, -1), f64(-1, -1, -1, -1)))
+    delta = torch.stack((f64(1, -3, 0, 1), f64(0, 0, 0, 0)))
+    batch = ScoredBatch(
+        task_reward_B=f64(1, 0),
+        group_B=torch.tensor([0, 0]),
+        mask_BT=torch.ones(2, 4, dtype=torch.bool),
+        old_logp_BT=old,
+        teacher_logp_BT=old + delta,
+        segments_BT=torch.tensor([[7, 7, 2, 5], [1, 1, 1, 1]]),
+    )
+    got = METHODS["atod"].compute(batch, PLAIN, detail=True)
+    assert got.weight_BT is not None
+    torch.testing.assert_close(
+        got.weight_BT, torch.stack((f64(1, 1, 1, 0.5), f64(0.75, 0.75, 0.75, 0.75))), rtol=0, atol=1e-15
+    )
+    torch.testing.assert_close(got.advantage_BT[0], 0.5 / 0.500001 + f64(1, -3, 0, 0.5), rtol=0, atol=1e-14)
+
+
+def test_k3() -> None:
+    # u = ref - logp = ln2: 2 - ln2 - 1 = 1 - ln2; u = -ln2: 1/2 + ln2 - 1 = ln2 - 1/2; u = 0: 0.
+    u = math.log(2.0)
+    got = low_variance_kl(f64(-1, -1, -1), f64(-1 + u, -1 - u, -1), torch.tensor([True, True, True]))
+    torch.testing.assert_close(got, f64(1 - u, u - 0.5, 0.0), rtol=0, atol=1e-15)
+    assert low_variance_kl(f64(-1), f64(3), torch.tensor([False])).item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "a", "expected"),
+    [
+        (1.5, 2.0, -2.6),  # min(3.0, 1.3 * 2) = 2.6: clipped above
+        (1.5, -2.0, 3.0),  # min(-3.0, -2.6) = -3.0: the pessimistic side is not clipped
+        (0.5, 2.0, -1.0),  # min(1.0, 0.9 * 2) = 1.0: not clipped
+        (0.5, -2.0, 1.8),  # min(-1.0, -1.8) = -1.8: clipped below
+        (1.2, 2.0, -2.4),  # inside, beyond the low bound's mirror image 1.1
+        (0.95, -2.0, 1.9),  # inside
+        (1.0, 3.0, -3.0),
+    ],
+)
+def test_clipped_surrogate_with_asymmetric_bounds(ratio: float, a: float, expected: float) -> None:
+    # epsilon_l = 0.1, epsilon_h = 0.3: the interval is [0.9, 1.3].
+    got = clipped_surrogate(f64(ratio), f64(a), torch.tensor([True]), clip_low=0.1, clip_high=0.3)
+    assert got.item() == pytest.approx(expected, abs=1e-15)
+
+
+def test_policy_loss_of_two_tokens() -> None:
+    # Ratios e^0 = 1 and 2, advantages 1 and 1, bounds 0.2: surrogate -(1 + 1.2) = -2.2. One more token masked out.
+    # Reference at logp + (0, ln2): k3 = 0 and 1 - ln2. Denominator 4, beta 0.1.
+    logp = f64(-1.0, -1.0, math.nan)
+    old = f64(-1.0, -1.0 - math.log(2.0), math.nan)
+    ref = f64(-1.0, -1.0 + math.log(2.0), math.nan)
+    out = policy_loss(
+        logp_BT=logp[None],
+        old_logp_BT=old[None],
+        surrogates=((f64(1, 1, math.nan)[None], 1.0),),
+        mask_BT=torch.tensor([[True, True, False]]),
+        denominator=4.0,
+        clip_low=0.2,
+        clip_high=0.2,
+        ref_logp_BT=ref[None],
+        kl_coef=0.1,
+    )
+    k3 = (1.0 - math.log(2.0)) / 4.0
+    assert out.surrogate.item() == pytest.approx(-0.55, abs=1e-15)
+    assert out.reference_kl.item() == pytest.approx(k3, abs=1e-15)
+    assert out.total.item() == pytest.approx(-0.55 + 0.1 * k3, abs=1e-15)
+    torch.testing.assert_close(out.ratio_BT, f64(1, 2, 1)[None], rtol=0, atol=1e-15)

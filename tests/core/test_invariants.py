@@ -1,0 +1,168 @@
+"""Each identity sees a planted violation, and no method violates its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+
+from nemo_uecr.core.invariants import EXACT, IDENTITIES, check_identities
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import Advantages, ScoredBatch
+from nemo_uecr.errors import InvariantError
+from tests.core.batches import SETTINGS, mixed_responses, packed, padded, ragged, scalars, settings_of
+from tests.core.reference import Response, Scalars
+
+#: The tolerances for float32 storage.
+STORED = {"decomposition": 1e-6, "budget": 1e-6, "residual_bound": 1e-6, "log_weight": 1e-6}
+ROW = 5
+
+
+def computed(name: str, layout: Any = padded) -> tuple[ScoredBatch, Advantages]:
+    batch = layout(mixed_responses(31), torch.float32)
+    return batch, METHODS[name].compute(batch, SETTINGS, detail=True)
+
+
+@given(responses=ragged(), k=scalars())
+def test_every_method_keeps_its_own(responses: list[Response], k: Scalars) -> None:
+    for dtype in (torch.float32, torch.float64):
+        batch = padded(responses, dtype)
+        for name, method in METHODS.items():
+            settings = settings_of(k)
+            result = method.compute(batch, settings, detail=True)
+            worst = check_identities(method, batch, settings, result, STORED)
+            assert set(worst) == {*method.identities, *method.monitored}, name
+            assert all(math.isfinite(v) for v in worst.values()), name
+
+
+def test_an_unused_alpha_does_not_disturb_alpha_zero() -> None:
+    """The decomposition of ecr_alpha_zero has alpha 0, whatever the configuration says."""
+    batch, result = computed("ecr_alpha_zero")
+    worst = check_identities(METHODS["ecr_alpha_zero"], batch, replace(SETTINGS, alpha=2.5), result, STORED)
+    assert worst["decomposition"] <= 1e-6
+
+
+def planted(result: Advantages, batch: ScoredBatch, identity: str) -> Advantages:
+    """The result with one violation at response ROW, sampled token ``column``."""
+    column = int(batch.mask_BT[ROW].nonzero()[0])
+
+    def changed(field: str, value: float, *, add: bool = False) -> Advantages:
+        tensor = getattr(result, field).clone()
+        place = (ROW, column) if field.endswith("_BT") else (ROW,)
+        tensor[place] = tensor[place] + value if add else value
+        return replace(result, **{field: tensor})
+
+    return {
+        "finite": lambda: changed("advantage_BT", math.nan),
+        "decomposition": lambda: changed("advantage_unified_B", 1e-3, add=True),
+        "budget": lambda: changed("weight_BT", 1e-3, add=True),
+        "residual_bound": lambda: changed("residual_BT", -1.01),
+        "sign_kept": lambda: changed("weight_BT", 0.0),
+        "log_weight": lambda: changed("weight_BT", 3.5),
+    }[identity]()
+
+
+VIOLATIONS = [(n, i) for n, m in METHODS.items() for i in m.identities]
+
+
+@pytest.mark.parametrize(("name", "identity"), VIOLATIONS)
+def test_a_planted_violation_is_found_and_named(name: str, identity: str) -> None:
+    batch, result = computed(name)
+    assert result.advantage_task_B is None or identity != "log_weight" or result.advantage_task_B[ROW] > 0
+    broken = planted(result, batch, identity)
+    own = replace(SETTINGS, alpha=0.0) if name == "ecr_alpha_zero" else SETTINGS
+    before = IDENTITIES[identity].residual(batch, own, result)
+    after = IDENTITIES[identity].residual(batch, own, broken)
+    assert after.shape == (batch.responses,)
+    assert int(after.argmax()) == ROW
+    assert float(after[ROW]) > 1e-5 + float(before[ROW])
+    method = replace(METHODS[name], identities=(identity,), monitored=())
+    with pytest.raises(InvariantError, match=rf"identity '{identity}' .* at response {ROW}; .* method {name}"):
+        check_identities(method, batch, SETTINGS, broken, STORED)
+
+
+@pytest.mark.parametrize(
+    ("identity", "expected"),
+    [
+        ("decomposition", 1e-3),  # |A| parts below 1 here, so the scale is 1; checked against the definition below
+        ("residual_bound", 0.01),
+        ("sign_kept", 1.0),
+        ("finite", 1.0),
+    ],
+)
+def test_residuals_have_the_stated_size(identity: str, expected: float) -> None:
+    batch, result = computed("uecr")
+    got = IDENTITIES[identity].residual(batch, SETTINGS, planted(result, batch, identity))[ROW]
+    if identity == "decomposition":
+        assert result.advantage_task_B is not None
+        assert result.advantage_teacher_B is not None
+        expected /= max(1.0, float(result.advantage_task_B[ROW].abs() + 1.3 * result.advantage_teacher_B[ROW].abs()))
+    assert float(got) == pytest.approx(expected, rel=1e-3)
+
+
+def test_budget_residual_is_the_mean_weight_error() -> None:
+    batch, result = computed("uecr")
+    got = IDENTITIES["budget"].residual(batch, SETTINGS, planted(result, batch, "budget"))
+    assert float(got[ROW]) == pytest.approx(1e-3 / int(batch.mask_BT[ROW].sum()), rel=1e-2)
+
+
+def test_what_lies_outside_the_mask_is_no_violation() -> None:
+    batch, result = computed("uecr")
+    assert result.weight_BT is not None
+    assert result.residual_BT is not None
+    off = ~batch.mask_BT
+    broken = replace(
+        result,
+        advantage_BT=result.advantage_BT.masked_fill(off, math.nan),
+        weight_BT=result.weight_BT.masked_fill(off, -5.0),
+        residual_BT=result.residual_BT.masked_fill(off, 9.0),
+    )
+    check_identities(METHODS["uecr"], batch, SETTINGS, broken, STORED)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_packed_batches_are_checked_too(name: str) -> None:
+    batch, result = computed(name, packed)
+    check_identities(METHODS[name], batch, SETTINGS, result, STORED)
+    broken = replace(result, advantage_BT=result.advantage_BT.clone())
+    broken.advantage_BT[batch.mask_BT.nonzero()[-1]] = math.inf
+    with pytest.raises(InvariantError, match="finite"):
+        check_identities(METHODS[name], batch, SETTINGS, broken, STORED)
+
+
+def test_the_second_surrogate_must_be_finite_as_well() -> None:
+    batch, result = computed("grpo_plus_opd")
+    assert result.advantage_opd_BT is not None
+    second = result.advantage_opd_BT.masked_fill(batch.mask_BT, math.nan)
+    with pytest.raises(InvariantError, match="finite"):
+        check_identities(METHODS["grpo_plus_opd"], batch, SETTINGS, replace(result, advantage_opd_BT=second), STORED)
+
+
+def test_a_nan_residual_fails() -> None:
+    batch, result = computed("uecr")
+    assert result.advantage_unified_B is not None
+    unified = result.advantage_unified_B.clone()
+    unified[ROW] = math.nan
+    with pytest.raises(InvariantError, match="decomposition"):
+        check_identities(METHODS["uecr"], batch, SETTINGS, replace(result, advantage_unified_B=unified), STORED)
+
+
+def test_a_monitored_identity_is_reported_and_never_fails() -> None:
+    batch, result = computed("ecr_no_projection")
+    worst = check_identities(METHODS["ecr_no_projection"], batch, SETTINGS, result, STORED)
+    assert worst["budget"] > 0.01, "without the projection the budget moves visibly on this batch"
+
+
+def test_counts_have_no_tolerance() -> None:
+    assert set(EXACT) == {"finite", "sign_kept"}
+
+
+def test_detail_is_asked_for_when_it_is_missing() -> None:
+    batch, _ = computed("uecr")
+    plain = METHODS["uecr"].compute(batch, SETTINGS)
+    with pytest.raises(InvariantError, match="detail=True"):
+        check_identities(METHODS["uecr"], batch, SETTINGS, plain, STORED)

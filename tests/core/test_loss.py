@@ -1,0 +1,294 @@
+"""The clipped loss: gradient, clipping, the two surrogates, micro-batches, the reference KL."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.core.loss import PolicyLoss, importance_ratio, low_variance_kl, policy_loss
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.errors import ScoreError
+from tests.core import reference
+from tests.core.batches import SETTINGS, mixed_responses, padded, random_responses
+
+B, T = 6, 9
+
+
+def tensors(seed: int, spread: float = 0.5) -> dict[str, Any]:
+    """A random micro-batch whose ratios lie on both sides of the clip bounds; NaN where the mask is False."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal() -> Tensor:
+        return torch.randn(B, T, generator=g, dtype=torch.float64)
+
+    mask = torch.rand(B, T, generator=g) < 0.7
+    logp = -normal().abs()
+    fields = {
+        "logp_BT": logp,
+        "old_logp_BT": logp + spread * normal(),
+        "ref_logp_BT": logp + 0.4 * normal(),
+        "advantage": normal(),
+        "opd": normal(),
+    }
+    return {k: v.masked_fill(~mask, math.nan) for k, v in fields.items()} | {"mask_BT": mask}
+
+
+def loss_of(t: dict[str, Any], **changes: Any) -> PolicyLoss:
+    arguments: dict[str, Any] = {
+        "logp_BT": t["logp_BT"],
+        "old_logp_BT": t["old_logp_BT"],
+        "surrogates": ((t.get("advantage"), 1.0),),
+        "mask_BT": t["mask_BT"],
+        "denominator": float(t["mask_BT"].sum()),
+        "clip_low": 0.2,
+        "clip_high": 0.3,
+        "ref_logp_BT": t["ref_logp_BT"],
+        "kl_coef": 0.05,
+    }
+    return policy_loss(**(arguments | changes))
+
+
+def gradient(t: dict[str, Any], **changes: Any) -> Tensor:
+    leaf = t["logp_BT"].clone().requires_grad_()
+    loss_of(t | {"logp_BT": leaf}, **changes).total.backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_value_against_the_reference(seed: int) -> None:
+    t = tensors(seed)
+    surrogate, kl, tokens = 0.0, 0.0, 0
+    for i, j in t["mask_BT"].nonzero().tolist():
+        logp, old, ref, a = (float(t[k][i, j]) for k in ("logp_BT", "old_logp_BT", "ref_logp_BT", "advantage"))
+        surrogate += reference.clipped_surrogate(math.exp(logp - old), a, 0.2, 0.3)
+        kl += reference.low_variance_kl(logp, ref)
+        tokens += 1
+    out = loss_of(t)
+    assert out.surrogate.item() == pytest.approx(surrogate / tokens, abs=1e-13)
+    assert out.reference_kl.item() == pytest.approx(kl / tokens, abs=1e-13)
+    assert out.total.item() == pytest.approx((surrogate + 0.05 * kl) / tokens, abs=1e-13)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
+def test_gradcheck(kl_coef: float) -> None:
+    t = tensors(1)
+    ref = t["ref_logp_BT"] if kl_coef else None
+
+    def total(logp: Tensor) -> Tensor:
+        return loss_of(t | {"logp_BT": logp}, ref_logp_BT=ref, kl_coef=kl_coef).total
+
+    # Finite differences cannot step from NaN, and the masked-out places must not matter.
+    leaf = t["logp_BT"].nan_to_num(nan=-1.0).requires_grad_()
+    assert torch.autograd.gradcheck(total, (leaf,), atol=1e-7, rtol=1e-6)
+
+
+def test_gradient_by_hand() -> None:
+    # dL/dlogp = -(r A) / N where the unclipped branch is active, 0 where clipped; plus beta (1 - e^u) / N.
+    t = tensors(2)
+    ratio = (t["logp_BT"] - t["old_logp_BT"]).exp()
+    a = t["advantage"]
+    clipped = ((a > 0) & (ratio > 1.3)) | ((a < 0) & (ratio < 0.8))
+    kl = 0.05 * (1.0 - (t["ref_logp_BT"] - t["logp_BT"]).exp())
+    expected = torch.where(clipped, 0.0, -ratio * a) + kl
+    expected = torch.where(t["mask_BT"], expected, 0.0) / float(t["mask_BT"].sum())
+    assert bool((clipped & t["mask_BT"]).any())
+    assert bool((~clipped & t["mask_BT"]).any())
+    torch.testing.assert_close(gradient(t), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_masked_out_nan_leaves_loss_and_gradient_finite() -> None:
+    t = tensors(3)
+    assert bool(loss_of(t).total.isfinite())
+    grad = gradient(t)
+    assert bool(grad.isfinite().all())
+    assert bool((grad[~t["mask_BT"]] == 0).all())
+    assert bool((grad[t["mask_BT"]] != 0).any())
+
+
+def test_masked_out_values_never_matter() -> None:
+    t = tensors(3)
+    for junk in (math.inf, -math.inf, 1e30, 0.0):
+        other = {k: v if k == "mask_BT" else torch.where(t["mask_BT"], v, junk) for k, v in t.items()}
+        assert torch.equal(loss_of(other).total, loss_of(t).total)
+        assert torch.equal(gradient(other), gradient(t))
+
+
+def test_advantages_carry_no_gradient() -> None:
+    t = tensors(4)
+    a = t["advantage"].clone().requires_grad_()
+    logp = t["logp_BT"].clone().requires_grad_()
+    loss_of(t | {"logp_BT": logp}, surrogates=((a, 1.0),)).total.backward()
+    assert a.grad is None
+    assert logp.grad is not None
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_returns_detached_tensors(name: str) -> None:
+    batch = padded(random_responses(4))
+    scores = [s for s in (batch.old_logp_BT, batch.teacher_logp_BT, batch.teacher_entropy_BT) if s is not None]
+    for tensor in scores:
+        tensor.requires_grad_()
+    got = METHODS[name].compute(batch, SETTINGS, detail=True)
+    assert not any(t.requires_grad for t in got.named_tensors().values())
+
+
+def test_two_surrogates_are_not_one_of_the_sum_off_policy() -> None:
+    # r = 2, A = 1 and -1, bounds 0.2: -min(2, 1.2) - min(-2, -1.2) = -1.2 + 2 = 0.8; one surrogate of 0 is 0.
+    one = torch.ones(1, 1, dtype=torch.float64)
+    t = {"logp_BT": one * 0, "old_logp_BT": -one * math.log(2), "mask_BT": one > 0, "ref_logp_BT": None}
+    plain = {"kl_coef": 0.0, "clip_high": 0.2}
+    two = loss_of(t, surrogates=((one, 1.0), (-one, 1.0)), **plain).total
+    summed = loss_of(t, surrogates=((one - one, 1.0),), **plain).total
+    assert two.item() == pytest.approx(0.8, abs=1e-15)
+    assert summed.item() == 0.0
+
+
+def test_two_surrogates_equal_one_of_the_sum_inside_the_clip() -> None:
+    t = tensors(5, spread=0.02)
+    for on_policy in (True, False):
+        u = t | ({"old_logp_BT": t["logp_BT"].clone()} if on_policy else {})
+        two = {"surrogates": ((u["advantage"], 1.0), (u["opd"], 1.0))}
+        one = {"surrogates": ((u["advantage"] + u["opd"], 1.0),)}
+        torch.testing.assert_close(loss_of(u, **two).total, loss_of(u, **one).total, rtol=1e-13, atol=1e-15)
+        torch.testing.assert_close(gradient(u, **two), gradient(u, **one), rtol=1e-12, atol=1e-15)
+
+
+def test_the_second_surrogate_has_its_coefficient() -> None:
+    t = tensors(6)
+    first = loss_of(t, ref_logp_BT=None, kl_coef=0.0).total
+    second = loss_of(t, surrogates=((t["opd"], 1.0),), ref_logp_BT=None, kl_coef=0.0).total
+    both = loss_of(t, surrogates=((t["advantage"], 1.0), (t["opd"], 0.3)), ref_logp_BT=None, kl_coef=0.0).total
+    torch.testing.assert_close(both, first + 0.3 * second, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("parts", [(1, 5), (2, 2, 2), (1, 1, 1, 1, 1, 1)])
+def test_micro_batches_add_up(parts: tuple[int, ...]) -> None:
+    t = tensors(7)
+    denominator = float(t["mask_BT"].sum())
+    total, grads = 0.0, []
+    for rows in torch.arange(B).split(list(parts)):
+        piece = {k: v[rows] for k, v in t.items()}
+        total += loss_of(piece, denominator=denominator).total.item()
+        grads.append(gradient(piece, denominator=denominator))
+    assert total == pytest.approx(loss_of(t).total.item(), abs=1e-12)
+    torch.testing.assert_close(torch.cat(grads), gradient(t), rtol=0, atol=1e-12)
+
+
+def test_token_mean_not_mean_of_response_means() -> None:
+    # 1 token of advantage 3 and 3 tokens of advantage -1, on policy: -(3 - 3)/4 = 0; the mean of means would be -1.
+    mask = torch.tensor([[True, False, False], [True, True, True]])
+    a = torch.tensor([[3.0, 0, 0], [-1.0, -1.0, -1.0]], dtype=torch.float64)
+    logp = torch.full((2, 3), -1.0, dtype=torch.float64)
+    t = {"logp_BT": logp, "old_logp_BT": logp, "advantage": a, "mask_BT": mask, "ref_logp_BT": None}
+    assert loss_of(t, kl_coef=0.0).total.item() == 0.0
+
+
+def test_kl_enters_once_with_its_plain_gradient() -> None:
+    t = tensors(8)
+    without = loss_of(t, ref_logp_BT=None, kl_coef=0.0).total
+    kl = low_variance_kl(t["logp_BT"], t["ref_logp_BT"], t["mask_BT"]).sum() / float(t["mask_BT"].sum())
+    torch.testing.assert_close(loss_of(t, kl_coef=0.7).total, without + 0.7 * kl, rtol=1e-13, atol=1e-15)
+    # d k3 / d logp = 1 - e^u, unbounded: at u = 12 it is 1 - e^12 (a clamp of the estimate would cut it off).
+    one = torch.ones(1, 1, dtype=torch.float64)
+    far = {"logp_BT": -13.0 * one, "old_logp_BT": -13.0 * one, "ref_logp_BT": -one, "mask_BT": one > 0}
+    got = gradient(far | {"advantage": 0.0 * one}, kl_coef=1.0)
+    assert got.item() == pytest.approx(1.0 - math.exp(12.0), rel=1e-12)
+
+
+def test_reference_kl_is_zero_on_the_reference_and_positive_elsewhere() -> None:
+    t = tensors(9)
+    same = loss_of(t | {"ref_logp_BT": t["logp_BT"]}).reference_kl
+    assert same.item() == 0.0
+    k3 = low_variance_kl(t["logp_BT"], t["ref_logp_BT"], t["mask_BT"])[t["mask_BT"]]
+    assert bool((k3 > 0).all())
+
+
+def test_the_ratio_is_exactly_one_on_policy() -> None:
+    t = tensors(10)
+    ratio = importance_ratio(t["logp_BT"].float(), t["logp_BT"].float(), t["mask_BT"])
+    assert torch.equal(ratio, torch.ones_like(ratio))
+    assert not loss_of(t).ratio_BT.requires_grad
+
+
+def test_surrogate_and_kl_come_back_detached() -> None:
+    t = tensors(10)
+    out = loss_of(t | {"logp_BT": t["logp_BT"].clone().requires_grad_()})
+    assert out.total.requires_grad
+    for detached in (out.surrogate, out.reference_kl, out.ratio_BT):
+        assert not detached.requires_grad
+
+
+@pytest.mark.parametrize("denominator", [0.0, -3.0])
+def test_denominator_must_be_positive(denominator: float) -> None:
+    with pytest.raises(ScoreError, match="denominator"):
+        loss_of(tensors(0), denominator=denominator)
+
+
+def test_reference_and_coefficient_go_together() -> None:
+    with pytest.raises(ScoreError, match="kl_coef"):
+        loss_of(tensors(0), kl_coef=0.0)
+    with pytest.raises(ScoreError, match="kl_coef"):
+        loss_of(tensors(0), ref_logp_BT=None)
+
+
+class TinyPolicy:
+    """A softmax over 5 tokens at each place of the batch: one free logit vector a place."""
+
+    def __init__(self, batch_shape: tuple[int, int]) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.logits = torch.randn(*batch_shape, 5, generator=generator, dtype=torch.float64)
+
+    def logp(self, logits: Tensor) -> Tensor:
+        return logits.log_softmax(dim=-1)[..., 2]
+
+    def after_a_step(self, advantage: Tensor, mask: Tensor) -> Tensor:
+        """log-probability of the sampled token after one gradient step."""
+        logits = self.logits.clone().requires_grad_()
+        logp = self.logp(logits)
+        out = policy_loss(
+            logp_BT=logp,
+            old_logp_BT=logp.detach(),
+            surrogates=((advantage, 1.0),),
+            mask_BT=mask,
+            denominator=float(mask.sum()),
+            clip_low=0.2,
+            clip_high=0.2,
+            ref_logp_BT=None,
+            kl_coef=0.0,
+        )
+        out.total.backward()
+        assert logits.grad is not None
+        return self.logp((logits - 0.1 * logits.grad).detach())
+
+
+@pytest.mark.parametrize("name", ["pg_opd", "puu", "uecr", "separate_norm", "atod"])
+@pytest.mark.parametrize("row", range(4))
+def test_raising_the_teachers_probability_raises_the_students(name: str, row: int) -> None:
+    """The token the teacher likes better gains more probability in the step, in right and wrong responses alike."""
+    batch = padded(mixed_responses(21, (4,)))
+    assert batch.teacher_logp_BT is not None
+    column = int(batch.mask_BT[row].nonzero()[-1])
+    policy = TinyPolicy(tuple(batch.mask_BT.shape))
+    after = {}
+    for raise_by in (0.0, 0.5):
+        teacher = batch.teacher_logp_BT.clone()
+        teacher[row, column] = batch.old_logp_BT[row, column] + raise_by
+        advantage = METHODS[name].compute(replace(batch, teacher_logp_BT=teacher), SETTINGS).advantage_BT
+        after[raise_by] = policy.after_a_step(advantage, batch.mask_BT)[row, column].item()
+    assert after[0.5] > after[0.0]
+
+
+def test_pg_opd_moves_towards_the_teacher() -> None:
+    batch = padded(random_responses(22))
+    advantage = METHODS["pg_opd"].compute(batch, SETTINGS).advantage_BT
+    policy = TinyPolicy(tuple(batch.mask_BT.shape))
+    change = policy.after_a_step(advantage, batch.mask_BT) - policy.logp(policy.logits)
+    assert batch.teacher_logp_BT is not None
+    wanted = (batch.teacher_logp_BT - batch.old_logp_BT).sign()
+    assert torch.equal(change.sign()[batch.mask_BT], wanted[batch.mask_BT])

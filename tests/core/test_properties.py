@@ -1,0 +1,201 @@
+"""What must not change the advantages, and what must hold for any valid batch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import ScoredBatch, Settings
+from tests.core.batches import (
+    CONSERVING,
+    ECR_FAMILY,
+    SCALARS,
+    SETTINGS,
+    packed,
+    padded,
+    ragged,
+    random_responses,
+    response_fields,
+    same_bits,
+    scalars,
+    settings_of,
+    token_fields,
+    valid,
+    with_turns,
+)
+from tests.core.reference import Response, Scalars
+
+
+def outputs(name: str, batch: ScoredBatch, settings: Settings = SETTINGS) -> dict[str, Tensor]:
+    """Every output: token fields at the sampled tokens, response fields whole."""
+    result = METHODS[name].compute(batch, settings, detail=True)
+    tokens = {k: valid(batch, v) for k, v in token_fields(result).items()}
+    return tokens | response_fields(result)
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=tolerance, atol=tolerance, msg=key)
+
+
+@given(responses=ragged(), extra=st.integers(0, 5), junk=st.sampled_from((float("nan"), float("inf"), -1e30, 0.0)))
+def test_padding_and_what_it_holds_change_no_bit(responses: list[Response], extra: int, junk: float) -> None:
+    responses = with_turns(responses, 1)
+    plain, wide = padded(responses, junk=-3.0), padded(responses, extra_columns=extra, junk=junk)
+    for name in METHODS:
+        a, b = outputs(name, plain), outputs(name, wide)
+        assert a.keys() == b.keys()
+        for key in a:
+            # A longer row may be summed in another order: the last bits of the float64 sums.
+            torch.testing.assert_close(a[key], b[key], rtol=1e-9, atol=1e-9, msg=f"{name} {key}")
+
+
+@given(responses=ragged())
+def test_packed_equals_padded(responses: list[Response]) -> None:
+    responses = with_turns(responses, 2)
+    for name in METHODS:
+        assert_same(outputs(name, padded(responses)), outputs(name, packed(responses)), 1e-9)
+
+
+@given(responses=ragged())
+def test_holes_equal_the_response_without_them(responses: list[Response]) -> None:
+    """Removing the masked-out columns leaves every sampled token's values as they were."""
+
+    def dense(r: Response) -> Response:
+        keep = r.valid
+        pick = [tuple(values[t] for t in keep) for values in (r.old, r.teacher, r.entropy)]
+        return replace(r, mask=(True,) * len(keep), old=pick[0], teacher=pick[1], entropy=pick[2])
+
+    for name in METHODS:
+        assert_same(outputs(name, padded(responses)), outputs(name, padded([dense(r) for r in responses])), 1e-9)
+
+
+@given(responses=ragged(), seed=st.integers(0, 1000))
+def test_order_of_the_responses(responses: list[Response], seed: int) -> None:
+    order = list(range(len(responses)))
+    random.Random(seed).shuffle(order)
+    batch, moved = padded(responses), padded([responses[i] for i in order])
+    for name in METHODS:
+        a = METHODS[name].compute(batch, SETTINGS, detail=True)
+        b = METHODS[name].compute(moved, SETTINGS, detail=True)
+        for key, value in (token_fields(a) | response_fields(a)).items():
+            torch.testing.assert_close(getattr(b, key), value[order], rtol=1e-9, atol=1e-9, msg=f"{name} {key}")
+
+
+@given(responses=ragged(), data=st.data())
+def test_group_labels_are_only_names(responses: list[Response], data: st.DataObject) -> None:
+    old = sorted({r.group for r in responses})
+    new = data.draw(st.lists(st.integers(-(2**60), 2**60), min_size=len(old), max_size=len(old), unique=True))
+    renamed = [replace(r, group=dict(zip(old, new, strict=True))[r.group]) for r in responses]
+    for name in METHODS:
+        assert_same(outputs(name, padded(responses)), outputs(name, padded(renamed)), 1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_groups_do_not_touch_each_other(name: str) -> None:
+    """A group's advantages are those it has alone; equal prompts under two indices stay two groups."""
+    together = random_responses(5, (4, 4), shuffle=False)
+    twin = [replace(r, group=together[0].group + 1, task=1.0 - r.task) for r in together[:4]]
+    whole = padded([*together, *twin])
+    got = METHODS[name].compute(whole, SETTINGS, detail=True)
+    for rows, part in ((slice(0, 4), together[:4]), (slice(4, 8), together[4:]), (slice(8, 12), twin)):
+        alone = padded(part)
+        expected = METHODS[name].compute(alone, SETTINGS, detail=True).advantage_BT
+        torch.testing.assert_close(
+            got.advantage_BT[rows][whole.mask_BT[rows]], expected[alone.mask_BT], rtol=1e-12, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(responses=ragged(), k=scalars())
+def test_conservation_bound_and_sign(dtype: torch.dtype, responses: list[Response], k: Scalars) -> None:
+    batch = padded(responses, dtype)
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+    counts = batch.mask_BT.sum(dim=1)
+    for name in CONSERVING:
+        got = METHODS[name].compute(batch, settings_of(k), detail=True)
+        assert got.weight_BT is not None
+        assert got.residual_BT is not None
+        mean = got.weight_BT.double().masked_fill(~batch.mask_BT, 0.0).sum(dim=1) / counts
+        assert float((mean - 1.0).abs().max()) <= tolerance, name
+        assert float(got.residual_BT.abs().max()) <= 1.0, name
+        weight = valid(batch, got.weight_BT)
+        assert float(weight.min()) >= 1.0 - k.rho - 1e-6, name
+        assert float(weight.max()) <= 1.0 + k.rho + 1e-6, name
+        assert float(weight.min()) > 0.0, name
+
+
+@given(responses=ragged(), k=scalars())
+def test_the_task_component_keeps_its_budget(responses: list[Response], k: Scalars) -> None:
+    """mean_t A = A^U wherever the residual is centred: credit moves within a response and none is made."""
+    batch = padded(responses)
+    counts = batch.mask_BT.sum(dim=1)
+    for name in CONSERVING:
+        got = METHODS[name].compute(batch, settings_of(k))
+        assert got.advantage_unified_B is not None
+        assert got.advantage_task_B is not None
+        scale = 1.0 + got.advantage_unified_B.abs() + got.advantage_task_B.abs()
+        error = (got.advantage_BT.sum(dim=1) / counts - got.advantage_unified_B).abs() / scale
+        assert float(error.max()) <= 1e-13, name
+
+
+@given(responses=ragged(), k=scalars())
+def test_exact_decomposition(responses: list[Response], k: Scalars) -> None:
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        batch = padded(responses, dtype)
+        for name in ("puu", *ECR_FAMILY):
+            alpha = 0.0 if name == "ecr_alpha_zero" else k.alpha
+            got = METHODS[name].compute(batch, settings_of(k))
+            assert got.advantage_unified_B is not None
+            assert got.advantage_task_B is not None
+            assert got.advantage_teacher_B is not None
+            task, teacher = got.advantage_task_B.double(), alpha * got.advantage_teacher_B.double()
+            error = (got.advantage_unified_B.double() - (task + teacher)).abs()
+            bound = tolerance * (task.abs() + teacher.abs()).clamp_min(1.0)
+            assert bool((error <= bound).all()), f"{name} {dtype} {float(error.max())}"
+
+
+@given(responses=ragged(), factor=st.sampled_from((0.25, 2.0, 8.0)))
+def test_gap_scale_trades_against_alpha_and_tau(responses: list[Response], factor: float) -> None:
+    """Gaps times f, alpha over f and tau_delta times f: R^U, d and so A do not change (gaps inside the clip)."""
+    small = [
+        replace(
+            r,
+            old=tuple(-9.0 if m else v for v, m in zip(r.old, r.mask, strict=True)),
+            teacher=tuple(-9.0 + 0.5 * (i % 3 - 0.9) if m else 0.0 for i, m in enumerate(r.mask)),
+        )
+        for r in responses
+    ]
+    large = [replace(r, teacher=tuple(-9.0 + factor * (t + 9.0) for t in r.teacher)) for r in small]
+    scaled = replace(SETTINGS, alpha=SCALARS.alpha / factor, tau_delta=SCALARS.tau_delta * factor)
+    for name in ("puu", "uecr", "ecr_no_projection", "ecr_no_entropy", "ecr_no_gap", "ecr_full_advantage"):
+        a = METHODS[name].compute(padded(small), SETTINGS).advantage_BT
+        b = METHODS[name].compute(padded(large), scaled).advantage_BT
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@given(responses=ragged(), seed=st.integers(0, 99))
+def test_detail_does_not_change_the_advantage(responses: list[Response], seed: int) -> None:
+    batch = padded(responses, torch.float32)
+    for name in METHODS:
+        plain = METHODS[name].compute(batch, replace(SETTINGS, seed=seed))
+        detail = METHODS[name].compute(batch, replace(SETTINGS, seed=seed), detail=True)
+        assert same_bits(plain.advantage_BT, detail.advantage_BT), name
+        assert plain.weight_BT is plain.residual_BT is plain.direction_BT is plain.confidence_BT is None, name
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_batch_is_not_written_to(name: str) -> None:
+    batch = padded(with_turns(random_responses(6), 6))
+    before = {k: v.clone() for k, v in vars(batch).items() if isinstance(v, Tensor)}
+    METHODS[name].compute(batch, SETTINGS, detail=True)
+    for key, value in before.items():
+        assert torch.equal(getattr(batch, key).nan_to_num(nan=-77.0), value.nan_to_num(nan=-77.0)), key

@@ -1,0 +1,204 @@
+"""Methods that must coincide, bit for bit where the definition says so; and the null tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from nemo_uecr.core.loss import policy_loss
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.core.shuffle import with_shuffled_entropy
+from tests.core.batches import (
+    CONSERVING,
+    ECR_FAMILY,
+    SETTINGS,
+    mixed_responses,
+    padded,
+    ragged,
+    random_responses,
+    same_bits,
+    valid,
+)
+from tests.core.reference import Response
+
+DTYPES = [torch.float32, torch.float64]
+
+
+def advantage(name: str, batch: ScoredBatch, settings: Settings = SETTINGS) -> Tensor:
+    return METHODS[name].compute(batch, settings).advantage_BT
+
+
+def loss_and_gradient(batch: ScoredBatch, advantage_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """A clipped loss off policy, so that clipping takes part."""
+    generator = torch.Generator().manual_seed(1)
+    shape = batch.mask_BT.shape
+    noise = 0.4 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    logp = (batch.old_logp_BT + noise.to(batch.old_logp_BT.dtype)).requires_grad_()
+    out = policy_loss(
+        logp_BT=logp,
+        old_logp_BT=batch.old_logp_BT,
+        surrogates=((advantage_BT, 1.0),),
+        mask_BT=batch.mask_BT,
+        denominator=float(batch.mask_BT.sum()),
+        clip_low=0.2,
+        clip_high=0.2,
+        ref_logp_BT=batch.old_logp_BT,
+        kl_coef=0.001,
+    )
+    out.total.backward()
+    assert logp.grad is not None
+    return out.total.detach(), logp.grad
+
+
+def assert_bitwise(a: str, b: str, batch: ScoredBatch, settings: Settings) -> None:
+    first, second = advantage(a, batch, settings), advantage(b, batch, settings)
+    assert same_bits(valid(batch, first), valid(batch, second)), f"{a} and {b}: advantage"
+    assert torch.equal(first, second)
+    for x, y in zip(loss_and_gradient(batch, first), loss_and_gradient(batch, second), strict=True):
+        assert same_bits(x, y), f"{a} and {b}: loss or gradient"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(responses=ragged())
+def test_rho_zero_is_puu(dtype: torch.dtype, responses: list[Response]) -> None:
+    batch = padded(responses, dtype)
+    for name in ECR_FAMILY:
+        if name != "ecr_alpha_zero":
+            assert_bitwise(name, "puu", batch, replace(SETTINGS, rho=0.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(responses=ragged())
+def test_alpha_and_rho_zero_is_grpo(dtype: torch.dtype, responses: list[Response]) -> None:
+    batch = padded(responses, dtype)
+    for sample_std in (False, True):
+        settings = replace(SETTINGS, alpha=0.0, rho=0.0, sample_std=sample_std)
+        for name in (*ECR_FAMILY, "puu", "separate_norm"):
+            assert_bitwise(name, "grpo", batch, settings)
+
+
+@given(responses=ragged())
+def test_alpha_zero_is_its_own_method(responses: list[Response]) -> None:
+    assert_bitwise("ecr_alpha_zero", "uecr", padded(responses), replace(SETTINGS, alpha=0.0))
+
+
+def agreeing(responses: list[Response]) -> list[Response]:
+    return [replace(r, teacher=r.old) for r in responses]
+
+
+#: Without a gap these have no teacher signal left (ecr_no_gap keeps the entropy, pg_opd has nothing else).
+SILENT = ("puu", "uecr", "ecr_no_entropy", "ecr_no_projection", "ecr_full_advantage", "ecr_alpha_zero",
+          "shuffled_entropy", "separate_norm", "distilled_rl", "grpo_plus_opd")  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("seed", range(3))
+def test_an_agreeing_teacher_is_grpo(name: str, seed: int, dtype: torch.dtype) -> None:
+    assert_bitwise(name, "grpo", padded(agreeing(mixed_responses(seed)), dtype), SETTINGS)
+    assert_bitwise(name, "grpo", padded(agreeing(random_responses(seed)), dtype), SETTINGS)
+
+
+def test_an_agreeing_teacher_leaves_opd_nothing() -> None:
+    batch = padded(agreeing(random_responses(0)))
+    assert torch.equal(advantage("pg_opd", batch), torch.zeros_like(batch.old_logp_BT))
+    second = METHODS["grpo_plus_opd"].compute(batch, SETTINGS).advantage_opd_BT
+    assert second is not None
+    assert torch.equal(second, torch.zeros_like(batch.old_logp_BT))
+    # ATOD's schedule still scales the verifier's part: step 20 gives rho = 1.25.
+    torch.testing.assert_close(advantage("atod", batch), 1.25 * advantage("grpo", batch), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_scoring_passes_of_one_model(seed: int) -> None:
+    """Scores that differ by 1e-6 a token leave mixed groups within 1e-4 of GRPO."""
+    responses = mixed_responses(seed, (8, 4, 2), 30)
+    generator = torch.Generator().manual_seed(seed)
+    batch = padded(agreeing(responses), torch.float32)
+    noise = (torch.rand(batch.mask_BT.shape, generator=generator) * 2 - 1) * 1e-6
+    teacher = (batch.old_logp_BT.double() + noise).float()
+    got = advantage("uecr", replace(batch, teacher_logp_BT=teacher))
+    assert float((got - advantage("grpo", batch)).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_constant_teacher_moves_nothing_in_mixed_groups(seed: int) -> None:
+    """The same gap everywhere: R^T is constant and every direction equal, so GRPO to rounding and q = 0."""
+    responses = [replace(r, teacher=tuple(o + 0.75 for o in r.old)) for r in mixed_responses(seed)]
+    batch = padded(responses)
+    got = METHODS["uecr"].compute(batch, SETTINGS, detail=True)
+    torch.testing.assert_close(got.advantage_BT, advantage("grpo", batch), rtol=1e-12, atol=1e-12)
+    assert got.residual_BT is not None
+    assert float(got.residual_BT.abs().max()) <= 1e-15
+
+
+def test_a_shuffled_teacher_keeps_response_level_and_budget() -> None:
+    """Moving the (old, teacher, entropy) triples about leaves R^T and A^U; the token credit moves with them."""
+    responses = mixed_responses(3)
+    turned = [
+        replace(r, mask=r.mask[::-1], old=r.old[::-1], teacher=r.teacher[::-1], entropy=r.entropy[::-1])
+        for r in responses
+    ]
+    a = METHODS["uecr"].compute(padded(responses), SETTINGS)
+    b = METHODS["uecr"].compute(padded(turned), SETTINGS)
+    assert a.advantage_unified_B is not None
+    assert b.advantage_unified_B is not None
+    torch.testing.assert_close(a.advantage_unified_B, b.advantage_unified_B, rtol=1e-12, atol=1e-12)
+    for i, r in enumerate(responses):
+        n = len(r.mask)
+        torch.testing.assert_close(a.advantage_BT[i, :n], b.advantage_BT[i, :n].flip(0), rtol=1e-12, atol=1e-12)
+
+
+def test_one_token_responses_have_nothing_to_redistribute() -> None:
+    batch = padded(random_responses(4, (4, 3), 1))
+    for name in CONSERVING:
+        got = METHODS[name].compute(batch, SETTINGS, detail=True)
+        assert got.residual_BT is not None
+        assert float(got.residual_BT.abs().max()) <= 1e-16, name
+    assert torch.equal(advantage("uecr", batch), advantage("puu", batch))
+    assert torch.equal(advantage("distilled_rl", batch), advantage("grpo", batch))
+
+
+@pytest.mark.parametrize("entropy", [0.0, 3.7])
+def test_equal_entropies_are_no_entropy_at_another_strength(entropy: float) -> None:
+    """H constant: c is one number, so q is that number times the q without entropy."""
+    responses = [replace(r, entropy=(entropy,) * len(r.mask)) for r in mixed_responses(5)]
+    batch = padded(responses)
+    full = METHODS["uecr"].compute(batch, SETTINGS, detail=True).residual_BT
+    flat = METHODS["ecr_no_entropy"].compute(batch, SETTINGS, detail=True).residual_BT
+    assert full is not None
+    assert flat is not None
+    c = torch.tensor(-entropy / 0.9, dtype=torch.float64).exp()
+    torch.testing.assert_close(full, c * flat, rtol=1e-12, atol=1e-15)
+    # Confidence alone has no direction left to give.
+    assert torch.equal(advantage("ecr_no_gap", batch), advantage("puu", batch))
+
+
+def test_the_shuffle_keeps_values_and_holes() -> None:
+    batch = padded(random_responses(8, (6, 5), 25))
+    moved = with_shuffled_entropy(batch, seed=5)
+    again, other = with_shuffled_entropy(batch, seed=5), with_shuffled_entropy(batch, seed=6)
+    assert batch.teacher_entropy_BT is not None
+    assert moved.teacher_entropy_BT is not None
+    assert again.teacher_entropy_BT is not None
+    assert other.teacher_entropy_BT is not None
+    for row in range(batch.responses):
+        mask = batch.mask_BT[row]
+        before, after = batch.teacher_entropy_BT[row], moved.teacher_entropy_BT[row]
+        assert torch.equal(before[mask].sort().values, after[mask].sort().values)
+        assert bool(after[~mask].isnan().all()), "masked-out places keep what they had"
+    assert torch.equal(valid(batch, moved.teacher_entropy_BT), valid(batch, again.teacher_entropy_BT))
+    assert not torch.equal(valid(batch, moved.teacher_entropy_BT), valid(batch, other.teacher_entropy_BT))
+    assert not torch.equal(valid(batch, moved.teacher_entropy_BT), valid(batch, batch.teacher_entropy_BT))
+
+
+def test_shuffled_entropy_is_uecr_on_the_shuffled_batch() -> None:
+    batch = padded(random_responses(9))
+    expected = advantage("uecr", with_shuffled_entropy(batch, seed=7))
+    assert torch.equal(advantage("shuffled_entropy", batch), expected)
+    assert not torch.equal(expected, advantage("uecr", batch))

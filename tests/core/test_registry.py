@@ -1,0 +1,152 @@
+"""The fourteen methods by name, and the truth of what each declares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.core.invariants import IDENTITIES
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import Settings
+from nemo_uecr.errors import ConfigError, ScoreError
+from tests.core.batches import CONSERVING, ECR_FAMILY, SETTINGS, mixed_responses, padded, random_responses
+
+NAMES = {
+    "grpo",
+    "pg_opd",
+    "grpo_plus_opd",
+    "distilled_rl",
+    "atod",
+    "separate_norm",
+    "puu",
+    "uecr",
+    "ecr_no_entropy",
+    "ecr_no_projection",
+    "ecr_full_advantage",
+    "ecr_alpha_zero",
+    "ecr_no_gap",
+    "shuffled_entropy",
+}
+NORM = {"std_floor", "sample_std"}
+FULL = NORM | {"alpha", "rho", "tau_delta", "tau_entropy"}
+SETTINGS_OF = {
+    "grpo": NORM,
+    "pg_opd": set(),
+    "grpo_plus_opd": NORM | {"opd_coef"},
+    "distilled_rl": NORM,
+    "atod": NORM | {"step"},
+    "separate_norm": NORM | {"alpha"},
+    "puu": NORM | {"alpha"},
+    "uecr": FULL,
+    "ecr_no_entropy": FULL - {"tau_entropy"},
+    "ecr_no_projection": FULL,
+    "ecr_full_advantage": FULL,
+    "ecr_alpha_zero": FULL - {"alpha"},
+    "ecr_no_gap": FULL - {"tau_delta"},
+    "shuffled_entropy": FULL | {"seed"},
+}
+#: Another legal value of each setting, far enough from SETTINGS to change a result.
+OTHER: dict[str, Any] = {
+    "alpha": 0.4,
+    "rho": 0.2,
+    "tau_delta": 3.0,
+    "tau_entropy": 3.0,
+    "std_floor": 7.0,
+    "sample_std": True,
+    "opd_coef": 0.5,
+    "step": 70,
+    "seed": 12345,
+}
+#: The loss, not the advantage, multiplies the second surrogate by this.
+USED_BY_THE_LOSS = {"opd_coef"}
+
+
+def test_exactly_the_fourteen_names() -> None:
+    assert set(METHODS) == NAMES
+    assert all(method.name == name for name, method in METHODS.items())
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_declared_settings(name: str) -> None:
+    assert METHODS[name].settings == SETTINGS_OF[name]
+    assert METHODS[name].settings <= set(vars(Settings()))
+
+
+@pytest.mark.parametrize("key", sorted(OTHER))
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_setting_matters_exactly_where_it_is_declared(name: str, key: str) -> None:
+    batch = padded(mixed_responses(1, (4, 3), 12))
+    method = METHODS[name]
+    before = method.compute(batch, SETTINGS, detail=True).named_tensors()
+    after = method.compute(batch, replace(SETTINGS, **{key: OTHER[key]}), detail=True).named_tensors()
+    same = before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
+    assert same == (key not in method.settings - USED_BY_THE_LOSS)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_missing_setting_is_named_with_its_method(name: str) -> None:
+    batch = padded(mixed_responses(1))
+    for key in sorted(METHODS[name].settings):
+        with pytest.raises(ConfigError, match=rf"method {name} needs {key}, which was not given; set method\.{key}"):
+            METHODS[name].compute(batch, replace(SETTINGS, **{key: None}))
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_settings_that_are_not_declared_may_be_missing(name: str) -> None:
+    batch = padded(mixed_responses(1))
+    own = Settings(**{key: getattr(SETTINGS, key) for key in METHODS[name].settings})
+    expected = METHODS[name].compute(batch, SETTINGS).advantage_BT
+    assert torch.equal(METHODS[name].compute(batch, own).advantage_BT, expected)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_declared_inputs(name: str) -> None:
+    method = METHODS[name]
+    expected: set[str] = set()
+    if name != "grpo":
+        expected.add("teacher_logp")
+    if name in ECR_FAMILY and name != "ecr_no_entropy":
+        expected.add("teacher_entropy")
+    assert method.inputs == expected
+    assert method.needs_teacher == (name != "grpo")
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_an_input_is_needed_exactly_where_it_is_declared(name: str) -> None:
+    method, batch = METHODS[name], padded(random_responses(2))
+    expected = method.compute(batch, SETTINGS).advantage_BT
+    for field in ("teacher_logp", "teacher_entropy"):
+        without = replace(batch, **{f"{field}_BT": None})
+        if field in method.inputs:
+            with pytest.raises(ScoreError, match=f"no {field};"):
+                method.compute(without, SETTINGS)
+        else:
+            assert torch.equal(method.compute(without, SETTINGS).advantage_BT, expected)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_declared_identities(name: str) -> None:
+    """Conservation, bound and sign for the six; PUU's decomposition where A^U exists; log weights for one."""
+    method = METHODS[name]
+    expected = {"finite"}
+    if name in ECR_FAMILY or name == "puu":
+        expected.add("decomposition")
+    if name in CONSERVING:
+        expected |= {"budget", "residual_bound", "sign_kept"}
+    if name == "distilled_rl":
+        expected.add("log_weight")
+    assert set(method.identities) == expected
+    assert set(method.monitored) <= set(IDENTITIES)
+    assert not set(method.monitored) & set(method.identities)
+    if name == "ecr_no_projection":
+        assert "budget" in method.monitored, "logged, never failed"
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_method_states_equation_and_source(name: str) -> None:
+    assert METHODS[name].equation.strip()
+    assert "\n" not in METHODS[name].equation
+    assert METHODS[name].provenance.strip()
