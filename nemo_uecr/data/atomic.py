@@ -19,8 +19,9 @@ def replace_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except OSError:
+    except OSError as error:
         aside.unlink(missing_ok=True)
+        error.filename = str(path)  # a failed write does not know it
         raise
     sync_folder(path.parent)
 
@@ -29,6 +30,7 @@ def replace_file(path: Path, content: bytes) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that appears under its name only when the block ends without an error."""
     aside = path.with_name(f".{path.name}.tmp")
+    old = path.with_name(f".{path.name}.old.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
@@ -37,13 +39,17 @@ def new_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 _sync(file)
         sync_folder(aside)
-        if path.exists():  # a checkpoint of the same step, left by a run that was resumed from an earlier one
-            shutil.rmtree(path)
+        if path.exists():  # moved away whole: a kill in the middle of a removal would leave half a folder
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
         aside.rename(path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
+        if old.exists() and not path.exists():
+            old.rename(path)
         raise
     sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def sync_folder(path: Path) -> None:

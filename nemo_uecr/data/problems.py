@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def _parse(line: bytes, where: str) -> dict[str, object]:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # JSONDecodeError, or a number of thousands of digits
         raise DataError(f"{where}: malformed JSON ({error}); expected one object a line") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a line")
@@ -68,13 +69,15 @@ def _parse(line: bytes, where: str) -> dict[str, object]:
 def _problem(row: dict[str, object], where: str, number: int, keys: tuple[str, str, str | None]) -> Problem:
     question_key, answer_key, id_key = keys
     question = _field(row, question_key, where)
-    if not isinstance(question, str) or not question.strip():
+    if not isinstance(question, str) or not _usable(question):
         raise DataError(f"{where}: {question_key} is {_shown(question)}; expected a non-empty text")
     answer = _text_answer(_field(row, answer_key, where))
-    if answer is None or not answer.strip():
+    if answer is None or not _usable(answer):
         raise DataError(f"{where}: {answer_key} is {_shown(row[answer_key])}; expected a non-empty text or a number")
-    identity = str(number) if id_key is None else str(_field(row, id_key, where))
-    return Problem(identity, question, answer)
+    identity = number if id_key is None else _field(row, id_key, where)
+    if isinstance(identity, bool) or not isinstance(identity, str | int) or not _usable(str(identity)):
+        raise DataError(f"{where}: {id_key} is {_shown(identity)}; expected a non-empty text or an integer")
+    return Problem(str(identity), question, answer)
 
 
 def _field(row: dict[str, object], key: str, where: str) -> object:
@@ -88,7 +91,16 @@ def _text_answer(value: object) -> str | None:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return str(int(value)) if float(value).is_integer() else repr(value)
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):  # Python reads NaN and Infinity, which are no JSON
+        return None
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def _usable(text: str) -> bool:
+    """Whether a text has a visible character and can be written as UTF-8 (JSON can spell a lone surrogate)."""
+    return bool(text.strip()) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _shown(value: object) -> str:

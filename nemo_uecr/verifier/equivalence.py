@@ -9,7 +9,8 @@ from nemo_uecr.verifier.extract import last_boxed
 from nemo_uecr.verifier.pool import shared_compare
 from nemo_uecr.verifier.verdict import Checked, Verdict
 
-_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
+#: A decimal, its thousands set off by commas or not at all: ``1,2`` is a list, no number.
+_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?")
 
 
 def check_response(response: str, answer: str) -> Checked:
@@ -55,10 +56,10 @@ def _squeezed(text: str) -> str:
 
 def _number(text: str) -> tuple[str, str] | None:
     """Sign with integer digits, and fraction digits, of a plain decimal, without leading or trailing zeros."""
-    plain = _squeezed(text).replace("{,}", "").replace(",", "").strip("$")
-    if not _NUMBER.fullmatch(plain):
+    plain = _squeezed(text).replace("{,}", ",").strip("$")
+    if not plain.isascii() or not _NUMBER.fullmatch(plain):
         return None
-    whole, _, fraction = plain.lstrip("+-").partition(".")
+    whole, _, fraction = plain.lstrip("+-").replace(",", "").partition(".")
     whole, fraction = whole.lstrip("0"), fraction.rstrip("0")
     sign = "-" if plain.startswith("-") and (whole or fraction) else ""
     return sign + whole, fraction

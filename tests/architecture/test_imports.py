@@ -46,6 +46,7 @@ CONTRACT: dict[str, Rule] = {
         "config", "core", "data", "evaluation", "scoring", "telemetry", "verifier",
         packages="torch transformers safetensors",
     ),
+    "nemo_adapter": rule("config", "core", "data", "telemetry", "verifier", packages="torch ray"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
         "bench",
