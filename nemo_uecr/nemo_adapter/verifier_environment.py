@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from nemo_uecr.verifier.conversations import check_conversations
 from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.verdict import Verdict
@@ -38,8 +40,6 @@ class VerifierEnvironmentImpl:
         return_extracted_answer: bool = False,
     ) -> Any:
         """Judge each conversation's answer against ``metadata[...]["ground_truth"]``; every conversation ends."""
-        import torch
-
         returned = importlib.import_module("nemo_rl.environments.interfaces").EnvironmentReturn
         checked = check_conversations(message_log_batch, [str(each["ground_truth"]) for each in metadata], self._pool)
         self._verdicts.update(outcome.verdict.value for outcome in checked)

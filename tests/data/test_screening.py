@@ -37,7 +37,7 @@ def test_signs_and_numbers_tell_problems_apart() -> None:
 
 
 def test_containment_by_hand() -> None:
-    target = Target("b", "1", "", tuple(["a", "b", "c", "d", "e", "f"]))
+    target = Target("b", "1", "", ("a", "b", "c", "d", "e", "f"))
     index = NgramIndex([target], order=2)  # ab bc cd de ef: 5 bigrams
     # x a b c y: xa ab bc cy, 2 of 4 shared, the smaller set has 4.
     found = index.nearest(["x", "a", "b", "c", "y"])
@@ -47,7 +47,7 @@ def test_containment_by_hand() -> None:
 
 
 def test_a_fragment_shorter_than_an_ngram_is_found_inside_a_target() -> None:
-    target = Target("b", "1", "", tuple(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]))
+    target = Target("b", "1", "", ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"))
     index = NgramIndex([target], order=8)
     found = index.nearest(["three", "four", "five", "six", "seven"])
     assert found is not None
@@ -59,8 +59,10 @@ def test_a_fragment_shorter_than_an_ngram_is_found_inside_a_target() -> None:
 @pytest.mark.parametrize(
     ("answer", "name"),
     [
-        ("42", "integer"), ("-1{,}000", "integer"), ("3.5", "decimal"), (r"\frac{3}{4}", "fraction"), ("3/4", "fraction"),
-        ("Yes", "yes_no"), (r"\text{No}", "yes_no"), ("B", "choice"), (r"\text{(C)}", "choice"), (r"\infty", "infinite"),
+        ("42", "integer"), ("-1{,}000", "integer"), ("3.5", "decimal"), (r"\frac{3}{4}", "fraction"),
+        ("3/4", "fraction"),
+        ("Yes", "yes_no"), (r"\text{No}", "yes_no"), ("B", "choice"),
+        (r"\text{(C)}", "choice"), (r"\infty", "infinite"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "matrix"), ("(0, 1]", "interval"), (r"\{1, 2\}", "set"),
         ("y = 2x + 1", "equation"), (r"\text{ellipse}", "text"), ("hyperbola", "text"), (r"2\sqrt{3}", "expression"),
         ("x^2 - 1", "expression"),
