@@ -288,7 +288,7 @@ class TelemetryConfig(Section):
     """TensorBoard events; auto: when it is installed."""
 
     save_batch_every: NonNegativeInt
-    """Steps between saved batches (replay and credit map); 0: none."""
+    """Steps between saved batches (replay and credit map), the first step included; 0: none."""
 
     progress: Progress
     """Progress on the terminal; auto: a bar for people, lines otherwise."""

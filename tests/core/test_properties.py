@@ -47,7 +47,7 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) ->
 
 
 @given(responses=ragged(), extra=st.integers(0, 5), junk=st.sampled_from((float("nan"), float("inf"), -1e30, 0.0)))
-def test_padding_and_what_it_holds_change_no_bit(responses: list[Response], extra: int, junk: float) -> None:
+def test_padding_and_what_it_holds_change_nothing(responses: list[Response], extra: int, junk: float) -> None:
     responses = with_turns(responses, 1)
     plain, wide = padded(responses, junk=-3.0), padded(responses, extra_columns=extra, junk=junk)
     for name in METHODS:

@@ -1,0 +1,204 @@
+"""The demo's files: made on first use, cached, and either complete or absent.
+
+The folder holds `recipe.json`, `train.jsonl`, `bench/level1.jsonl` to `bench/level5.jsonl`, and the models `student`
+and `teacher` in Hugging Face form with their tokenizer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import nemo_uecr
+from nemo_uecr.demo.recipe import BENCH_FOLDER, DEMO_RECIPE, RECIPE_FILE, Recipe, fingerprint, recipe_to_json
+from nemo_uecr.demo.task import LEVELS, distinct_problems, write_rows
+from nemo_uecr.errors import DataError, RunFolderError
+
+logger = logging.getLogger(__name__)
+
+SCHEME = "demo:"
+DEMO_SEED = 0
+MODELS = ("student", "teacher")
+BENCHMARKS = tuple(f"level{level}" for level in LEVELS)
+
+
+@dataclass(frozen=True)
+class DemoAssets:
+    """Where the demo's files lie."""
+
+    root: Path
+    student: Path
+    teacher: Path
+    train: Path
+    benchmarks: dict[str, Path]
+
+
+def ensure_assets(root: Path | None, *, seed: int, recipe: Recipe = DEMO_RECIPE) -> DemoAssets:
+    """Return the demo's files, preparing them first when they are missing.
+
+    Two processes that ask at once prepare once: the second waits. A process that is killed leaves no folder behind
+    that could be taken for a finished one.
+
+    Args:
+        root: folder that holds the caches; None is `$NEMO_UECR_CACHE`, else `nemo_uecr` in the user's cache folder.
+        seed: seed of the problems and of both models.
+        recipe: what to make.
+
+    Raises:
+        RunFolderError: the folder cannot be written, or a model's training failed.
+    """
+    parent = cache_root() if root is None else root
+    folder = parent / f"demo-{fingerprint(recipe, seed)}"
+    if not folder.is_dir():
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            with _lock(parent / f".{folder.name}.lock"):
+                if not folder.is_dir():
+                    _prepare(folder, recipe, seed)
+        except OSError as error:
+            raise RunFolderError(
+                f"{folder}: cannot prepare the demo ({error.strerror or error}); "
+                "free space there, or set NEMO_UECR_CACHE to a folder that can be written"
+            ) from error
+    return _assets_in(folder)
+
+
+def resolve(uri: str) -> str:
+    """Return the path that a `demo:` name stands for, preparing the demo when it is missing.
+
+    `demo:student`, `demo:teacher`, `demo:train` and `demo:bench/level1` to `demo:bench/level5` are known; a text
+    without the `demo:` prefix comes back unchanged.
+
+    Raises:
+        DataError: a `demo:` name that does not exist.
+    """
+    if not uri.startswith(SCHEME):
+        return uri
+    known = [*MODELS, "train", *(f"{BENCH_FOLDER}/{name}" for name in BENCHMARKS)]
+    name = uri.removeprefix(SCHEME)
+    if name not in known:
+        raise DataError(f"{uri}: no such part of the demo; expected one of {', '.join(SCHEME + k for k in known)}")
+    root = ensure_assets(None, seed=DEMO_SEED).root
+    return str(root / (name if name in MODELS else f"{name}.jsonl"))
+
+
+def cache_root() -> Path:
+    """Return the folder of the caches: `$NEMO_UECR_CACHE`, else `nemo_uecr` in the user's cache folder."""
+    if chosen := os.environ.get("NEMO_UECR_CACHE"):
+        return Path(chosen).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "nemo_uecr"
+
+
+def _assets_in(folder: Path) -> DemoAssets:
+    return DemoAssets(
+        root=folder,
+        student=folder / "student",
+        teacher=folder / "teacher",
+        train=folder / "train.jsonl",
+        benchmarks={name: folder / BENCH_FOLDER / f"{name}.jsonl" for name in BENCHMARKS},
+    )
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("demo: another process is preparing it; waiting")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _prepare(folder: Path, recipe: Recipe, seed: int) -> None:
+    """Make everything in a folder aside, flush it to the disk, and rename it. The lock must be held."""
+    aside = f".{folder.name}."
+    for leftover in folder.parent.glob(f"{aside}*.partial"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    staging = Path(tempfile.mkdtemp(prefix=aside, suffix=".partial", dir=folder.parent))
+    try:
+        logger.info("demo: preparing problems, student and teacher in %s (once; some two minutes)", folder)
+        (staging / RECIPE_FILE).write_text(recipe_to_json(recipe), encoding="utf-8")
+        _write_problems(staging, recipe, seed)
+        _train_models(staging, seed)
+        _flush(staging)
+        staging.rename(folder)
+        _flush_one(folder.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_problems(staging: Path, recipe: Recipe, seed: int) -> None:
+    (staging / BENCH_FOLDER).mkdir()
+    rng, seen = random.Random(seed), set[str]()
+    for level, name in zip(LEVELS, BENCHMARKS, strict=True):
+        problems = list(distinct_problems(rng, [level] * recipe.bench_problems, seen))
+        seen.update(problem.question for problem in problems)
+        write_rows(staging / BENCH_FOLDER / f"{name}.jsonl", problems, name)
+    levels = [rng.choice(LEVELS) for _ in range(recipe.train_problems)]
+    write_rows(staging / "train.jsonl", distinct_problems(rng, levels, seen), "train")
+
+
+def _train_models(staging: Path, seed: int) -> None:
+    """Train student and teacher side by side, one thread each, and log their progress."""
+    workers = {name: _start_worker(staging, name, seed) for name in MODELS}
+    try:
+        readers = [threading.Thread(target=_log_lines, args=(worker,)) for worker in workers.values()]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        failed = [name for name, worker in workers.items() if worker.wait() != 0]
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.wait()
+    if failed:
+        raise RunFolderError(
+            f"training the demo's {' and '.join(failed)} failed; the lines above say why, and nothing was kept"
+        )
+
+
+def _start_worker(staging: Path, name: str, seed: int) -> subprocess.Popen[str]:
+    package_parent = str(Path(nemo_uecr.__file__).resolve().parents[1])
+    search = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-m", "nemo_uecr.demo.prepare", str(staging), name, str(seed)],
+        env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _log_lines(worker: subprocess.Popen[str]) -> None:
+    if worker.stdout is not None:
+        for line in worker.stdout:
+            logger.info("demo: %s", line.rstrip())
+
+
+def _flush(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _flush_one(path)
+    _flush_one(folder)
+
+
+def _flush_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,101 @@
+"""Text to HTML: every string of a run passes through `text`, every data block through `data_block`."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from typing import Any
+
+#: Printed for a value that is not there, between the ends of an interval, and before a negative number.
+DASH, MINUS = "\u2013", "\u2212"
+
+
+def text(value: object) -> str:
+    """``value`` as HTML text, safe inside elements and quoted attributes."""
+    return html.escape(str(value), quote=True)
+
+
+def data_block(name: str, content: Any) -> str:
+    """A JSON block for the page's script; no text in it can end the block or open a tag."""
+    encoded = json.dumps(finite(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        encoded = encoded.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json" id="{text(name)}">{_valid_unicode(encoded)}</script>'
+
+
+def finite(content: Any) -> Any:
+    """The same structure with NaN and infinities as None, which is what JSON can say."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return content
+
+
+def equation(plain: str) -> str:
+    """A plain-text equation as HTML: ``A^task|U`` gets a superscript, ``tau_delta`` Greek letter and subscript."""
+    escaped = text(plain)
+    for typed, printed in SIGNS.items():
+        escaped = re.sub(typed, printed, escaped)
+    escaped = re.sub(r"\^\{([^}]*)\}", r"<sup>\1</sup>", escaped)
+    escaped = re.sub(r"\^([A-Za-z]+(?:\|[A-Za-z]+)?|\d+)", r"<sup>\1</sup>", escaped)
+    base = rf"(?<![A-Za-z_])((?:{'|'.join(GREEK)})|[A-Za-z])"  # a setting such as clip_low is a name, no index
+    escaped = re.sub(rf"{base}_(?:\{{([^}}]*)\}}|([A-Za-z]+|\d+))", r"\1<sub>\2\3</sub>", escaped)
+    return re.sub(rf"(?<![A-Za-z&])({'|'.join(GREEK)})(?![A-Za-z;])", r"&\1;", escaped).replace("&eps;", "&epsilon;")
+
+
+#: Typed signs and how they are printed, on text that is escaped already.
+SIGNS = {
+    r" \* ": " &middot; ",
+    r"&lt;=": "&le;",
+    r"&gt;=": "&ge;",
+    r"\b1/2\b": "&frac12;",
+    r"(?<![\w}])-(?=[\w\s])|(?<=\s)-(?=\s)": MINUS,
+}
+#: Names that are printed as letters; HTML knows them by the same names, ``eps`` apart.
+GREEK = ("alpha", "beta", "delta", "eps", "kappa", "mu", "pi", "rho", "sigma", "tau")
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for people: ``digits`` significant digits, no exponent between 1e-3 and 1e6."""
+    if value is None or not math.isfinite(value):
+        return DASH if value is None or math.isnan(value) else ("∞" if value > 0 else f"{MINUS}∞")
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e6 or size < 1e-3:
+        mantissa, exponent = f"{value:.{max(0, min(digits, 3) - 1)}e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}".replace("-", MINUS)
+    decimals = max(0, digits - 1 - math.floor(math.log10(size)))
+    shown = f"{value:.{decimals}f}"
+    return (shown.rstrip("0").rstrip(".") if "." in shown else shown).replace("-", MINUS)
+
+
+def points(share: float) -> str:
+    """A share as percent with one decimal: 0.4114 is ``41.1``."""
+    return f"{100 * share:.1f}".replace("-", MINUS)
+
+
+def signed_points(difference: float) -> str:
+    """A difference of shares in percentage points with its sign."""
+    return ("+" if difference >= 0 else "") + points(difference)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``48 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 90:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def _valid_unicode(encoded: str) -> str:
+    """Lone surrogates cannot be written as UTF-8; a tokenizer's broken byte may decode to one."""
+    return encoded.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,238 @@
+"""Writes run folders in the format of docs/architecture.md, with curves and batches that look like training."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SETS = ("two", "three", "four", "five", "six")
+SETTINGS = {
+    "alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, "std_floor": 0.0, "sample_std": False,
+    "opd_coef": 1.0, "step": 0, "seed": 0,
+}  # fmt: skip
+TEACHERLESS = ("grpo",)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the run should look like."""
+
+    method: str = "uecr"
+    steps: int = 40
+    planned: int = 40
+    before: float = 0.41
+    after: float = 0.88
+    seed: int = 0
+    samples: int = 12
+    problems: int = 20
+    prompts: int = 8
+    responses: int = 8
+    evaluations: tuple[int, ...] = (0, 10, 20, 30, 40)
+    batches: tuple[int, ...] = (1, 20, 40)
+
+
+RunMaker = Callable[..., Path]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> RunMaker:
+    """Write a run folder; keyword arguments are those of `Story`."""
+
+    def make(name: str, **story: Any) -> Path:
+        folder = tmp_path / name
+        write_run(folder, Story(**story))
+        return folder
+
+    return make
+
+
+def write_run(folder: Path, story: Story) -> None:
+    """Write every file of a run."""
+    folder.mkdir(parents=True)
+    dice = random.Random(story.seed)
+    _write_head(folder, story)
+    records = [_metrics(story, step, dice) for step in range(1, story.steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "evaluations").mkdir()
+    with (folder / "evaluation.jsonl").open("w") as lines:
+        for step in story.evaluations:
+            if step <= story.steps:
+                lines.write(json.dumps(_evaluation(folder, story, step, dice)) + "\n")
+    (folder / "batches").mkdir()
+    for step in story.batches:
+        if step <= story.steps:
+            _write_batch(folder / "batches", story, step)
+
+
+def _write_head(folder: Path, story: Story) -> None:
+    method = "\n".join(f"  {key}: {SETTINGS[key]}" for key in ("alpha", "rho", "tau_delta", "tau_entropy"))
+    sets = "\n".join(f"    {name}: demo:bench/{name}" for name in SETS)
+    (folder / "config.yaml").write_text(
+        f"method:\n  name: {story.method}\n{method}\ntrain:\n  steps: {story.planned}\n  learning_rate: 0.0002\n"
+        f"run:\n  folder: runs/{folder.name}\n  seed: {story.seed}\nevaluation:\n  samples: {story.samples}\n"
+        f"  benchmarks:\n{sets}\n"
+    )
+    origins = {"method.name": "override", "train.steps": "demo.yaml", "evaluation": "base.yaml"}
+    (folder / "origins.json").write_text(json.dumps(origins))
+    (folder / "provenance.json").write_text(
+        json.dumps({
+            "objective": "loss = PG(A^U + 0.5 A^task|U q; clip 0.2/0.2) + 0.001 KL3(ref)",
+            "versions": {"nemo_uecr": "0.1.0", "torch": "2.13.0"},
+            "argv": ["nemo-uecr", "train", "demo.yaml"],
+        })
+    )  # fmt: skip
+    (folder / "tolerances.json").write_text(
+        json.dumps({
+            "budget": 1e-6, "decomposition": 1e-6, "residual_bound": 1e-6, "log_weight": 1e-6, "first_ratio": 1e-5,
+        })
+    )  # fmt: skip
+
+
+def _level(story: Story, step: float) -> float:
+    return story.before + (story.after - story.before) * (1 - math.exp(-3.2 * step / story.planned))
+
+
+def _metrics(story: Story, step: int, dice: random.Random) -> dict[str, float]:
+    level = _level(story, step) + dice.gauss(0, 0.03)
+    mixed = max(0.05, min(0.95, 2.4 * level * (1 - level) + dice.gauss(0, 0.05)))
+    right = (1 - mixed) * level**2 / (level**2 + (1 - level) ** 2)
+    record = {
+        "step": step, "reward/task_mean": level, "reward/task_std": 0.4,
+        "group/count": 16, "group/degenerate_share": 1 - mixed, "group/mixed_share": mixed,
+        "group/all_right_share": right, "group/all_wrong_share": 1 - mixed - right, "group/below_noise_share": 0.02,
+        "advantage/mean": dice.gauss(0, 0.01), "advantage/std": 0.9 + dice.gauss(0, 0.03),
+        "advantage/min": -2.3 + dice.gauss(0, 0.2), "advantage/max": 2.2 + dice.gauss(0, 0.2),
+        "advantage/abs_mean": 0.76 + dice.gauss(0, 0.03), "advantage/task_abs_mean": 0.8 * mixed,
+        "policy/entropy": 0.42 * math.exp(-step / 30) + 0.08 + dice.gauss(0, 0.008),
+        "policy/grad_norm": 0.9 + abs(dice.gauss(0, 0.25)), "policy/loss": dice.gauss(0, 0.02),
+        "policy/first_ratio_error": 0.0, "response/length_mean": 36 + dice.gauss(0, 0.8),
+        "response/truncated_share": max(0.0, 0.03 * (1 - level) + dice.gauss(0, 0.004)),
+        "identity/finite": 0.0, "time/step_s": 0.71 + dice.random() / 10,
+    }  # fmt: skip
+    if story.method not in TEACHERLESS:
+        record |= {
+            "advantage/teacher_abs_mean": 0.3 + dice.gauss(0, 0.03), "teacher/gap_mean": -0.2 + dice.gauss(0, 0.02),
+            "advantage/unified_abs_mean": 0.8, "advantage/degenerate_abs_mean": 0.7 + dice.gauss(0, 0.06),
+            "identity/decomposition_error": 6e-8 * dice.random(), "identity/budget_error": 2e-8 * dice.random(),
+            "identity/residual_bound": 0.0, "identity/sign_kept": 0.0, "ecr/weight_min": 0.81 + dice.gauss(0, 0.02),
+        }  # fmt: skip
+    return record
+
+
+def _evaluation(folder: Path, story: Story, step: int, dice: random.Random) -> dict[str, Any]:
+    sets, samples = {}, []
+    for place, name in enumerate(SETS):
+        level = min(0.98, max(0.02, _level(story, step) + 0.16 - 0.08 * place))
+        shares = []
+        for problem in range(story.problems):
+            right = [dice.random() < level for _ in range(story.samples)]
+            shares.append(sum(right) / story.samples)
+            samples += [
+                {"benchmark": name, "problem": f"{name}-{problem}", "sample": k, "question": "47+8*3-5?",
+                 "answer": "60", "response": "\\boxed{60}", "extracted": "60",
+                 "verdict": "correct" if r else "wrong", "tokens": 36,
+                 "truncated": False}
+                for k, r in enumerate(right)
+            ]  # fmt: skip
+        mean = sum(shares) / len(shares)
+        error = 1.96 * (sum((s - mean) ** 2 for s in shares) / len(shares) / (len(shares) - 1)) ** 0.5
+        sets[name] = {"avg": mean, "low": mean - error, "high": min(1.0, mean + error), "problems": story.problems,
+                      "pass": sum(s > 0 for s in shares) / len(shares)}  # fmt: skip
+    path = folder / "evaluations" / f"step-{step:06d}.jsonl"
+    path.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    average = {key: sum(entry[key] for entry in sets.values()) / len(sets) for key in ("avg", "low", "high")}
+    return {"step": step, "samples": story.samples, "sets": sets, "average": average, "seconds": 2.2}
+
+
+def _write_batch(folder: Path, story: Story, step: int) -> None:
+    """Responses that compute step by step; the teacher dislikes the token where a step goes wrong."""
+    import torch
+    from safetensors.torch import save_file
+
+    dice = random.Random(f"{story.seed}-{step}")
+    level = _level(story, step)
+    told, gaps, entropies, rewards, labels = [], [], [], [], []
+    for prompt in range(story.prompts):
+        skill = min(0.98, max(0.02, dice.betavariate(8 * level, 8 * (1 - level))))
+        question, chain = _problem(dice)
+        for sample in range(story.responses):
+            right = dice.random() < skill
+            tokens, gap, entropy = _response(chain, right, dice)
+            row = len(told)
+            told.append({"row": row, "id": f"s{step}-p{prompt}-r{sample}", "problem": f"train-{prompt}",
+                         "question": question, "answer": str(chain[-1][2]), "response": "".join(tokens),
+                         "verdict": "correct" if right else "wrong", "tokens": tokens})  # fmt: skip
+            gaps.append(gap)
+            entropies.append(entropy)
+            rewards.append(float(right))
+            labels.append(prompt)
+    rows, width = len(told), max(map(len, gaps))
+    mask = torch.zeros(rows, width, dtype=torch.bool)
+    old, teacher, entropy_BT = torch.full((rows, width), math.nan), torch.full((rows, width), math.nan), None
+    entropy_BT = torch.full((rows, width), math.nan)
+    for row, gap in enumerate(gaps):
+        length = len(gap)
+        mask[row, :length] = True
+        old[row, :length] = torch.tensor([-0.2 - 0.4 * dice.random() for _ in gap])
+        teacher[row, :length] = old[row, :length] + torch.tensor(gap)
+        entropy_BT[row, :length] = torch.tensor(entropies[row])
+    tensors = {"task_reward": torch.tensor(rewards), "group": torch.tensor(labels), "mask": mask, "old_logp": old}
+    if story.method not in TEACHERLESS:
+        tensors |= {"teacher_logp": teacher, "teacher_entropy": entropy_BT}
+    header = {
+        "format": "nemo_uecr.batch/1",
+        "method": story.method,
+        "settings": json.dumps(SETTINGS),
+        "step": str(step),
+    }
+    save_file(tensors, folder / f"step-{step:06d}.safetensors", metadata=header)
+    (folder / f"step-{step:06d}.json").write_text(json.dumps({"step": step, "responses": told}))
+
+
+def _problem(dice: random.Random) -> tuple[str, list[tuple[int, str, int]]]:
+    value = dice.randint(2, 99)
+    question, chain = str(value), []
+    for _ in range(dice.randint(2, 6)):
+        sign, operand = dice.choice("+-*"), dice.randint(2, 9)
+        after = {"+": value + operand, "-": value - operand, "*": value * operand}[sign] % 100
+        question += f"{sign}{operand}"
+        chain.append((value, f"{sign}{operand}", after))
+        value = after
+    return f"{question} = ? (left to right, mod 100)", chain
+
+
+def _response(
+    chain: list[tuple[int, str, int]], right: bool, dice: random.Random
+) -> tuple[list[str], list[float], list[float]]:
+    wrong_at = -1 if right else dice.randrange(len(chain))
+    shift = 0
+    tokens: list[str] = []
+    gap: list[float] = []
+    entropy: list[float] = []
+    for place, (value, operation, after) in enumerate(chain):
+        before = (value + shift) % 100
+        if place == wrong_at:
+            shift = dice.choice((1, 10, 97))
+        for text in (*f"{before}{operation}=",):
+            tokens.append(text)
+            gap.append(dice.gauss(0.03, 0.05))
+            entropy.append(abs(dice.gauss(0.02, 0.02)))
+        for text in str((after + shift) % 100):
+            tokens.append(text)
+            gap.append(dice.gauss(-2.4, 0.8) if place == wrong_at else dice.gauss(0.25, 0.15))
+            entropy.append(abs(dice.gauss(0.45, 0.2)))
+        tokens.append("; ")
+        gap.append(dice.gauss(0, 0.02))
+        entropy.append(0.01)
+    tail = ["\\boxed{", *str((chain[-1][2] + shift) % 100), "}", "<|im_end|>"]
+    tokens += tail
+    gap += [dice.gauss(0, 0.05) for _ in tail]
+    entropy += [0.01 for _ in tail]
+    return tokens, gap, entropy

@@ -1,0 +1,156 @@
+"""The avg@k table and the change with its paired interval."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.report.accuracy import accuracy_section, difference_of, lift_of, shown_evaluations
+from nemo_uecr.report.overview import headline, masthead, outcome_of
+from nemo_uecr.report.run_folder import read_run, read_runs
+
+RunMaker = Callable[..., Path]
+
+
+def plain(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+
+
+def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *, samples: int) -> None:
+    """Replace a run's evaluations: step -> set -> share of right samples of each problem."""
+    lines = []
+    for step, sets in shares.items():
+        means = {name: sum(values) / len(values) for name, values in sets.items()}
+        average = sum(means.values()) / len(means)
+        entries = {
+            name: {"avg": mean, "low": mean, "high": mean, "problems": len(sets[name]), "pass": 1.0}
+            for name, mean in means.items()
+        }
+        averages = {"avg": average, "low": average - 0.01, "high": average + 0.01}
+        record = {"step": step, "samples": samples, "sets": entries, "average": averages, "seconds": 1.0}
+        lines.append(json.dumps(record))
+        rows = [
+            {
+                "benchmark": name,
+                "problem": str(p),
+                "sample": k,
+                "verdict": "correct" if k < share * samples else "wrong",
+            }
+            for name, values in sets.items()
+            for p, share in enumerate(values)
+            for k in range(samples)
+        ]
+        (folder / "evaluations" / f"step-{step:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_table_shows_the_figures_of_the_file(make_run: RunMaker) -> None:
+    folder = make_run("one")
+    shown = plain(accuracy_section([read_run(folder)]).body)
+    for record in records(folder):
+        for cell in (*record["sets"].values(), record["average"]):
+            expected = f"{100 * cell['avg']:.1f} {100 * cell['low']:.1f}\u2013{100 * cell['high']:.1f}"
+            assert expected in shown
+
+
+def test_best_of_each_column_is_bold(make_run: RunMaker) -> None:
+    folder = make_run("best", steps=2)
+    write_evaluations(folder, {0: {"a": [0.5, 0.5], "b": [1.0, 0.5]}, 2: {"a": [1.0, 0.5], "b": [0.5, 0.5]}}, samples=2)
+    table = accuracy_section([read_run(folder)]).body.split("<details>")[0]
+    # a: 50 -> 75, b: 75 -> 50, average: 62.5 both times, so both are best
+    assert re.findall(r"<b>([\d.]+)</b>", table) == ["75.0", "62.5", "75.0", "62.5"]
+
+
+def test_lift_and_its_paired_interval_by_hand(make_run: RunMaker) -> None:
+    folder = make_run("lift", steps=2)
+    before = {"a": [0.0, 0.5, 0.5, 0.0], "b": [0.5, 0.5]}
+    after = {"a": [0.5, 0.5, 1.0, 1.0], "b": [0.5, 1.0]}
+    write_evaluations(folder, {0: before, 2: after}, samples=2)
+    lift = lift_of(read_run(folder))
+    # changes a: .5 0 .5 1, mean .5, squares 0 .25 0 .25 -> variance .5/3 = 1/6, of the mean 1/24
+    # changes b: 0 .5, mean .25, squares 1/16 + 1/16 -> variance 1/8, of the mean 1/16
+    # average over two sets: change (.5 + .25)/2 = .375, error sqrt(1/24 + 1/16)/2
+    error = math.sqrt(1 / 24 + 1 / 16) / 2
+    assert lift is not None
+    assert lift.change == pytest.approx(0.375, abs=1e-12)
+    assert (lift.low, lift.high) == (pytest.approx(0.375 - 1.96 * error), pytest.approx(0.375 + 1.96 * error))
+    assert lift.clear
+
+
+def test_difference_of_two_runs_by_hand(make_run: RunMaker) -> None:
+    one, other = make_run("one", steps=2), make_run("other", steps=2)
+    write_evaluations(one, {0: {"a": [0.0, 0.0]}, 2: {"a": [0.5, 1.0]}}, samples=2)
+    write_evaluations(other, {0: {"a": [0.0, 0.0]}, 2: {"a": [0.5, 0.5]}}, samples=2)
+    runs = read_runs([one, other])
+    difference = difference_of(*runs)
+    # changes a problem: 0 and -.5, mean -.25, variance 1/8, of the mean 1/16, so the error is 1/4
+    assert difference is not None
+    assert difference.change == pytest.approx(-0.25, abs=1e-12)
+    assert (difference.low, difference.high) == (pytest.approx(-0.25 - 0.49), pytest.approx(-0.25 + 0.49))
+    assert "other \u221225.0 points (\u221274.0 to +24.0, no clear difference)" in plain(masthead(runs))
+
+
+def test_runs_on_other_problems_are_not_paired(make_run: RunMaker) -> None:
+    one, other = make_run("one", steps=2), make_run("other", steps=2)
+    write_evaluations(one, {2: {"a": [0.5, 1.0]}}, samples=2)
+    write_evaluations(other, {2: {"a": [0.5, 0.5, 0.5]}}, samples=2)
+    runs = read_runs([one, other])
+    assert "paired by problem" not in plain(masthead(runs))
+
+
+def test_lift_without_samples_has_no_interval(make_run: RunMaker) -> None:
+    folder = make_run("bare")
+    (folder / "evaluations" / "step-000000.jsonl").unlink()
+    lift = lift_of(read_run(folder))
+    assert lift is not None
+    assert lift.low is None
+    assert not lift.clear
+
+
+def test_one_evaluation_gives_no_lift(make_run: RunMaker) -> None:
+    assert lift_of(read_run(make_run("single", evaluations=(40,)))) is None
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ([1.0, 1.0, 1.0, 0.5], "raised avg@2 by 75.0 points, from 12.5 to 87.5 %"),
+        # one problem up, one down: no change that the interval could tell from none
+        ([0.5, 0.0, 0.0, 0.0], "shows no clear change, from 12.5 to 12.5 %"),
+    ],
+)
+def test_headline_says_what_the_interval_allows(make_run: RunMaker, after: list[float], words: str) -> None:
+    folder = make_run("words", steps=2)
+    write_evaluations(folder, {0: {"a": [0.0, 0.5, 0.0, 0.0]}, 2: {"a": after}}, samples=2)
+    run = read_run(folder)
+    assert words in plain(headline([run], [outcome_of(run)]))
+
+
+def test_many_evaluations_keep_first_best_and_last(make_run: RunMaker) -> None:
+    run = read_run(make_run("many", evaluations=tuple(range(41))))
+    shown = [record["step"] for record in shown_evaluations(run, 9)]
+    best = max(run.evaluations, key=lambda record: record["average"]["avg"])["step"]
+    assert len(shown) <= 10
+    assert {0, best, 40} <= set(shown)
+
+
+def test_runs_side_by_side_share_one_table(make_run: RunMaker) -> None:
+    runs = read_runs([make_run("uecr"), make_run("grpo", method="grpo", seed=1)])
+    shown = plain(accuracy_section(runs).body)
+    assert "uecr step 0" in shown
+    assert "grpo step 0" in shown
+
+
+def test_no_evaluation_is_said(make_run: RunMaker) -> None:
+    run = read_run(make_run("none", evaluations=()))
+    assert "No evaluation has been written yet" in accuracy_section([run]).body

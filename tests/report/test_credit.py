@@ -1,0 +1,140 @@
+"""The credit map shows what `core` computes from the saved batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import Settings
+from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.report.credit import chosen_rows, credit_maps, read_batch, spread, step_map
+from nemo_uecr.report.run_folder import read_run
+
+RunMaker = Callable[..., Path]
+PLENTY = 100_000
+
+
+def test_numbers_are_those_of_core(make_run: RunMaker) -> None:
+    run = read_run(make_run("uecr"))
+    saved = read_batch(run.batches[0])
+    shown = step_map(saved, token_budget=PLENTY)
+    expected = METHODS["uecr"].compute(saved.batch, Settings(**saved.settings), detail=True)
+    rows = chosen_rows(saved, token_budget=PLENTY)
+    assert len(rows) == 24
+    for row, response in zip(rows, shown["responses"], strict=True):
+        valid = saved.batch.mask_BT[row]
+        assert response["text"] == saved.texts[row]["tokens"]
+        assert response["before"] == pytest.approx(float(expected.advantage_unified_B[row]), rel=1e-4)
+        assert response["after"] == pytest.approx(expected.advantage_BT[row][valid].tolist(), rel=1e-4)
+        assert response["w"] == pytest.approx(expected.weight_BT[row][valid].tolist(), rel=1e-4)
+        delta = (saved.batch.teacher_logp_BT - saved.batch.old_logp_BT)[row][valid]
+        assert response["delta"] == pytest.approx(delta.tolist(), rel=1e-4)
+
+
+def test_redistribution_sums_to_zero_in_mixed_groups(make_run: RunMaker) -> None:
+    shown = credit_maps(read_run(make_run("uecr")), token_budget=PLENTY)
+    moved = [one for step in shown for one in step["responses"] if one["sums"] is not None]
+    assert moved
+    for one in moved:
+        assert one["kind"].startswith("mixed")
+        assert one["sums"]["given"] > 0.001
+        assert one["sums"]["given"] + one["sums"]["taken"] == pytest.approx(0.0, abs=2e-6)
+        assert abs(one["sums"]["budget"]) <= 1e-6
+
+
+def test_degenerate_group_moves_nothing(make_run: RunMaker) -> None:
+    shown = credit_maps(read_run(make_run("uecr")), token_budget=PLENTY)
+    flat = [one for step in shown for one in step["responses"] if one["kind"].startswith("all")]
+    assert flat
+    assert all(one["change"] is None and one["scalars"]["task"] == 0.0 for one in flat)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_has_a_map(make_run: RunMaker, method: str) -> None:
+    (step,) = credit_maps(read_run(make_run("any", method=method, batches=(20,))), token_budget=PLENTY)
+    assert step["method"] == method
+    assert all(len(one["after"]) == one["count"] for one in step["responses"])
+
+
+def test_method_without_teacher_shows_what_there_is(make_run: RunMaker) -> None:
+    step = credit_maps(read_run(make_run("grpo", method="grpo")), token_budget=PLENTY)[0]
+    one = step["responses"][0]
+    assert one["delta"] is None
+    assert one["entropy"] is None
+    assert one["w"] is None
+    assert set(one["after"]) == {one["before"]}
+
+
+def test_second_surrogate_is_shown_apart(make_run: RunMaker) -> None:
+    step = credit_maps(read_run(make_run("naive", method="grpo_plus_opd")), token_budget=PLENTY)[0]
+    one = step["responses"][0]
+    assert one["opd"] == one["delta"]  # every gap lies inside the clip here
+    assert one["change"] is None
+
+
+def test_settings_of_the_batch_are_used(make_run: RunMaker) -> None:
+    saved = read_batch(read_run(make_run("uecr")).batches[0])
+    still = step_map(replace(saved, settings=saved.settings | {"rho": 0.0}), token_budget=PLENTY)
+    assert all(one["change"] is None for one in still["responses"])
+
+
+def test_chosen_rows_are_whole_groups_with_a_degenerate_one(make_run: RunMaker) -> None:
+    saved = read_batch(read_run(make_run("uecr", before=0.85)).batches[0])
+    rows = chosen_rows(saved, token_budget=PLENTY)
+    labels = saved.batch.group_B[rows].tolist()
+    assert [labels.count(label) for label in dict.fromkeys(labels)] == [8, 8, 8]
+    spreads = [len(set(saved.batch.task_reward_B[saved.batch.group_B == label].tolist())) for label in set(labels)]
+    assert sorted(spreads) == [1, 2, 2]
+
+
+def test_evenly_mixed_groups_come_first(make_run: RunMaker) -> None:
+    saved = read_batch(read_run(make_run("uecr")).batches[0])
+    rewards, labels = saved.batch.task_reward_B, saved.batch.group_B
+    rows = chosen_rows(saved, token_budget=PLENTY)
+    spread_of = {label: float(rewards[labels == label].std()) for label in set(labels.tolist())}
+    first, second, *_ = dict.fromkeys(labels[rows].tolist())
+    assert [spread_of[first], spread_of[second]] == sorted(spread_of.values(), reverse=True)[:2]
+
+
+def test_token_budget_drops_responses_but_never_all(make_run: RunMaker) -> None:
+    saved = read_batch(read_run(make_run("uecr")).batches[0])
+    assert 1 <= len(chosen_rows(saved, token_budget=200)) < 24
+    assert len(chosen_rows(saved, token_budget=1)) == 1
+
+
+def test_first_middle_and_last_batch_are_shown(make_run: RunMaker) -> None:
+    run = read_run(make_run("many", batches=(1, 5, 10, 15, 20, 40)))
+    assert [files.step for files in spread(run.batches, 3)] == [1, 10, 40]
+
+
+def test_truncated_tensors_are_refused(make_run: RunMaker) -> None:
+    folder = make_run("cut")
+    path = folder / "batches" / "step-000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"step-000001\.safetensors"):
+        credit_maps(read_run(folder), token_budget=PLENTY)
+
+
+def test_texts_that_do_not_fit_the_mask_are_refused(make_run: RunMaker) -> None:
+    folder = make_run("misfit")
+    path = folder / "batches" / "step-000001.json"
+    content = json.loads(path.read_text())
+    content["responses"][3]["tokens"].pop()
+    path.write_text(json.dumps(content))
+    with pytest.raises(RunFolderError, match=r"token texts for row 3; expected \d+"):
+        credit_maps(read_run(folder), token_budget=PLENTY)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"responses": [{"row": "x"}]}', '{"responses": [{"row": 99, "tokens": ["a"]}]}']
+)
+def test_unreadable_texts_are_refused(make_run: RunMaker, content: str) -> None:
+    folder = make_run("unreadable")
+    (folder / "batches" / "step-000001.json").write_text(content)
+    with pytest.raises(RunFolderError, match=r"step-000001\.json"):
+        credit_maps(read_run(folder), token_budget=PLENTY)

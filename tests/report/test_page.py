@@ -1,0 +1,287 @@
+"""The page as a whole: one file, well formed, inert, and true to the run."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.cli import report as command
+from nemo_uecr.errors import RunFolderError, UecrError
+from nemo_uecr.report.page import render_page, write_report
+from nemo_uecr.report.run_folder import read_runs
+from nemo_uecr.telemetry.names import METRICS
+
+RunMaker = Callable[..., Path]
+VOID = {"meta", "link", "img", "br", "input", "hr"}
+HOSTILE = "</script><img src=x onerror=alert(1)><!--"
+
+
+class Outline(HTMLParser):
+    """Checks that tags nest, and collects what a browser would run or fetch."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: set[str] = set()
+        self.fetched: list[str] = []
+        self.handlers: list[str] = []
+        self.blocks: dict[str, str] = {}
+        self._block: str | None = None
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        given = {name: value or "" for name, value in attributes}
+        self.handlers += [name for name in given if name.startswith("on")]
+        self.fetched += [given[name] for name in ("src", "href", "action") if name in given]
+        if "id" in given:
+            self.ids.append(given["id"])
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self._block = given.get("id", "page")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+        self._block = None
+
+    def handle_data(self, data: str) -> None:
+        if self._block is not None:
+            self.blocks[self._block] = self.blocks.get(self._block, "") + data
+
+
+def outline(page: str) -> Outline:
+    reader = Outline()
+    reader.feed(page)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def page_of(*folders: Path) -> str:
+    return render_page(read_runs(list(folders)))
+
+
+def test_page_nests_and_fetches_nothing(make_run: RunMaker) -> None:
+    seen = outline(page_of(make_run("uecr")))
+    assert [target for target in seen.fetched if not target.startswith(("#", "data:"))] == []
+    assert seen.handlers == []
+    assert len(seen.ids) == len(set(seen.ids))
+    assert {"curves", "accuracy", "groups", "identities", "credit", "configuration"} <= set(seen.ids)
+    assert "@import" not in page_of(make_run("again"))
+    assert "url(" not in page_of(make_run("once-more"))
+
+
+def test_policy_allows_the_page_script_and_no_other(make_run: RunMaker) -> None:
+    page = page_of(make_run("uecr"))
+    digest = base64.b64encode(hashlib.sha256(outline(page).blocks["page"].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page
+    assert "default-src 'none'" in page
+
+
+def test_curves_hold_the_numbers_of_the_file(make_run: RunMaker) -> None:
+    folder = make_run("uecr")
+    charts = json.loads(outline(page_of(folder)).blocks["chart-data"])
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for metric in ("reward/task_mean", "policy/grad_norm", "policy/entropy", "response/length_mean"):
+        (series,) = charts[metric]["series"]
+        assert series["x"] == [record["step"] for record in records]
+        assert series["y"] == pytest.approx([record[metric] for record in records], rel=1e-5)
+    wrong = charts["groups-0"]["series"][2]
+    assert (wrong["label"], wrong["y"][4]) == (
+        "all wrong",
+        pytest.approx(records[4]["group/all_wrong_share"], rel=1e-5),
+    )
+
+
+def test_text_of_a_response_stays_text(make_run: RunMaker) -> None:
+    folder = make_run("hostile")
+    path = folder / "batches" / "step-000001.json"
+    content = json.loads(path.read_text())
+    for response in content["responses"]:
+        response["tokens"][0] = response["question"] = response["answer"] = HOSTILE
+    path.write_text(json.dumps(content))
+    page = page_of(folder)
+    seen = outline(page)
+    assert "img" not in seen.tags
+    assert "onerror=alert" not in re.sub(r'<script type="application/json".*?</script>', "", page)
+    first = json.loads(seen.blocks["credit-data"])["runs"][0]["steps"][0]["responses"][0]
+    assert first["question"] == first["text"][0] == HOSTILE
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "provenance.json", "origins.json", "evaluation.jsonl"])
+def test_text_of_any_file_stays_text(make_run: RunMaker, file: str) -> None:
+    folder = make_run("hostile")
+    path = folder / file
+    marks = {
+        "config.yaml": "runs/",
+        "provenance.json": "loss = ",
+        "origins.json": "override",
+        "evaluation.jsonl": "two",
+    }
+    assert marks[file] in path.read_text()
+    path.write_text(path.read_text().replace(marks[file], HOSTILE))
+    page = page_of(folder)
+    assert "img" not in outline(page).tags
+    assert "&lt;img src=x" in page or "\\u003cimg src=x" in page
+
+
+def test_name_of_the_folder_stays_text(make_run: RunMaker) -> None:
+    page = page_of(make_run("<b>x", steps=2), make_run("y", steps=2))
+    assert "b" not in outline(re.sub(r"</?b>(?!x)", "", page)).tags
+
+
+def test_several_runs_share_charts_and_keep_their_colours(make_run: RunMaker) -> None:
+    page = page_of(make_run("uecr"), make_run("grpo", method="grpo", seed=1))
+    charts = json.loads(outline(page).blocks["chart-data"])
+    assert [line["label"] for line in charts["reward/task_mean"]["series"]] == ["uecr", "grpo"]
+    gap = charts["teacher/gap_mean"]["series"]  # grpo has no teacher: absent, not zero
+    assert [(line["label"], line["colour"]) for line in gap] == [("uecr", 0)]
+    assert "What differs" in page
+    runs = json.loads(outline(page).blocks["credit-data"])["runs"]
+    assert [(run["label"], run["steps"][0]["method"]) for run in runs] == [("uecr", "uecr"), ("grpo", "grpo")]
+
+
+@pytest.mark.parametrize(("steps", "words"), [(40, "avg@12 after training"), (23, "avg@12 at the last evaluation")])
+def test_headline_of_several_runs_knows_whether_they_ended(make_run: RunMaker, steps: int, words: str) -> None:
+    assert words in page_of(make_run("uecr"), make_run("grpo", method="grpo", steps=steps))
+
+
+def test_run_in_progress_says_so(make_run: RunMaker) -> None:
+    folder = make_run("open", steps=23)
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 24,')
+    page = page_of(folder)
+    outline(page)
+    assert "step 23 of 40" in page
+    assert "half-written" in page
+    assert "complete</span>" not in page
+
+
+def test_stopped_run_says_why(make_run: RunMaker) -> None:
+    folder = make_run("stopped", steps=7)
+    (folder / "failure").mkdir()
+    (folder / "failure" / "failure.json").write_text(json.dumps({"step": 8, "error": "identity 'budget' <is> off"}))
+    page = page_of(folder)
+    assert "stopped at step 8" in page
+    assert "identity &#x27;budget&#x27; &lt;is&gt; off" in page
+
+
+def test_run_before_its_first_step_has_a_page(make_run: RunMaker) -> None:
+    page = page_of(make_run("fresh", steps=0, evaluations=(), batches=()))
+    outline(page)
+    assert page.count("has been written yet") == 3
+    assert "✓" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert "save_batch_every" in page
+
+
+def test_eight_long_runs_with_every_metric_stay_small(make_run: RunMaker) -> None:
+    first = make_run("run-0", steps=515, planned=515, batches=(1, 250, 515), prompts=24)
+    records = [json.loads(line) for line in (first / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        record |= {name: record["reward/task_mean"] * 1.2345 for name in METRICS if name not in record}
+    (first / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    folders = [first] + [first.with_name(f"run-{index}") for index in range(1, 8)]
+    for folder in folders[1:]:
+        shutil.copytree(first, folder)
+    assert len(page_of(*folders).encode()) < 3_000_000
+
+
+def test_long_responses_are_cut_and_counted(make_run: RunMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemo_uecr.report.credit.SHOWN_TOKENS", 10)
+    folder = make_run("long", batches=(1,))
+    block = json.loads(outline(page_of(folder)).blocks["credit-data"])
+    one = block["runs"][0]["steps"][0]["responses"][0]
+    assert len(one["text"]) == len(one["after"]) == 10 < one["count"]
+
+
+def test_report_replaces_the_old_page_whole(make_run: RunMaker) -> None:
+    folder = make_run("uecr", steps=2)
+    out = folder / "report.html"
+    out.write_text("old")
+    assert write_report([folder], out) == out
+    assert out.read_text().startswith("<!doctype html>")
+    assert list(folder.glob(".*part")) == []
+
+
+def test_page_that_cannot_be_written_is_one_line(make_run: RunMaker, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="cannot be written") as caught:
+        write_report([make_run("uecr", steps=2)], tmp_path / "nowhere" / "report.html")
+    assert "\n" not in str(caught.value)
+
+
+def test_too_many_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="expected at most 8"):
+        write_report([tmp_path / str(index) for index in range(9)], tmp_path / "out.html")
+
+
+def test_command_writes_beside_the_first_run(make_run: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run("uecr", steps=2)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.run(parser.parse_args([str(folder)])) == 0
+    assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
+    assert (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("screen", "asked"), [(None, 0), (":0", 1)])
+def test_open_asks_for_a_browser_only_where_there_is_a_screen(
+    make_run: RunMaker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    screen: str | None,
+    asked: int,
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    if screen is not None:
+        monkeypatch.setenv("DISPLAY", screen)
+    opened: list[str] = []
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("webbrowser.open", lambda address: not opened.append(address))
+    folder = make_run("uecr", steps=2)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.run(parser.parse_args([str(folder), "--open"])) == 0
+    address = (folder / "report.html").as_uri()
+    assert opened == [address] * asked
+    assert (f"its address is {address}" in capsys.readouterr().out) is (asked == 0)
+
+
+def test_command_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(UecrError, match=r"has no config\.yaml"):
+        command.run(parser.parse_args([str(tmp_path)]))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif("NEMO_UECR_CHROMIUM" not in os.environ, reason="set NEMO_UECR_CHROMIUM to a Chromium binary")
+def test_browser_fills_the_credit_map(make_run: RunMaker) -> None:
+    folder = make_run("uecr", steps=2, batches=(1,))
+    path = folder / "batches" / "step-000001.json"
+    content = json.loads(path.read_text())
+    for response in content["responses"]:
+        response["tokens"][0] = HOSTILE
+    path.write_text(json.dumps(content))
+    page = write_report([folder], folder / "report.html")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
+    browser = [os.environ["NEMO_UECR_CHROMIUM"], *flags]
+    filled = subprocess.run(browser, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert filled.count('role="option"') == 24
+    assert 'class="detail"' in filled
+    assert "<img" not in filled
+    assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in filled

@@ -1,0 +1,163 @@
+"""Reading a run folder: finished, in progress, stopped, damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.report.run_folder import read_run, read_runs
+
+RunMaker = Callable[..., Path]
+
+
+def test_finished_run(make_run: RunMaker) -> None:
+    run = read_run(make_run("finished"))
+    assert run.method == "uecr"
+    assert [record["step"] for record in run.steps] == list(range(1, 41))
+    assert run.complete
+    assert run.notes == ()
+    assert [batch.step for batch in run.batches] == [1, 20, 40]
+
+
+def test_run_in_progress_is_not_complete(make_run: RunMaker) -> None:
+    run = read_run(make_run("open", steps=23))
+    assert (run.last_step, run.planned_steps) == (23, 40)
+    assert not run.complete
+
+
+def test_run_without_benchmarks_is_complete_after_its_last_step_only(make_run: RunMaker) -> None:
+    for steps, complete in ((23, False), (40, True)):
+        folder = make_run(f"steps-{steps}", steps=steps, evaluations=())
+        head = (folder / "config.yaml").read_text().split("  benchmarks:")[0]
+        (folder / "config.yaml").write_text(head + "  benchmarks: {}\n")
+        assert read_run(folder).complete is complete
+
+
+def test_all_steps_but_no_final_evaluation_is_not_complete(make_run: RunMaker) -> None:
+    assert not read_run(make_run("unevaluated", evaluations=(0, 10))).complete
+
+
+def test_failed_run_is_not_complete(make_run: RunMaker) -> None:
+    folder = make_run("failed")
+    (folder / "failure").mkdir()
+    (folder / "failure" / "failure.json").write_text('{"step": 41, "error": "identity \'budget\' is off"}')
+    run = read_run(folder)
+    assert run.failure is not None
+    assert not run.complete
+
+
+def test_half_written_last_line_is_left_out_and_noted(make_run: RunMaker) -> None:
+    folder = make_run("writing", steps=5)
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 6, "reward/ta')
+    run = read_run(folder)
+    assert run.last_step == 5
+    assert run.notes == ("The last line of metrics.jsonl is half-written and was left out.",)
+
+
+def test_malformed_line_names_file_and_line(make_run: RunMaker) -> None:
+    folder = make_run("damaged", steps=3)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines[1] = lines[1][:-4]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl line 2 is no valid JSON"):
+        read_run(folder)
+
+
+def test_line_without_step_is_refused(make_run: RunMaker) -> None:
+    folder = make_run("stepless", steps=1)
+    (folder / "metrics.jsonl").write_text('{"reward/task_mean": 0.5}\n')
+    with pytest.raises(RunFolderError, match="line 1 has no integer step"):
+        read_run(folder)
+
+
+def test_a_step_written_twice_counts_as_written_last(make_run: RunMaker) -> None:
+    folder = make_run("resumed", steps=2)
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 2, "reward/task_mean": 0.75}\n')
+    run = read_run(folder)
+    assert len(run.steps) == 2
+    assert run.steps[1] == {"step": 2, "reward/task_mean": 0.75}
+
+
+def test_values_are_absent_where_the_run_has_none(make_run: RunMaker) -> None:
+    folder = make_run("gaps", steps=1)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\n{"step": 2}\n{"step": 3, "a": 3.0}\n')
+    assert read_run(folder).values("a") == ([1, 3], [1.0, 3.0])
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "origins.json", "provenance.json", "tolerances.json"])
+def test_missing_first_file_is_refused(make_run: RunMaker, name: str) -> None:
+    folder = make_run("torso")
+    (folder / name).unlink()
+    with pytest.raises(RunFolderError, match=f"has no {name}; expected the run folder"):
+        read_run(folder)
+
+
+def test_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="is no folder"):
+        read_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_unreadable_json_is_refused(make_run: RunMaker, content: str) -> None:
+    folder = make_run("broken")
+    (folder / "provenance.json").write_text(content)
+    with pytest.raises(RunFolderError, match=r"provenance\.json"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("content", ["a: [1", "method: {name: uecr}", "- 1", "method:\ntrain: {steps: 3}"])
+def test_unreadable_configuration_is_refused(make_run: RunMaker, content: str) -> None:
+    folder = make_run("broken")
+    (folder / "config.yaml").write_text(content)
+    with pytest.raises(RunFolderError, match=r"config\.yaml") as caught:
+        read_run(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_batch_without_texts_is_noted(make_run: RunMaker) -> None:
+    folder = make_run("textless")
+    (folder / "batches" / "step-000020.json").unlink()
+    run = read_run(folder)
+    assert [batch.step for batch in run.batches] == [1, 40]
+    assert "step-000020.safetensors has no step-000020.json" in run.notes[0]
+
+
+def test_labels_grow_until_they_differ(make_run: RunMaker) -> None:
+    runs = read_runs([make_run("seed0/uecr", steps=1), make_run("seed1/uecr", steps=1)])
+    assert [run.label for run in runs] == ["seed0/uecr", "seed1/uecr"]
+
+
+def test_one_folder_given_twice_is_refused(make_run: RunMaker) -> None:
+    folder = make_run("same", steps=1)
+    with pytest.raises(RunFolderError, match="is given twice"):
+        read_runs([folder, folder.parent / "." / "same"])
+
+
+def test_run_before_its_first_step(make_run: RunMaker) -> None:
+    folder = make_run("fresh", steps=0, evaluations=(), batches=())
+    (folder / "metrics.jsonl").unlink()
+    (folder / "evaluation.jsonl").unlink()
+    run = read_run(folder)
+    assert run.last_step == 0
+    assert json.dumps(run.steps) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics.jsonl", {"step": 1, "reward/task_mean": "high"}),
+        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1, "low": 0.0, "high": 0.2}}),
+        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1}, "sets": {}}),
+    ],
+)
+def test_a_record_of_the_wrong_shape_is_one_line(make_run: RunMaker, name: str, line: dict[str, object]) -> None:
+    folder = make_run("run")
+    (folder / name).write_text(json.dumps(line) + "\n", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=f"{name} line 1 lacks fields or numbers"):
+        read_run(folder)
