@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
+
+import torch
 
 from nemo_uecr.evaluation.engines.base import Decoding, Request, until_end
 from nemo_uecr.evaluation.engines.tokens import ChatSettings, load_tokens
