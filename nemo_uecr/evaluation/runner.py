@@ -75,6 +75,8 @@ def evaluate(
         wanted = [each for each in _wanted(benchmarks, settings, tokens) if each.key not in done]
         log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
         if wanted:
+            # Prompts of like length together: one long prompt in a batch pads all the others.
+            wanted.sort(key=lambda each: len(each.request.prompt_ids))
             longest = max(len(each.request.prompt_ids) for each in wanted)
             engine = (engine_of or build_engine)(model, settings, tokens, longest)
             _generate(wanted, engine, settings, tokens, path)
