@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.errors import DataError
 
 Key = tuple[str, str, int]
@@ -81,8 +82,9 @@ def append_samples(path: Path, samples: Iterable[Sample]) -> None:
 
 
 def rewards_by_benchmark(samples: Iterable[Sample]) -> dict[str, dict[str, list[float]]]:
-    """Rewards by benchmark and problem, each problem's in the order of its samples."""
+    """Rewards by benchmark and problem: the paper's benchmarks first, in its order, whatever order they came in."""
+    ranks = {name: rank for rank, name in enumerate(BENCHMARKS)}
     rewards: dict[str, dict[str, list[float]]] = {}
-    for sample in sorted(samples, key=lambda each: each.sample):
+    for sample in sorted(samples, key=lambda each: (ranks.get(each.benchmark, len(ranks)), each.key)):
         rewards.setdefault(sample.benchmark, {}).setdefault(sample.problem, []).append(sample.reward)
     return rewards
