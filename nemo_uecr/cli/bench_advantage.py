@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nemo_uecr.errors import UecrError
+from nemo_uecr.errors import DataError, UecrError
 
 __all__ = ["add_arguments", "run"]
 
@@ -53,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
             f"{figures['peak_extra_mb']:.0f} MiB extra ({figures['peak_extra_per_output']:.2f} x output)\n"
         )
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        try:
+            args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"cannot write {args.json}: {error.strerror}") from error
     return 0
 
 

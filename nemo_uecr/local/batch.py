@@ -18,6 +18,7 @@ from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.records import ScoredBatch, Settings
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.errors import ScoreError
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.seeds import derive
 from nemo_uecr.local.sequences import Sequences
@@ -71,6 +72,30 @@ class StepBatch:
             segments_BT=self.segments_BT,
             sample_ids=self.sample_ids,
         )
+
+    def check_scores(self) -> None:
+        """Refuse scores that are not finite, those that the method does not read included.
+
+        Raises:
+            ScoreError: naming field, sample and token.
+        """
+        mask_BT = self.sequences.mask()
+        fields = {"old_logp_rollout": self.student.logp[0], "old_logp": self.student.logp[1]}
+        if self.teacher is not None:
+            fields["teacher_logp"] = self.teacher.logp[0]
+            if self.teacher.entropy_BT is not None:
+                fields["teacher_entropy"] = self.teacher.entropy_BT
+        if self.reference is not None:
+            fields["ref_logp"] = self.reference.logp[0]
+        for name, value_BT in fields.items():
+            bad = (mask_BT & ~value_BT.isfinite()).nonzero()
+            if bad.numel():
+                row, token = bad[0].tolist()
+                raise ScoreError(
+                    f"{name} of response {row} ({self.sample_ids[row]}) at token {token} is "
+                    f"{float(value_BT[row, token])}; expected a finite number of nats. The model that scored it gives "
+                    "logits that are not finite: check its weights"
+                )
 
     def truncated(self) -> Tensor:
         """[B] whether the response reached the token limit."""

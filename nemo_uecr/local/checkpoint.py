@@ -70,7 +70,7 @@ class Checkpoints:
         try:
             with new_folder(target) as aside:
                 self._write(aside, model, optimizer, position)
-            self._prune(position)
+            self.prune(position)
         except (OSError, SafetensorError) as error:
             kept = self.steps()
             raise RunFolderError(
@@ -88,7 +88,7 @@ class Checkpoints:
         folder = self.path(step)
         self._verify(folder)
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        self._check_configuration(folder, state["config"])
+        check_same_configuration(folder, self._config, state["config"])
         try:
             tensors = load_file(folder / OPTIMIZER)
         except SafetensorError as error:
@@ -99,18 +99,20 @@ class Checkpoints:
 
     def _write(self, aside: Path, model: TokenModel, optimizer: torch.optim.AdamW, position: Position) -> None:
         model.module.save_pretrained(aside)
-        model.tokenizer.save_pretrained(aside)
+        _save_tokenizer(model, aside)
         save_file(optimizer_tensors(optimizer), aside / OPTIMIZER)
         state = {
             "position": asdict(position),
             "config": self._config.model_dump(mode="json"),
-            "torch_rng_sha256": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
+            # Every random stream is a function of these two, so they are the generator's state.
+            "random": {"seed": self._config.run.seed, "next_step": position.step + 1},
         }
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
         hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
         (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
 
-    def _prune(self, position: Position) -> None:
+    def prune(self, position: Position) -> None:
+        """Remove the checkpoints that are no longer kept; a resumed run finishes what a kill cut short."""
         kept = set(self.steps()[-self._config.checkpoint.keep_last :])
         if self._config.checkpoint.keep_best and position.best_step is not None:
             kept.add(position.best_step)
@@ -127,23 +129,50 @@ class Checkpoints:
             raise CheckpointError(
                 f"{folder}: no {MANIFEST}; expected a complete checkpoint. Delete the folder to use an earlier one"
             )
-        for name, expected in json.loads(manifest.read_text(encoding="utf-8")).items():
+        try:
+            hashes = dict(json.loads(manifest.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{manifest}: unreadable ({error}); the checkpoint is corrupt. Delete {folder} and run again with "
+                "--resume to use an earlier one"
+            ) from error
+        for name, expected in hashes.items():
             path = folder / name
             found = file_sha256(path) if path.is_file() else "no such file"
             if found != expected:
                 raise CheckpointError(
-                    f"{path}: got {found[:12]}, expected sha256 {expected[:12]}; the checkpoint is corrupt. "
+                    f"{path}: got {found[:12]}, expected sha256 {str(expected)[:12]}; the checkpoint is corrupt. "
                     f"Delete {folder} and run again with --resume to use an earlier one"
                 )
 
-    def _check_configuration(self, folder: Path, saved: dict[str, Any]) -> None:
-        ours, theirs = _flat(self._config.model_dump(mode="json")), _flat(saved)
-        for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key) and not key.startswith(FREE_KEYS):
-                raise CheckpointError(
-                    f"{folder} was written with {key}={theirs.get(key)!r}, this run has {ours.get(key)!r}; resume with "
-                    "the same configuration or choose another run.folder"
-                )
+
+def check_same_configuration(where: Path, config: Config, saved: dict[str, Any]) -> None:
+    """Refuse to continue a run under another configuration.
+
+    Args:
+        where: what was written with ``saved``, for the message.
+        config: the present run's.
+        saved: the configuration that stands there.
+
+    Raises:
+        CheckpointError: naming the first key that differs and may not.
+    """
+    ours, theirs = _flat(config.model_dump(mode="json")), _flat(saved)
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key) and not key.startswith(FREE_KEYS):
+            raise CheckpointError(
+                f"{where} was written with {key}={theirs.get(key)!r}, this run has {ours.get(key)!r}; resume with "
+                "the same configuration or choose another run.folder"
+            )
+
+
+def _save_tokenizer(model: TokenModel, folder: Path) -> None:
+    try:
+        model.tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is Exception:  # all that the tokenizers library says when it cannot write
+            raise OSError(str(error)) from error
+        raise
 
 
 def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:

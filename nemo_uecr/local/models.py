@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Largest difference at which the split forward still counts as the model's own (float32 rounding).
 SPLIT_TOLERANCE = 1e-4
+#: How much the features are enlarged to look for a cap on the logits.
+PROBE_SCALE = 1e4
 
 
 @dataclass(frozen=True)
@@ -104,16 +107,19 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
     transformers_logging.disable_progress_bar()
     _check_exists(name, role)
     low = dtype == "bfloat16"
+    source = str(Path(name).expanduser())
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(source)
         module, report = AutoModelForCausalLM.from_pretrained(
-            name,
+            source,
             dtype=torch.bfloat16 if low and not trained else torch.float32,
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError(f"{role}.model_name {name!r} cannot be loaded: {_one_line(error)}") from error
+    if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
+        raise DataError(f"{role}.model_name {name!r} has a tokenizer without tokens; expected tokenizer.json beside it")
     missing = sorted(report["missing_keys"])
     if missing:
         raise DataError(
@@ -121,7 +127,13 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
         )
     module = module.to(device).eval()  # dropout would make the PPO ratio differ from 1 before any update
     compute = torch.bfloat16 if low and trained else None
-    return TokenModel(module, tokenizer, _splits(module), compute, f"{role} {name}")
+    model = TokenModel(module, tokenizer, _splits(module), compute, f"{role} {name}")
+    if not model.end_ids:
+        raise DataError(
+            f"{role}.model_name {name!r} names no end token; expected eos_token_id in generation_config.json or "
+            "eos_token in tokenizer_config.json, because a response ends with it"
+        )
+    return model
 
 
 def _check_exists(name: str, role: str) -> None:
@@ -134,20 +146,29 @@ def _check_exists(name: str, role: str) -> None:
 
 
 def _one_line(error: Exception) -> str:
+    if "ignore_mismatched_sizes" in str(error):
+        return "the weights have other shapes than its config.json says"
     first = str(error).strip().splitlines()
     return f"{type(error).__name__}: {first[0] if first else 'no message'}"
 
 
 @torch.no_grad()
 def _splits(module: Any) -> bool:
-    """Whether features and output layer alone reproduce the logits (some architectures scale or cap them)."""
+    """Whether features and output layer alone reproduce the logits (some architectures scale or cap them).
+
+    Asked with features far larger than real ones: a cap shows only on large logits, and training enlarges them.
+    """
     head = module.get_output_embeddings()
     if head is None or module.base_model is module:
         return False
     probe = torch.arange(1, 5, device=module.device).remainder(module.config.get_text_config().vocab_size).unsqueeze(0)
-    own = module(input_ids=probe, use_cache=False).logits
-    split = head(module.base_model(input_ids=probe, use_cache=False).last_hidden_state)
-    return bool((own - split).abs().max() <= SPLIT_TOLERANCE * own.abs().max().clamp_min(1.0))
+    hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0] * PROBE_SCALE,))
+    try:
+        own = module(input_ids=probe, use_cache=False).logits
+        split = head(module.base_model(input_ids=probe, use_cache=False).last_hidden_state)
+    finally:
+        hook.remove()
+    return bool((own - split).abs().max() <= SPLIT_TOLERANCE * split.abs().max())
 
 
 def check_same_tokens(student: TokenModel, teacher: TokenModel) -> None:

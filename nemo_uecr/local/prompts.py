@@ -45,11 +45,24 @@ def encode_prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBa
 
 def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[int]:
     if tokenizer.chat_template is None:
+        if data.system_prompt is not None:
+            raise DataError(
+                "data.system_prompt is set, but the student's tokenizer has no chat template that could place it; "
+                "write it into data.prompt_template"
+            )
         return list(tokenizer(text)["input_ids"])
+    from jinja2.exceptions import TemplateError  # noqa: PLC0415 - needed for a chat template alone
+
     turns = [{"role": "user", "content": text}]
     if data.system_prompt is not None:
         turns.insert(0, {"role": "system", "content": data.system_prompt})
-    rendered = tokenizer.apply_chat_template(
-        turns, add_generation_prompt=True, tokenize=False, enable_thinking=data.enable_thinking
-    )
+    try:
+        rendered = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, tokenize=False, enable_thinking=data.enable_thinking
+        )
+    except TemplateError as error:
+        raise DataError(
+            f"the student's chat template refuses the prompt: {error}; some templates take no system turn: try "
+            "data.system_prompt=null"
+        ) from error
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nemo_uecr
 from nemo_uecr.config.schema import Config
+from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.local.checkpoint import file_sha256
 
@@ -19,7 +20,9 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "omeg
 
 def provenance(config: Config, objective: str, locate: Callable[[str], str]) -> dict[str, object]:
     """The record that stands in ``provenance.json``."""
-    models = {"student": config.student.model_name, "teacher": config.teacher.model_name}
+    models = {"student": config.student.model_name}
+    if METHODS[config.method.name].needs_teacher and config.teacher.model_name is not None:
+        models["teacher"] = config.teacher.model_name
     return {
         "objective": objective,
         "command": sys.argv,
@@ -38,7 +41,7 @@ def provenance(config: Config, objective: str, locate: Callable[[str], str]) -> 
         "sha256": {
             "train": _hash(Path(locate(config.data.train))),
             **{name: _hash(Path(locate(path))) for name, path in config.evaluation.benchmarks.items()},
-            **{name: _hash_folder(Path(locate(path))) for name, path in models.items() if path is not None},
+            **{name: _hash_folder(Path(locate(path))) for name, path in models.items()},
         },
     }
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from nemo_uecr.errors import ScoreError
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
 from nemo_uecr.local.seeds import derive, seeded
@@ -77,9 +78,30 @@ def _generate(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding) 
     )
     with model.forward_context(), _without_model_defaults(model, config):
         out_bt: Tensor = model.module.generate(
-            inputs=ids_bt.to(model.device), attention_mask=mask_bt.to(model.device), generation_config=config
+            inputs=ids_bt.to(model.device),
+            attention_mask=mask_bt.to(model.device),
+            generation_config=config,
+            logits_processor=[_FiniteLogits(model.name, prompts)],
         )
     return out_bt[:, width:].cpu()
+
+
+class _FiniteLogits:
+    """Stops at logits from which nothing can be drawn, naming the problem; greedy decoding would not even notice."""
+
+    def __init__(self, name: str, prompts: Sequence[Prompt]) -> None:
+        self._name = name
+        self._prompts = prompts
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        bad_b = (scores.isnan() | (scores == torch.inf)).any(dim=1)
+        if bool(bad_b.any()):
+            problem = self._prompts[int(bad_b.nonzero()[0])].problem.id
+            raise ScoreError(
+                f"the {self._name} gives logits that are not finite while it answers problem {problem!r}; expected "
+                "finite numbers. Check its weights, or lower train.learning_rate if training began well"
+            )
+        return scores
 
 
 @contextlib.contextmanager

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from omegaconf import OmegaConf
 
+from nemo_uecr.config.load import dump_config, load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
+from nemo_uecr.local.checkpoint import Checkpoints, Position, check_same_configuration, restore_optimizer
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
 from nemo_uecr.local.provenance import provenance
@@ -54,7 +54,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], objective
         torch.set_num_threads(config.threads)
     try:
         with locked(folder):
-            _check_unused(folder, resume=resume)
+            _check_folder(folder, config, resume=resume)
             _train_in(folder, config, resume=resume, origins=origins, objective=objective, locate=locate)
     except OSError as error:
         raise RunFolderError(
@@ -78,8 +78,10 @@ def _train_in(
     if start is not None:
         restore_optimizer(optimizer, start[1])
         position = start[2]
+        checkpoints.prune(position)
         log.info("resuming after step %d from %s", position.step, start[0])
     _write_run_files(folder, config, origins, objective, locate)
+    _retire_failure(folder)
     for name in ("metrics.jsonl", "evaluation.jsonl"):
         truncate_records(folder / name, last_step=position.step if start is not None else -1)
     trainer = Trainer(
@@ -113,9 +115,21 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _check_unused(folder: Path, *, resume: bool) -> None:
-    if not resume and (folder / "config.yaml").exists():
+def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
+    written = folder / "config.yaml"
+    if not written.exists():
+        return
+    if not resume:
         raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
+    check_same_configuration(written, config, load_config(written, ()).config.model_dump(mode="json"))
+
+
+def _retire_failure(folder: Path) -> None:
+    """Keep what an earlier attempt left behind, under a name that no longer says that this run has failed."""
+    failure = folder / "failure"
+    if failure.exists():
+        number = 1 + sum(1 for _ in folder.glob("failure-*"))
+        failure.rename(folder / f"failure-{number}")
 
 
 def _device(name: str) -> torch.device:
@@ -155,9 +169,8 @@ def _problems(config: Config, student: TokenModel, locate: Locate) -> tuple[list
 
 
 def _write_run_files(folder: Path, config: Config, origins: Mapping[str, str], objective: str, locate: Locate) -> None:
-    resolved = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
     replace_file(folder / "tolerances.json", config.tolerances.model_dump_json(indent=1).encode())
     replace_file(folder / "origins.json", json.dumps(dict(origins), indent=1).encode())
     record = provenance(config, objective, locate)
     replace_file(folder / "provenance.json", json.dumps(record, indent=1).encode())
-    replace_file(folder / "config.yaml", resolved.encode())
+    replace_file(folder / "config.yaml", dump_config(config).encode())

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.sequences import MicroBatch, Sequences
 from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.errors import NonFiniteScoreError
 
 #: Logits of one output-layer chunk, float32 bytes. Bounds memory whatever the response length.
 CHUNK_BYTES = 134_217_728
@@ -45,6 +46,9 @@ def score(
         slices: rows of each forward pass.
         temperatures: K temperatures.
         entropy: whether to return the full-vocabulary entropy.
+
+    Returns:
+        The scores; a token whose logits are not finite stays NaN.
     """
     shape = (len(sequences.responses), sequences.width)
     logp = tuple(torch.full(shape, torch.nan) for _ in temperatures)
@@ -55,10 +59,15 @@ def score(
         for tokens in _chunks(features_NF.shape[0], model.vocabulary):
             with model.forward_context():
                 logits_NV = model.head(features_NF[tokens])
-            found = score_logits(
-                logits_NV, micro.target_N[tokens].to(model.device), temperatures=temperatures, entropy=entropy
-            )
-            place = _place(micro, tokens)
+            target_N, place = micro.target_N[tokens].to(model.device), _place(micro, tokens)
+            try:
+                found = score_logits(logits_NV, target_N, temperatures=temperatures, entropy=entropy)
+            except NonFiniteScoreError:  # these tokens stay NaN; whoever knows the samples names the first of them
+                good_N = _usable(logits_NV, target_N)
+                if not bool(good_N.any()):
+                    continue
+                found = score_logits(logits_NV[good_N], target_N[good_N], temperatures=temperatures, entropy=entropy)
+                place = (place[0][good_N.cpu()], place[1][good_N.cpu()])
             for target_BT, values_N in zip(logp, found.logp_KN, strict=True):
                 target_BT[rows][place] = values_N.cpu()
             if entropy_BT is not None and found.entropy_N is not None:
@@ -96,6 +105,13 @@ def _features(model: TokenModel, micro: MicroBatch) -> Tensor:
     with model.forward_context():
         features_bSF = model.features(micro.ids_bS.to(model.device))
     return features_bSF.flatten(0, 1)[micro.position_N.to(model.device)]
+
+
+def _usable(logits_NV: Tensor, target_N: Tensor) -> Tensor:
+    """[N] rows that have scores: no logit NaN or +inf (-inf is a masked column), the target's own finite."""
+    target_N1 = target_N.unsqueeze(1)
+    finite_N = logits_NV.gather(1, target_N1)[:, 0].isfinite()
+    return finite_N & ~(logits_NV.isnan() | (logits_NV == torch.inf)).any(dim=1)
 
 
 def _chunks(tokens: int, vocabulary: int) -> Iterator[slice]:

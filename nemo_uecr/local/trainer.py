@@ -30,7 +30,7 @@ from nemo_uecr.local.sequences import Sequences, micro_slices
 from nemo_uecr.local.step_metrics import check_first_ratio, step_metrics
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, update
 from nemo_uecr.telemetry.progress import Progress
-from nemo_uecr.telemetry.sinks import StepLog, append_record
+from nemo_uecr.telemetry.sinks import StepLog, append_record, check_record
 from nemo_uecr.verifier.equivalence import check_response
 from nemo_uecr.verifier.verdict import Checked
 
@@ -124,6 +124,7 @@ class Trainer:
         batch = self._rollout(step, watch)
         settings = method_settings(self._config.method, step=step, seed=self._config.run.seed)
         try:
+            batch.check_scores()
             with watch.phase("advantage"):
                 scored, advantages, residuals = self._advantages(batch, settings)
             with watch.phase("update"):
@@ -131,6 +132,7 @@ class Trainer:
             with watch.phase("advantage"):
                 metrics = step_metrics(batch, scored, advantages, residuals, outcome, settings, self._config)
                 check_first_ratio(metrics, self._config.tolerances)
+                check_record(step, metrics)
         except (InvariantError, ScoreError) as error:
             leave_failure(self._folder, batch, self._config.method, settings, error)
             raise
@@ -210,6 +212,7 @@ class Trainer:
             surrogates.append((advantages.advantage_opd_BT, config.method.opd_coef))
         inputs = UpdateInputs(
             sequences=batch.sequences,
+            sample_ids=batch.sample_ids,
             slices=self._slices,
             loss_mask_BT=loss_mask_BT,
             old_logp_BT=batch.student.logp[0],
@@ -220,7 +223,8 @@ class Trainer:
         return update(self._models.student, self._optimizer, inputs, config, steps_done=done)
 
     def _keep(self, step: int, batch: StepBatch, settings: Settings) -> None:
-        if not _due(step, self._config.telemetry.save_batch_every):
+        every = self._config.telemetry.save_batch_every
+        if every == 0 or (step > 1 and step % every):  # the first step shows the student as it was
             return
         folder, name = self._folder / "batches", f"step-{step:06d}"
         batch.save(folder, name, self._config.method, settings)

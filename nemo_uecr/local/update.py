@@ -5,6 +5,7 @@ Shape legend: B = responses, T = response tokens, N = trained tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ class UpdateInputs:
 
     Attributes:
         sequences: prompts and responses.
+        sample_ids: names of the responses for error messages.
         slices: rows of each micro-batch, one list for each optimizer step.
         loss_mask_BT: tokens in the loss.
         old_logp_BT: log pi_old at T_r.
@@ -32,6 +34,7 @@ class UpdateInputs:
     """
 
     sequences: Sequences
+    sample_ids: tuple[str, ...]
     slices: list[list[slice]]
     loss_mask_BT: Tensor
     old_logp_BT: Tensor
@@ -129,7 +132,12 @@ def _optimizer_step(
         sums += losses
         ratios.append(ratio_N)
     norm = float(torch.nn.utils.clip_grad_norm_(model.module.parameters(), config.train.max_grad_norm))
-    _check_finite(float(sums[0]), norm, inputs, rows)
+    if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
+        culprit = _culprit(model, optimizer, inputs, rows, config, tokens)
+        raise InvariantError(
+            f"loss {float(sums[0])} and gradient norm {norm} at {culprit}; expected finite numbers. "
+            "Lower train.learning_rate or look at the saved batch"
+        )
     optimizer.step()
     return (float(sums[0]), float(sums[1]), float(sums[2]), norm), torch.cat(ratios)
 
@@ -158,10 +166,21 @@ def _accumulate(
     return values, loss.ratio_BT.cpu()[mask_bT]
 
 
-def _check_finite(loss: float, norm: float, inputs: UpdateInputs, rows: slice) -> None:
-    if torch.isfinite(torch.tensor((loss, norm))).all():
-        return
-    raise InvariantError(
-        f"loss {loss} and gradient norm {norm} of responses {rows.start} to {rows.stop - 1}; expected finite numbers. "
-        "Lower train.learning_rate or look at the saved batch"
-    )
+def _culprit(
+    model: TokenModel,
+    optimizer: torch.optim.AdamW,
+    inputs: UpdateInputs,
+    rows: slice,
+    config: Config,
+    tokens: int,
+) -> str:
+    """The first response whose own loss or gradient is not finite; asked only when the run is about to stop."""
+    for row in range(rows.start, rows.stop):
+        optimizer.zero_grad(set_to_none=True)
+        losses, _ = _accumulate(model, inputs, slice(row, row + 1), config, tokens)
+        norm = torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in model.module.parameters() if parameter.grad is not None]
+        )
+        if not (math.isfinite(float(losses[0])) and math.isfinite(float(norm))):
+            return f"response {row} ({inputs.sample_ids[row]})"
+    return f"responses {rows.start} to {rows.stop - 1} together, each of them finite by itself"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.errors import DependencyError, InvariantError
+from nemo_uecr.errors import DependencyError, InvariantError, RunFolderError
 from nemo_uecr.telemetry.names import METRICS
 
 if TYPE_CHECKING:
@@ -17,11 +17,21 @@ if TYPE_CHECKING:
 
 
 def append_record(path: Path, record: Mapping[str, object]) -> None:
-    """Append one JSON line and push it to disk, so that a killed run loses at most a half-written last line."""
-    with path.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(record, allow_nan=False) + "\n")
-        lines.flush()
-        os.fsync(lines.fileno())
+    """Append one JSON line, whole or not at all, and push it to disk.
+
+    A killed run leaves at most a half-written last line, which `truncate_records` drops; a full disk leaves none.
+    """
+    rest = memoryview((json.dumps(record, allow_nan=False) + "\n").encode())
+    with path.open("ab", buffering=0) as lines:
+        end = lines.seek(0, os.SEEK_END)
+        try:
+            while rest:
+                rest = rest[lines.write(rest) :]
+            os.fsync(lines.fileno())
+        except OSError as error:
+            lines.truncate(end)
+            error.filename = str(path)  # a failed write does not know it
+            raise
 
 
 def truncate_records(path: Path, *, last_step: int) -> None:
@@ -29,15 +39,41 @@ def truncate_records(path: Path, *, last_step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n") and json.loads(line)["step"] <= last_step:
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if line.endswith(b"\n") and _step_of(line, f"{path}:{number}") <= last_step:
             kept.append(line)
     aside = path.with_suffix(".tmp")
-    with aside.open("w", encoding="utf-8") as lines:
-        lines.writelines(kept)
-        lines.flush()
-        os.fsync(lines.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("wb") as lines:
+            lines.writelines(kept)
+            lines.flush()
+            os.fsync(lines.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def _step_of(line: bytes, where: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{where}: not a step's record; the file was altered. Delete the line and run again with --resume"
+        ) from error
+
+
+def check_record(step: int, metrics: Mapping[str, float]) -> None:
+    """Refuse a step's metrics that could not be read later.
+
+    Raises:
+        InvariantError: If a name is not in the table or a number is not finite.
+    """
+    for name, value in metrics.items():
+        if name not in METRICS:
+            raise InvariantError(f"metric {name!r} is not in the table of names; add it to telemetry/names.py")
+        if not math.isfinite(value):
+            raise InvariantError(f"metric {name} is {value} at step {step}; expected a finite number")
 
 
 class StepLog:
@@ -54,11 +90,7 @@ class StepLog:
         Raises:
             InvariantError: If a name is not in the table or a number is not finite.
         """
-        for name, value in metrics.items():
-            if name not in METRICS:
-                raise InvariantError(f"metric {name!r} is not in the table of names; add it to telemetry/names.py")
-            if not math.isfinite(value):
-                raise InvariantError(f"metric {name} is {value} at step {step}; expected a finite number")
+        check_record(step, metrics)
         append_record(self._path, {"step": step, **metrics})
         if self._events is not None:
             for name, value in metrics.items():

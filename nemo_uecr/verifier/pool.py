@@ -69,13 +69,13 @@ class ComparisonProcess:
                     pipe.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
+        if find_spec("math_verify") is None:
+            raise DependencyError("comparing answers needs math-verify; pip install 'nemo-uecr[verify]'")
         # After a fork the pipes are shared with the parent process; each needs a process of its own.
         if self._process is not None and self._owner == os.getpid():
             if self._process.poll() is None:
                 return self._process
             self.close()  # ended between two comparisons; no fault of the next one
-        if find_spec("math_verify") is None:
-            raise DependencyError("comparing answers needs math-verify; pip install 'nemo-uecr[verify]'")
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "nemo_uecr.verifier.worker"],

@@ -1,0 +1,179 @@
+"""A violated invariant or a number that is not finite stops the run, names the sample and leaves a replayable batch."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.core import ecr
+from nemo_uecr.core.methods import uecr as uecr_module
+from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.errors import InvariantError, ScoreError
+from tests.local import tiny
+from tests.local.tiny import Assets
+
+
+def failure(folder: Path) -> dict[str, str]:
+    """The record that was left, checked for what every one has."""
+    record = json.loads((folder / "failure" / "failure.json").read_text())
+    assert set(record) == {"step", "error", "kind", "sample", "command"}
+    assert "\n" not in record["error"]
+    assert sorted(path.name for path in (folder / "failure").iterdir()) == ["batch.safetensors", "failure.json"]
+    return record
+
+
+def replay(record: dict[str, str]) -> int:
+    words = shlex.split(record["command"])
+    assert words[:2] == ["nemo-uecr", "replay"]
+    return entry_point(words[1:])
+
+
+@pytest.mark.parametrize("method", ["uecr", "pg_opd", "ecr_no_entropy"])
+def test_nan_in_the_teacher(tmp_path: Path, tiny: Assets, capsys: pytest.CaptureFixture[str], method: str) -> None:
+    broken = Path(shutil.copytree(tiny.teacher, tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    from tests.local.tiny import run
+
+    with pytest.raises(ScoreError) as error:
+        run(tmp_path / "run", f"teacher.model_name={broken}", f"method.name={method}")
+    assert str(error.value).startswith("teacher_logp of response 0 (step 1, problem p")
+    assert "at token 0 is nan; expected a finite number of nats" in str(error.value)
+    record = failure(tmp_path / "run")
+    assert (record["step"], record["kind"], record["error"]) == (1, "ScoreError", str(error.value))
+    assert record["sample"].startswith("step 1, problem p")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    # replay reads the batch and reports the same fault
+    assert replay(record) == 2
+    assert re.search(r"error: teacher_(logp|entropy) of response 0 at token 0 is nan", capsys.readouterr().err)
+    assert not (tmp_path / "run" / "failure" / "advantages.safetensors").exists()
+
+
+def test_one_bad_token_is_found_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An entropy that is not finite on one token of row 3, planted where the teacher's scores come back."""
+    from nemo_uecr.local import trainer
+
+    real = trainer.score
+
+    def planted(model, sequences, slices, *, temperatures, entropy):  # type: ignore[no-untyped-def]
+        found = real(model, sequences, slices, temperatures=temperatures, entropy=entropy)
+        if temperatures == (1.0,):
+            found.entropy_BT[3, 1] = float("inf")
+        return found
+
+    monkeypatch.setattr(trainer, "score", planted)
+    with pytest.raises(
+        ScoreError, match=r"teacher_entropy of response 3 \(step 1, problem p\d, row 3\) at token 1 is inf"
+    ):
+        tiny.run(tmp_path / "run")
+    assert "row 3" in failure(tmp_path / "run")["sample"]
+
+
+def test_score_that_the_method_does_not_read_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """grpo's advantage reads no score, but its ratio reads this one."""
+    from nemo_uecr.local import trainer
+
+    real = trainer.score
+
+    def planted(model, sequences, slices, *, temperatures, entropy):  # type: ignore[no-untyped-def]
+        found = real(model, sequences, slices, temperatures=temperatures, entropy=entropy)
+        found.logp[0][2, 1] = float("nan")
+        return found
+
+    monkeypatch.setattr(trainer, "score", planted)
+    with pytest.raises(ScoreError, match=r"old_logp_rollout of response 2 \(step 1, .* row 2\) at token 1 is nan"):
+        tiny.run(tmp_path / "run", "method.name=grpo")
+    assert "row 2" in failure(tmp_path / "run")["sample"]
+
+
+def test_violated_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The residual is no longer centred, as if the projection had been forgotten."""
+
+    def uncentred(batch, block, sign_b, *, tau_delta, tau_entropy):  # type: ignore[no-untyped-def]
+        return ecr.without_projection(batch, block, sign_b, tau_delta=tau_delta, tau_entropy=tau_entropy)
+
+    before = tiny.run(tmp_path / "good", "train.steps=1", "telemetry.save_batch_every=1")
+    monkeypatch.setattr(uecr_module.ecr, "projected", uncentred)
+    with pytest.raises(InvariantError, match=r"identity 'budget' .* at response \d \(step 1, problem p\d, row \d\)"):
+        tiny.run(tmp_path / "run", "train.steps=1")
+    record = failure(tmp_path / "run")
+    assert record["kind"] == "InvariantError"
+    assert record["sample"] is not None
+    # the batch is the one of the step, complete, and replay accepts it
+    left = load_batch(tmp_path / "run" / "failure" / "batch.safetensors")
+    good = load_batch(before / "batches" / "step-000001.safetensors")
+    assert left.tensors.keys() == good.tensors.keys()
+    assert all(torch.equal(left.tensors[n].nan_to_num(7), good.tensors[n].nan_to_num(7)) for n in good.tensors)
+    monkeypatch.undo()
+    assert replay(record) == 0
+    assert (tmp_path / "run" / "failure" / "advantages.safetensors").is_file()
+
+
+def test_ratio_that_is_not_one_at_the_first_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scoring at another temperature than training: the fault that the check is for."""
+    from nemo_uecr.local import trainer
+
+    real = trainer.score
+
+    def wrong_temperature(model, sequences, slices, *, temperatures, entropy):  # type: ignore[no-untyped-def]
+        return real(model, sequences, slices, temperatures=tuple(t + 0.01 for t in temperatures), entropy=entropy)
+
+    monkeypatch.setattr(trainer, "score", wrong_temperature)
+    with pytest.raises(InvariantError, match=r"ratio of the first update is off 1 by .*tolerances\.first_ratio=1e-05"):
+        tiny.run(tmp_path / "run")
+    failure(tmp_path / "run")
+
+
+def test_metric_that_is_not_finite_stops_with_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_uecr.telemetry import statistics
+
+    monkeypatch.setattr(statistics, "length_metrics", lambda *_: {"response/length_mean": float("nan")})
+    with pytest.raises(InvariantError, match=r"metric response/length_mean is nan at step 1"):
+        tiny.run(tmp_path / "run")
+    failure(tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_huge_learning_rate_ends_in_one_line(tmp_path: Path) -> None:
+    """Whatever breaks first (loss, sampling or scoring), it is a named error and not a traceback."""
+    with pytest.raises((InvariantError, ScoreError)) as error:
+        tiny.run(tmp_path / "run", "train.learning_rate=1e30", "train.steps=5")
+    assert "\n" not in str(error.value)
+    assert "finite" in str(error.value)
+
+
+def test_run_continues_after_the_cause_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tiny.outcome(tiny.run(tmp_path / "whole", "train.steps=3", "checkpoint.every=1"))
+    from nemo_uecr.local import trainer
+
+    real = trainer.check_identities
+    calls = []
+
+    def fails_at_third(*arguments):  # type: ignore[no-untyped-def]
+        calls.append(1)
+        if len(calls) == 3:
+            raise InvariantError("planted")
+        return real(*arguments)
+
+    monkeypatch.setattr(trainer, "check_identities", fails_at_third)
+    with pytest.raises(InvariantError, match="planted"):
+        tiny.run(tmp_path / "run", "train.steps=3", "checkpoint.every=1")
+    assert len(tiny.metrics(tmp_path / "run")) == 2
+    monkeypatch.undo()
+    tiny.run(tmp_path / "run", "train.steps=3", "checkpoint.every=1", resume=True)
+    found = tiny.outcome(tmp_path / "run")
+    assert not (tmp_path / "run" / "failure").exists()
+    left = [name for name in found if name.startswith("failure-1/")]
+    assert left
+    assert tiny.same(found, whole, ignoring=left) == []

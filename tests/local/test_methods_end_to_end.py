@@ -1,0 +1,217 @@
+"""All fourteen methods through the real loop by one key, their metrics against the table of names, and learning."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import Settings
+from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.telemetry.names import METRICS
+from tests.local import tiny
+from tests.local.tiny import LIKED, Assets, metrics, records
+
+#: Metrics that these runs cannot have, and when they appear.
+CONDITIONAL = {
+    "memory/peak_gpu_mb": "on a GPU",
+}
+RUN = ("train.steps=2", "telemetry.save_batch_every=1", "evaluation.every=1")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny: Assets) -> dict[str, Path]:
+    """One run of two steps for every method; nothing but the key differs."""
+    from tests.local.tiny import run
+
+    root = tmp_path_factory.mktemp("methods")
+    benchmark = f"evaluation.benchmarks={{a: {tiny.problems}}}"
+    return {name: run(root / name, *RUN, benchmark, f"method.name={name}") for name in METHODS}
+
+
+def test_there_are_fourteen() -> None:
+    assert len(METHODS) == 14
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_method_runs_and_its_identities_hold(runs: dict[str, Path], name: str) -> None:
+    found = metrics(runs[name])
+    assert [record["step"] for record in found] == [1, 2]
+    for record in found:
+        assert record["policy/first_ratio_error"] == 0.0  # bitwise on one thread
+        assert record["policy/grad_norm"] > 0
+        assert record["count/trajectories"] == record["count/rewarded"] == record["count/trained"] == 8
+        assert record["identity/finite"] == 0
+        assert ("teacher/gap_mean" in record) == METHODS[name].needs_teacher
+        assert ("teacher/entropy_mean" in record) == ("teacher_entropy" in METHODS[name].inputs)
+        for identity in METHODS[name].identities:
+            metric = {"budget": "budget_error", "decomposition": "decomposition_error"}.get(identity, identity)
+            assert record[f"identity/{metric}"] <= 1e-6
+
+
+def test_methods_share_the_rollout_and_differ_in_the_advantage(runs: dict[str, Path]) -> None:
+    """Before the first update the student is the same, so the batch is; what is made of it is each method's own."""
+    batches = {
+        name: load_batch(folder / "batches" / "step-000001.safetensors").tensors for name, folder in runs.items()
+    }
+    for tensors in batches.values():
+        assert torch.equal(tensors["token_ids"], batches["uecr"]["token_ids"])
+        assert torch.equal(tensors["task_reward"], batches["uecr"]["task_reward"])
+    first = {name: metrics(folder)[0] for name, folder in runs.items()}
+    fingerprints = {
+        (record["advantage/std"], record["policy/loss"], record["policy/grad_norm"]) for record in first.values()
+    }
+    assert len(fingerprints) == 14
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_saved_batch_reproduces_the_runs_own_advantages(runs: dict[str, Path], name: str) -> None:
+    """The saved tensors and settings, through `core`, give the figures that the run recorded."""
+    from nemo_uecr.cli.replay import scored_batch
+
+    path = runs[name] / "batches" / "step-000002.safetensors"
+    saved = load_batch(path)
+    assert (saved.method, saved.header["step"], saved.header["format"]) == (name, "2", "nemo_uecr.batch/1")
+    advantages = METHODS[name].compute(scored_batch(saved, path), Settings(**saved.settings), detail=True)
+    value_N = advantages.advantage_BT[saved.tensors["mask"]].double()
+    record = metrics(runs[name])[1]
+    assert float(value_N.mean()) == record["advantage/mean"]
+    assert float(value_N.max()) == record["advantage/max"]
+    assert float(value_N.abs().mean()) == record["advantage/abs_mean"]
+
+
+def test_every_metric_is_in_the_table_and_every_entry_is_emitted(runs: dict[str, Path], tmp_path: Path) -> None:
+    emitted = {name for folder in runs.values() for record in records(folder / "metrics.jsonl") for name in record}
+    emitted.discard("step")
+    assert emitted <= METRICS.keys()
+    never = METRICS.keys() - emitted - CONDITIONAL.keys()
+    assert not never, f"in the table but never emitted: {sorted(never)}"
+
+
+def test_times_add_up(runs: dict[str, Path]) -> None:
+    for record in records(runs["uecr"] / "metrics.jsonl"):
+        parts = [
+            value
+            for name, value in record.items()
+            if name.startswith("time/") and name not in ("time/step_s", "time/save_s")
+        ]
+        assert 0.5 * record["time/step_s"] < sum(parts) <= record["time/step_s"] * 1.001
+
+
+def test_saved_texts_belong_to_the_tensors(runs: dict[str, Path]) -> None:
+    saved = load_batch(runs["uecr"] / "batches" / "step-000001.safetensors").tensors
+    told = json.loads((runs["uecr"] / "batches" / "step-000001.json").read_text())
+    assert told["step"] == 1
+    assert [row["row"] for row in told["responses"]] == list(range(8))
+    for row, response in enumerate(told["responses"]):
+        assert len(response["tokens"]) == int(saved["mask"][row].sum())
+        assert "".join(response["tokens"]).removesuffix("<|im_end|>") == response["response"]
+        assert float(saved["task_reward"][row]) == (response["verdict"] == "correct")
+        assert response["question"] == response["answer"]
+
+
+def test_run_folder_tells_what_it_was_made_of(runs: dict[str, Path], tiny: Assets) -> None:
+    from nemo_uecr.config.load import load_config
+    from nemo_uecr.local.checkpoint import file_sha256
+
+    folder = runs["uecr"]
+    told = json.loads((folder / "provenance.json").read_text())
+    assert told["sha256"]["train"] == file_sha256(tiny.problems)
+    assert told["seeds"] == {"run": 0, "evaluation": 42}
+    assert told["versions"]["torch"] == torch.__version__
+    assert json.loads((folder / "tolerances.json").read_text())["budget"] == 1e-6
+    assert load_config(folder / "config.yaml", ()).config.method.name == "uecr"
+    assert json.loads((folder / "origins.json").read_text())["method.name"] == "override"
+
+
+def test_atod_takes_turns(tmp_path: Path) -> None:
+    """With a separator that every response has, turns differ in weight; without, the weight is constant 0.75."""
+    one = tiny.run(tmp_path / "one", "method.name=atod", "telemetry.save_batch_every=1", "train.steps=1")
+    two = tiny.run(
+        tmp_path / "two",
+        "method.name=atod",
+        "method.turn_separator='{'",
+        "telemetry.save_batch_every=1",
+        "train.steps=1",
+    )
+    assert metrics(one)[0]["ecr/weight_min"] == metrics(one)[0]["ecr/weight_max"] == 0.75
+    assert metrics(two)[0]["ecr/weight_min"] < metrics(two)[0]["ecr/weight_max"]
+    segments = load_batch(two / "batches" / "step-000001.safetensors").tensors["segments"]
+    # \boxed{ ends turn 0; what follows is turn 1
+    assert segments.unique().tolist()[:2] == [0, 1]
+
+
+def test_a_step_that_crosses_the_end_of_the_file_keeps_draws_apart(tmp_path: Path) -> None:
+    """6 problems, 4 a step: step 2 draws 2 of the first pass and 2 of the next; groups stay four."""
+    folder = tiny.run(tmp_path / "run", "rollout.prompts_per_step=4", "data.shuffle=false", "train.steps=2")
+    assert [record["group/count"] for record in metrics(folder)] == [4, 4]
+    assert [record["count/unique_prompts"] for record in metrics(folder)] == [4, 4]
+    folder = tiny.run(tmp_path / "more", "rollout.prompts_per_step=8", "data.shuffle=false", "train.steps=1")
+    assert (metrics(folder)[0]["group/count"], metrics(folder)[0]["count/unique_prompts"]) == (8, 6)
+
+
+def test_overlong_filter_in_the_loop(tmp_path: Path) -> None:
+    """With 4 tokens the long form (d=\\boxed{d} and the end) is cut; it keeps its reward and leaves the loss."""
+    folder = tiny.run(
+        tmp_path / "run", "rollout.max_response_tokens=4", "rollout.overlong_filter=true", "train.steps=1"
+    )
+    (record,) = metrics(folder)
+    assert 0 < record["response/truncated_share"] < 1
+    assert record["count/trained"] == 8 * (1 - record["response/truncated_share"])
+    assert record["count/rewarded"] == 8
+    assert record["count/valid_tokens"] < record["response/length_mean"] * 8
+
+
+def test_greedy_evaluation_is_the_same_every_time(tmp_path: Path, tiny: Assets) -> None:
+    from tests.local.tiny import run
+
+    benchmark = f"evaluation.benchmarks={{a: {tiny.problems}}}"
+    folder = run(
+        tmp_path / "run", benchmark, "evaluation.temperature=0", "evaluation.samples=1", "evaluation.at_start=true",
+        "train.learning_rate=1e-12", "train.steps=1",
+    )  # fmt: skip
+    first, last = records(folder / "evaluation.jsonl")
+    assert first["sets"] == last["sets"]
+    samples = [(folder / "evaluations" / f"step-{step:06d}.jsonl").read_text() for step in (0, 1)]
+    assert samples[0] == samples[1]
+
+
+def test_evaluation_record_is_the_mean_of_its_samples(runs: dict[str, Path]) -> None:
+    record = records(runs["uecr"] / "evaluation.jsonl")[-1]
+    samples = records(runs["uecr"] / "evaluations" / "step-000002.jsonl")
+    assert len(samples) == 12  # 6 problems, 2 samples
+    share = sum(sample["verdict"] == "correct" for sample in samples) / 12
+    assert record["sets"]["a"]["avg"] == pytest.approx(share)
+    assert record["average"]["avg"] == pytest.approx(share)
+    assert record["sets"]["a"]["low"] <= share <= record["sets"]["a"]["high"]
+
+
+@pytest.mark.parametrize("method", ["grpo", "uecr"])
+def test_training_learns(tmp_path: Path, method: str) -> None:
+    """A bandit: of four digits one is right, and the student begins at chance, 25%."""
+    problems = tmp_path / "bandit.jsonl"
+    rows = [{"id": str(i), "question": str(i), "answer": str(LIKED)} for i in range(4)]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = tiny.run(
+        tmp_path / "run",
+        f"method.name={method}",
+        f"data.train={problems}",
+        "train.steps=20",
+        "rollout.prompts_per_step=4",
+        "rollout.responses_per_prompt=8",
+        "rollout.microbatch_responses=32",
+        "rollout.temperature=1.0",
+        "rollout.top_k=0",
+        "rollout.top_p=1.0",
+        "train.minibatch_responses=32",
+        "train.microbatch_responses=32",
+        "train.learning_rate=0.003",
+    )
+    reward = [record["reward/task_mean"] for record in metrics(folder)]
+    start, end = statistics.fmean(reward[:4]), statistics.fmean(reward[-4:])
+    assert start < 0.4, reward
+    assert end > 0.7, reward

@@ -1,0 +1,188 @@
+"""Student and teacher folders: what cannot be used is one line that says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_uecr.demo.tokenizer import build_tokenizer
+from nemo_uecr.errors import DataError
+from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
+from tests.local import tiny
+from tests.local.tiny import Assets, new_model, save_model
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path | str, role: str = "teacher") -> TokenModel:
+    return load_model(str(folder), role=role, dtype="float32", device=CPU, trained=False)
+
+
+@pytest.fixture
+def teacher(tiny: Assets, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(tiny.teacher, tmp_path / "teacher"))
+
+
+def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(DataError, match=message) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+    assert "teacher.model_name" in str(error.value)
+
+
+def test_weights_missing_from_the_file_are_not_made_up(teacher: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(teacher / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, teacher / "model.safetensors", metadata={"format": "pt"})
+    refused(teacher, r"lacks 1 weights \(model\.layers\.1\.mlp\.up_proj\.weight")
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_damaged_or_missing_weights(teacher: Path, content: bytes | None) -> None:
+    path = teacher / "model.safetensors"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    refused(teacher, "cannot be loaded: (SafetensorError|OSError)")
+
+
+def test_truncated_weights(teacher: Path) -> None:
+    path = teacher / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    refused(teacher, "cannot be loaded: SafetensorError")
+
+
+def test_pickled_weights_are_not_opened(teacher: Path) -> None:
+    (teacher / "model.safetensors").unlink()
+    torch.save({}, teacher / "pytorch_model.bin")
+    refused(teacher, "cannot be loaded")
+
+
+def test_weights_of_another_shape(teacher: Path) -> None:
+    edit(teacher / "config.json", lambda config: config.update(hidden_size=64))
+    refused(teacher, "the weights have other shapes than its config.json says")
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"model_type": "nonsense"}', '{"model_type": "vit"}'])
+def test_configuration_of_no_causal_language_model(teacher: Path, content: str) -> None:
+    (teacher / "config.json").write_text(content)
+    refused(teacher, "cannot be loaded: (OSError|ValueError)")
+
+
+def test_folder_without_tokenizer(teacher: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (teacher / name).unlink()
+    refused(teacher, "(tokenizer without tokens|cannot be loaded)")
+
+
+def test_model_without_an_end_token(teacher: Path) -> None:
+    for name, key in (
+        ("config.json", "eos_token_id"),
+        ("generation_config.json", "eos_token_id"),
+        ("tokenizer_config.json", "eos_token"),
+    ):
+        edit(teacher / name, lambda content, key=key: content.pop(key, None))
+    refused(teacher, "names no end token")
+
+
+@pytest.mark.parametrize("name", ["missing/folder/here", "./missing", "/missing", "~/missing"])
+def test_missing_folder(name: str) -> None:
+    with pytest.raises(DataError, match=r"is no model folder \(no config\.json\); expected a folder or a hub name"):
+        load(name)
+
+
+def test_home_folder_is_expanded(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(teacher.parent))
+    assert load("~/teacher").vocabulary == len(build_tokenizer())
+
+
+def test_hub_name_without_network_is_one_line(tmp_path: Path) -> None:
+    """In a process of its own, because the hub's library reads the switch when it is imported."""
+    program = (
+        "import torch; from nemo_uecr.local.models import load_model; from nemo_uecr.errors import DataError\n"
+        "cpu = torch.device('cpu')\n"
+        "try: load_model('nobody/nothing', role='teacher', dtype='float32', device=cpu, trained=False)\n"
+        "except DataError as error: print(error)"
+    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=root, check=True
+    )
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stdout.startswith("teacher.model_name 'nobody/nothing' cannot be loaded: OSError")
+
+
+def test_other_tokenizer_is_refused_by_id(tiny: Assets, teacher: Path) -> None:
+    """One id whose text differs is enough."""
+    check_same_tokens(load(tiny.student, "student"), load(teacher))
+
+    def rename(content: dict[str, object]) -> None:
+        vocabulary = content["model"]["vocab"]  # type: ignore[index]
+        text = next(text for text, index in vocabulary.items() if index == 40)
+        del vocabulary[text]
+        vocabulary["§§"] = 40
+        content["model"]["merges"] = []  # type: ignore[index]
+
+    edit(teacher / "tokenizer.json", rename)
+    with pytest.raises(DataError, match=r"token id 40 is '.*' for the student .* and '§§' for the teacher"):
+        check_same_tokens(load(tiny.student, "student"), load(teacher))
+
+
+def test_additional_token_is_refused(tiny: Assets, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["<new>"])
+    folder = save_model(new_model(tokenizer, seed=1), tokenizer, tmp_path / "more")
+    with pytest.raises(DataError, match=r"token id \d+ is None for the student .* and '<new>' for the teacher"):
+        check_same_tokens(load(tiny.student, "student"), load(folder))
+
+
+def test_other_vocabulary_size_is_refused(tiny: Assets, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    folder = save_model(new_model(tokenizer, seed=1, vocab_size=len(tokenizer) + 4), tokenizer, tmp_path / "padded")
+    expected = rf"has {len(tokenizer)} output columns and the teacher .* {len(tokenizer) + 4}"
+    with pytest.raises(DataError, match=expected):
+        check_same_tokens(load(tiny.student, "student"), load(folder))
+
+
+def test_grpo_never_touches_the_teacher(tmp_path: Path) -> None:
+    folder = tiny.run(
+        tmp_path / "run", "method.name=grpo", "teacher.model_name=/impossible/teacher", "telemetry.save_batch_every=1"
+    )
+    for record in tiny.metrics(folder):
+        assert not [name for name in record if "teacher" in name or name.startswith("ecr/") or "unified" in name]
+    from nemo_uecr.data.batch_file import load_batch
+
+    saved = load_batch(folder / "batches" / "step-000001.safetensors").tensors
+    assert not [name for name in saved if "teacher" in name]
+    with pytest.raises(DataError, match="/impossible/teacher"):
+        tiny.run(tmp_path / "uecr", "teacher.model_name=/impossible/teacher")
+
+
+def test_frozen_models_do_not_move(tmp_path: Path, tiny: Assets) -> None:
+    """The teacher's file is as it was, and the reference stays the initial student: the KL leaves 0."""
+    from nemo_uecr.local.checkpoint import file_sha256
+    from tests.local.tiny import metrics, run
+
+    before = file_sha256(tiny.teacher / "model.safetensors"), file_sha256(tiny.student / "model.safetensors")
+    folder = run(tmp_path / "run", "train.steps=3", "train.minibatch_responses=8", "loss.reference_kl=0.1")
+    found = [record["policy/ref_kl"] for record in metrics(folder)]
+    assert found[0] == 0.0  # one update a batch: the first is taken at the reference itself
+    assert min(found[1:]) > 1e-4
+    assert (file_sha256(tiny.teacher / "model.safetensors"), file_sha256(tiny.student / "model.safetensors")) == before

@@ -1,0 +1,256 @@
+"""Sampling: its seeds, its filters, its ends, and prompts through the chat template."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from nemo_uecr.config.schema import DataConfig
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.demo.tokenizer import build_tokenizer
+from nemo_uecr.errors import DataError, ScoreError
+from nemo_uecr.local.models import TokenModel, load_model
+from nemo_uecr.local.prompts import Prompt, encode_prompts
+from nemo_uecr.local.rollout import Decoding, sample
+from nemo_uecr.local.seeds import derive, seeded
+from tests.local import tiny
+from tests.local.tiny import Assets
+
+CPU = torch.device("cpu")
+PLAIN = Decoding(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def student(tiny: Assets) -> TokenModel:
+    return load_model(str(tiny.student), role="student", dtype="float32", device=CPU, trained=True)
+
+
+def prompt(*ids: int) -> Prompt:
+    return Prompt(Problem(str(ids), "q", "a"), ids)
+
+
+def data(*overrides: str) -> DataConfig:
+    return tiny.configured(Path("unused"), *overrides).config.data
+
+
+def fixed_logits(model: TokenModel, logits: dict[int, float], rest: float = -50.0) -> TokenModel:
+    """The model with one next-token distribution everywhere: the output layer ignores its input."""
+    module = copy.deepcopy(model.module)
+    weight = torch.full((model.vocabulary, 1), rest)
+    for token, value in logits.items():
+        weight[token] = value
+    module.lm_head = torch.nn.Linear(module.config.hidden_size, model.vocabulary)
+    with torch.no_grad():
+        module.lm_head.weight.zero_()
+        module.lm_head.bias.copy_(weight[:, 0])
+    return replace(model, module=module)
+
+
+def drawn(model: TokenModel, decoding: Decoding, count: int = 400) -> Counter[int]:
+    responses = sample(model, [prompt(9, 10)] * count, replace(decoding, max_tokens=1), seed=11, microbatch=count)
+    return Counter(response.token_ids[0] for response in responses)
+
+
+def test_seed_fixes_the_draws(student: TokenModel) -> None:
+    prompts = [prompt(9, 10, 11), prompt(12), prompt(13, 14)] * 3
+    first = sample(student, prompts, PLAIN, seed=1, microbatch=4)
+    torch.manual_seed(99)  # the global stream plays no part
+    assert sample(student, prompts, PLAIN, seed=1, microbatch=4) == first
+    assert sample(student, prompts, PLAIN, seed=2, microbatch=4) != first
+
+
+def test_micro_batches_have_their_own_streams(student: TokenModel) -> None:
+    """What other micro-batches hold, and whether they are sampled at all, does not change a micro-batch's draws."""
+    ours, others = [prompt(9, 10)] * 4, [prompt(12), prompt(13, 14, 15), prompt(16), prompt(17)]
+    first = sample(student, [*ours, *others], PLAIN, seed=1, microbatch=4)[:4]
+    assert sample(student, [*ours, *reversed(others)], PLAIN, seed=1, microbatch=4)[:4] == first
+    assert sample(student, ours, PLAIN, seed=1, microbatch=4) == first
+    assert sample(student, [*others, *ours], PLAIN, seed=1, microbatch=4)[4:] != first  # another place, other draws
+
+
+def test_sampling_leaves_the_global_stream_alone(student: TokenModel) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    sample(student, [prompt(9)], PLAIN, seed=1, microbatch=1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_derived_seeds_differ_by_purpose_and_step() -> None:
+    seeds = [derive(0, "rollout", 1), derive(0, "rollout", 2), derive(1, "rollout", 1), derive(0, "shuffle", 1)]
+    assert len(set(seeds)) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    with seeded(3, CPU):
+        first = torch.rand(2)
+    with seeded(3, CPU):
+        assert torch.equal(torch.rand(2), first)
+
+
+def test_temperature_changes_the_distribution_as_it_should(student: TokenModel) -> None:
+    """Logits 0 and ln 3: p = 1/4, 3/4 at T = 1; 1/(1 + 3^2) = 0.1 at T = 0.5. 400 draws: 4 sigma = 0.087, 0.06."""
+    model = fixed_logits(student, {20: 0.0, 21: math.log(3)})
+    assert drawn(model, PLAIN)[20] / 400 == pytest.approx(0.25, abs=0.087)
+    cold = drawn(model, replace(PLAIN, temperature=0.5))
+    assert cold[20] / 400 == pytest.approx(0.1, abs=0.06)
+    assert drawn(model, replace(PLAIN, temperature=0.0)) == {21: 400}  # greedy
+
+
+def test_top_k_keeps_the_k_best(student: TokenModel) -> None:
+    model = fixed_logits(student, {20: 0.0, 21: 0.1, 22: 0.2, 23: 0.3})
+    assert set(drawn(model, PLAIN)) == {20, 21, 22, 23}
+    assert set(drawn(model, replace(PLAIN, top_k=2))) == {22, 23}
+
+
+def test_top_p_keeps_the_nucleus(student: TokenModel) -> None:
+    """p = 0.5, 0.3, 0.15, 0.05: a nucleus of 0.7 needs the first two, one of 0.9 the first three."""
+    model = fixed_logits(student, {20: math.log(0.5), 21: math.log(0.3), 22: math.log(0.15), 23: math.log(0.05)})
+    assert set(drawn(model, replace(PLAIN, top_p=0.7))) == {20, 21}
+    assert set(drawn(model, replace(PLAIN, top_p=0.9))) == {20, 21, 22}
+    assert set(drawn(model, PLAIN)) == {20, 21, 22, 23}
+
+
+def test_zero_top_k_is_off(student: TokenModel) -> None:
+    """More candidates than the library's own default of 50 stay possible."""
+    model = fixed_logits(student, dict.fromkeys(range(20, 120), 0.0))
+    assert len(drawn(model, PLAIN, count=1000)) == 100
+
+
+def test_checkpoints_own_sampling_defaults_do_not_leak(student: TokenModel) -> None:
+    """Defaults that would forbid, punish, sharpen or cut change nothing, and are put back."""
+    own = GenerationConfig(
+        do_sample=True,
+        temperature=0.01,
+        top_k=1,
+        top_p=0.01,
+        min_p=0.9,
+        repetition_penalty=5.0,
+        no_repeat_ngram_size=1,
+        bad_words_ids=[[20]],
+        suppress_tokens=[21],
+        forced_bos_token_id=30,
+        min_new_tokens=5,
+        eos_token_id=student.tokenizer.eos_token_id,
+    )
+    prompts = [prompt(9, 10), prompt(20, 21)] * 6
+    expected = sample(student, prompts, PLAIN, seed=4, microbatch=12)
+    module = copy.deepcopy(student.module)
+    module.generation_config = own
+    assert sample(replace(student, module=module), prompts, PLAIN, seed=4, microbatch=12) == expected
+    assert module.generation_config is own
+
+
+def test_end_tokens_and_truncation(student: TokenModel) -> None:
+    end = student.tokenizer.eos_token_id
+    at_once = fixed_logits(student, {end: 0.0})
+    (response,) = sample(at_once, [prompt(9)], PLAIN, seed=0, microbatch=1)
+    assert (response.token_ids, response.text, response.truncated) == ((end,), "", False)  # length 1, not empty
+    never = fixed_logits(student, {20: 0.0})
+    (response,) = sample(never, [prompt(9)], PLAIN, seed=0, microbatch=1)
+    assert (response.token_ids, response.truncated) == ((20,) * 6, True)
+    mixed = fixed_logits(student, {end: 0.0, 20: 0.5})
+    for response in sample(mixed, [prompt(9)] * 40, PLAIN, seed=0, microbatch=40):
+        ends = [place for place, token in enumerate(response.token_ids) if token == end]
+        assert response.truncated == (not ends)
+        assert ends in ([], [len(response.token_ids) - 1])
+        assert len(response.token_ids) == 6 or ends
+
+
+def test_end_at_the_limit_is_not_truncated(student: TokenModel) -> None:
+    model = fixed_logits(student, {student.tokenizer.eos_token_id: 0.0})
+    (response,) = sample(model, [prompt(9)], replace(PLAIN, max_tokens=1), seed=0, microbatch=1)
+    assert not response.truncated
+
+
+def test_every_configured_end_token_ends(student: TokenModel) -> None:
+    module = copy.deepcopy(student.module)
+    module.generation_config.eos_token_id = [20, student.tokenizer.eos_token_id]
+    model = fixed_logits(replace(student, module=module), {20: 0.0})
+    assert model.end_ids == {20, student.tokenizer.eos_token_id}
+    (response,) = sample(model, [prompt(9)], PLAIN, seed=0, microbatch=1)
+    assert response.token_ids == (20,)
+
+
+def test_left_padding_does_not_change_greedy_answers(student: TokenModel) -> None:
+    greedy = replace(PLAIN, temperature=0.0)
+    prompts = [prompt(9, 10, 11, 12, 13, 14), prompt(12), prompt(13, 14)]
+    together = sample(student, prompts, greedy, seed=0, microbatch=3)
+    assert sample(student, prompts, greedy, seed=0, microbatch=1) == together
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_broken_student_is_named_with_the_problem(student: TokenModel, temperature: float) -> None:
+    module = copy.deepcopy(student.module)
+    with torch.no_grad():
+        module.model.norm.weight[0] = math.nan
+    with pytest.raises(ScoreError, match=r"student .* logits that are not finite while it answers problem '\(9,\)'"):
+        sample(
+            replace(student, module=module), [prompt(9)], replace(PLAIN, temperature=temperature), seed=0, microbatch=1
+        )
+
+
+def test_chat_template_in_non_thinking_mode() -> None:
+    tokenizer = build_tokenizer()
+    problem = Problem("p", "1+1?", "2")
+    (encoded,) = encode_prompts([problem], tokenizer, data("data.prompt_template=Q: {question} {question}"))
+    assert tokenizer.decode(encoded.token_ids) == (
+        "<|im_start|>user\nQ: 1+1? 1+1?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    (thinking,) = encode_prompts(
+        [problem], tokenizer, data("data.enable_thinking=true", "data.system_prompt=Be brief.")
+    )
+    assert tokenizer.decode(thinking.token_ids) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_question_is_put_in_as_it_is() -> None:
+    """Braces, percent signs and special tokens' names in a question are text."""
+    tokenizer = build_tokenizer()
+    question = "{question} {x} %s \\frac{1}{2}"
+    (encoded,) = encode_prompts([Problem("p", question, "2")], tokenizer, data())
+    assert f"user\n{question}<|im_end|>" in tokenizer.decode(encoded.token_ids)
+
+
+def test_tokenizer_without_template_reads_plain_text() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = None
+    (encoded,) = encode_prompts([Problem("p", "1+1?", "2")], tokenizer, data())
+    assert tokenizer.decode(encoded.token_ids) == "1+1?"
+    with pytest.raises(DataError, match=r"data\.system_prompt is set.*no chat template"):
+        encode_prompts([Problem("p", "1+1?", "2")], tokenizer, data("data.system_prompt=Be brief."))
+
+
+def test_template_that_refuses_is_one_line() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system turn please') }}"
+    with pytest.raises(DataError, match="chat template refuses the prompt: no system turn please"):
+        encode_prompts([Problem("p", "1+1?", "2")], tokenizer, data())
+
+
+def test_empty_and_long_prompts_are_refused() -> None:
+    tokenizer = build_tokenizer()
+    with pytest.raises(
+        DataError, match=r"problem 'p7' has a prompt of \d+ tokens; expected at most data.max_prompt_tok"
+    ):
+        encode_prompts([Problem("p7", "12" * 40, "2")], tokenizer, data("data.max_prompt_tokens=40"))
+    tokenizer.chat_template = "{{ '' }}"
+    with pytest.raises(DataError, match="problem 'p7' has an empty prompt"):
+        encode_prompts([Problem("p7", "1", "2")], tokenizer, data())
+
+
+def test_real_qwen3_template_has_an_empty_thought() -> None:
+    from transformers import AutoTokenizer
+
+    folder = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "qwen3_tokenizer"
+    if not folder.is_dir():
+        pytest.skip("the Qwen3 tokenizer's files are not beside the project")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    (encoded,) = encode_prompts([Problem("p", "1+1?", "2")], tokenizer, data())
+    assert tokenizer.decode(encoded.token_ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

@@ -1,0 +1,199 @@
+"""Scores against a float64 forward written out by hand, one forward for all temperatures, and any architecture."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from nemo_uecr.demo.tokenizer import build_tokenizer
+from nemo_uecr.local import scores as scores_module
+from nemo_uecr.local.models import TokenModel, load_model
+from nemo_uecr.local.scores import score, training_logp
+from nemo_uecr.local.sequences import Sequences
+from tests.local.test_update import ragged
+from tests.local.tiny import Assets, new_model, save_model
+
+CPU = torch.device("cpu")
+WHOLE = [slice(0, 8)]
+
+
+def sharp(model: Any, factor: float) -> Any:
+    """Enlarge the output layer, so that the distributions are far from uniform and caps show."""
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(factor)
+    return model
+
+
+def gemma(tokenizer: Any) -> Gemma2ForCausalLM:
+    """An architecture that caps its logits: tanh(z / 3) * 3."""
+    torch.manual_seed(3)
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        final_logit_softcapping=3.0,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        attn_implementation="eager",
+    )
+    return Gemma2ForCausalLM(config).eval()
+
+
+BUILDERS: dict[str, Callable[[Any], Any]] = {
+    "tied": lambda tokenizer: new_model(tokenizer, seed=2),
+    "untied": lambda tokenizer: sharp(new_model(tokenizer, seed=2, tie_word_embeddings=False), 30.0),
+    "capped": gemma,
+}
+
+
+@pytest.fixture(scope="module", params=list(BUILDERS))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TokenModel:
+    tokenizer = build_tokenizer()
+    folder = save_model(BUILDERS[request.param](tokenizer), tokenizer, tmp_path_factory.mktemp(request.param))
+    loaded = load_model(str(folder), role="student", dtype="float32", device=CPU, trained=True)
+    assert loaded.splits == (request.param != "capped")
+    return loaded
+
+
+def by_hand(model: TokenModel, sequences: Sequences, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy from the model's own logits in float64, one row at a time, no padding."""
+    module = copy.deepcopy(model.module).double()
+    logp = torch.full((len(sequences.responses), sequences.width), math.nan, dtype=torch.float64)
+    entropy = logp.clone()
+    for row, (prompt, response) in enumerate(zip(sequences.prompts, sequences.responses, strict=True)):
+        ids = torch.tensor([prompt.token_ids + response.token_ids])
+        with torch.no_grad():
+            logits = module(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].double()
+        chosen = torch.tensor(response.token_ids).unsqueeze(1)
+        length = len(response.token_ids)
+        logp[row, :length] = (logits / temperature).log_softmax(-1).gather(1, chosen)[:, 0]
+        p = logits.softmax(-1)
+        entropy[row, :length] = -(p * p.log()).sum(-1)
+    return logp, entropy
+
+
+def worst(found: Tensor, expected: Tensor, mask_BT: Tensor) -> float:
+    return float((found.double() - expected)[mask_BT].abs().max())
+
+
+def test_scores_equal_a_float64_forward(model: TokenModel) -> None:
+    sequences = ragged()
+    mask_BT = sequences.mask()
+    found = score(model, sequences, WHOLE, temperatures=(0.7, 1.0), entropy=True)
+    for temperature, logp_BT in zip((0.7, 1.0), found.logp, strict=True):
+        expected, entropy = by_hand(model, sequences, temperature)
+        assert worst(logp_BT, expected, mask_BT) <= 1e-5
+    assert found.entropy_BT is not None
+    assert worst(found.entropy_BT, entropy, mask_BT) <= 1e-5
+    # what was not sampled is NaN, so that nobody reads it unnoticed
+    assert bool(found.logp[0][~mask_BT].isnan().all())
+    assert bool(found.entropy_BT[~mask_BT].isnan().all())
+
+
+def test_training_sees_the_same_numbers(model: TokenModel) -> None:
+    sequences = ragged()
+    found = score(model, sequences, WHOLE, temperatures=(0.7,), entropy=False).logp[0]
+    trained = training_logp(model, sequences.micro_batch(WHOLE[0]), temperature=0.7)
+    mask_BT = sequences.mask()
+    assert torch.equal(trained.detach()[mask_BT], found[mask_BT])
+    assert bool((trained[~mask_BT] == 0).all())
+    assert trained.requires_grad
+
+
+def test_one_forward_for_all_temperatures_and_the_entropy(tiny: Assets) -> None:
+    model = load_model(str(tiny.student), role="student", dtype="float32", device=CPU, trained=True)
+    calls = []
+    model.module.base_model.register_forward_hook(lambda *_: calls.append(1))
+    score(model, ragged(), [slice(0, 4), slice(4, 8)], temperatures=(0.7, 1.0, 1.3), entropy=True)
+    assert len(calls) == 2  # one for each micro-batch
+
+
+@pytest.mark.parametrize("slices", [[slice(i, i + 1) for i in range(8)], [slice(0, 3), slice(3, 8)]])
+def test_padding_and_batching_do_not_matter(model: TokenModel, slices: list[slice]) -> None:
+    sequences = ragged()
+    mask_BT = sequences.mask()
+    whole = score(model, sequences, WHOLE, temperatures=(0.7, 1.0), entropy=True)
+    parts = score(model, sequences, slices, temperatures=(0.7, 1.0), entropy=True)
+    assert worst(parts.logp[0], whole.logp[0], mask_BT) <= 1e-5
+    assert worst(parts.logp[1], whole.logp[1], mask_BT) <= 1e-5
+    assert whole.entropy_BT is not None
+    assert worst(parts.entropy_BT, whole.entropy_BT, mask_BT) <= 1e-5
+
+
+def test_order_of_rows_does_not_matter(model: TokenModel) -> None:
+    sequences = ragged()
+    order = [5, 2, 7, 0, 1, 6, 3, 4]
+    mixed = Sequences([sequences.prompts[i] for i in order], [sequences.responses[i] for i in order])
+    first = score(model, sequences, WHOLE, temperatures=(1.0,), entropy=True)
+    second = score(model, mixed, WHOLE, temperatures=(1.0,), entropy=True)
+    assert worst(second.logp[0], first.logp[0][order], mixed.mask()) <= 1e-5
+    assert worst(second.entropy_BT, first.entropy_BT[order], mixed.mask()) <= 1e-5
+
+
+def test_chunks_of_the_output_layer_do_not_matter(model: TokenModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = ragged()
+    whole = score(model, sequences, WHOLE, temperatures=(0.7,), entropy=True)
+    monkeypatch.setattr(scores_module, "CHUNK_BYTES", 4 * model.vocabulary * 3)
+    assert len(list(scores_module._chunks(32, model.vocabulary))) == 11
+    parts = score(model, sequences, WHOLE, temperatures=(0.7,), entropy=True)
+    assert worst(parts.logp[0], whole.logp[0], sequences.mask()) <= 1e-5
+    assert worst(parts.entropy_BT, whole.entropy_BT, sequences.mask()) <= 1e-5
+
+
+def test_bad_token_stays_nan_and_leaves_the_others_alone(tiny: Assets) -> None:
+    """One row of the input embedding is NaN: the tokens after it in that response have no score, all others do."""
+    model = load_model(str(tiny.student), role="student", dtype="float32", device=CPU, trained=True)
+    sequences = ragged()
+    clean = score(model, sequences, WHOLE, temperatures=(1.0,), entropy=True)
+    # an id that stands in the prompt of row 0 and nowhere else, given a vector that overflows in float32
+    elsewhere = {
+        i for row in range(1, 8) for i in sequences.prompts[row].token_ids + sequences.responses[row].token_ids
+    }
+    bad = next(i for i in sequences.prompts[0].token_ids if i not in elsewhere)
+    untied = copy.deepcopy(model.module)
+    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        untied.model.embed_tokens.weight[bad] = math.inf
+    found = score(replace(model, module=untied), sequences, WHOLE, temperatures=(1.0,), entropy=True)
+    mask_BT = sequences.mask()
+    assert bool(found.logp[0][0][mask_BT[0]].isnan().all())
+    assert found.entropy_BT is not None
+    assert bool(found.entropy_BT[0][mask_BT[0]].isnan().all())
+    assert torch.equal(found.logp[0][1:][mask_BT[1:]], clean.logp[0][1:][mask_BT[1:]])
+
+
+def test_vocabulary_is_what_the_head_has(model: TokenModel) -> None:
+    assert model.vocabulary == model.module.get_output_embeddings().weight.shape[0] == len(build_tokenizer())
+
+
+def test_low_precision_scores_are_close_and_float32(tiny: Assets) -> None:
+    full = load_model(str(tiny.teacher), role="teacher", dtype="float32", device=CPU, trained=False)
+    low = load_model(str(tiny.teacher), role="teacher", dtype="bfloat16", device=CPU, trained=False)
+    kept = load_model(str(tiny.teacher), role="student", dtype="bfloat16", device=CPU, trained=True)
+    assert (low.module.dtype, kept.module.dtype) == (torch.bfloat16, torch.float32)  # small updates need float32
+    exact = score(full, ragged(), WHOLE, temperatures=(1.0,), entropy=True)
+    for model in (low, kept):
+        found = score(model, ragged(), WHOLE, temperatures=(1.0,), entropy=True)
+        assert found.logp[0].dtype == torch.float32
+        assert 0 < worst(found.logp[0], exact.logp[0].double(), ragged().mask()) < 0.5
+
+
+def test_unknown_folder_is_not_scored(tmp_path: Path) -> None:
+    from nemo_uecr.errors import DataError
+
+    with pytest.raises(DataError, match=r"no config\.json"):
+        load_model(str(tmp_path), role="teacher", dtype="float32", device=CPU, trained=False)

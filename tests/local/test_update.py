@@ -1,0 +1,262 @@
+"""The update: accumulation, denominators, surrogates, reference KL, the overlong filter, and the ratio of 1."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.config.schema import Config
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.errors import InvariantError
+from nemo_uecr.local import scores as scores_module
+from nemo_uecr.local.models import TokenModel, load_model
+from nemo_uecr.local.prompts import Prompt
+from nemo_uecr.local.rollout import Response
+from nemo_uecr.local.scores import score
+from nemo_uecr.local.sequences import Sequences, micro_slices
+from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, build_optimizer, update, warmed_rate
+from tests.local import tiny
+from tests.local.tiny import Assets
+
+LENGTHS = (3, 7, 1, 5, 2, 6, 4, 4)
+PROMPTS = (5, 2, 9, 3, 3, 4, 6, 1)
+
+
+@pytest.fixture
+def student(tiny: Assets) -> TokenModel:
+    return load_model(str(tiny.student), role="student", dtype="float32", device=torch.device("cpu"), trained=True)
+
+
+def ragged(seed: int = 0, lengths: Sequence[int] = LENGTHS, prompts: Sequence[int] = PROMPTS) -> Sequences:
+    """Random tokens: prompts and responses of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(5, 250, (count,), generator=generator).tolist())
+
+    return Sequences(
+        [Prompt(Problem(str(row), "q", "a"), ids(count)) for row, count in enumerate(prompts)],
+        [Response(ids(count), "", truncated=False) for count in lengths],
+    )
+
+
+def inputs_for(
+    model: TokenModel, config: Config, sequences: Sequences, *, seed: int = 1, reference: Tensor | None = None
+) -> UpdateInputs:
+    """Inputs of one update with random advantages, scored on the update's own micro-batches."""
+    train = config.train
+    slices = micro_slices(
+        len(sequences.responses), minibatch=train.minibatch_responses, microbatch=train.microbatch_responses
+    )
+    flat = [rows for part in slices for rows in part]
+    old = score(model, sequences, flat, temperatures=(config.rollout.temperature,), entropy=False).logp[0]
+    generator = torch.Generator().manual_seed(seed)
+    advantage_BT = torch.randn(old.shape, generator=generator) * sequences.mask()
+    return UpdateInputs(
+        sequences=sequences,
+        sample_ids=tuple(f"sample {row}" for row in range(len(sequences.responses))),
+        slices=slices,
+        loss_mask_BT=sequences.mask(),
+        old_logp_BT=old,
+        surrogates=((advantage_BT, 1.0),),
+        ref_logp_BT=reference,
+    )
+
+
+def config_of(*overrides: str) -> Config:
+    every = (
+        "rollout.prompts_per_step=2",
+        "rollout.responses_per_prompt=4",
+        "loss.reference_kl=0",
+        "train.max_grad_norm=1000",
+    )
+    return tiny.configured(
+        Path("unused"), "train.microbatch_responses=1", "train.minibatch_responses=8", *every, *overrides
+    ).config
+
+
+def gradients(model: TokenModel) -> Tensor:
+    """What the last backward left, as one vector."""
+    found = [parameter.grad for parameter in model.module.parameters()]
+    return torch.cat([grad.flatten() for grad in found if grad is not None]).double()
+
+
+def updated(model: TokenModel, inputs: UpdateInputs, config: Config) -> tuple[UpdateOutcome, Tensor]:
+    """Update a copy; returns the outcome and the gradient of its last optimizer step."""
+    copied = replace(model, module=copy.deepcopy(model.module))
+    outcome = update(copied, build_optimizer(copied, config), inputs, config, steps_done=0)
+    return outcome, gradients(copied)
+
+
+def test_micro_slices_cover_each_minibatch_once() -> None:
+    assert micro_slices(8, minibatch=4, microbatch=3) == [
+        [slice(0, 3), slice(3, 4)],
+        [slice(4, 7), slice(7, 8)],
+    ]
+
+
+@pytest.mark.parametrize("microbatch", [2, 3, 4])
+def test_accumulation_equals_one_large_batch(student: TokenModel, microbatch: int) -> None:
+    """Ragged lengths, so a mean of micro-batch means would be wrong."""
+    sequences = ragged()
+    one = config_of("train.microbatch_responses=8")
+    whole, whole_gradient = updated(student, inputs_for(student, one, sequences), one)
+    split = config_of(f"train.microbatch_responses={microbatch}")
+    parts, parts_gradient = updated(student, inputs_for(student, split, sequences), split)
+    assert parts.loss[0] == pytest.approx(whole.loss[0], rel=1e-6, abs=1e-7)
+    assert float((parts_gradient - whole_gradient).norm() / whole_gradient.norm()) < 1e-6
+    assert parts.grad_norm[0] == pytest.approx(whole.grad_norm[0], rel=1e-6)
+
+
+def test_gradient_is_that_of_the_written_out_loss(student: TokenModel) -> None:
+    """``-sum A log pi / tokens`` at ratio 1, written out with log_softmax over the whole vocabulary in float64."""
+    sequences, config = ragged(), config_of("train.microbatch_responses=2")
+    inputs = inputs_for(student, config, sequences)
+    _, found = updated(student, inputs, config)
+    module = copy.deepcopy(student.module).double()
+    total = torch.zeros((), dtype=torch.float64)
+    for row, (prompt, response) in enumerate(zip(sequences.prompts, sequences.responses, strict=True)):
+        ids = torch.tensor([prompt.token_ids + response.token_ids])
+        logits = module(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1] / config.rollout.temperature
+        logp = logits.log_softmax(-1).gather(1, torch.tensor(response.token_ids).unsqueeze(1))[:, 0]
+        advantage = inputs.surrogates[0][0][row, : len(response.token_ids)].double()
+        total = total - (advantage * logp).sum()
+    (total / sum(LENGTHS)).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_each_minibatch_has_its_own_token_count(student: TokenModel) -> None:
+    """Lengths 3, 7, 1, 5 = 16 tokens and 2, 6, 4, 4 = 16; with -1 everywhere as advantage the loss is +1 for both."""
+    sequences = ragged(lengths=(3, 7, 1, 5, 1, 1, 1, 2))
+    config = config_of("train.minibatch_responses=4", "train.learning_rate=1e-12")
+    inputs = inputs_for(student, config, sequences)
+    inputs = replace(inputs, surrogates=((-sequences.mask().float(), 1.0),))
+    outcome, _ = updated(student, inputs, config)
+    # sum of ratios 1 over 16 tokens / 16, then over 5 tokens / 5; a shared denominator of 21 would give 0.76 and 0.24
+    assert outcome.loss == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert outcome.optimizer_steps == 2
+    assert outcome.ratio_N.numel() == 21
+    assert outcome.first_ratio_N.numel() == 16
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("chunk_bytes", [134_217_728, 5_000])
+def test_first_ratio_is_exactly_one(
+    student: TokenModel, monkeypatch: pytest.MonkeyPatch, microbatch: int, chunk_bytes: int
+) -> None:
+    """For every micro-batch split, and when the output layer is walked in chunks of 5000 / (4 * 283) = 4 tokens."""
+    monkeypatch.setattr(scores_module, "CHUNK_BYTES", chunk_bytes)
+    config = config_of(f"train.microbatch_responses={microbatch}")
+    outcome, _ = updated(student, inputs_for(student, config, ragged()), config)
+    assert bool((outcome.first_ratio_N == 1.0).all())
+
+
+def test_chunked_output_layer_gives_the_same_gradient(student: TokenModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("train.microbatch_responses=4")
+    inputs = inputs_for(student, config, ragged())
+    whole, whole_gradient = updated(student, inputs, config)
+    monkeypatch.setattr(scores_module, "CHUNK_BYTES", 5_000)
+    parts, parts_gradient = updated(student, inputs, config)
+    assert parts.loss[0] == pytest.approx(whole.loss[0], abs=1e-6)
+    assert float((parts_gradient - whole_gradient).norm() / whole_gradient.norm()) < 1e-6
+
+
+def test_two_surrogates_are_clipped_apart(student: TokenModel) -> None:
+    """At ratio 1.5 with clip 0.2: A = +1 is clipped to 1.2, A = -1 is not (1.5); the sum of both advantages is 0."""
+    sequences, config = ragged(), config_of("train.learning_rate=1e-12")
+    inputs = inputs_for(student, config, sequences)
+    ones = sequences.mask().float()
+    inputs = replace(
+        inputs, old_logp_BT=inputs.old_logp_BT - torch.log(torch.tensor(1.5)), surrogates=((ones, 1.0), (-ones, 2.0))
+    )
+    outcome, _ = updated(student, inputs, config)
+    # -min(1.5, 1.2) + 2 * (-min(-1.5, -1.2)) = -1.2 + 3.0
+    assert outcome.loss[0] == pytest.approx(1.8, abs=1e-5)
+    assert float(outcome.ratio_N.mean()) == pytest.approx(1.5, abs=1e-5)
+
+
+def test_reference_kl_enters_once_with_its_coefficient(student: TokenModel) -> None:
+    """With the reference 0.5 nats above the policy everywhere: k3 = e^0.5 - 0.5 - 1 = 0.148721."""
+    sequences, config = ragged(), config_of("train.learning_rate=1e-12", "loss.reference_kl=0.3")
+    inputs = inputs_for(student, config, sequences)
+    inputs = replace(inputs, surrogates=((0.0 * sequences.mask(), 1.0),), ref_logp_BT=inputs.old_logp_BT + 0.5)
+    outcome, gradient = updated(student, inputs, config)
+    assert outcome.reference_kl[0] == pytest.approx(0.148721, abs=1e-5)
+    assert outcome.loss[0] == pytest.approx(0.3 * 0.148721, abs=1e-5)
+    assert outcome.surrogate[0] == 0.0
+    # d k3 / d log pi = 1 - e^0.5, the same as a policy gradient with advantage 0.3 (e^0.5 - 1) at ratio 1
+    advantage_BT = 0.3 * (torch.e**0.5 - 1.0) * sequences.mask()
+    plain = config_of("train.learning_rate=1e-12")
+    _, expected = updated(student, replace(inputs, surrogates=((advantage_BT, 1.0),), ref_logp_BT=None), plain)
+    assert float((gradient - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_overlong_filter_takes_tokens_out_of_numerator_and_denominator(student: TokenModel) -> None:
+    sequences, config = ragged(), config_of("train.learning_rate=1e-12", "train.microbatch_responses=2")
+    inputs = inputs_for(student, config, sequences)
+    filtered = inputs.loss_mask_BT.clone()
+    filtered[:4] = False  # two whole micro-batches and nothing of the rest
+    advantage_BT = torch.where(filtered, -1.0, 100.0) * sequences.mask()
+    outcome, _ = updated(student, replace(inputs, loss_mask_BT=filtered, surrogates=((advantage_BT, 1.0),)), config)
+    assert outcome.loss[0] == pytest.approx(1.0, abs=1e-5)
+    assert outcome.ratio_N.numel() == sum(LENGTHS[4:])
+
+
+def test_minibatch_without_tokens_takes_no_step(student: TokenModel) -> None:
+    sequences, config = ragged(), config_of("train.minibatch_responses=4", "train.microbatch_responses=4")
+    inputs = inputs_for(student, config, sequences)
+    mask_BT = inputs.loss_mask_BT.clone()
+    mask_BT[:4] = False
+    outcome, _ = updated(student, replace(inputs, loss_mask_BT=mask_BT), config)
+    assert (outcome.optimizer_steps, len(outcome.loss)) == (1, 1)
+    assert bool((outcome.first_ratio_N == 1.0).all())
+    with pytest.raises(InvariantError, match=r"no token in the loss.*raise rollout\.max_response_tokens"):
+        updated(student, replace(inputs, loss_mask_BT=torch.zeros_like(mask_BT)), config)
+
+
+def test_gradient_clipping_scales_the_whole_gradient(student: TokenModel) -> None:
+    sequences, loose = ragged(), config_of()
+    inputs = inputs_for(student, loose, sequences)
+    free, whole = updated(student, inputs, loose)
+    tight = config_of(f"train.max_grad_norm={free.grad_norm[0] / 4}")
+    clipped, quarter = updated(student, inputs, tight)
+    assert clipped.grad_norm[0] == free.grad_norm[0]  # reported before clipping
+    assert float((4 * quarter - whole).norm() / whole.norm()) < 1e-5
+
+
+def test_warm_up_is_linear_and_then_constant(student: TokenModel) -> None:
+    config = config_of("train.learning_rate=0.4", "train.warmup_steps=4", "train.minibatch_responses=4")
+    assert [warmed_rate(config, done) for done in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert warmed_rate(config_of("train.learning_rate=0.4", "train.warmup_steps=0"), 0) == 0.4
+    copied = replace(student, module=copy.deepcopy(student.module))
+    outcome = update(
+        copied, build_optimizer(copied, config), inputs_for(copied, config, ragged()), config, steps_done=1
+    )
+    assert outcome.learning_rate == pytest.approx(0.3)  # its two steps are the run's second and third
+    assert outcome.optimizer_steps == 3
+
+
+def test_loss_that_is_not_finite_names_the_sample_and_changes_nothing(student: TokenModel) -> None:
+    """A ratio that overflows in row 5 alone, inside a micro-batch of two."""
+    config = config_of("train.microbatch_responses=2")
+    inputs = inputs_for(student, config, ragged())
+    inputs.old_logp_BT[5, 2] = -1e4
+    before = {name: value.clone() for name, value in student.module.state_dict().items()}
+    with pytest.raises(InvariantError, match=r"at response 5 \(sample 5\); expected finite numbers"):
+        update(student, build_optimizer(student, config), inputs, config, steps_done=0)
+    assert all(torch.equal(value, before[name]) for name, value in student.module.state_dict().items())
+
+
+def test_advantages_carry_no_gradient(student: TokenModel) -> None:
+    config = config_of()
+    inputs = inputs_for(student, config, ragged())
+    advantage_BT = inputs.surrogates[0][0].clone().requires_grad_()
+    updated(student, replace(inputs, surrogates=((advantage_BT, 1.0),)), config)
+    assert advantage_BT.grad is None

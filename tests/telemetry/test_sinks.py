@@ -1,0 +1,126 @@
+"""Records on disk, TensorBoard events and progress."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.errors import DependencyError, InvariantError, RunFolderError
+from nemo_uecr.telemetry.progress import Progress
+from nemo_uecr.telemetry.sinks import StepLog, append_record, truncate_records
+
+STEP = {
+    "reward/task_mean": 0.25,
+    "group/mixed_share": 0.5,
+    "response/length_mean": 4.0,
+    "policy/grad_norm": 1.0,
+    "time/step_s": 0.1,
+}
+EVALUATION = {
+    "average": {"avg": 0.5, "low": 0.4, "high": 0.6},
+    "samples": 12,
+    "seconds": 1.0,
+    "sets": {"a": {"avg": 0.5}},
+}
+
+
+def test_records_are_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    for step in (1, 2, 3):
+        append_record(path, {"step": step, "text": "ü\n"})
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        append_record(path, {"step": float("nan")})
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_truncation_drops_later_steps_and_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    for step in (0, 1, 2, 3):
+        append_record(path, {"step": step})
+    with path.open("a") as lines:
+        lines.write('{"step": 1')
+    truncate_records(path, last_step=2)
+    assert path.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+    truncate_records(path, last_step=-1)
+    assert path.read_text() == ""
+    truncate_records(tmp_path / "missing.jsonl", last_step=0)
+    assert [found.name for found in tmp_path.iterdir()] == ["lines.jsonl"]
+
+
+@pytest.mark.parametrize("line", ["{}", "nonsense", "[1]", '{"step": null}', "\x00\x00"])
+def test_altered_line_is_refused_by_number(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"step": 1}\n' + line + "\n")
+    with pytest.raises(RunFolderError, match=r"lines\.jsonl:2: not a step's record"):
+        truncate_records(path, last_step=5)
+
+
+def test_unknown_name_and_infinite_number_are_refused(tmp_path: Path) -> None:
+    log = StepLog(tmp_path, tensorboard="off")
+    with pytest.raises(InvariantError, match="metric 'policy/lose' is not in the table"):
+        log.write(1, {"policy/lose": 1.0})
+    with pytest.raises(InvariantError, match="metric policy/loss is inf at step 3"):
+        log.write(3, {"policy/loss": float("inf")})
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = StepLog(tmp_path, tensorboard="on")
+    log.write(1, {"policy/loss": 0.5})
+    log.write(2, {"policy/loss": 0.25})
+    log.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("policy/loss")] == [(1, 0.5), (2, 0.25)]
+
+
+def test_missing_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(DependencyError, match=r"pip install 'nemo-uecr\[tensorboard\]'"):
+        StepLog(tmp_path, tensorboard="on")
+    log = StepLog(tmp_path, tensorboard="auto")
+    log.write(1, {"policy/loss": 0.5})
+    log.close()
+    assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(style: str, stream: io.StringIO) -> str:
+    progress = Progress(total=4, style=style, stream=stream)
+    progress.evaluation(0, EVALUATION)
+    progress.step(1, STEP)
+    progress.step(2, STEP)
+    progress.close()
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(("style", "stream"), [("auto", io.StringIO()), ("lines", Terminal())])
+def test_plain_lines(style: str, stream: io.StringIO) -> None:
+    lines = shown(style, stream).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("step 0/4  avg@12 50.0 [40.0, 60.0]  a 50.0")
+    assert lines[1] == "step 1/4  reward 0.250  mixed groups 50%  length 4.0  grad 1.000  0.10 s"
+    assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize(("style", "stream"), [("auto", Terminal()), ("bar", io.StringIO())])
+def test_bar(style: str, stream: io.StringIO) -> None:
+    text = shown(style, stream)
+    assert text.count("\r\x1b[2K") == 3
+    assert "█" * 12 + "░" * 12 + " step 2/4" in text
+    assert "left" in text
+    assert text.endswith("\n")
+
+
+def test_silence() -> None:
+    assert shown("off", Terminal()) == ""

@@ -1,0 +1,152 @@
+"""Which answers count as the same, and answers that try to stop the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_uecr.verifier.equivalence import check_response, judge
+from nemo_uecr.verifier.verdict import Checked, Verdict
+
+SAME = [
+    ("5", "5"),
+    ("5.0", "5"),
+    ("5.", "5"),
+    (".5", "0.5"),
+    ("+5", "5"),
+    ("005", "5"),
+    ("-0", "0"),
+    ("-0.0", "0"),
+    ("0", "0.000"),
+    ("1,234", "1234"),
+    ("1{,}234", "1234"),
+    ("1,234,567.50", "1234567.5"),
+    ("$5$", "5"),
+    (" 5 ", "5"),
+    (r"\frac{1}{2}", "0.5"),
+    (r"\frac12", r"\frac{1}{2}"),
+    (r"\dfrac{1}{2}", r"\frac{1}{2}"),
+    ("1/2", r"\frac{1}{2}"),
+    (r"\sqrt{4}", "2"),
+    (r"x=5", "5"),
+    (r"5\text{ cm}", "5"),
+    (r"90^\circ", "90"),
+    (r"50\%", "50"),
+    (r"\$5", "5"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    ("x+1", "1+x"),
+    ("(1,2)", "(1, 2)"),
+    (r"\text{Yes}", "Yes"),
+    ("1000000000000000000000000000001", "1000000000000000000000000000001"),
+    (r"\infty", r"\infty"),
+]
+DIFFERENT = [
+    ("5", "6"),
+    ("5", "-5"),
+    ("0.5", "0.05"),
+    ("12", "1.2"),
+    ("1,2", "12"),  # a list of two, not twelve
+    ("1,23", "123"),
+    ("12,3", "123"),
+    ("1,2345", "12345"),
+    ("1,2", "1,2,3"),
+    ("0.333", "1/3"),
+    ("(1,2)", "(2,1)"),
+    ("(1,2]", "(1,2)"),
+    ("1000000000000000000000000000001", "1000000000000000000000000000002"),
+    (r"\frac{1}{2}", r"\frac{1}{3}"),
+    (r"\infty", r"-\infty"),
+    ("x", "y"),
+    (r"\frac{}{}", "5"),
+    ("5 or 6", "6"),
+    ("five", "5"),
+]
+
+
+@pytest.mark.parametrize(("given_answer", "expected"), SAME)
+def test_equivalent(given_answer: str, expected: str) -> None:
+    assert judge(given_answer, expected) is Verdict.CORRECT
+
+
+@pytest.mark.parametrize(("given_answer", "expected"), DIFFERENT)
+def test_not_equivalent(given_answer: str, expected: str) -> None:
+    assert judge(given_answer, expected) is Verdict.WRONG
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(0, 3), st.integers(0, 3))
+def test_forms_of_one_integer(number: int, zeros: int, leading: int) -> None:
+    sign = "-" if number < 0 else ""
+    written = f"{sign}{'0' * leading}{abs(number)}" + ("." + "0" * zeros if zeros else "")
+    assert judge(written, str(number)) is Verdict.CORRECT
+    assert judge(f"{number:,}", str(number)) is Verdict.CORRECT
+    assert judge(written, str(number + 1)) is Verdict.WRONG
+
+
+def test_verdicts_and_rewards() -> None:
+    assert check_response(r"\boxed{5}", "5") == Checked(Verdict.CORRECT, "5")
+    assert check_response(r"\boxed{6}", "5") == Checked(Verdict.WRONG, "6")
+    assert check_response("5", "5") == Checked(Verdict.NO_ANSWER, None)
+    assert check_response(r"\boxed{}", "5") == Checked(Verdict.NO_ANSWER, "")
+    assert check_response(r"\boxed{ }", "5") == Checked(Verdict.NO_ANSWER, "")
+    assert check_response("", "5") == Checked(Verdict.NO_ANSWER, None)
+    assert check_response(r"\boxed{5}", r"\boxed{5}") == Checked(Verdict.CORRECT, "5")  # a boxed reference
+    assert [Checked(verdict, None).reward for verdict in Verdict] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_answer_in_the_prompt_is_not_read() -> None:
+    """Only the last box of the response counts, whatever it quotes before."""
+    assert check_response(r"The answer is not \boxed{5} but \boxed{6}.", "5").verdict is Verdict.WRONG
+
+
+def test_slow_comparison_is_a_timeout_and_not_a_hang() -> None:
+    """A tower of powers, a factorial and deep nesting, in a process of its own.
+
+    math-verify's limit is an exception out of a signal handler: it needs the main thread, and a callback of the garbage
+    collector, which the test tools install, may swallow it.
+    """
+    root = Path(__file__).resolve().parents[2]
+    program = (
+        "from nemo_uecr.verifier import equivalence; equivalence.TIME_LIMIT = 1\n"
+        "for text in ('9^{9^{9^9}}', '10000000!', '(' * 900 + '1' + ')' * 900):\n"
+        "    print(equivalence.judge(text, '7').value)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["timeout"] * 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\frac{1}{0}", r"\frac", r"\left(", r"\begin{matrix}", "&", "_", "^", "^^", "x_", "{}", "%", "#", "\x00", "∑",
+        "\\", r"\text{", "1e400000000", "nan", "inf", "None", "__import__('os')", "a=b=c", "1=2", r"\sum_{", "[1,2",
+        "|x", "||", "0^0",
+    ],
+)  # fmt: skip
+def test_nonsense_is_wrong_or_an_error_but_never_a_crash(text: str) -> None:
+    assert judge(text, "7") in (Verdict.WRONG, Verdict.ERROR)
+
+
+def test_missing_math_verify_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_uecr.errors import DependencyError
+
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    judge.cache_clear()
+    assert judge("5", "5.0") is Verdict.CORRECT  # plain numbers need nothing
+    with pytest.raises(DependencyError, match=r"needs math-verify; pip install 'nemo-uecr\[verify\]'"):
+        judge(r"\frac{1}{2}", "0.5")
+
+
+def test_plain_answers_load_nothing_heavy() -> None:
+    root = Path(__file__).resolve().parents[2]
+    program = (
+        "import sys; from nemo_uecr.verifier.equivalence import check_response;"
+        "check_response('\\\\boxed{1,234}', '1234'); sys.exit(any(m in sys.modules for m in ('sympy', 'math_verify')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False).returncode == 0
