@@ -18,7 +18,7 @@ RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("fraction", _FRACTION),
         ("yes_no", r"(?:\\text\s*\{\s*)?(?:yes|no|true|false)(?:\s*\})?\.?"),
         ("choice", r"(?:\\text\s*\{\s*)?\(?[A-E]\)?(?:\s*\})?"),
-        ("infinite", r"[+-]?\\infty|(?:\\text\s*\{\s*)?(?:does not exist|diverges|undefined|infinity|dne)(?:\s*\})?"),
+        ("infinite", r"[+-]?\\infty|(?:\\text\s*\{\s*)?(?:does not exist|diverges|undefined|infinity)(?:\s*\})?"),
         ("matrix", r".*\\begin\s*\{[a-z]*matrix\}.*"),
         ("interval", r"[\[(\]].*,.*[\])\[]\s*(?:\\cup.*)?"),
         ("set", r"\\\{.*\\\}|\\emptyset|\\varnothing"),
