@@ -1,0 +1,166 @@
+"""One case of the scoring benchmark in its own process: reads a job, writes one JSON line.
+
+Run as `python -m nemo_uecr.bench.scoring_worker JOB`, JOB being a `Job` in JSON. With more than one rank, each
+rank is such a process, with torchrun's variables in its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nemo_uecr.bench.scoring_cases import BUILDERS, Inputs, Outcome, Run, hidden_inputs, logits_inputs
+from nemo_uecr.scoring import native, shards
+
+CHECKED_TOKENS = 16
+SMALL_TOKENS = 2
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run. `option` is the case's own setting, such as a chunk size."""
+
+    case: str
+    option: str
+    tokens: int
+    vocab: int
+    hidden: int
+    dtype: str
+    log_z: float
+    threads: int
+    repetitions: int
+
+
+@dataclass
+class Measured:
+    """What one process found. Times in seconds, the least of the repetitions; memory in MiB."""
+
+    cpu_s: float
+    wall_s: float
+    peak_extra_mb: float | None
+    error_logp: float | None
+    error_entropy: float | None
+    collectives: int
+    collective_bytes: int
+    native: bool
+
+
+def main(argument: str) -> int:
+    """Run the job and write the result, or the reason why it is absent."""
+    logging.disable(logging.WARNING)
+    job = Job(**json.loads(argument))
+    torch.set_num_threads(job.threads)
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1:
+        dist.init_process_group("gloo")
+    try:
+        with torch.no_grad():
+            result: dict[str, Any] = asdict(measure(job, rank, size))
+    except ImportError as error:
+        result = {"absent": f"{type(error).__name__}: {error}".splitlines()[0]}
+    sys.stdout.write("\n" + json.dumps(result) + "\n")
+    if size > 1:
+        dist.destroy_process_group()
+    return 0
+
+
+def measure(job: Job, rank: int, size: int) -> Measured:
+    """Warm up on a few tokens, take the peak memory of one call, then time the repetitions."""
+    if job.case.startswith("fused/"):
+        inputs = hidden_inputs(job.tokens, job.vocab, job.hidden, job.dtype)
+    else:
+        inputs = logits_inputs(job.tokens, job.vocab, job.dtype, job.log_z, rank, size)
+    build = BUILDERS[job.case]
+    build(inputs.first(SMALL_TOKENS), job.option)()
+    run = build(inputs, job.option)
+    count = CollectiveCount()
+    outcome, peak = peak_of(run)
+    collectives, sent = count.stop()
+    cpu, wall = least_time(run, job.repetitions, size)
+    errors = errors_of(inputs, outcome, size)
+    return Measured(cpu, wall, peak, *errors, collectives, sent, native.native_is_built())
+
+
+def least_time(run: Run, repetitions: int, size: int) -> tuple[float, float]:
+    """Least processor time of this process, and least wall time."""
+    cpu, wall = float("inf"), float("inf")
+    for _ in range(repetitions):
+        if size > 1:
+            dist.barrier()
+        started, started_cpu = time.perf_counter(), time.process_time()
+        run()
+        cpu, wall = min(cpu, time.process_time() - started_cpu), min(wall, time.perf_counter() - started)
+    return cpu, wall
+
+
+def peak_of(run: Run) -> tuple[Outcome, float | None]:
+    """The outcome, and by how much resident memory rose at most beyond what the outcome itself takes."""
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        return run(), None
+    with open("/proc/self/clear_refs", "w") as clear:
+        clear.write("5")
+    before = _status_mb("VmRSS")
+    outcome = run()
+    kept = sum(tensor.numel() * tensor.element_size() for tensor in outcome or ()) / 2**20
+    return outcome, max(0.0, _status_mb("VmHWM") - before - kept)
+
+
+def _status_mb(field: str) -> float:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def errors_of(inputs: Inputs, outcome: Outcome, size: int) -> tuple[float | None, float | None]:
+    """Largest error of log-probability and entropy against float64 on the first tokens of an unsharded case."""
+    if outcome is None or size > 1:
+        return None, None
+    some = inputs.first(CHECKED_TOKENS)
+    rows = some.rows.double()
+    logits = rows if some.weight is None else rows @ some.weight.double().T
+    log_p = torch.log_softmax(logits, -1)
+    logp = log_p.gather(1, some.target.unsqueeze(1)).squeeze(1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return tuple(  # type: ignore[return-value]
+        float((found[:CHECKED_TOKENS].double() - exact).abs().max())
+        for found, exact in zip(outcome, (logp, entropy), strict=True)
+    )
+
+
+class CollectiveCount:
+    """Counts collectives and the bytes this rank brings to them, until stopped."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.sent = 0
+        self._originals = [(dist, name, getattr(dist, name)) for name in COLLECTIVES]
+        self._originals.append((shards, "_all_gather", shards._all_gather))
+        for owner, name, function in self._originals:
+            setattr(owner, name, self._counted(name, function))
+
+    def _counted(self, name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            brought = args[1] if "gather" in name else args[0]
+            self.sent += brought.numel() * brought.element_size()
+            return function(*args, **kwargs)
+
+        return call
+
+    def stop(self) -> tuple[int, int]:
+        """Put the collectives back and return (calls, bytes)."""
+        for owner, name, function in self._originals:
+            setattr(owner, name, function)
+        return self.calls, self.sent
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

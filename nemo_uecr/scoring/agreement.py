@@ -1,0 +1,145 @@
+"""How the ranks of a group make sure, before the one collective, that they are about to make the same call.
+
+A collective whose ranks bring different sizes aborts the process with gloo and hangs with NCCL, so a
+disagreement cannot be found inside it. Each rank therefore leaves a line about its call in the group's key
+value store and reads the others' lines: about 0.1 ms, no device synchronisation, nothing of the tensors. A
+rank that refuses its arguments leaves the reason there, so that every rank raises a named error and none
+waits for a partner that never comes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Self
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from nemo_uecr.scoring.errors import ScoringInputError, ShardMismatchError
+
+
+@dataclass(frozen=True)
+class ShardCall:
+    """What one rank is about to do. All but the shard's place and width must be equal on all ranks."""
+
+    rows: str
+    tokens: int
+    dtype: str
+    temperatures: list[float]
+    entropy: bool
+    top1: bool
+    valid_vocab: int | None
+    targets: int
+    first_column: int
+    columns: int
+
+
+SHARD_FIELDS = ("first_column", "columns")
+
+
+@dataclass
+class _Progress:
+    calls: int = 0
+    last_read: int = -1
+
+
+_progress: WeakKeyDictionary[dist.ProcessGroup, _Progress] = WeakKeyDictionary()
+
+
+class Meeting:
+    """One call's meeting of the ranks of a group, as a context manager.
+
+    An exception inside the block is reported to the other ranks, unless the ranks have already agreed.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        if not dist.is_initialized():
+            raise ScoringInputError("torch.distributed is not initialised; call init_process_group first")
+        self.group: dist.ProcessGroup = dist.group.WORLD if group is None else group  # type: ignore[assignment]
+        self.rank = dist.get_rank(self.group)
+        self.size = dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise ScoringInputError("this process is not in the group; call with a group it belongs to")
+        self._settled = self.size == 1
+        self._progress = _progress.setdefault(self.group, _Progress())
+        self._call = self._progress.calls
+        self._progress.calls += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not self._settled:
+            self._publish({"refused": f"{type(error).__name__}: {error}"})
+
+    def agree(self, call: ShardCall) -> int:
+        """Compare this rank's call with the others' and return the number of columns of the whole vocabulary.
+
+        Raises:
+            ShardMismatchError: a rank refused, or disagrees, or the shards do not tile the vocabulary.
+        """
+        lines = [asdict(call)]
+        if not self._settled:
+            self._publish(asdict(call))
+            lines = self._read()
+        _compare(lines)
+        return _tiled_columns([(line["first_column"], line["columns"]) for line in lines], call.valid_vocab)
+
+    def _key(self, call: int, rank: int) -> str:
+        return f"nemo_uecr/scoring/{call}/{rank}"
+
+    def _publish(self, line: dict[str, object]) -> None:
+        self._settled = True
+        store = self.group.get_group_store()
+        store.set(self._key(self._call, self.rank), json.dumps(line))
+        # Having read everyone's previous line, this rank knows that all are done with the line before that.
+        if self._progress.last_read == self._call - 1 and self._call >= 2:
+            store.delete_key(self._key(self._call - 2, self.rank))
+
+    def _read(self) -> list[dict[str, object]]:
+        store = self.group.get_group_store()
+        keys = [self._key(self._call, rank) for rank in range(self.size)]
+        try:
+            store.wait(keys)
+            values = [store.get(key) for key in keys]
+        except dist.DistStoreError as error:
+            raise ShardMismatchError(
+                f"not every rank of the group of {self.size} made call {self._call} before the group's timeout; "
+                "check that all ranks score the same micro-batches"
+            ) from error
+        self._progress.last_read = self._call
+        return [json.loads(value) for value in values]
+
+
+def _compare(lines: list[dict[str, object]]) -> None:
+    for rank, line in enumerate(lines):
+        if "refused" in line:
+            raise ShardMismatchError(f"rank {rank} of the group refused the call: {line['refused']}")
+    for field in lines[0]:
+        values = [line[field] for line in lines]
+        if field not in SHARD_FIELDS and any(value != values[0] for value in values):
+            raise ShardMismatchError(
+                f"the ranks of the group disagree on {field}: {values} in rank order; "
+                "give every rank the same tokens, dtype and options"
+            )
+
+
+def _tiled_columns(shards: list[tuple[int, int]], valid_vocab: int | None) -> int:
+    end = 0
+    for rank, (first, columns) in enumerate(shards):
+        if first != end:
+            raise ShardMismatchError(
+                f"the shard of rank {rank} starts at column {first}, expected {end}; the shards (start, columns) "
+                f"{shards} must tile the vocabulary in rank order: is this the group the weight is sharded over?"
+            )
+        end += columns
+    if end == 0 or (valid_vocab is not None and not 1 <= valid_vocab <= end):
+        raise ShardMismatchError(
+            f"the {len(shards)} shards hold {end} columns, expected at least valid_vocab = {valid_vocab} "
+            "and at least one: is this the group the weight is sharded over?"
+        )
+    return end

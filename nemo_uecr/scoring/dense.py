@@ -1,0 +1,156 @@
+"""The definition: log-probability and entropy of given tokens from whole rows of logits.
+
+Legend: N tokens, V vocabulary columns, K temperatures, W statistics a token, C rows of one block.
+Statistics are float32 whatever the dtype of the logits; results are float32 nats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.scoring.checks import check_tokens, check_vocab, statistics_layout
+from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout, TokenScores
+from nemo_uecr.scoring.reduce import reduce_logits
+from nemo_uecr.scoring.statistics import check_statistics, log_probabilities, merge_shards, scores_by_chunk
+from nemo_uecr.scoring.torch_rows import rows_per_block
+
+
+@torch.no_grad()
+def score_logits(
+    logits_NV: Tensor,
+    target_N: Tensor,
+    *,
+    temperatures: tuple[float, ...],
+    entropy: bool,
+    top1: bool = False,
+    valid_vocab: int | None = None,
+) -> TokenScores:
+    """Score given tokens at several temperatures, with the entropy, in one pass over the logits.
+
+    log p_T(y) = (z_y - m) / T - log sum_v exp((z_v - m) / T), m = max_v z_v;
+    H = log s - sum_v (z_v - m) exp(z_v - m) / s, s = sum_v exp(z_v - m), at temperature 1.
+    At temperature 1 the logits are neither divided nor multiplied. No gradient flows.
+
+    Args:
+        logits_NV: `[N, V]` float32, bfloat16 or float16 logits; -inf is a masked column, of probability 0.
+        target_N: `[N]` int token ids.
+        temperatures: the temperatures T of the log-probabilities, all above 0.
+        entropy: whether to return the entropy at temperature 1.
+        top1: whether to return if the target attains the largest logit.
+        valid_vocab: number of real columns; columns from there on are padding and carry no probability.
+
+    Returns:
+        The scores, float32 nats.
+
+    Raises:
+        ScoringInputError: wrong shape, dtype or temperature, or no token.
+        TargetOutOfVocabularyError: a target outside the vocabulary.
+        NonFiniteScoreError: a NaN or +inf logit, or a target of logit -inf.
+
+    References:
+        Teacher scores of the method: eq:teacher-token-reward (log-probability), eq:local-signal (entropy).
+    """
+    check_tokens("logits_NV", logits_NV, target_N)
+    vocab = check_vocab(logits_NV.shape[1], valid_vocab)
+    layout = statistics_layout(temperatures, entropy)
+    real_NV = logits_NV[:, :vocab]
+
+    def stats_of(chunk: slice) -> Tensor:
+        return _whole_statistics(real_NV[chunk], target_N[chunk], layout)
+
+    return scores_by_chunk(stats_of, target_N, layout, top1, vocab)
+
+
+def token_logp(logits_NV: Tensor, target_N: Tensor, *, temperature: float) -> Tensor:
+    """Differentiable log-probability of given tokens at one temperature.
+
+    log p_T(y) = (z_y - m) / T - log sum_v exp((z_v - m) / T);  d log p_T / d z_v = (1[v = y] - p_T(v)) / T.
+    The forward is `score_logits` at that temperature, row by row the same arithmetic: equal logits give
+    bitwise equal log-probabilities whatever the batching.
+
+    Args:
+        logits_NV: `[N, V]` float32, bfloat16 or float16 logits.
+        target_N: `[N]` int token ids.
+        temperature: T above 0.
+
+    Returns:
+        `[N]` float32 nats; its gradient has the dtype of the logits.
+
+    Raises:
+        ScoringInputError: wrong shape, dtype or temperature, or no token.
+        TargetOutOfVocabularyError: a target outside the vocabulary.
+        NonFiniteScoreError: a NaN or +inf logit, or a target of logit -inf.
+    """
+    check_tokens("logits_NV", logits_NV, target_N)
+    check_vocab(logits_NV.shape[1], None)
+    layout = statistics_layout((temperature,), False)
+    logp_N: Tensor = _TokenLogp.apply(logits_NV, target_N, layout)  # type: ignore[no-untyped-call]
+    return logp_N
+
+
+def _whole_statistics(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout) -> Tensor:
+    stats_1WN = torch.empty(1, layout.width, logits_NV.shape[0], dtype=torch.float32, device=logits_NV.device)
+    reduce_logits(logits_NV, target_N, layout, 0, stats_1WN[0])
+    return stats_1WN
+
+
+class _TokenLogp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout) -> Tensor:
+        merged_WN = merge_shards(_whole_statistics(logits_NV, target_N, layout), layout)
+        check_statistics(merged_WN, target_N, 0, logits_NV.shape[1])
+        ctx.save_for_backward(logits_NV, target_N, merged_WN)
+        ctx.layout = layout
+        return log_probabilities(merged_WN, layout)[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        logits_NV, target_N, merged_WN = ctx.saved_tensors
+        return logp_gradient(logits_NV, target_N, 0, merged_WN, ctx.layout, grads[0]), None, None
+
+
+def logp_gradient(
+    logits_NV: Tensor,
+    target_N: Tensor,
+    first_column: int,
+    merged_WN: Tensor,
+    layout: StatisticsLayout,
+    grad_N: Tensor,
+) -> Tensor:
+    """Gradient of the log-probability at the layout's one temperature for the logits of one vocabulary shard.
+
+    g_v = grad / T * (1[v = y] - exp((z_v - m) / T) / s), in float32, stored in the dtype of the logits.
+
+    Args:
+        logits_NV: `[N, V]` logits of the shard.
+        target_N: `[N]` token ids of the whole vocabulary.
+        first_column: token id of column 0 of the shard.
+        merged_WN: `[W, N]` float64 statistics of the whole vocabulary.
+        layout: their layout.
+        grad_N: `[N]` gradient of the result for each log-probability.
+
+    Returns:
+        `[N, V]` in the dtype of the logits.
+    """
+    (temperature,) = layout.temperatures
+    tokens, columns = logits_NV.shape
+    gradient_NV = torch.empty_like(logits_NV)
+    rows = min(tokens, rows_per_block(columns))
+    scale_N = grad_N.double() / temperature
+    weight_N = (-scale_N / merged_WN[layout.sum_row(temperature)]).float().unsqueeze(1)
+    column_N = (target_N - first_column).long()
+    one_N1 = torch.where((column_N >= 0) & (column_N < columns), scale_N, 0.0).float().unsqueeze(1)
+    column_N1 = column_N.clamp(0, columns - 1).unsqueeze(1)
+    max_N1 = merged_WN[MAX_ROW].float().unsqueeze(1)
+    buffer_CV = torch.empty(rows, columns, dtype=torch.float32, device=logits_NV.device)
+    for start in range(0, tokens, rows):
+        block = slice(start, min(start + rows, tokens))
+        slope_CV = buffer_CV[: block.stop - start].copy_(logits_NV[block]).sub_(max_N1[block])
+        if temperature != 1.0:
+            slope_CV.div_(temperature)
+        slope_CV.exp_().mul_(weight_N[block]).scatter_add_(1, column_N1[block], one_N1[block])
+        gradient_NV[block] = slope_CV
+    return gradient_NV

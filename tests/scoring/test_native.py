@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_uecr.scoring import native
+from nemo_uecr.scoring.records import StatisticsLayout
+from nemo_uecr.scoring.torch_rows import reduce_with_torch
+
+from .conftest import QWEN3_VOCAB, peaked_logits
+
+needs_native = pytest.mark.skipif(native._library() is None, reason="no C compiler or no AVX2 here")
+
+
+@needs_native
+@pytest.mark.parametrize("vocab", [1, 2, 15, 16, 17, 63, 64, 65, 4095, 4096, 4097, 8192, 8193, QWEN3_VOCAB])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_native_and_torch_reductions_agree(vocab: int, dtype: torch.dtype) -> None:
+    logits = peaked_logits(3, vocab, 12.0, seed=1)[0].to(dtype)
+    layout = StatisticsLayout((1.0, 0.7, 1.9), True)
+    ours, plain = torch.zeros(layout.width, 3), torch.zeros(layout.width, 3)
+    native.reduce_natively(logits, layout, ours)
+    reduce_with_torch(logits, layout, plain)
+    assert torch.equal(ours[0], plain[0])
+    torch.testing.assert_close(ours, plain, rtol=3e-6, atol=1e-6)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_code_for_processors_with_avx2_only(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
+    flags = tuple("-march=x86-64-v3" if flag == "-march=native" else flag for flag in native.FLAGS)
+    monkeypatch.setattr(native, "FLAGS", flags)
+    narrow = functools.cache(native._library.__wrapped__)
+    monkeypatch.setattr(native, "_library", narrow)
+    logits = peaked_logits(3, 9001, 12.0, seed=1)[0].to(dtype)
+    logits[1, 5000:6000] = -torch.inf
+    layout = StatisticsLayout((1.0, 0.7), True)
+    ours, plain = torch.zeros(layout.width, 3), torch.zeros(layout.width, 3)
+    native.reduce_natively(logits, layout, ours)
+    reduce_with_torch(logits, layout, plain)
+    assert narrow() is not None
+    assert list((tmp_path / "native").iterdir()), "the library was not built anew"
+    torch.testing.assert_close(ours, plain, rtol=3e-6, atol=1e-6)
+
+
+@needs_native
+def test_a_rising_row_rescales_what_came_before() -> None:
+    # The largest logit stands last, so each of 3 blocks of 4096 columns raises the maximum, by so little that
+    # every block keeps its weight.
+    logits = torch.linspace(-2.0, 2.0, 12_288).unsqueeze(0)
+    layout = StatisticsLayout((1.0, 0.7), True)
+    stats = torch.empty(layout.width, 1)
+    native.reduce_natively(logits, layout, stats)
+    shifted = logits.double() - 2.0
+    assert float(stats[2]) == pytest.approx(float(shifted.exp().sum()), rel=1e-6)
+    assert float(stats[3]) == pytest.approx(float((shifted / 0.7).exp().sum()), rel=1e-6)
+    assert float(stats[4]) == pytest.approx(float((shifted * shifted.exp()).sum()), rel=1e-6)
+
+
+def library_in(environment: dict[str, str]) -> str:
+    """In a fresh process: the library, or None, and a score."""
+    code = (
+        "import torch; from nemo_uecr.scoring import native, dense;"
+        "print(native._library() is not None);"
+        "print(float(dense.score_logits(torch.zeros(1, 4), torch.tensor([1]), temperatures=(1.0,),"
+        " entropy=True).entropy_N))"
+    )
+    root = str(Path(native.__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_without_a_compiler_or_switched_off_torch_takes_over(tmp_path: Path) -> None:
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    for environment in (
+        {"NEMO_UECR_NATIVE": "0"},
+        {"PATH": "/nonexistent"},
+        {"PATH": f"{tmp_path}:/bin:/usr/bin"},
+        {"NEMO_UECR_CACHE": "/proc/nonexistent"},
+    ):
+        # ln 4 = 1.3862943
+        assert library_in(environment).split() == ["False", "1.3862943649291992"], environment
+
+
+@needs_native
+def test_the_cache_holds_the_library_whole(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert library_in({"NEMO_UECR_CACHE": str(tmp_path)}).startswith("True")
+    assert [path.suffix for path in (tmp_path / "native").iterdir()] == [".so"]

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_uecr.scoring.records import StatisticsLayout
+from nemo_uecr.scoring.reduce import reduce_logits
+from nemo_uecr.scoring.statistics import log_probabilities, merge_shards
+
+from .conftest import peaked_logits
+
+
+def test_layout_of_one_and_two_temperatures() -> None:
+    one = StatisticsLayout((1.0,), True)
+    assert (one.width, one.sum_temperatures, one.sum_row(1.0), one.weighted_row) == (4, (1.0,), 2, 3)
+    two = StatisticsLayout((0.7, 1.0, 0.7), True)
+    assert (two.width, two.sum_temperatures, two.sum_row(0.7), two.weighted_row) == (5, (1.0, 0.7), 3, 4)
+    training = StatisticsLayout((0.7,), False)
+    assert (training.width, training.sum_temperatures) == (3, (0.7,))
+
+
+def test_merge_by_hand() -> None:
+    # Shard 0 holds z = 0 and ln 2: m = ln 2, s = 1/2 + 1 = 1.5, t = (-ln 2)(1/2) = -0.3465736.
+    # Shard 1 holds z = ln 4 (the target): m = y = ln 4, s = 1, t = 0.
+    # Whole, by m = ln 4: s = 1/4 + 1/2 + 1 = 1.75, t = (-ln 4)/4 + (-ln 2)/2 = -0.6931472.
+    ln2 = math.log(2.0)
+    shards = torch.tensor([[ln2, -math.inf, 1.5, -ln2 / 2], [2 * ln2, 2 * ln2, 1.0, 0.0]]).unsqueeze(2)
+    layout = StatisticsLayout((1.0,), True)
+    merged = merge_shards(shards, layout)[:, 0]
+    expected = torch.tensor([2 * ln2, 2 * ln2, 1.75, -0.6931472], dtype=torch.float64)
+    torch.testing.assert_close(merged, expected, rtol=0, atol=1e-7)
+    # log p = ln(4/7)
+    assert float(log_probabilities(merged.unsqueeze(1), layout)) == pytest.approx(math.log(4 / 7), abs=1e-7)
+
+
+def test_a_shard_without_columns_changes_no_bit() -> None:
+    logits, target = peaked_logits(5, 300, 9.0, seed=1)
+    layout = StatisticsLayout((1.0, 0.7), True)
+    one, empty = torch.empty(layout.width, 5), torch.full((layout.width, 5), math.nan)
+    reduce_logits(logits, target, layout, 0, one)
+    reduce_logits(logits[:, :0], target, layout, 300, empty)
+    alone = merge_shards(one.unsqueeze(0), layout)
+    for pair in ([one, empty], [empty, one]):
+        assert torch.equal(merge_shards(torch.stack(pair), layout), alone)
+
+
+def test_shards_without_columns_merge_to_one_without_columns() -> None:
+    layout = StatisticsLayout((1.0, 0.7), True)
+    empty = torch.tensor([-math.inf, -math.inf, 0.0, 0.0, 0.0]).reshape(1, 5, 1)
+    assert torch.equal(merge_shards(empty.repeat(3, 1, 1), layout), empty[0].double())
+
+
+@given(cuts=st.lists(st.integers(0, 97), max_size=5), log_z=st.sampled_from([0.0, 8.0, 25.0]))
+@settings(max_examples=50, deadline=None)
+def test_any_cut_of_the_vocabulary_merges_to_the_whole(cuts: list[int], log_z: float) -> None:
+    logits, target = peaked_logits(4, 97, log_z, seed=2)
+    layout = StatisticsLayout((1.0, 0.7), True)
+    edges = [0, *sorted(cuts), 97]
+    shards = torch.empty(len(edges) - 1, layout.width, 4)
+    for index, (start, stop) in enumerate(pairwise(edges)):
+        reduce_logits(logits[:, start:stop], target, layout, start, shards[index])
+    shifted = logits.double() - logits.double().amax(1, keepdim=True)
+    merged = merge_shards(shards, layout)
+    for row, expected in (
+        (0, logits.double().amax(1)),
+        (1, logits.double().gather(1, target.unsqueeze(1)).squeeze(1)),
+        (2, shifted.exp().sum(1)),
+        (3, (shifted / 0.7).exp().sum(1)),
+        (4, (shifted * shifted.exp()).sum(1)),
+    ):
+        torch.testing.assert_close(merged[row], expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.errors import ScoringInputError
+from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel, token_logp_vocab_parallel
+
+from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
+
+OnRanks = Callable[..., list[Any]]
+COLLECTIVES = [
+    name
+    for name in dir(dist)
+    if name.startswith(("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "scatter"))
+    or name in ("barrier", "send", "recv", "isend", "irecv", "batch_isend_irecv")
+]
+
+
+def cut(logits: Tensor, widths: list[int], rank: int) -> tuple[Tensor, int]:
+    """This rank's columns and where they start."""
+    start = sum(widths[:rank])
+    return logits[:, start : start + widths[rank]], start
+
+
+def score_shard(
+    rank: int, size: int, logits: Tensor, target: Tensor, widths: list[int], options: dict[str, Any]
+) -> Any:
+    shard, start = cut(logits, widths, rank)
+    scores = score_vocab_parallel(shard, target, first_column=start, group=None, **options)
+    return scores.logp_KN, scores.entropy_N, scores.top1_N
+
+
+@pytest.mark.parametrize(
+    ("vocab", "widths"),
+    [
+        (QWEN3_VOCAB, [75_968, 75_968]),
+        (QWEN3_VOCAB, [76_005, 75_931]),
+        (4099, [1367, 1367, 1365]),
+        (5, [1, 1, 3]),
+        (64, [64]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shards_give_the_scores_of_the_whole(
+    on_ranks: OnRanks, vocab: int, widths: list[int], dtype: torch.dtype
+) -> None:
+    logits, target = peaked_logits(6, vocab, 9.0, seed=1)
+    logits = logits.to(dtype)
+    options = {"temperatures": (1.0, 0.7), "entropy": True, "top1": True}
+    results = on_ranks(len(widths), score_shard, logits, target, widths, options)
+    logp, entropy = float64_scores(logits, target, 1.0)
+    logp_warm, _ = float64_scores(logits, target, 0.7)
+    whole = score_logits(logits, target, **options)
+    for result in results:
+        assert result.error is None, result.message
+        assert (result.value[0] - torch.stack([logp, logp_warm])).abs().max() <= 5e-6
+        assert (result.value[1] - entropy).abs().max() <= 5e-6
+        assert torch.equal(result.value[2], whole.top1_N)
+        for mine, first in zip(result.value, results[0].value, strict=True):
+            assert torch.equal(mine, first), "ranks differ in a bit"
+
+
+def test_padding_columns_and_whole_padding_shards_add_exactly_nothing(on_ranks: OnRanks) -> None:
+    logits, target = peaked_logits(6, 1000, 9.0, seed=2)
+    padded = torch.cat([logits, torch.full((6, 536), 50.0)], 1)
+    options = {"temperatures": (1.0, 0.7), "entropy": True, "top1": True}
+    # Three shards of 512: the second is half padding, the third nothing but padding.
+    results = on_ranks(3, score_shard, padded, target, [512, 512, 512], {**options, "valid_vocab": 1000})
+    # The same real columns in shards of 512, 488 and none.
+    plain = on_ranks(3, score_shard, logits, target, [512, 488, 0], options)
+    for result, reference in zip(results, plain, strict=True):
+        assert result.error is None, result.message
+        for mine, theirs in zip(result.value, reference.value, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_shard_of_minus_infinity_adds_exactly_nothing(on_ranks: OnRanks) -> None:
+    logits, target = peaked_logits(6, 700, 9.0, seed=2)
+    masked = torch.cat([logits, torch.full((6, 700), -torch.inf)], 1)
+    options = {"temperatures": (1.0, 0.7), "entropy": True}
+    results = on_ranks(2, score_shard, masked, target, [700, 700], options)
+    whole = score_logits(logits, target, **options)
+    assert whole.entropy_N is not None
+    for result in results:
+        assert result.error is None, result.message
+        assert torch.equal(result.value[0], whole.logp_KN)
+        assert torch.equal(result.value[1], whole.entropy_N)
+
+
+def count_collectives(rank: int, size: int, logits: Tensor, target: Tensor, temperatures: tuple[float, ...]) -> Any:
+    from nemo_uecr.scoring import shards
+
+    calls: list[tuple[str, int]] = []
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append((name, args[1].numel() * args[1].element_size()))
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in COLLECTIVES:
+        setattr(dist, name, counted(name, getattr(dist, name)))
+    shards._all_gather = counted("all_gather", shards._all_gather)
+    shard, start = cut(logits, [500, 500], rank)
+    for _ in range(2):
+        score_vocab_parallel(
+            shard, target, first_column=start, group=None, temperatures=temperatures, entropy=True, top1=True
+        )
+    return calls
+
+
+@pytest.mark.parametrize(("temperatures", "bytes_a_token"), [((1.0,), 16), ((1.0, 0.7), 20)])
+def test_one_collective_a_call(on_ranks: OnRanks, temperatures: tuple[float, ...], bytes_a_token: int) -> None:
+    logits, target = peaked_logits(30, 1000, 9.0, seed=3)
+    for result in on_ranks(2, count_collectives, logits, target, temperatures):
+        assert result.error is None, result.message
+        assert result.value == [("all_gather", 30 * bytes_a_token)] * 2
+
+
+def sharded_gradient(rank: int, size: int, logits: Tensor, target: Tensor, weight: Tensor, padding: int) -> Any:
+    widths = [600, logits.shape[1] - 600]
+    shard, start = cut(logits, widths, rank)
+    leaf = shard.clone().requires_grad_()
+    valid = logits.shape[1] - padding if padding else None
+    logp = token_logp_vocab_parallel(leaf, target, first_column=start, group=None, temperature=0.7, valid_vocab=valid)
+    (logp * weight).sum().backward()
+    scores = score_vocab_parallel(
+        shard,
+        target,
+        first_column=start,
+        group=None,
+        temperatures=(1.0, 0.7),
+        entropy=True,
+        valid_vocab=valid,
+    )
+    return logp.detach(), scores.logp_KN[1], leaf.grad
+
+
+@pytest.mark.parametrize("padding", [0, 24, 450])
+def test_gradient_over_shards(on_ranks: OnRanks, padding: int) -> None:
+    logits, target = peaked_logits(20, 1000, 9.0, seed=4)
+    weight = torch.randn(20, generator=torch.Generator().manual_seed(2))
+    padded = torch.cat([logits, torch.full((20, padding), 30.0)], 1)
+    results = on_ranks(2, sharded_gradient, padded, target, weight, padding)
+    leaf = logits.clone().requires_grad_()
+    (token_logp(leaf, target, temperature=0.7) * weight).sum().backward()
+    assert all(result.error is None for result in results), results[0].message
+    gathered = torch.cat([result.value[2] for result in results], 1)
+    assert leaf.grad is not None
+    assert (gathered[:, :1000] - leaf.grad).abs().max() <= 1e-6
+    assert (gathered[:, 1000:] == 0).all()
+    for result in results:
+        assert torch.equal(result.value[0], result.value[1]), "training and scoring differ in a bit"
+
+
+def with_nan(shard: Tensor) -> Tensor:
+    spoilt = shard.clone()
+    spoilt[3, 7] = torch.nan
+    return spoilt
+
+
+# What the last rank, or with "all: " every rank, changes in a good call.
+CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "tokens": lambda c: {"shard": c["shard"][:7], "target": c["target"][:7]},
+    "dtype": lambda c: {"shard": c["shard"].bfloat16()},
+    "targets": lambda c: {"target": c["target"].flip(0)},
+    "temperatures": lambda c: {"temperatures": (0.7,)},
+    "entropy": lambda c: {"entropy": False},
+    "valid_vocab": lambda c: {"valid_vocab": 90},
+    "overlap": lambda c: {"first_column": c["first_column"] - 1},
+    # Shards of a vocabulary over four ranks in a group of two.
+    "all: another group": lambda c: {
+        "shard": c["shard"][:, :25],
+        "first_column": c["first_column"] // 2,
+        "valid_vocab": 100,
+    },
+    "refused": lambda c: {"shard": c["shard"].double()},
+    "all: empty": lambda c: {"shard": c["shard"][:0], "target": c["target"][:0]},
+    "empty": lambda c: {"shard": c["shard"][:0], "target": c["target"][:0]},
+    "all: outside": lambda c: {"target": c["target"] + 100},
+    "not finite": lambda c: {"shard": with_nan(c["shard"])},
+    "all: nothing wrong": lambda c: {},
+}
+
+
+def call_with(rank: int, size: int, case: str) -> None:
+    logits, target = peaked_logits(8, 100, 9.0, seed=5)
+    shard, start = cut(logits, [50, 50], rank)
+    call = {"shard": shard, "target": target, "first_column": start}
+    call |= {"temperatures": (1.0,), "entropy": True, "valid_vocab": None}
+    if case.startswith("all: ") or rank == size - 1:
+        call |= CHANGES[case](call)
+    score_vocab_parallel(call.pop("shard"), call.pop("target"), group=None, **call)
+
+
+MISFITS = {
+    "tokens": (["ShardMismatchError"] * 2, "disagree on tokens: [8, 7]"),
+    "dtype": (["ShardMismatchError"] * 2, "disagree on dtype"),
+    "targets": (["ShardMismatchError"] * 2, "disagree on targets"),
+    "temperatures": (["ShardMismatchError"] * 2, "disagree on temperatures"),
+    "entropy": (["ShardMismatchError"] * 2, "disagree on entropy"),
+    "valid_vocab": (["ShardMismatchError"] * 2, "disagree on valid_vocab"),
+    "overlap": (["ShardMismatchError"] * 2, "starts at column 49, expected 50"),
+    "all: another group": (["ShardMismatchError"] * 2, "hold 50 columns"),
+    "refused": (["ShardMismatchError", "ScoringInputError"], "torch.float64"),
+    "all: empty": (["ScoringInputError"] * 2, "no token"),
+    "empty": (["ShardMismatchError", "ScoringInputError"], "no token"),
+    "all: outside": (["TargetOutOfVocabularyError"] * 2, "expected 0 to 99"),
+    "not finite": (["NonFiniteScoreError"] * 2, "token 3"),
+}
+
+
+def every_misfit(rank: int, size: int) -> list[tuple[str, str, str]]:
+    """One after another in one group: an error must leave the group fit for the next call."""
+    seen = []
+    for case in MISFITS:
+        try:
+            call_with(rank, size, case)
+        except ValueError as error:
+            seen.append((case, type(error).__name__, str(error)))
+    call_with(rank, size, "all: nothing wrong")
+    return seen
+
+
+def test_bad_input_is_a_named_error_on_every_rank(on_ranks: OnRanks) -> None:
+    results = on_ranks(2, every_misfit)
+    for rank, result in enumerate(results):
+        assert result.error is None, result.message
+        assert [case for case, _, _ in result.value] == list(MISFITS)
+        for case, name, message in result.value:
+            names, words = MISFITS[case]
+            assert name == names[rank], f"{case}: {message}"
+            assert words in message, case
+            assert "\n" not in message
+
+
+def absent_partner(rank: int, size: int) -> float:
+    dist.group.WORLD.get_group_store().set_timeout(timedelta(seconds=2))
+    started = time.monotonic()
+    if rank == 0:
+        call_with(rank, size, "all: nothing wrong")
+    return time.monotonic() - started
+
+
+def test_partner_that_never_calls_is_an_error_and_no_hang(on_ranks: OnRanks) -> None:
+    results = on_ranks(2, absent_partner)
+    assert results[0].error == "ShardMismatchError"
+    assert "not every rank" in results[0].message
+
+
+def subgroup(rank: int, size: int, logits: Tensor, target: Tensor) -> Any:
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = groups[rank // 2]
+    shard, start = cut(logits, [500, 500], rank % 2)
+    scores = score_vocab_parallel(
+        shard, target + rank // 2, first_column=start, group=mine, temperatures=(1.0,), entropy=True
+    )
+    outside = ""
+    try:
+        score_vocab_parallel(
+            shard, target, first_column=start, group=groups[1 - rank // 2], temperatures=(1.0,), entropy=True
+        )
+    except ScoringInputError as error:
+        outside = str(error)
+    return scores.logp_KN, outside
+
+
+def test_groups_side_by_side(on_ranks: OnRanks) -> None:
+    logits, target = peaked_logits(10, 1000, 9.0, seed=6)
+    target = target.clamp(max=998)
+    results = on_ranks(4, subgroup, logits, target)
+    for rank, result in enumerate(results):
+        assert result.error is None, result.message
+        expected = score_logits(logits, target + rank // 2, temperatures=(1.0,), entropy=False)
+        assert (result.value[0] - expected.logp_KN).abs().max() <= 2e-6
+        assert "not in the group" in result.value[1]
