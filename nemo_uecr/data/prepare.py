@@ -31,7 +31,7 @@ from nemo_uecr.data.manifest import (
     write_manifest,
 )
 from nemo_uecr.data.normalise import NORMALISATION
-from nemo_uecr.data.review import write_review
+from nemo_uecr.data.review import has_verdicts, write_review
 from nemo_uecr.data.rows import data_files, fields_of
 from nemo_uecr.data.screening import RULES, Finding, targets_of
 from nemo_uecr.errors import DataError
@@ -154,13 +154,15 @@ class _Writer:
         limit = heapq.nsmallest(sample, ranks)[-1]
         with (self._folder / REMOVED).open("a", encoding="utf-8") as removed:
             for name in (KEPT, HELD):
-                rows = list(jsonl(self._folder / name))
-                chosen = [row for row in rows if _rank(row["digest"], row["row"], seed) <= limit]
-                (self._folder / name).write_text("".join(map(_line, chosen)), encoding="utf-8")
-                for row in rows:
-                    if _rank(row["digest"], row["row"], seed) > limit:
-                        self._reasons["not_sampled"] += 1
-                        removed.write(_line({"row": row["row"], "digest": row["digest"], "reason": "not_sampled"}))
+                chosen = self._folder / f"{name}.chosen"
+                with chosen.open("w", encoding="utf-8") as file:
+                    for row in jsonl(self._folder / name):
+                        if _rank(row["digest"], row["row"], seed) <= limit:
+                            file.write(_line(row))
+                        else:
+                            self._reasons["not_sampled"] += 1
+                            removed.write(_line({"row": row["row"], "digest": row["digest"], "reason": "not_sampled"}))
+                chosen.replace(self._folder / name)
 
     def summary(self) -> Manifest:
         """Counts and the source's row set, for the manifest."""
@@ -198,6 +200,8 @@ def _check_target(folder: Path) -> None:
         raise DataError(f"{folder} holds other files; expected a new folder or one that was prepared before")
     if folder.is_file():
         raise DataError(f"{folder} is a file; expected the name of a folder")
+    if has_verdicts(folder / REVIEW) or any(folder.glob("screening/reviewed-*.csv")):
+        raise DataError(f"{folder} holds reviewed verdicts; choose another --out, or delete the folder yourself")
 
 
 def _source_record(source: Located, files: list[Path], fields: dict[str, object]) -> dict[str, object]:

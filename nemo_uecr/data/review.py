@@ -41,6 +41,14 @@ def write_review(path: Path, held: Iterable[Mapping[str, Any]], questions: Mappi
     path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
 
 
+def has_verdicts(path: Path) -> bool:
+    """Whether somebody has begun to fill in the file."""
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return any((line.get("verdict") or "").strip() for line in csv.DictReader(file))
+
+
 def read_verdicts(path: Path, held: Iterable[int]) -> dict[int, str]:
     """The verdict on every held row: dropped if any of its lines says drop.
 

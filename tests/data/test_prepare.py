@@ -140,6 +140,19 @@ def test_verdicts_are_applied(verdict: str, kept: int, gone: int, mixed: Path, t
     assert [row["row"] for row in jsonl(out / "train.jsonl")][-1] == (14 if verdict == "keep" else 7)
 
 
+def test_verdicts_are_never_overwritten(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = settings(mixed, (str(write_benchmark(tmp_path)),))
+    prepare(asked, out)
+    prepare(asked, out)  # nobody has written into it: made anew
+    fill(out, lambda _: "keep")
+    for _ in range(2):
+        with pytest.raises(DataError, match="holds reviewed verdicts"):
+            prepare(asked, out)
+        if (out / "screening/held.jsonl").stat().st_size:
+            apply_verdicts(out, out / "screening/review.csv")
+
+
 def test_an_altered_folder_is_found(mixed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare(settings(mixed), out)

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("math_verify")
 
 from nemo_uecr.verifier.batch import check_responses
+from nemo_uecr.verifier.conversations import check_conversations
 from nemo_uecr.verifier.equivalence import check_response
 from nemo_uecr.verifier.pool import ComparisonPool, ComparisonProcess
 from nemo_uecr.verifier.verdict import Verdict
@@ -106,3 +107,9 @@ def test_each_side_of_an_equation_counts() -> None:
     assert check_response(r"\boxed{n = 7}", "7").verdict is Verdict.CORRECT
     assert check_response(r"\boxed{3 + 4 = 7}", "7").verdict is Verdict.CORRECT
     assert check_response(r"\boxed{8 = 7}", "7").verdict is Verdict.WRONG
+
+
+def test_an_answer_in_the_prompt_earns_nothing(pool: ComparisonPool) -> None:
+    prompt = {"role": "user", "content": r"Is it \boxed{7}?"}
+    conversations = [[prompt, {"role": "assistant", "content": text}] for text in ("Yes.", r"It is \boxed{7}.")]
+    assert [checked.reward for checked in check_conversations(conversations, ["7", "7"], pool)] == [0.0, 1.0]
