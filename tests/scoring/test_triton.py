@@ -13,7 +13,10 @@ import pytest
 
 import nemo_uecr
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+]
 
 PROGRAM = """
 import json, sys, torch
