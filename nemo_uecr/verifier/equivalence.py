@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 
-from nemo_uecr.errors import DependencyError
 from nemo_uecr.verifier.extract import last_boxed
+from nemo_uecr.verifier.pool import shared_compare
 from nemo_uecr.verifier.verdict import Checked, Verdict
 
-#: Seconds math-verify may take for one parse or one comparison.
-TIME_LIMIT = 5
 #: A decimal, its thousands set off by commas or not at all: ``1,2`` is a list, no number.
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?")
 
@@ -32,13 +29,25 @@ def check_response(response: str, answer: str) -> Checked:
 
 @functools.lru_cache(maxsize=65_536)
 def judge(given: str, expected: str) -> Verdict:
-    """Whether two answer texts are equivalent."""
+    """Whether two answer texts are equivalent; what needs mathematics is compared in a process of its own."""
+    quick = judge_plain(given, expected)
+    return shared_compare(without_point(given), expected) if quick is None else quick
+
+
+def judge_plain(given: str, expected: str) -> Verdict | None:
+    """The verdict on equal texts and on plain numbers; None where it takes mathematics."""
+    given = without_point(given)
     if _squeezed(given) == _squeezed(expected):
         return Verdict.CORRECT
     numbers = _number(given), _number(expected)
     if numbers[0] is not None and numbers[1] is not None:
         return Verdict.CORRECT if numbers[0] == numbers[1] else Verdict.WRONG
-    return _symbolic(given, expected)
+    return None
+
+
+def without_point(given: str) -> str:
+    """The answer without the full stop of its sentence, which is no part of the mathematics."""
+    return given.rstrip().removesuffix(".")
 
 
 def _squeezed(text: str) -> str:
@@ -54,27 +63,3 @@ def _number(text: str) -> tuple[str, str] | None:
     whole, fraction = whole.lstrip("0"), fraction.rstrip("0")
     sign = "-" if plain.startswith("-") and (whole or fraction) else ""
     return sign + whole, fraction
-
-
-def _symbolic(given: str, expected: str) -> Verdict:
-    try:
-        import math_verify
-        from math_verify.errors import TimeoutException
-    except ImportError as missing:
-        raise DependencyError(
-            f"comparing the answers {given!r} and {expected!r} needs math-verify; pip install 'nemo-uecr[verify]'"
-        ) from missing
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    try:
-        parsed = [
-            math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=TIME_LIMIT, raise_on_error=True)
-            for text in (expected, given)
-        ]
-        if not parsed[0] or not parsed[1]:
-            return Verdict.WRONG
-        same = math_verify.verify(parsed[0], parsed[1], timeout_seconds=TIME_LIMIT, raise_on_error=True)
-    except TimeoutException:
-        return Verdict.TIMEOUT
-    except (ValueError, TypeError, ArithmeticError, AttributeError, RecursionError, NotImplementedError):
-        return Verdict.ERROR
-    return Verdict.CORRECT if same else Verdict.WRONG

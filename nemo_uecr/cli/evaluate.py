@@ -1,0 +1,48 @@
+r"""avg@k of one or several models on benchmarks, with every sample kept.
+
+  nemo-uecr evaluate student=runs/uecr/checkpoints/step-000160 teacher=path/to/teacher \
+      --benchmarks aime24 amc23=amc23.jsonl --max-tokens 16384 --out evaluations
+
+Every model is evaluated in the same way, the teacher too, each into its own folder under --out. Run the same command
+again after an interruption: samples that are there are kept, the missing ones are generated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from nemo_uecr.cli.evaluate_options import add_evaluation_arguments, settings_of
+
+__all__ = ["add_arguments", "label_of", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("models", nargs="+", metavar="[LABEL=]MODEL", help="model folder or hub name")
+    add_evaluation_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate each model and print its table."""
+    from nemo_uecr.data.benchmarks import load_benchmarks
+    from nemo_uecr.errors import DataError
+    from nemo_uecr.evaluation.result import lines_of
+    from nemo_uecr.evaluation.runner import evaluate
+
+    settings = settings_of(args)
+    models = [label_of(text) for text in args.models]
+    if len({label for label, _ in models}) < len(models):
+        raise DataError("two models have the same label; name them apart: LABEL=MODEL")
+    benchmarks = load_benchmarks(args.benchmarks)
+    for label, model in models:
+        result = evaluate(label, model, benchmarks, settings, args.out / label)
+        sys.stdout.write("\n".join([*lines_of(result), f"  {args.out / label}/result.json"]) + "\n")
+    return 0
+
+
+def label_of(text: str) -> tuple[str, str]:
+    """Label and model of ``[LABEL=]MODEL``; without a label the model's last name."""
+    label, _, model = text.partition("=")
+    return (label, model) if model else (Path(text).name, text)

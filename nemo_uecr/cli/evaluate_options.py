@@ -1,0 +1,71 @@
+"""The options that every evaluation has, with the paper's decoding as their defaults."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nemo_uecr.evaluation.plan import Settings
+
+__all__ = ["add_evaluation_arguments", "settings_of"]
+
+TEMPLATE = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Benchmarks, decoding, engine and output folder."""
+    from nemo_uecr.data.benchmarks import PAPER
+    from nemo_uecr.evaluation.engines.base import ENGINES
+
+    parser.add_argument(
+        "--benchmarks",
+        nargs="+",
+        default=list(PAPER),
+        metavar="B",
+        help="known name, file or NAME=FILE (default: five)",
+    )
+    parser.add_argument(
+        "--samples", type=int, default=12, metavar="K", help="responses a problem (default: %(default)s)"
+    )
+    parser.add_argument("--max-tokens", type=int, required=True, metavar="N", help="longest response (16384 shipped)")
+    parser.add_argument("--temperature", type=float, default=0.6, help="0 is greedy (default: %(default)s)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="1 is off (default: %(default)s)")
+    parser.add_argument("--top-k", type=int, default=20, help="0 is off (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=42, help="seed of every draw (default: %(default)s)")
+    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="default: %(default)s")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16", help="default: %(default)s")
+    parser.add_argument("--batch", type=int, default=256, metavar="N", help="responses at once (default: %(default)s)")
+    parser.add_argument("--thinking", action="store_true", help="thinking chat template (default: non-thinking)")
+    parser.add_argument("--prompt-template", default=TEMPLATE, metavar="TEXT", help="user's turn with {question} in it")
+    parser.add_argument("--system-prompt", default=None, metavar="TEXT", help="system turn (default: none)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """The options as settings.
+
+    Raises:
+        DataError: If one is out of range.
+    """
+    from nemo_uecr.errors import DataError
+    from nemo_uecr.evaluation.engines.base import Decoding
+    from nemo_uecr.evaluation.engines.tokens import ChatSettings
+    from nemo_uecr.evaluation.plan import Settings
+
+    rules = {
+        "--samples": (args.samples, args.samples >= 1, "a whole number from 1"),
+        "--max-tokens": (args.max_tokens, args.max_tokens >= 1, "a whole number from 1"),
+        "--temperature": (args.temperature, 0 <= args.temperature < float("inf"), "a number from 0"),
+        "--top-p": (args.top_p, 0 < args.top_p <= 1, "a number above 0 and up to 1"),
+        "--top-k": (args.top_k, args.top_k >= 0, "a whole number from 0"),
+        "--batch": (args.batch, args.batch >= 1, "a whole number from 1"),
+        "--prompt-template": (args.prompt_template, "{question}" in args.prompt_template, "{question} in the text"),
+    }
+    for option, (value, legal, expected) in rules.items():
+        if not legal:
+            raise DataError(f"{option}: got {value!r}, expected {expected}")
+    decoding = Decoding(args.temperature, args.top_p, args.top_k, args.max_tokens)
+    chat = ChatSettings(args.prompt_template, args.system_prompt, args.thinking)
+    return Settings(args.samples, decoding, args.seed, chat, args.engine, args.dtype, args.batch)

@@ -1,0 +1,70 @@
+"""Data sets by their public name: a local path is used as it is, anything else is fetched from the hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_uecr.errors import DataError, DependencyError
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a data set lies on disk.
+
+    Attributes:
+        name: what the user called it.
+        path: file or folder.
+        revision: commit of the hub's repository; None for local files, whose hashes say what they are.
+    """
+
+    name: str
+    path: Path
+    revision: str | None
+
+
+def locate(name: str, *, revision: str | None) -> Located:
+    """A local path, or the hub's data set of that name, downloaded.
+
+    Args:
+        name: path, or ``owner/name``.
+        revision: branch, tag or commit on the hub; None is its main branch.
+
+    Raises:
+        DataError: If it is neither, or the hub does not answer.
+    """
+    path = Path(name).expanduser()
+    if path.exists() or not _is_repository(name):
+        return Located(path.name if path.exists() else name, path, None)
+    return _download(name, revision)
+
+
+def _is_repository(name: str) -> bool:
+    return (
+        name.count("/") == 1
+        and not name.startswith((".", "/", "~"))
+        and Path(name).suffix
+        not in (
+            ".jsonl",
+            ".parquet",
+        )
+    )
+
+
+def _download(name: str, revision: str | None) -> Located:
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError as missing:
+        raise DependencyError(f"fetching {name} needs huggingface_hub; pip install 'nemo-uecr[data]'") from missing
+    try:
+        # Returns the cached snapshot when the hub is offline and the revision is already on disk.
+        folder = huggingface_hub.snapshot_download(
+            name, repo_type="dataset", revision=revision, allow_patterns=["*.parquet", "*.jsonl"]
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise DataError(
+            f"{name}: no such file here, and the hub did not give it ({' '.join(str(error).split())[:160]}); "
+            "name a local .jsonl or .parquet file or check the network"
+        ) from error
+    return Located(name, Path(folder), Path(folder).name)

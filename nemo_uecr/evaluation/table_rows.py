@@ -1,0 +1,60 @@
+"""Reads the rows of a table from evaluation folders and training runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.result import RESULT
+from nemo_uecr.evaluation.table import Row, Score
+
+EVALUATIONS = "evaluation.jsonl"
+CONFIG = "config.yaml"
+
+
+def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
+    """Rows in the order given, and k.
+
+    Args:
+        given: ``[LABEL=]FOLDER``; an evaluation folder, or a run folder, whose last evaluation counts.
+
+    Raises:
+        DataError: If a folder has no result, or two have another k.
+    """
+    rows, samples = [], {}
+    for text in given:
+        label, _, place = text.rpartition("=")
+        folder = Path(place)
+        record, own_label = _read(folder)
+        samples[place] = int(record["samples"])
+        sets = record["sets"] | {"average": record["average"]}
+        rows.append(Row(label or own_label, {name: _score(entry) for name, entry in sets.items()}))
+    if len(set(samples.values())) > 1:
+        raise DataError(f"samples a problem differ ({samples}); a table needs the same k in every row")
+    return rows, next(iter(samples.values()))
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], str]:
+    if (folder / RESULT).is_file():
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return result, str(result["label"])
+    if (folder / EVALUATIONS).is_file():
+        lines = [line for line in (folder / EVALUATIONS).read_text(encoding="utf-8").splitlines() if line.strip()]
+        if lines:
+            return json.loads(lines[-1]), _method(folder)
+    raise DataError(f"{folder}: no {RESULT} and no {EVALUATIONS}; expected an evaluation folder or a run folder")
+
+
+def _method(folder: Path) -> str:
+    from omegaconf import OmegaConf
+
+    if not (folder / CONFIG).is_file():
+        return folder.name
+    return str(OmegaConf.select(OmegaConf.load(folder / CONFIG), "method.name", default=folder.name))
+
+
+def _score(entry: dict[str, float]) -> Score:
+    return Score(100 * entry["avg"], 100 * entry["low"], 100 * entry["high"])

@@ -1,0 +1,92 @@
+"""Tests the verifier: a reference answer must verify against itself and its rewritings, and not against others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nemo_uecr.verifier.batch import check_responses
+from nemo_uecr.verifier.pool import ComparisonPool
+from nemo_uecr.verifier.verdict import Verdict
+
+_INTEGER = re.compile(r"-?\d+")
+_FRACTION = re.compile(r"(-?)\\frac\{(\d+)\}\{(\d+)\}")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One response made from a reference answer, and the verdict it must get."""
+
+    problem: str
+    form: str
+    answer: str
+    response: str
+    expected: Verdict
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A trial with another verdict than expected."""
+
+    trial: Trial
+    got: Verdict
+
+
+def trials(problem: str, answer: str) -> list[Trial]:
+    """Every form that makes sense for this answer.
+
+    Args:
+        problem: id, for the list of failures.
+        answer: the bare reference answer.
+    """
+    texts = {"itself": answer, "spaced": re.sub(r"(?<=[-+=,^{}()])|(?=[-+=,^{}()])", " ", answer)} | _other_forms(
+        answer
+    )
+    made = [Trial(problem, form, answer, _response(text), Verdict.CORRECT) for form, text in texts.items()]
+    earlier = f"First I thought \\boxed{{-987654}}. {_response(answer)}"
+    made.append(Trial(problem, "after another box", answer, earlier, Verdict.CORRECT))
+    made.append(Trial(problem, "plus one", answer, _response(f"{answer} + 1"), Verdict.WRONG) if not _words(answer) else
+                Trial(problem, "another word", answer, _response(r"\text{none of these}"), Verdict.WRONG))  # fmt: skip
+    made.append(Trial(problem, "two answers", answer, _response(rf"{answer} \text{{ or }} 987654"), Verdict.WRONG))
+    made.append(Trial(problem, "no box", answer, f"The answer is {answer}.", Verdict.NO_ANSWER))
+    return made
+
+
+def run_trials(made: Sequence[Trial], pool: ComparisonPool) -> list[Failure]:
+    """The trials that do not get the verdict they must get."""
+    checked = check_responses([trial.response for trial in made], [trial.answer for trial in made], pool)
+    return [
+        Failure(trial, outcome.verdict)
+        for trial, outcome in zip(made, checked, strict=True)
+        if outcome.verdict is not trial.expected
+    ]
+
+
+def _other_forms(answer: str) -> dict[str, str]:
+    forms: dict[str, str] = {"dollar signs": f"${answer}$", "final point": f"{answer}."}
+    if _INTEGER.fullmatch(answer):
+        forms |= {"decimal": f"{answer}.0", "as a sum": f"{int(answer) - 1} + 1", "named": f"n = {answer}"}
+        if abs(int(answer)) >= 1000:
+            forms["thousands"] = f"{int(answer):,}".replace(",", "{,}")
+    if match := _FRACTION.fullmatch(answer):
+        sign, top, bottom = match.groups()
+        forms |= {
+            "slash": f"{sign}{top}/{bottom}",
+            "unreduced": rf"{sign}\frac{{{3 * int(top)}}}{{{3 * int(bottom)}}}",
+            "long decimal": f"{sign}{int(top) / int(bottom):.12f}",
+        }
+    if r"\frac" in answer:
+        forms["display fraction"] = answer.replace(r"\frac", r"\dfrac")
+    if "(" in answer and r"\left" not in answer and answer[0] == "(":
+        forms["sized brackets"] = re.sub(r"([\[(])", r"\\left\1", re.sub(r"([\])])", r"\\right\1", answer))
+    return forms
+
+
+def _words(answer: str) -> bool:
+    """Whether "plus one" makes no sense: texts, lists, intervals, equations, units."""
+    return bool(re.search(r"\\text|\\mbox|,|=|\\in\b|\\cup|\\begin|\\pm|\\infty|_|%|\\circ|\\\$", answer))
+
+
+def _response(text: str) -> str:
+    return f"Therefore the result is \\boxed{{{text}}}"

@@ -1,0 +1,74 @@
+"""The data and evaluation commands as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
+from tests.data.planted_run import planted_texts
+from tests.data.shared_files import FOLDER, needs_real_files
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nemo_uecr", *map(str, arguments)], capture_output=True, text=True, timeout=300
+    )
+
+
+def test_prepare_verify_and_a_fault(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "s.jsonl", [*clean_rows(5), deepmath_row(BENCHMARK[0])])
+    out = tmp_path / "out"
+    made = run("data", "prepare", "--source", source, "--screen", write_benchmark(tmp_path), "--difficulty", "5", "7",
+               "--out", out)  # fmt: skip
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "removed        1  screen_exact" in made.stdout
+    assert "kept           5" in made.stdout
+    checked = run("data", "verify", out, "--source", source)
+    assert (checked.returncode, checked.stdout.splitlines()[-1][-8:]) == (0, "0 faults")
+    (out / "train.jsonl").write_text("", encoding="utf-8")
+    broken = run("data", "verify", out)
+    assert broken.returncode == 1
+    assert "fault: train.jsonl: changed" in broken.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data", "prepare", "--source", "nowhere.jsonl", "--out", "o"], "nowhere.jsonl: no such file"),
+        (
+            ["data", "prepare", "--source", "s.jsonl", "--keep-answers", "numbers", "--out", "o"],
+            "expected some of integer",
+        ),
+        (["data", "prepare", "--source", "s.jsonl", "--sample", "0", "--out", "o"], "expected a whole number from 1"),
+        (["data", "verify", "nowhere"], "no manifest.json"),
+        (["evaluate", "m", "--out", "o"], "--max-tokens"),
+        (["evaluate", "m", "--max-tokens", "8", "--top-p", "0", "--out", "o"], "--top-p: got 0.0, expected"),
+        (["evaluate", "compare", "a", "b"], "no such file"),
+        (["table", "nowhere"], "expected an evaluation folder or a run folder"),
+    ],
+)
+def test_user_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    failed = run(*arguments)
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1
+    assert message in failed.stderr
+
+
+@needs_real_files
+def test_every_rewritten_aime_problem_is_out_of_the_training_rows(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (FOLDER / "gsm8k_test.jsonl").read_text().splitlines()[:200]]
+    clean = [deepmath_row(row["question"], row["answer"].rpartition("####")[2].strip(), topic="clean") for row in rows]
+    planted = [deepmath_row(text, topic="planted") for text in planted_texts()]
+    source = write_jsonl(tmp_path / "s.jsonl", [*clean, *planted])
+    out = tmp_path / "out"
+    screens = [FOLDER / "aime24.jsonl", FOLDER / "amc23.jsonl"]
+    made = run("data", "prepare", "--source", source, "--screen", *screens, "--difficulty", "5", "8", "--out", out)
+    assert made.returncode == 0, made.stderr
+    topics = [json.loads(line)["topic"] for line in (out / "train.jsonl").read_text().splitlines()]
+    assert topics.count("planted") == 0
+    assert topics.count("clean") >= 198

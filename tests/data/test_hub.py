@@ -1,0 +1,133 @@
+"""The hub path against a small local server that answers as the hub does; the real hub needs the network."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.data.benchmarks import load_benchmark
+from nemo_uecr.data.hub import locate
+from nemo_uecr.data.rows import data_files, fields_of, read_rows
+from nemo_uecr.errors import DataError
+from tests.data.made import clean_rows
+
+pyarrow = pytest.importorskip("pyarrow")
+hub = pytest.importorskip("huggingface_hub")
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def parquet(rows: list[dict[str, object]]) -> bytes:
+    import pyarrow.parquet
+
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+REPOSITORIES = {
+    "zwhe99/DeepMath-103K": {
+        "data/train-00000-of-00001.parquet": parquet(clean_rows(7)),
+        "README.md": b"not wanted",
+    },
+    "MathArena/aime_2025": {
+        "data/train-00000-of-00001.parquet": parquet(
+            [{"problem_idx": n, "problem": f"Problem {n}?", "answer": n, "problem_type": ["x"]} for n in range(1, 31)]
+        )
+    },
+    "math-ai/amc23": {"test.jsonl": b'{"id": 0, "question": "One problem too few?", "answer": "3"}\n'},
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, *, body: bool) -> None:
+        path = self.path.partition("?")[0]
+        for name, files in REPOSITORIES.items():
+            if path.startswith(f"/api/datasets/{name}"):
+                info = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in files]}
+                if "/tree/" in path:
+                    entries = [{"type": "file", "path": f, "size": len(c), "oid": COMMIT} for f, c in files.items()]
+                    return self._send(200, json.dumps(entries).encode(), body)
+                return self._send(200, json.dumps(info).encode(), body)
+            for file, content in files.items():
+                if path == f"/datasets/{name}/resolve/{COMMIT}/{file}":
+                    return self._send(200, content, body)
+        return self._send(404, b'{"error": "not found"}', body)
+
+    def _send(self, status: int, content: bytes, body: bool) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("ETag", f'"{hash(content) & 0xFFFFFFFF:x}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+
+@pytest.fixture
+def _hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    from functools import partial
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    download = partial(hub.snapshot_download, endpoint=endpoint, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    yield
+    server.shutdown()
+
+
+@pytest.mark.usefixtures("_hub")
+def test_deepmath_is_fetched_with_its_revision() -> None:
+    located = locate("zwhe99/DeepMath-103K", revision=None)
+    assert located.revision == COMMIT
+    files = data_files(located.path)
+    assert [file.name for file in files] == ["train-00000-of-00001.parquet"]
+    fields = fields_of(files[0])
+    assert (fields.question, fields.answer, fields.difficulty) == ("question", "final_answer", "difficulty")
+    rows = list(read_rows(files[0], columns=fields.names))
+    assert len(rows) == 7
+    assert "r1_solution_1" not in rows[0]
+
+
+@pytest.mark.usefixtures("_hub")
+def test_a_benchmark_is_fetched_by_its_name_and_its_size_is_checked() -> None:
+    aime = load_benchmark("aime25")
+    assert (aime.name, len(aime.problems), aime.revision) == ("aime25", 30, COMMIT)
+    assert (aime.problems[4].id, aime.problems[4].answer) == ("5", "5")
+    with pytest.raises(DataError, match="got 1 problems; expected the 40 of AMC23"):
+        load_benchmark("amc23")
+
+
+@pytest.mark.usefixtures("_hub")
+def test_an_unknown_name_is_one_clear_line() -> None:
+    with pytest.raises(DataError, match="nobody/nothing: no such file here, and the hub did not give it"):
+        locate("nobody/nothing", revision=None)
+
+
+def test_local_names_never_reach_the_hub(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}\n", encoding="utf-8")
+    assert locate(str(file), revision=None).revision is None
+    assert locate("missing/file.jsonl", revision=None).path == Path("missing/file.jsonl")
+    with pytest.raises(DataError, match="no such file"):
+        data_files(Path("missing/file.jsonl"))

@@ -1,0 +1,208 @@
+"""Preparation from end to end on made rows: what is kept, held and removed, and why."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.data.answer_types import NAMES
+from nemo_uecr.data.manifest import faults, jsonl, read_manifest, source_faults
+from nemo_uecr.data.prepare import Settings, prepare
+from nemo_uecr.data.problems import load_problems
+from nemo_uecr.data.revise import apply_verdicts
+from nemo_uecr.errors import DataError
+from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
+
+REWORDED = (
+    "In Lyon, a baker has loaves in $17$ crates, with $23$ in every crate. If each ninth loaf is given away, how many "
+    "loaves are left?"
+)
+Row = dict[str, object]
+
+
+def settings(source: Path, screens: tuple[str, ...] = (), **changes: object) -> Settings:
+    values: dict[str, object] = {
+        "source": str(source), "revision": None, "screens": screens, "difficulty": (5.0, 7.0),
+        "types": frozenset(NAMES), "sample": None, "seed": 42, "workers": 1,
+    }  # fmt: skip
+    return Settings(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    rows: list[Row] = [
+        *clean_rows(4),
+        deepmath_row("Too easy, said the owl?", difficulty=4.5),
+        deepmath_row("Too hard, said the owl?", difficulty=7.5),
+        deepmath_row("On the edge, said the owl?", difficulty=7.0),
+        deepmath_row("No difficulty, said the owl?", difficulty=None),
+        deepmath_row("", answer="3"),
+        deepmath_row("No answer at all, said the owl?", answer=" "),
+        deepmath_row("on the EDGE,   said the owl ?", answer="5"),
+        deepmath_row(BENCHMARK[1].upper()),
+        deepmath_row(BENCHMARK[2][: len(BENCHMARK[2]) // 2]),
+        deepmath_row(REWORDED),
+    ]
+    return write_jsonl(tmp_path / "source.jsonl", rows)
+
+
+def removed(folder: Path) -> dict[int, str]:
+    return {row["row"]: row["reason"] for row in jsonl(folder / "screening/removed.jsonl")}
+
+
+def test_every_row_is_kept_held_or_removed_with_its_reason(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    manifest = prepare(settings(mixed, (str(write_benchmark(tmp_path)),)), out)
+    assert [row["row"] for row in jsonl(out / "train.jsonl")] == [1, 2, 3, 4, 7]
+    assert removed(out) == {
+        5: "difficulty_outside", 6: "difficulty_outside", 8: "difficulty_missing", 9: "question_missing",
+        10: "answer_missing", 11: "duplicate_question", 12: "screen_exact", 13: "screen_ngram",
+    }  # fmt: skip
+    [held] = jsonl(out / "screening/held.jsonl")
+    assert (held["row"], held["findings"][0]["method"], held["findings"][0]["problem"]) == (14, "words", "0")
+    counts = manifest["counts"]
+    assert (counts["read"], counts["kept"], counts["held"], counts["removed"]) == (14, 5, 1, 8)
+    assert counts["reasons"]["difficulty_outside"] == 2
+    assert faults(out) == []
+    assert source_faults(read_manifest(out), mixed) == []
+
+
+def test_only_the_kept_rows_are_jsonl_in_the_folder_and_training_reads_them(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(settings(mixed, (str(write_benchmark(tmp_path)),)), out)
+    assert [path.name for path in out.glob("*.jsonl")] == ["train.jsonl"]
+    problems = load_problems(out / "train.jsonl", question_key="question", answer_key="answer", id_key="id")
+    assert [problem.answer for problem in problems] == ["0", "1", "2", "3", "4"]
+
+
+def test_the_manifest_is_the_same_for_one_process_and_two(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "s.jsonl", [*clean_rows(1300), deepmath_row(BENCHMARK[0])])
+    screens = (str(write_benchmark(tmp_path)),)
+    for workers in (1, 2):
+        prepare(settings(source, screens, workers=workers), tmp_path / str(workers))
+    manifests = [(tmp_path / name / "manifest.json").read_bytes() for name in "12"]
+    assert manifests[0] == manifests[1]
+
+
+def test_a_sample_does_not_depend_on_the_order_of_the_source(tmp_path: Path) -> None:
+    rows = clean_rows(50)
+    digests = []
+    for name, order in (("a", rows), ("b", rows[::-1])):
+        manifest = prepare(settings(write_jsonl(tmp_path / f"{name}.jsonl", order), sample=20), tmp_path / name)
+        assert manifest["counts"]["reasons"] == {"not_sampled": 30}
+        digests.append(manifest["row_sets"]["kept"]["sha256"])
+        assert faults(tmp_path / name) == []
+    assert digests[0] == digests[1]
+    other = prepare(settings(tmp_path / "a.jsonl", sample=20, seed=43), tmp_path / "c")
+    assert other["row_sets"]["kept"]["sha256"] != digests[0]
+
+
+def test_a_sample_larger_than_what_passes_leaves_nothing(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "s.jsonl", clean_rows(3))
+    with pytest.raises(DataError, match="3 rows pass"):
+        prepare(settings(source, sample=4), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_answer_types_are_dropped_by_name(tmp_path: Path) -> None:
+    rows = [deepmath_row(f"Question number {n} of many?", answer) for n, answer in enumerate(["Yes", "12", "B"])]
+    source = write_jsonl(tmp_path / "s.jsonl", rows)
+    manifest = prepare(settings(source, types=frozenset(NAMES) - {"yes_no", "choice"}), tmp_path / "out")
+    assert manifest["counts"]["reasons"] == {"answer_choice": 1, "answer_yes_no": 1}
+
+
+def fill(out: Path, verdict: Callable[[dict[str, str]], str]) -> None:
+    path = out / "screening/review.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, lines[0].keys())
+        writer.writeheader()
+        writer.writerows(line | {"verdict": verdict(line)} for line in lines)
+
+
+@pytest.mark.parametrize(("verdict", "kept", "gone"), [("keep", 6, 8), ("Drop ", 5, 9)])
+def test_verdicts_are_applied(verdict: str, kept: int, gone: int, mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(settings(mixed, (str(write_benchmark(tmp_path)),)), out)
+    with pytest.raises(DataError, match="verdict on row 14 is ''"):
+        apply_verdicts(out, out / "screening/review.csv")
+    fill(out, lambda _: verdict)
+    manifest = apply_verdicts(out, out / "screening/review.csv")
+    assert (manifest["counts"]["kept"], manifest["counts"]["removed"], manifest["counts"]["held"]) == (kept, gone, 0)
+    assert faults(out) == []
+    assert (removed(out).get(14) == "screen_review") is (verdict != "keep")
+    assert (out / "screening/reviewed-1.csv").is_file()
+    assert [row["row"] for row in jsonl(out / "train.jsonl")][-1] == (14 if verdict == "keep" else 7)
+
+
+def test_verdicts_are_never_overwritten(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = settings(mixed, (str(write_benchmark(tmp_path)),))
+    prepare(asked, out)
+    prepare(asked, out)  # nobody has written into it: made anew
+    fill(out, lambda _: "keep")
+    for _ in range(2):
+        with pytest.raises(DataError, match="holds reviewed verdicts"):
+            prepare(asked, out)
+        if (out / "screening/held.jsonl").stat().st_size:
+            apply_verdicts(out, out / "screening/review.csv")
+
+
+def test_an_altered_folder_is_found(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(settings(mixed), out)
+    file = out / "train.jsonl"
+    file.write_text(file.read_text(encoding="utf-8").replace('"answer": "3"', '"answer": "8"'), encoding="utf-8")
+    assert "train.jsonl: changed" in faults(out)[0]
+    (out / "more.jsonl").write_text("{}\n", encoding="utf-8")
+    assert "more.jsonl: not in the manifest" in faults(out)
+
+
+def test_a_manifest_that_hides_a_row_is_found(mixed: Path, tmp_path: Path) -> None:
+    """File hashes adjusted to the change: the row sets still tell."""
+    from nemo_uecr.data.manifest import describe_file
+
+    out = tmp_path / "out"
+    prepare(settings(mixed), out)
+    lines = (out / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (out / "train.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
+    manifest = read_manifest(out)
+    manifest["files"]["train.jsonl"] = describe_file(out / "train.jsonl")
+    (out / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert any("not the source's rows" in fault for fault in faults(out))
+
+
+def test_bad_sources_are_one_clear_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(json.dumps(deepmath_row("Fine, said the owl?")) + "\n{\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"broken\.jsonl:2: malformed JSON"):
+        prepare(settings(broken), tmp_path / "out")
+    with pytest.raises(DataError, match="no field 'question' or 'problem'"):
+        prepare(settings(write_jsonl(tmp_path / "odd.jsonl", [{"text": "x"}])), tmp_path / "out")
+    with pytest.raises(DataError, match="no field 'difficulty'"):
+        prepare(settings(write_jsonl(tmp_path / "n.jsonl", [{"question": "x", "answer": "1"}])), tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
+    with pytest.raises(DataError, match="holds other files"):
+        prepare(settings(write_jsonl(tmp_path / "ok.jsonl", clean_rows(2))), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_parquet_shards_give_what_jsonl_gives(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = clean_rows(30)
+    (tmp_path / "set/data").mkdir(parents=True)
+    for number in range(3):
+        table = pyarrow.Table.from_pylist(rows[10 * number : 10 * number + 10])
+        parquet.write_table(table, tmp_path / f"set/data/train-{number:05d}-of-00003.parquet")
+    left = prepare(settings(tmp_path / "set"), tmp_path / "left")
+    right = prepare(settings(write_jsonl(tmp_path / "s.jsonl", rows)), tmp_path / "right")
+    assert left["row_sets"] == right["row_sets"]
+    assert [file["name"][:11] for file in left["source"]["files"]] == ["train-00000", "train-00001", "train-00002"]

@@ -1,0 +1,91 @@
+"""What the screening finds, on made and on real benchmark problems."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemo_uecr.data.answer_types import NAMES, answer_type, checked_types
+from nemo_uecr.data.benchmarks import load_benchmark
+from nemo_uecr.data.ngrams import NgramIndex, Target
+from nemo_uecr.data.normalise import exact_key, normalised, words
+from nemo_uecr.data.recall import false_findings, planted_recall
+from nemo_uecr.errors import DataError
+from tests.data.shared_files import FOLDER, needs_real_files
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "FIND $X^2 + \\FRAC{1}{2}$ if x \u2264 3.",
+        "find $x^2+\\dfrac{1}{2}$ if $x\\le 3$",
+        "Find  \\(x^2 + \\tfrac{1}{2}\\)\n if \\(x \\leq 3\\)!?".replace("!", ""),
+        "F ind $x^ 2+\\frac {1} {2}$ i f $x \\leqslant 3$.",
+        "Find \\displaystyle $\\left(x^2 + \\frac{1}{2}\\right)$ if \uff58 \u2264 3.",
+    ],
+)
+def test_spellings_of_one_problem_have_one_key(other: str) -> None:
+    key = exact_key(normalised("Find $x^2 + \\frac{1}{2}$ if $x \\leq 3$."))
+    assert exact_key(normalised(other)) == key == "findx^2+frac12ifx<=3"
+
+
+def test_signs_and_numbers_tell_problems_apart() -> None:
+    keys = {exact_key(normalised(text)) for text in ("Find $x+1$", "Find $x-1$", "Find $x+11$", "Find $x>1$")}
+    assert len(keys) == 4
+    assert words(normalised("The price is 1,250.50 dollars, or $1{,}000$!")) == [
+        "the", "price", "is", "1250.50", "dollars", "or", "1000",
+    ]  # fmt: skip
+
+
+def test_containment_by_hand() -> None:
+    target = Target("b", "1", "", ("a", "b", "c", "d", "e", "f"))
+    index = NgramIndex([target], order=2)  # ab bc cd de ef: 5 bigrams
+    # x a b c y: xa ab bc cy, 2 of 4 shared, the smaller set has 4.
+    found = index.nearest(["x", "a", "b", "c", "y"])
+    assert found is not None
+    assert found.score == pytest.approx(2 / 4)
+    assert index.nearest(["p", "q", "r"]) is None
+
+
+def test_a_fragment_shorter_than_an_ngram_is_found_inside_a_target() -> None:
+    target = Target("b", "1", "", ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"))
+    index = NgramIndex([target], order=8)
+    found = index.nearest(["three", "four", "five", "six", "seven"])
+    assert found is not None
+    assert found.score == 1.0
+    assert index.nearest(["three", "four", "five"]) is None
+    assert index.nearest(["three", "four", "six", "five", "seven"]) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        ("42", "integer"), ("-1{,}000", "integer"), ("3.5", "decimal"), (r"\frac{3}{4}", "fraction"),
+        ("3/4", "fraction"),
+        ("Yes", "yes_no"), (r"\text{No}", "yes_no"), ("B", "choice"),
+        (r"\text{(C)}", "choice"), (r"\infty", "infinite"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "matrix"), ("(0, 1]", "interval"), (r"\{1, 2\}", "set"),
+        ("y = 2x + 1", "equation"), (r"\text{ellipse}", "text"), ("hyperbola", "text"), (r"2\sqrt{3}", "expression"),
+        ("x^2 - 1", "expression"),
+    ],
+)  # fmt: skip
+def test_answer_types(answer: str, name: str) -> None:
+    assert answer_type(answer) == name
+
+
+def test_an_unknown_type_is_named() -> None:
+    with pytest.raises(DataError, match="--keep-answers: got 'integers'"):
+        checked_types(("integer", "integers"), "--keep-answers")
+    assert checked_types(NAMES, "x") == frozenset(NAMES)
+
+
+@needs_real_files
+def test_rewritten_aime_and_amc_problems_are_found_and_others_left_alone() -> None:
+    screened = [load_benchmark(f"{name}={FOLDER}/{name}.jsonl") for name in ("aime24", "amc23")]
+    for row in planted_recall(screened):
+        assert row.removed + row.held >= 0.98 * row.planted, row
+        if row.rewrite != "reworded":
+            assert row.removed >= 0.97 * row.planted, row
+    clean = [load_benchmark(str(FOLDER / f"{name}.jsonl")) for name in ("math500", "gsm8k_test")]
+    for name, (removed, held, number) in false_findings(screened, clean).items():
+        assert removed == 0, name
+        assert held <= 0.01 * number, name

@@ -1,0 +1,128 @@
+"""Sampling with the model's own code: greedy, filters, and streams that do not depend on the batch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+
+from nemo_uecr.evaluation.engines.base import Decoding, Request, until_end
+from nemo_uecr.evaluation.engines.tokens import ChatSettings, load_tokens
+from nemo_uecr.evaluation.engines.transformers_engine import SeededChoice, TransformersEngine, filtered
+from tests.evaluation.tiny import save_model
+
+PROMPTS = ["What is 2 + 3?", "Name a prime above ten.", "x", "A longer question, with several words in it?"]
+CHAT = ChatSettings("{question} Box it.", None, False)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_model(folder, seed=1, scale=4.0)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(model: str) -> TransformersEngine:
+    return TransformersEngine(model, dtype="float32", end_ids=load_tokens(model).end_ids, pad_id=256)
+
+
+def requests(model: str) -> list[Request]:
+    tokens = load_tokens(model)
+    return [Request(tokens.prompt(text, CHAT), seed) for seed, text in enumerate(PROMPTS)]
+
+
+def test_filters_by_hand() -> None:
+    # Probabilities .5 .25 .125 .125 at temperature 1.
+    scores = torch.log(torch.tensor([[0.125, 0.5, 0.25, 0.125]]))
+    kept, order = filtered(scores, Decoding(1.0, 1.0, 0, 1))
+    assert order[0, :2].tolist() == [1, 2]
+    assert kept[0].tolist() == pytest.approx([0.5, 0.25, 0.125, 0.125])
+    # top-k 2: renormalised to 2/3, 1/3 before top-p looks at them.
+    assert filtered(scores, Decoding(1.0, 1.0, 2, 1))[0][0].tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
+    assert filtered(scores, Decoding(1.0, 0.6, 2, 1))[0][0].tolist() == pytest.approx([2 / 3, 0, 0, 0])
+    # top-p 0.7: .5 does not reach it, .5 + .25 does.
+    assert filtered(scores, Decoding(1.0, 0.7, 0, 1))[0][0].tolist() == pytest.approx([0.5, 0.25, 0, 0])
+    # Temperature 1/2 squares: .25 .0625 .015625 .015625, over .34375.
+    assert filtered(scores, Decoding(0.5, 1.0, 0, 1))[0][0, 0].item() == pytest.approx(0.25 / 0.34375)
+
+
+def test_draws_follow_the_filtered_distribution() -> None:
+    count = 4000
+    scores = torch.log(torch.tensor([[0.1, 0.6, 0.3]])).repeat(count, 1)
+    choice = SeededChoice(list(range(count)), Decoding(1.0, 0.85, 0, 1))
+    drawn = choice(torch.empty(0), scores).argmax(dim=-1)
+    shares = torch.bincount(drawn, minlength=3) / count
+    # Two survive, 0.6 and 0.3 of 0.9. Four standard errors of 2/3 in 4000 draws are 0.03.
+    assert shares[0] == 0
+    assert shares[1].item() == pytest.approx(2 / 3, abs=0.03)
+
+
+def test_greedy_is_the_arg_max_of_the_plain_forward(model: str, engine: TransformersEngine) -> None:
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(model).eval()
+    for request, found in zip(
+        requests(model), engine.generate(requests(model), Decoding(0.0, 1.0, 0, 12)), strict=True
+    ):
+        ids = list(request.prompt_ids)
+        for token in found.token_ids:
+            with torch.no_grad():
+                assert int(plain(torch.tensor([ids])).logits[0, -1].argmax()) == token
+            ids.append(token)
+
+
+def test_a_sample_is_the_same_alone_and_in_a_batch(model: str, engine: TransformersEngine) -> None:
+    decoding = Decoding(0.8, 0.95, 20, 16)
+    together = engine.generate(requests(model), decoding)
+    alone = [engine.generate([request], decoding)[0] for request in requests(model)]
+    assert together == alone
+    other = engine.generate([Request(request.prompt_ids, request.seed + 100) for request in requests(model)], decoding)
+    assert other != together
+
+
+def test_the_end_token_is_kept_and_what_follows_is_not() -> None:
+    assert until_end([5, 9, 5, 5], frozenset({9}), 4).token_ids == (5, 9)
+    assert until_end([5, 5], frozenset({9}), 2).truncated
+    assert not until_end([9], frozenset({9}), 1).truncated
+
+
+def test_the_prompt_is_the_non_thinking_template(model: str) -> None:
+    tokens = load_tokens(model)
+    text = tokens.tokenizer.decode(list(tokens.prompt("Why?", ChatSettings("Q: {question}", "Be brief.", False))))
+    assert text == "<|turn|>system\nBe brief.<|end|><|turn|>user\nQ: Why?<|end|><|turn|>assistant\n<|quiet|>"
+    assert "<|quiet|>" not in tokens.tokenizer.decode(
+        list(tokens.prompt("Why?", ChatSettings("{question}", None, True)))
+    )
+
+
+@pytest.mark.real
+def test_vllm_and_transformers_write_the_same_greedy_text(model: str, engine: TransformersEngine) -> None:
+    pytest.importorskip("vllm")
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    from nemo_uecr.evaluation.engines.vllm_engine import VllmEngine
+
+    tokens = load_tokens(model)
+    real = VllmEngine(model, dtype="float32", end_ids=tokens.end_ids, max_length=256)
+    greedy = Decoding(0.0, 1.0, 0, 48)
+    ours, theirs = engine.generate(requests(model), greedy), real.generate(requests(model), greedy)
+    assert [tokens.text(each.token_ids) for each in ours] == [tokens.text(each.token_ids) for each in theirs]
+    assert ours == theirs
+    # vLLM draws by its own random numbers; a seed gives the same text again, in whatever company.
+    sampled = Decoding(0.8, 0.95, 20, 16)
+    together = real.generate(requests(model), sampled)
+    assert real.generate(requests(model)[2:3], sampled) == together[2:3]
+    assert len({each.token_ids for each in together}) == len(PROMPTS)
+
+
+def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
+    from nemo_uecr.errors import DataError
+
+    with pytest.raises(DataError, match="has no tokenizer"):
+        load_tokens(str(tmp_path))

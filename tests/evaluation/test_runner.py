@@ -1,0 +1,139 @@
+"""An evaluation that is killed and continued: no sample lost, none twice, the same result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("math_verify")
+
+from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
+from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request
+from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens, load_tokens
+from nemo_uecr.evaluation.plan import Settings
+from nemo_uecr.evaluation.runner import SAMPLES, evaluate, sample_seed
+from nemo_uecr.evaluation.samples import read_samples
+from tests.evaluation.tiny import save_tokenizer
+
+SETTINGS = Settings(
+    samples=4, decoding=Decoding(0.6, 0.95, 20, 64), seed=42, chat=ChatSettings("{question}", None, False),
+    engine="transformers", dtype="float32", batch=3,
+)  # fmt: skip
+
+
+class Scripted:
+    """Answers right when the seed is a multiple of `every`; breaks down after so many responses."""
+
+    def __init__(self, tokens: Tokens, every: int, stop_after: int) -> None:
+        self.seeds: list[int] = []
+        self._tokens, self._every, self._stop_after = tokens, every, stop_after
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
+        if len(self.seeds) + len(requests) > self._stop_after:
+            raise KeyboardInterrupt
+        self.seeds += [request.seed for request in requests]
+        texts = [r"\boxed{5}" if request.seed % self._every == 0 else "no idea" for request in requests]
+        return [Generation((*self._tokens.tokenizer(text)["input_ids"], 257), False) for text in texts]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "model"
+    save_tokenizer(folder)
+    (folder / "config.json").write_text('{"eos_token_id": 257}', encoding="utf-8")
+    return str(folder)
+
+
+@pytest.fixture
+def benchmarks(tmp_path: Path) -> dict[str, LoadedBenchmark]:
+    for name, size in (("x", 3), ("y", 2)):
+        rows = [{"id": f"{name}{n}", "question": f"What is {n} + {5 - n}?", "answer": "5"} for n in range(size)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return {name: load_benchmark(str(tmp_path / f"{name}.jsonl")) for name in ("x", "y")}
+
+
+def run(
+    model: str,
+    benchmarks: dict[str, LoadedBenchmark],
+    folder: Path,
+    stop_after: int = 10**9,
+    settings: Settings = SETTINGS,
+) -> tuple[dict[str, object], Scripted]:
+    engine = Scripted(load_tokens(model), 2, stop_after)
+    return evaluate("m", model, benchmarks, settings, folder, lambda *_: engine), engine
+
+
+def test_killed_and_continued_equals_uninterrupted(
+    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
+) -> None:
+    whole, engine = run(model, benchmarks, tmp_path / "whole")
+    assert len(engine.seeds) == 20 == len(set(engine.seeds))  # 5 problems of 4 samples, each with its own seed
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(model, benchmarks, tmp_path / "parts", stop_after=7)
+        with (tmp_path / "parts" / SAMPLES).open("ab") as file:
+            file.write(b'{"benchmark": "x", "prob')  # what a kill in the middle of a write leaves
+    assert len((tmp_path / "parts" / SAMPLES).read_bytes().splitlines()) == 6 + 6 + 1
+    result, rest = run(model, benchmarks, tmp_path / "parts")
+    assert len(rest.seeds) == 20 - 12
+    assert result == whole
+    contents = [sorted((tmp_path / name / SAMPLES).read_text().splitlines()) for name in ("whole", "parts")]
+    assert contents[0] == contents[1]
+
+
+def test_a_finished_evaluation_is_not_repeated(
+    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
+) -> None:
+    first, _ = run(model, benchmarks, tmp_path / "out")
+    again, engine = run(model, benchmarks, tmp_path / "out", stop_after=0)
+    assert (again, engine.seeds) == (first, [])
+
+
+def test_numbers_by_hand(model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path) -> None:
+    result, _ = run(model, benchmarks, tmp_path / "out")
+    right = {
+        name: [[sample_seed(42, (name, p.id, n)) % 2 == 0 for n in range(4)] for p in benchmark.problems]
+        for name, benchmark in benchmarks.items()
+    }
+    means = {name: sum(map(sum, rows)) / (4 * len(rows)) for name, rows in right.items()}
+    sets = result["sets"]
+    assert isinstance(sets, dict)
+    for name, rows in right.items():
+        assert sets[name]["avg"] == pytest.approx(means[name])
+        assert sets[name]["pass"]["4"] == pytest.approx(sum(map(any, rows)) / len(rows))
+        assert sets[name]["verdicts"]["correct"] == sum(map(sum, rows))
+    # x has three problems and y two; the average gives each benchmark one half.
+    assert result["average"]["avg"] == pytest.approx((means["x"] + means["y"]) / 2)  # type: ignore[index]
+
+
+def test_another_decoding_in_the_same_folder_is_refused(
+    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
+) -> None:
+    run(model, benchmarks, tmp_path / "out")
+    with pytest.raises(RunFolderError, match="seed=42, this one has 43"):
+        run(model, benchmarks, tmp_path / "out", settings=replace(SETTINGS, seed=43))
+    run(model, benchmarks, tmp_path / "out", settings=replace(SETTINGS, batch=1))  # how it is cut up does not count
+
+
+def test_greedy_with_several_samples_is_refused(
+    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
+) -> None:
+    greedy = replace(SETTINGS, decoding=Decoding(0.0, 1.0, 0, 8))
+    with pytest.raises(DataError, match="4 equal samples"):
+        run(model, benchmarks, tmp_path / "out", settings=greedy)
+
+
+def test_a_sample_that_stands_twice_is_refused(
+    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
+) -> None:
+    run(model, benchmarks, tmp_path / "out")
+    path = tmp_path / "out" / SAMPLES
+    path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
+    with pytest.raises(DataError, match="stands twice"):
+        read_samples(path)

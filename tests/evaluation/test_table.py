@@ -1,0 +1,77 @@
+"""The paper's tables: marks, intervals, and the three formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.table import Row, Score, build_table, html_table, latex, markdown
+from nemo_uecr.evaluation.table_rows import read_rows
+
+
+def row(method: str, *values: float) -> Row:
+    names = ("aime24", "average")
+    return Row(method, {name: Score(v, v - 1, v + 1) for name, v in zip(names, values, strict=True)})
+
+
+ROWS = [row("initial", 90.0, 90.0), row("grpo", 7.78, 11.45), row("puu", 7.781, 12.0), row("uecr", 15.24, 11.0)]
+
+
+def test_best_and_second_as_printed_and_the_initial_student_is_not_ranked() -> None:
+    table = build_table(ROWS, layout="main", k=12)
+    assert table.head == ("Method, Avg@12 (%)", "AIME24", "Avg.")
+    assert [line[0].text for line in table.lines] == ["Initial student", "Vanilla-GRPO", "PUU", "UECR-GRPO"]
+    # 7.78 and 7.781 print alike, so both are second.
+    assert [line[1].rank for line in table.lines] == [0, 2, 2, 1]
+    assert [line[2].rank for line in table.lines] == [0, 2, 1, 0]
+
+
+def test_three_formats() -> None:
+    table = build_table(ROWS[1:], layout="main", k=12)
+    assert "| UECR-GRPO | **15.24** [14.24, 16.24] | 11.00 [10.00, 12.00] |" in markdown(table)
+    assert "| PUU | <u>7.78</u> [6.78, 8.78] |" in markdown(table)
+    assert r"UECR-GRPO & \textbf{15.24} {\scriptsize [14.24, 16.24]} & 11.00" in latex(table)
+    assert r"\underline{7.78}" in latex(table)
+    assert r"Avg@12 (\%)" in latex(table)
+    assert "<strong>15.24</strong> <small>[14.24, 16.24]</small>" in html_table(table)
+
+
+def test_ablation_marks() -> None:
+    table = build_table(
+        [row("puu", 1, 2), row("ecr_no_entropy", 2, 3), row("mine & others", 0, 0)], layout="ablation", k=4
+    )
+    assert table.head[1:7] == ("Task", "Teacher", "Joint norm.", "Gap", "Entropy", "Proj.")
+    assert "".join(cell.text for cell in table.lines[0][1:7]) == "\u2713\u2713\u2713\u00d7\u00d7\u00d7"
+    assert "".join(cell.text for cell in table.lines[1][1:7]) == "\u2713\u2713\u2713\u2713\u00d7\u2713"
+    assert table.lines[2][1].text == "\u2013"
+    assert r"mine \& others" in latex(table)
+    assert "mine &amp; others" in html_table(table)
+
+
+def test_a_method_without_a_benchmark_has_a_dash() -> None:
+    table = build_table([ROWS[0], Row("grpo", {"average": Score(1, 0, 2)})], layout="main", k=12)
+    assert table.lines[1][1].text == "\u2013"
+
+
+def test_rows_of_an_evaluation_and_of_a_training_run(tmp_path: Path) -> None:
+    entry = {"avg": 0.25, "low": 0.2, "high": 0.3}
+    (tmp_path / "ev").mkdir()
+    result = {"label": "mine", "samples": 12, "sets": {"aime24": entry}, "average": entry}
+    (tmp_path / "ev/result.json").write_text(json.dumps(result))
+    (tmp_path / "run").mkdir()
+    old, new = ({"step": step, "samples": 12, "sets": {"aime24": {**entry, "avg": avg}}, "average": entry}
+                for step, avg in ((0, 0.1), (40, 0.4)))  # fmt: skip
+    (tmp_path / "run/evaluation.jsonl").write_text(f"{json.dumps(old)}\n{json.dumps(new)}\n")
+    (tmp_path / "run/config.yaml").write_text("method:\n  name: puu\n")
+    rows, k = read_rows([str(tmp_path / "ev"), f"grpo={tmp_path / 'ev'}", str(tmp_path / "run")])
+    assert [each.method for each in rows] == ["mine", "grpo", "puu"]
+    assert k == 12
+    assert rows[2].scores["aime24"].value == pytest.approx(40.0)
+    (tmp_path / "run/evaluation.jsonl").write_text(json.dumps(old | {"samples": 4}) + "\n")
+    with pytest.raises(DataError, match="same k"):
+        read_rows([str(tmp_path / "ev"), str(tmp_path / "run")])
+    with pytest.raises(DataError, match="expected an evaluation folder or a run folder"):
+        read_rows([str(tmp_path)])

@@ -1,0 +1,115 @@
+"""Comparison in processes that can be stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("math_verify")
+
+from nemo_uecr.verifier.batch import check_responses
+from nemo_uecr.verifier.conversations import check_conversations
+from nemo_uecr.verifier.equivalence import check_response
+from nemo_uecr.verifier.pool import ComparisonPool, ComparisonProcess
+from nemo_uecr.verifier.verdict import Verdict
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ComparisonPool]:
+    pool = ComparisonPool(workers=2, time_limit=2.0)
+    yield pool
+    pool.close()
+
+
+def test_a_comparison_that_hangs_is_stopped_and_the_next_one_works() -> None:
+    process = ComparisonProcess(time_limit=1.0)
+    process.compare("1", "2")  # the start takes longer than the limit and does not count
+    began = time.monotonic()
+    # One multiplication of big integers in C: no signal handler and no thread gets a turn.
+    assert process.compare("9^{9^{9^{9}}}", "3") is Verdict.TIMEOUT
+    assert time.monotonic() - began < 10
+    assert process.compare(r"\frac{2}{4}", "0.5") is Verdict.CORRECT
+    process.close()
+
+
+def test_a_process_that_died_while_idle_is_replaced() -> None:
+    process = ComparisonProcess(time_limit=60.0)
+    process.compare("1", "2")
+    kill(process)
+    assert process.compare(r"\frac{1}{2}", "0.5") is Verdict.CORRECT
+    process.close()
+
+
+def test_a_process_that_dies_of_a_comparison_is_an_error() -> None:
+    process = ComparisonProcess(time_limit=60.0)
+    process.compare("1", "2")
+    threading.Timer(0.5, kill, [process]).start()
+    assert process.compare("9^{9^{9^{9}}}", "3") is Verdict.ERROR
+    assert process.compare(r"\frac{1}{2}", "0.5") is Verdict.CORRECT
+    process.close()
+
+
+def kill(process: ComparisonProcess) -> None:
+    assert process._process is not None
+    os.kill(process._process.pid, signal.SIGKILL)
+    if threading.current_thread() is threading.main_thread():
+        process._process.wait()
+
+
+def test_a_batch_gets_what_one_at_a_time_gets(pool: ComparisonPool) -> None:
+    answers = ["5", r"\frac{1}{2}", "(1,2)", r"\sqrt{8}", "7", "3", r"\text{east}", "9"]
+    responses = [
+        r"\boxed{5.0}", r"\boxed{0.5}", r"\boxed{(2,1)}", r"\boxed{2\sqrt{2}}", "7", r"\boxed{3.}", r"\boxed{east}",
+        r"\boxed{}",
+    ]  # fmt: skip
+    verdicts = [checked.verdict for checked in check_responses(responses, answers, pool)]
+    assert verdicts == [check_response(*pair).verdict for pair in zip(responses, answers, strict=True)]
+    assert [verdict.value for verdict in verdicts] == [
+        "correct", "correct", "wrong", "correct", "no_answer", "correct", "correct", "no_answer",
+    ]  # fmt: skip
+
+
+ADVERSARIAL = {
+    "a megabyte of open braces": r"\boxed{" + "{" * 1_000_000,
+    "a megabyte of boxes": r"\boxed{" * 150_000,
+    "deep nesting": r"\boxed{" + r"\frac{1}{" * 200 + "2" + "}" * 200 + "}",
+    "brackets": r"\boxed{" + "(" * 900 + "}",
+    "tower": r"\boxed{9^{9^{9^{9}}}}",
+    "factorial": r"\boxed{99999999999!}",
+    "null bytes and surrogates": "\\boxed{\x00\ud800\u202e7}",
+    "other digits": "\\boxed{\u0667}",
+    "two boxes, the last wrong": r"\boxed{7} \boxed{8}",
+    "two answers in a box": r"\boxed{7 \text{ or } 8}",
+    "two answers with a comma": r"\boxed{7, 8}",
+    "an equation of two numbers": r"\boxed{8=7}",
+    "a set of answers": r"\boxed{\{7, 8\}}",
+    "no box": "the answer is 7",
+    "box in a box, unclosed": r"\boxed{8 \boxed{7}",
+}
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_adversarial_responses_end_soon_and_earn_nothing(name: str, pool: ComparisonPool) -> None:
+    began = time.monotonic()
+    [checked] = check_responses([ADVERSARIAL[name]], ["7"], pool)
+    if name != "box in a box, unclosed":  # a complete box inside an unfinished one is an answer like any other
+        assert checked.reward == 0.0
+    assert checked.verdict in Verdict
+    assert time.monotonic() - began < 20
+
+
+def test_each_side_of_an_equation_counts() -> None:
+    assert check_response(r"\boxed{n = 7}", "7").verdict is Verdict.CORRECT
+    assert check_response(r"\boxed{3 + 4 = 7}", "7").verdict is Verdict.CORRECT
+    assert check_response(r"\boxed{8 = 7}", "7").verdict is Verdict.WRONG
+
+
+def test_an_answer_in_the_prompt_earns_nothing(pool: ComparisonPool) -> None:
+    prompt = {"role": "user", "content": r"Is it \boxed{7}?"}
+    conversations = [[prompt, {"role": "assistant", "content": text}] for text in ("Yes.", r"It is \boxed{7}.")]
+    assert [checked.reward for checked in check_conversations(conversations, ["7", "7"], pool)] == [0.0, 1.0]
