@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.local.tiny import SMALL, Assets, assets
 
 from nemo_uecr.cli.main import entry_point
+from tests.local.tiny import SMALL, Assets, assets
 
 
 @pytest.fixture(scope="module")
