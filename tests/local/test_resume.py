@@ -133,11 +133,11 @@ def test_killed_at_random_times(tmp_path: Path, busy: tuple[str, ...], whole: di
     codes = []
     while not codes or codes[-1] != 0:
         assert len(codes) < 30
-        wait = dice.uniform(0.1, 0.9) if len(codes) < 5 else None
+        wait = dice.uniform(0.05, 0.4) if len(codes) < 5 else None
         code, text = in_child(lambda: tiny.run(folder, *busy, resume=True), kill_after=wait)
         assert code in (0, -signal.SIGKILL), text
         codes.append(code)
-    assert codes.count(-signal.SIGKILL) >= 2
+    assert codes.count(-signal.SIGKILL) >= 1  # how many strike depends on the machine
     assert same(outcome(folder), whole) == []
 
 
