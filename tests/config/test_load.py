@@ -10,11 +10,11 @@ from nemo_uecr.config.load import dump_config, flat_values, load_config
 from nemo_uecr.config.show import annotated_yaml
 from nemo_uecr.errors import ConfigError
 
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local"  # the others: test_nemo.py
 SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
 RUNNABLE = [path for path in SHIPPED if path.name != "base.yaml"]
-DEMO = str(CONFIGS / "local" / "demo.yaml")
-BASE = str(CONFIGS / "local" / "base.yaml")
+DEMO = str(CONFIGS / "demo.yaml")
+BASE = str(CONFIGS / "base.yaml")
 
 
 def write(folder: Path, name: str, text: str) -> str:
