@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 demo: $(STAMP) ## train the shipped demo and open its report
-	$(BIN)/nemo-uecr demo $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/nemo-uecr demo $(ARGS)
 
 test: $(STAMP) ## the tests that need no GPU and no heavy dependency
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "not real and not nemo and not gpu" $(ARGS)

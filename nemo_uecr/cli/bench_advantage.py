@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         "cases": found,
         "ratios": {
             "plain_cpu": plain["cpu_s"] / ours["cpu_s"],
-            "plain_memory": plain["peak_extra_mb"] / ours["peak_extra_mb"],
+            "plain_memory": plain["peak_extra_mb"] / ours["peak_extra_mb"] if ours["peak_extra_mb"] else None,
         },
         "versions": _versions(),
     }

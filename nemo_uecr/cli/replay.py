@@ -60,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
         advantages = method.compute(scored_batch(saved, args.batch), settings, detail=True)
     except ConfigError as error:
         raise ConfigError(f"{error} (on this command: --set key=value)") from error
+    for name, tensor in advantages.named_tensors().items():
+        if not bool(tensor.isfinite().all()):
+            raise DataError(f"{name} is not finite with these settings; expected finite numbers. Use moderate settings")
     from safetensors.torch import save
 
     tensors = {name: tensor.contiguous() for name, tensor in advantages.named_tensors().items()}

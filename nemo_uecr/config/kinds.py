@@ -11,6 +11,7 @@ __all__ = [
     "Count",
     "Device",
     "Dtype",
+    "LearningRate",
     "NonNegative",
     "NonNegativeInt",
     "Pair",
@@ -29,6 +30,7 @@ Count = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Positive = Annotated[float, Field(gt=0)]
+LearningRate = Annotated[float, Field(gt=0, le=1e30)]  # float32 arithmetic ends at 3e38
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 TopP = Annotated[float, Field(gt=0, le=1)]

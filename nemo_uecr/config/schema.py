@@ -15,6 +15,7 @@ from nemo_uecr.config.kinds import (
     Count,
     Device,
     Dtype,
+    LearningRate,
     NonNegative,
     NonNegativeInt,
     Pair,
@@ -218,7 +219,7 @@ class TrainConfig(Section):
     microbatch_responses: Count
     """Responses a forward and backward pass; gradients are accumulated, the result is the same."""
 
-    learning_rate: Positive
+    learning_rate: LearningRate
     """AdamW's learning rate after warm-up."""
 
     warmup_steps: NonNegativeInt

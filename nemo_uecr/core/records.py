@@ -21,6 +21,10 @@ EPSILON = 1e-6
 #: R^T and the OPD advantage clip the gap to this many nats on both sides.
 GAP_CLIP = 5.0
 
+#: Beyond these, float32 products of settings and scores overflow.
+LARGEST = 1e12
+SMALLEST_SCALE = 1e-12
+
 SCORE_DTYPES = (torch.float32, torch.float64)
 
 
@@ -104,12 +108,14 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ConfigError(f"{name} is {value}; expected a finite number")
+            if value is not None and abs(value) > LARGEST:
+                raise ConfigError(f"{name} is {value}; expected a magnitude of at most {LARGEST:g}")
         if self.rho is not None and not 0.0 <= self.rho < 1.0:
             raise ConfigError(f"rho is {self.rho}; expected 0 <= rho < 1, so that every token weight stays positive")
         for name in ("tau_delta", "tau_entropy"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} is {value}; expected a positive number of nats")
+            if value is not None and value < SMALLEST_SCALE:
+                raise ConfigError(f"{name} is {value}; expected a positive number of nats, at least {SMALLEST_SCALE:g}")
         for name in ("std_floor", "step", "seed"):
             value = getattr(self, name)
             if value is not None and value < 0:

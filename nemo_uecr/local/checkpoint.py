@@ -136,6 +136,13 @@ class Checkpoints:
                 f"{manifest}: unreadable ({error}); the checkpoint is corrupt. Delete {folder} and run again with "
                 "--resume to use an earlier one"
             ) from error
+        present = {path.name for path in folder.iterdir()} - {MANIFEST}
+        unlisted = sorted((present | {STATE, OPTIMIZER, "config.json"}) - hashes.keys())
+        if unlisted:
+            raise CheckpointError(
+                f"{manifest}: does not list {unlisted[0]}; the checkpoint is corrupt. Delete {folder} and run again "
+                "with --resume to use an earlier one"
+            )
         for name, expected in hashes.items():
             path = folder / name
             found = file_sha256(path) if path.is_file() else "no such file"

@@ -20,9 +20,6 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "omeg
 
 def provenance(config: Config, objective: str, locate: Callable[[str], str]) -> dict[str, object]:
     """The record that stands in ``provenance.json``."""
-    models = {"student": config.student.model_name}
-    if METHODS[config.method.name].needs_teacher and config.teacher.model_name is not None:
-        models["teacher"] = config.teacher.model_name
     return {
         "objective": objective,
         "command": sys.argv,
@@ -38,11 +35,19 @@ def provenance(config: Config, objective: str, locate: Callable[[str], str]) -> 
             "loss": "token mean over the optimizer step's batch",
         },
         "tolerances": config.tolerances.model_dump(),
-        "sha256": {
-            "train": _hash(Path(locate(config.data.train))),
-            **{name: _hash(Path(locate(path))) for name, path in config.evaluation.benchmarks.items()},
-            **{name: _hash_folder(Path(locate(path))) for name, path in models.items()},
-        },
+        "sha256": input_hashes(config, locate),
+    }
+
+
+def input_hashes(config: Config, locate: Callable[[str], str]) -> dict[str, str]:
+    """sha256 of the problems, the benchmarks and the model folders that a run reads."""
+    models = {"student": config.student.model_name}
+    if METHODS[config.method.name].needs_teacher and config.teacher.model_name is not None:
+        models["teacher"] = config.teacher.model_name
+    return {
+        "train": _hash(Path(locate(config.data.train))),
+        **{name: _hash(Path(locate(path))) for name, path in config.evaluation.benchmarks.items()},
+        **{name: _hash_folder(Path(locate(path))) for name, path in models.items()},
     }
 
 

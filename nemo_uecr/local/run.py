@@ -17,11 +17,11 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.problems import load_problems
-from nemo_uecr.errors import RunFolderError
+from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.local.checkpoint import Checkpoints, Position, check_same_configuration, restore_optimizer
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
-from nemo_uecr.local.provenance import provenance
+from nemo_uecr.local.provenance import input_hashes, provenance
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.telemetry.progress import Progress
@@ -71,6 +71,7 @@ def _train_in(
     checkpoints = Checkpoints(folder / "checkpoints", config)
     start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
     student_name = locate(config.student.model_name) if start is None else str(start[0])
+    _check_same_inputs(folder, config, locate)
     models = _models(config, student_name, device, locate)
     prompts, benchmarks = _problems(config, models.student, locate)
     optimizer = build_optimizer(models.student, config)
@@ -122,6 +123,20 @@ def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
     if not resume:
         raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
     check_same_configuration(written, config, load_config(written, ()).config.model_dump(mode="json"))
+
+
+def _check_same_inputs(folder: Path, config: Config, locate: Locate) -> None:
+    """Refuse to resume on data or models whose content changed under the same name."""
+    written = folder / "provenance.json"
+    if not written.is_file():
+        return
+    before, now = json.loads(written.read_text(encoding="utf-8"))["sha256"], input_hashes(config, locate)
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            raise CheckpointError(
+                f"the content of {name} has changed since {folder} was begun (sha256 {before[name][:12]}, now "
+                f"{now[name][:12]}); put the old content back or choose another run.folder"
+            )
 
 
 def _retire_failure(folder: Path) -> None:

@@ -20,7 +20,7 @@ from nemo_uecr.errors import InvariantError, ScoreError
 from nemo_uecr.local.batch import StepBatch, method_settings, turn_segments
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.evaluate import evaluate
-from nemo_uecr.local.failure import leave_failure
+from nemo_uecr.local.failure import leave_error, leave_failure
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
 from nemo_uecr.local.rollout import Decoding, sample
@@ -121,7 +121,11 @@ class Trainer:
 
     def _step(self, step: int, progress: Progress) -> dict[str, float]:
         watch = Stopwatch()
-        batch = self._rollout(step, watch)
+        try:
+            batch = self._rollout(step, watch)
+        except ScoreError as error:  # the student cannot be sampled from
+            leave_error(self._folder, step, error)
+            raise
         settings = method_settings(self._config.method, step=step, seed=self._config.run.seed)
         try:
             batch.check_scores()

@@ -34,6 +34,8 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAX_SUMS = 8
 SMALLEST_TEMPERATURE = 1e-3
+LARGEST_TEMPERATURE = 50.0
+"""Up to here the kernel's floor of -1e4, its stand-in for -inf, is exp(-200) or less: nothing in float32."""
 LOGITS_A_THREAD = 1 << 20
 """A further thread is worth starting for this many logits, about 0.2 ms of work."""
 
@@ -45,6 +47,7 @@ def native_serves(logits_NV: Tensor, layout: StatisticsLayout) -> bool:
         and logits_NV.stride(1) == 1
         and len(layout.sum_temperatures) <= MAX_SUMS
         and min(layout.sum_temperatures) >= SMALLEST_TEMPERATURE
+        and max(layout.sum_temperatures) <= LARGEST_TEMPERATURE
         and _library() is not None
     )
 
@@ -109,8 +112,10 @@ def _library() -> ctypes.CDLL | None:
         logger.info("no native scoring: needs an x86-64 processor and a C compiler")
         return None
     try:
-        return ctypes.CDLL(str(_built(compiler, Path(__file__).with_name("native_rows.c"))))
-    except (OSError, subprocess.SubprocessError) as error:
+        library = ctypes.CDLL(str(_built(compiler, Path(__file__).with_name("native_rows.c"))))
+        library.uecr_reduce_rows  # noqa: B018 - raises where the file is another library
+        return library
+    except (OSError, subprocess.SubprocessError, AttributeError, RuntimeError) as error:  # RuntimeError: no home folder
         logger.info("no native scoring: %s", error)
         return None
 
@@ -121,20 +126,29 @@ def _built(compiler: str, source: Path) -> Path:
     made_of = (source.read_bytes(), version, _processor().encode(), repr(FLAGS).encode())
     name = f"rows-{hashlib.sha256(b'|'.join(made_of)).hexdigest()[:20]}.so"
     folder = _cache_folder()
-    library = folder / name
-    if library.exists():
+    library, digest = folder / name, folder / f"{name}.sha256"
+    # A damaged library would end the process with a signal, so it is never loaded unseen.
+    if library.exists() and digest.exists() and digest.read_text(encoding="ascii") == _sha256(library):
         return library
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         fresh = Path(aside) / name
         command = [compiler, *FLAGS, "-o", str(fresh), str(source), "-lm"]
         subprocess.run(command, capture_output=True, check=True, timeout=120)
+        fresh_digest = Path(aside) / "sha256"
+        fresh_digest.write_text(_sha256(fresh), encoding="ascii")
         os.replace(fresh, library)
+        os.replace(fresh_digest, digest)
     return library
 
 
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def _cache_folder() -> Path:
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(os.environ.get("NEMO_UECR_CACHE") or cache_home / "nemo_uecr") / "native"
+    given = os.environ.get("NEMO_UECR_CACHE")
+    root = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_uecr"
+    folder = root / "native"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -11,6 +11,7 @@ from nemo_uecr.verifier.verdict import Checked, Verdict
 
 #: A decimal, its thousands set off by commas or not at all: ``1,2`` is a list, no number.
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?")
+_BLANKS = re.compile(r"((?<=[0-9A-Za-z])\s+(?=[0-9A-Za-z]))|\s+")
 
 
 def check_response(response: str, answer: str) -> Checked:
@@ -51,7 +52,8 @@ def without_point(given: str) -> str:
 
 
 def _squeezed(text: str) -> str:
-    return "".join(text.split())
+    """The text without blanks, but for those that keep two digits or letters apart."""
+    return _BLANKS.sub(lambda blanks: " " if blanks[1] else "", text.strip())
 
 
 def _number(text: str) -> tuple[str, str] | None:

@@ -335,3 +335,11 @@ def test_decomposition_survives_a_nearly_degenerate_group(reward: float) -> None
     assert got.advantage_teacher_B is not None
     error = got.advantage_unified_B - (got.advantage_task_B + 1.3 * got.advantage_teacher_B)
     assert float(error.abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tau_delta": 1e-39}, {"tau_entropy": 1e-13}, {"alpha": 1e39}, {"alpha": -1e13}, {"std_floor": 1e13}]
+)
+def test_settings_that_would_overflow_float32_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        Settings(**settings)  # type: ignore[arg-type]

@@ -68,10 +68,12 @@ def test_truncated_and_missing_files_are_found(folder: Path, name: str) -> None:
     ("content", "message"),
     [
         (None, "no manifest.json; expected a complete checkpoint"),
+        (b"{}", "does not list"),
+        (b"[]", "does not list"),
         (b"", "unreadable"),
         (b"\xff\xfe\x00", "unreadable"),
         (b"[1, 2]", "unreadable"),
-        (b'{"config.json": null}', "expected sha256"),
+        (b'{"config.json": null}', "does not list"),
     ],
 )
 def test_bad_manifest_is_found(folder: Path, content: bytes | None, message: str) -> None:

@@ -264,3 +264,13 @@ def test_keep_last_and_best(tmp_path: Path, tiny: Assets) -> None:
     kept = [int(path.name[-6:]) for path in sorted((folder / "checkpoints").iterdir())]
     assert best < 5, averages  # otherwise this run shows nothing: choose another seed
     assert kept == [best, 5, 6]
+
+
+def test_changed_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_bytes(tiny.assets().problems.read_bytes())
+    changes = ("train.steps=2", "checkpoint.every=1", f"data.train={data}")
+    tiny.run(tmp_path / "run", *changes)
+    data.write_bytes(data.read_bytes().replace(b'"answer"', b' "answer"', 1))
+    with pytest.raises(CheckpointError, match="content of train has changed"):
+        tiny.run(tmp_path / "run", "train.steps=3", *changes[1:], resume=True)

@@ -98,4 +98,25 @@ def test_without_a_compiler_or_switched_off_torch_takes_over(tmp_path: Path) -> 
 def test_the_cache_holds_the_library_whole(tmp_path: Path) -> None:
     for _ in range(2):
         assert library_in({"NEMO_UECR_CACHE": str(tmp_path)}).startswith("True")
-    assert [path.suffix for path in (tmp_path / "native").iterdir()] == [".so"]
+    assert sorted(path.suffix for path in (tmp_path / "native").iterdir()) == [".sha256", ".so"]
+
+
+@needs_native
+def test_a_damaged_library_is_built_anew(tmp_path: Path) -> None:
+    program = "from nemo_uecr.scoring import native; print(native._library() is not None)"
+    environment = {**os.environ, "NEMO_UECR_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "True\n"
+    (library,) = (tmp_path / "native").glob("*.so")
+    library.write_bytes(library.read_bytes()[:8000])
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+@needs_native
+def test_at_a_high_temperature_torch_takes_over() -> None:
+    # With the kernel's floor of -1e4 a masked column would weigh exp(-10) at T = 1000.
+    logits = torch.full((1, 1000), -torch.inf)
+    logits[0, :4] = 0.0
+    layout = StatisticsLayout((1000.0,), False)
+    assert not native.native_serves(logits, layout)
+    assert native.native_serves(logits, StatisticsLayout((5.0,), False))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_uecr.verifier.equivalence import check_response, judge
+from nemo_uecr.verifier.equivalence import check_response, judge, judge_plain
 from nemo_uecr.verifier.verdict import Checked, Verdict
 
 SAME = [
@@ -150,3 +150,8 @@ def test_plain_answers_load_nothing_heavy() -> None:
         "check_response('\\\\boxed{1,234}', '1234'); sys.exit(any(m in sys.modules for m in ('sympy', 'math_verify')))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False).returncode == 0
+
+
+def test_a_blank_between_digits_keeps_them_apart() -> None:
+    assert judge_plain("1 2", "12") is not Verdict.CORRECT
+    assert judge_plain("( 1, 2 )", "(1,2)") is Verdict.CORRECT
