@@ -10,10 +10,11 @@ from pathlib import Path
 
 from nemo_uecr.config.schema import Config, EvaluationConfig
 from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.evaluation.metrics import Interval, average_at_k, bootstrap_interval, pass_at_k
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.rollout import Decoding, sample
+from nemo_uecr.local.rollout import sample
 from nemo_uecr.local.seeds import derive
 from nemo_uecr.verifier.equivalence import check_response
 

@@ -11,19 +11,10 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from nemo_uecr.errors import ScoreError
+from nemo_uecr.evaluation.engines.base import Decoding, until_end
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
 from nemo_uecr.local.seeds import derive, seeded
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How tokens are drawn: temperature 0 is greedy, ``top_p`` 1 and ``top_k`` 0 are off."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    max_tokens: int
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,6 @@ def _pad_id(model: TokenModel) -> int:
 
 
 def _response(model: TokenModel, ids: list[int], limit: int) -> Response:
-    ends = [position for position, token in enumerate(ids) if token in model.end_ids]
-    kept = ids[: ends[0] + 1] if ends else ids[:limit]
-    text = model.tokenizer.decode(kept, skip_special_tokens=True)
-    return Response(tuple(kept), text, truncated=not ends)
+    cut = until_end(ids, model.end_ids, limit)
+    text = model.tokenizer.decode(list(cut.token_ids), skip_special_tokens=True)
+    return Response(cut.token_ids, text, cut.truncated)

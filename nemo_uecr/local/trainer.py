@@ -17,13 +17,14 @@ from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.order import step_indices
 from nemo_uecr.errors import InvariantError, ScoreError
+from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.local.batch import StepBatch, method_settings, turn_segments
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.evaluate import evaluate
 from nemo_uecr.local.failure import leave_error, leave_failure
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.rollout import Decoding, sample
+from nemo_uecr.local.rollout import sample
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.seeds import derive
 from nemo_uecr.local.sequences import Sequences, micro_slices
