@@ -36,7 +36,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         yield aside
         for file in sorted(aside.rglob("*")):
-            if file.is_file():
+            if file.is_dir():
+                sync_folder(file)
+            else:
                 _sync(file)
         sync_folder(aside)
         if path.exists():  # moved away whole: a kill in the middle of a removal would leave half a folder

@@ -77,8 +77,8 @@ DEMO_RECIPE = Recipe(
         Course(700, adam_learning_rate=3e-3, muon_learning_rate=0.02, skip_rate=0.35, tokens_per_batch=2400),
     ),
     teacher=ModelRecipe(
-        ModelShape(hidden_size=128, intermediate_size=320, layers=3, heads=4, key_value_heads=2, head_dim=32),
-        Course(700, adam_learning_rate=3e-3, muon_learning_rate=0.02, skip_rate=0.0, tokens_per_batch=2400),
+        ModelShape(hidden_size=128, intermediate_size=192, layers=3, heads=4, key_value_heads=2, head_dim=32),
+        Course(760, adam_learning_rate=3e-3, muon_learning_rate=0.02, skip_rate=0.0, tokens_per_batch=1200),
     ),
     train_problems=4096,
     bench_problems=20,

@@ -16,12 +16,6 @@ from nemo_uecr.local.batch import StepBatch
 log = logging.getLogger(__name__)
 
 
-def leave_error(folder: Path, step: int, error: UecrError) -> None:
-    """Write down an error that came before there was a batch to keep: nothing had been sampled."""
-    record = {"step": step, "error": str(error), "kind": type(error).__name__, "sample": None, "command": None}
-    replace_file(folder / "failure" / "failure.json", json.dumps(record, indent=1).encode())
-
-
 def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings: Settings, error: UecrError) -> None:
     """Save the step's batch and the error under ``failure/``, and say how to look at it."""
     target = folder / "failure"

@@ -26,10 +26,46 @@ class Response:
     truncated: bool
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Fault:
+    """The first token that could not be drawn: the logits at token ``token`` of response ``row`` were not finite."""
+
+    row: int
+    token: int
+    problem: str
+
+    def error(self, model: TokenModel, where: str) -> ScoreError:
+        """The error to stop with; ``where`` names the sample."""
+        return ScoreError(
+            f"the {model.name} gives logits that are not finite while it answers ({where}) at token {self.token}; "
+            "expected finite numbers. Check its weights, or lower train.learning_rate if training began well"
+        )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Responses, and the first fault. A response with a fault ends there, with an end token that was not drawn."""
+
+    responses: list[Response]
+    fault: Fault | None
+
+
 def sample(
     model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, *, seed: int, microbatch: int
 ) -> list[Response]:
+    """`draw`, for a caller that can do nothing with a response that has a fault.
+
+    Raises:
+        ScoreError: naming the problem and the token whose logits are not finite.
+    """
+    drawn = draw(model, prompts, decoding, seed=seed, microbatch=microbatch)
+    if drawn.fault is not None:
+        raise drawn.fault.error(model, f"problem {drawn.fault.problem}, row {drawn.fault.row}")
+    return drawn.responses
+
+
+@torch.no_grad()
+def draw(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, *, seed: int, microbatch: int) -> Drawn:
     """One response for each prompt given; repeat a prompt to sample it again.
 
     Args:
@@ -40,15 +76,21 @@ def sample(
         microbatch: responses sampled at once.
     """
     responses: list[Response] = []
+    faults: list[Fault] = []
     for start in range(0, len(prompts), microbatch):
         chunk = prompts[start : start + microbatch]
+        finite = _FiniteLogits(max(len(prompt.token_ids) for prompt in chunk), min(model.end_ids))
         with seeded(derive(seed, "microbatch", start), model.device):
-            rows_bt = _generate(model, chunk, decoding)
-        responses.extend(_response(model, row.tolist(), decoding.max_tokens) for row in rows_bt)
-    return responses
+            rows_bt = _generate(model, chunk, decoding, finite)
+        found = [_response(model, row.tolist(), decoding.max_tokens) for row in rows_bt]
+        for row, token in finite.faults.items():
+            if token < len(found[row].token_ids):  # what follows an end token is nobody's
+                faults.append(Fault(start + row, token, chunk[row].problem.id))
+        responses.extend(found)
+    return Drawn(responses, min(faults, key=lambda fault: fault.row, default=None))
 
 
-def _generate(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding) -> Tensor:
+def _generate(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, finite: _FiniteLogits) -> Tensor:
     pad = _pad_id(model)
     width = max(len(prompt.token_ids) for prompt in prompts)
     ids_bt = torch.full((len(prompts), width), pad, dtype=torch.long)
@@ -72,27 +114,28 @@ def _generate(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding) 
             inputs=ids_bt.to(model.device),
             attention_mask=mask_bt.to(model.device),
             generation_config=config,
-            logits_processor=[_FiniteLogits(model.name, prompts)],
+            logits_processor=[finite],
         )
     return out_bt[:, width:].cpu()
 
 
 class _FiniteLogits:
-    """Stops at logits from which nothing can be drawn, naming the problem; greedy decoding would not even notice."""
+    """Ends a response at logits from which nothing can be drawn; greedy decoding would not even notice them."""
 
-    def __init__(self, name: str, prompts: Sequence[Prompt]) -> None:
-        self._name = name
-        self._prompts = prompts
+    def __init__(self, prompt_width: int, end_id: int) -> None:
+        self._prompt_width = prompt_width
+        self._end_id = end_id
+        self.faults: dict[int, int] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        bad_b = (scores.isnan() | (scores == torch.inf)).any(dim=1)
-        if bool(bad_b.any()):
-            problem = self._prompts[int(bad_b.nonzero()[0])].problem.id
-            raise ScoreError(
-                f"the {self._name} gives logits that are not finite while it answers problem {problem!r}; expected "
-                "finite numbers. Check its weights, or lower train.learning_rate if training began well"
-            )
-        return scores
+        bad_b = (scores.isnan() | (scores == torch.inf)).any(dim=1) | (scores == -torch.inf).all(dim=1)
+        if not bool(bad_b.any()):
+            return scores
+        for row in bad_b.nonzero()[:, 0].tolist():
+            self.faults.setdefault(row, input_ids.shape[1] - self._prompt_width)
+        ended = torch.full_like(scores[0], -torch.inf)
+        ended[self._end_id] = 0.0
+        return torch.where(bad_b.unsqueeze(1), ended, scores)
 
 
 @contextlib.contextmanager

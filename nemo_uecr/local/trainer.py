@@ -21,10 +21,10 @@ from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.local.batch import StepBatch, method_settings, turn_segments
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.evaluate import evaluate
-from nemo_uecr.local.failure import leave_error, leave_failure
+from nemo_uecr.local.failure import leave_failure
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.rollout import sample
+from nemo_uecr.local.rollout import Fault, draw
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.seeds import derive
 from nemo_uecr.local.sequences import Sequences, micro_slices
@@ -122,13 +122,11 @@ class Trainer:
 
     def _step(self, step: int, progress: Progress) -> dict[str, float]:
         watch = Stopwatch()
-        try:
-            batch = self._rollout(step, watch)
-        except ScoreError as error:  # the student cannot be sampled from
-            leave_error(self._folder, step, error)
-            raise
+        batch, fault = self._rollout(step, watch)
         settings = method_settings(self._config.method, step=step, seed=self._config.run.seed)
         try:
+            if fault is not None:
+                raise fault.error(self._models.student, batch.sample_ids[fault.row])
             batch.check_scores()
             with watch.phase("advantage"):
                 scored, advantages, residuals = self._advantages(batch, settings)
@@ -146,7 +144,7 @@ class Trainer:
         self._advance(step, outcome, watch, progress)
         return metrics | _timing(watch, int(scored.mask_BT.sum()))
 
-    def _rollout(self, step: int, watch: Stopwatch) -> StepBatch:
+    def _rollout(self, step: int, watch: Stopwatch) -> tuple[StepBatch, Fault | None]:
         config = self._config
         rollout, seed = config.rollout, config.run.seed
         indices = step_indices(
@@ -159,7 +157,7 @@ class Trainer:
         prompts = [self._prompts[index] for index in indices for _ in range(rollout.responses_per_prompt)]
         decoding = Decoding(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens)
         with watch.phase("rollout"):
-            responses = sample(
+            drawn = draw(
                 self._models.student,
                 prompts,
                 decoding,
@@ -169,9 +167,9 @@ class Trainer:
         with watch.phase("verify"):
             checked = [
                 check_response(response.text, prompt.problem.answer)
-                for prompt, response in zip(prompts, responses, strict=True)
+                for prompt, response in zip(prompts, drawn.responses, strict=True)
             ]
-        return self._score(step, Sequences(prompts, responses), checked, watch)
+        return self._score(step, Sequences(prompts, drawn.responses), checked, watch), drawn.fault
 
     def _score(self, step: int, sequences: Sequences, checked: list[Checked], watch: Stopwatch) -> StepBatch:
         config, models, slices = self._config, self._models, self._flat_slices

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.data.atomic import new_folder, replace_file
 
 
 def test_replace_file_makes_folders_and_replaces(tmp_path: Path) -> None:
@@ -31,3 +32,52 @@ def test_failed_write_keeps_the_old_content_and_names_the_file(tmp_path: Path) -
     assert error.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+class Journal:
+    """What reaches the disk in which order: the file behind every fsync, and every rename."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[tuple[str, Path]] = []
+        real_fsync, real_rename, real_replace = os.fsync, os.rename, os.replace
+
+        def fsync(descriptor: int) -> None:
+            self.events.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+            real_fsync(descriptor)
+
+        def rename(source: object, target: object) -> None:
+            self.events.append(("rename", Path(str(target))))
+            real_rename(str(source), str(target))
+
+        def replace(source: object, target: object) -> None:
+            self.events.append(("rename", Path(str(target))))
+            real_replace(str(source), str(target))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "rename", rename)
+        monkeypatch.setattr(os, "replace", replace)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads names of open files from /proc")
+def test_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(monkeypatch)
+    replace_file(tmp_path / "a.json", b"1")
+    assert journal.events == [("sync", tmp_path / ".a.json.tmp"), ("rename", tmp_path / "a.json"), ("sync", tmp_path)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads names of open files from /proc")
+def test_folder_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(monkeypatch)
+    aside = tmp_path / ".c.tmp"
+    with new_folder(tmp_path / "c") as folder:
+        (folder / "weights").write_bytes(b"w" * 10)
+        (folder / "inner").mkdir()
+        (folder / "inner" / "state").write_bytes(b"s")
+    assert journal.events == [
+        ("sync", aside / "inner"),
+        ("sync", aside / "inner" / "state"),
+        ("sync", aside / "weights"),
+        ("sync", aside),
+        ("rename", tmp_path / "c"),
+        ("sync", tmp_path),
+    ]

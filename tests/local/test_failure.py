@@ -120,6 +120,29 @@ def test_violated_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (tmp_path / "run" / "failure" / "advantages.safetensors").is_file()
 
 
+@pytest.mark.parametrize("method", ["uecr", "grpo"])
+def test_student_that_cannot_be_sampled_leaves_its_batch(
+    tmp_path: Path, tiny: Assets, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    """Nothing can be drawn from logits that are not finite: the batch ends there, and replay finds the place."""
+    broken = Path(shutil.copytree(tiny.student, tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    from tests.local.tiny import run
+
+    with pytest.raises(ScoreError, match=r"^the student .* gives logits .* \(step 1, problem p\d, row 0\) at token 0;"):
+        run(tmp_path / "run", f"student.model_name={broken}", f"method.name={method}")
+    record = failure(tmp_path / "run")
+    assert record["sample"].endswith("row 0")
+    left = load_batch(tmp_path / "run" / "failure" / "batch.safetensors").tensors
+    assert left["mask"].sum(dim=1).tolist() == [1] * 8  # the end token that stands for the one that was not drawn
+    assert bool(left["old_logp"].isnan().all())
+    if method == "uecr":  # grpo's advantage reads no score
+        assert replay(record) == 2
+        assert "old_logp of response 0 at token 0 is nan" in capsys.readouterr().err
+
+
 def test_ratio_that_is_not_one_at_the_first_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scoring at another temperature than training: the fault that the check is for."""
     from nemo_uecr.local import trainer

@@ -18,7 +18,7 @@ from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
-from nemo_uecr.local.rollout import Decoding, sample
+from nemo_uecr.local.rollout import Decoding, draw, sample
 from nemo_uecr.local.seeds import derive, seeded
 from tests.local import tiny
 from tests.local.tiny import Assets
@@ -189,10 +189,32 @@ def test_broken_student_is_named_with_the_problem(student: TokenModel, temperatu
     module = copy.deepcopy(student.module)
     with torch.no_grad():
         module.model.norm.weight[0] = math.nan
-    with pytest.raises(ScoreError, match=r"student .* logits that are not finite while it answers problem '\(9,\)'"):
+    with pytest.raises(
+        ScoreError, match=r"student .* logits that are not finite while it answers \(problem \(9,\), row 0\) at token 0"
+    ):
         sample(
             replace(student, module=module), [prompt(9)], replace(PLAIN, temperature=temperature), seed=0, microbatch=1
         )
+
+
+def test_fault_in_the_middle_ends_one_response_where_it_is(student: TokenModel) -> None:
+    """Token 21 has no usable embedding: whoever draws it cannot go on; the others are drawn as ever."""
+    broken = fixed_logits(student, {20: 0.0, 21: 0.0})
+    with torch.no_grad():
+        broken.module.model.embed_tokens.weight[21] = math.nan
+    found = draw(broken, [prompt(9)] * 12, replace(PLAIN, max_tokens=4), seed=3, microbatch=5)
+    assert found.fault is not None
+    end = min(broken.end_ids)
+    for row, response in enumerate(found.responses):
+        ids = response.token_ids
+        if 21 in ids[:3]:
+            place = ids.index(21) + 1
+            assert ids[place:] == (end,)
+            assert row >= found.fault.row
+            if row == found.fault.row:
+                assert found.fault.token == place
+        else:
+            assert len(ids) == 4
 
 
 def test_chat_template_in_non_thinking_mode() -> None:
