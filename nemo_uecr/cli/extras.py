@@ -13,6 +13,7 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "verify": ("math_verify",),
     "tensorboard": ("tensorboard",),
     "data": ("pyarrow", "huggingface_hub"),
+    "study": ("matplotlib", "scipy"),
 }
 """Extra of the package -> the modules that it brings."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.demo.muon import Muon
 from nemo_uecr.demo.recipe import Course, ModelShape
-from nemo_uecr.demo.task import LEVELS, sample_unseen, worked_solution
+from nemo_uecr.demo.task import LEVELS, Problem, sample_unseen, worked_solution
 
 if TYPE_CHECKING:
     import torch
@@ -59,14 +59,29 @@ def build_model(shape: ModelShape, tokenizer: PreTrainedTokenizerFast, seed: int
 def demonstrations(
     tokenizer: PreTrainedTokenizerFast, course: Course, rng: random.Random, held_out: Set[str]
 ) -> Iterator[Batch]:
-    """Yield batches of fresh problems of one level each, never a question of `held_out`."""
+    """Yield batches of fresh problems with the solutions of `worked_solution`, never a question of `held_out`."""
+
+    def solve(problem: Problem) -> str:
+        return worked_solution(problem, rng, course.skip_rate)
+
+    return solved_batches(tokenizer, course.tokens_per_batch, rng, held_out, solve)
+
+
+def solved_batches(
+    tokenizer: PreTrainedTokenizerFast,
+    tokens_per_batch: int,
+    rng: random.Random,
+    held_out: Set[str],
+    solve: Callable[[Problem], str],
+) -> Iterator[Batch]:
+    """Yield batches of fresh problems of one level each with the solutions of `solve`."""
     while True:
         level = rng.choice(LEVELS)
         rows: list[tuple[list[int], list[int]]] = []
         tokens = 0
-        while tokens < course.tokens_per_batch:
+        while tokens < tokens_per_batch:
             problem = sample_unseen(rng, level, held_out)
-            solution = worked_solution(problem, rng, course.skip_rate)
+            solution = solve(problem)
             rows.append(encode(tokenizer, problem.question, solution))
             tokens += sum(map(len, rows[-1]))
         yield _collate(rows, int(tokenizer.pad_token_id))

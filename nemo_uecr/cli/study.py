@@ -1,0 +1,66 @@
+"""Run a grid of methods on several students and write its tables and figures.
+
+  nemo-uecr study examples/configs/study/small.yaml
+
+The budget is printed before anything starts. Interrupted or repeated, the command does what is missing: finished runs
+are kept, a half-done one continues from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from nemo_uecr.cli.extras import require_extra
+from nemo_uecr.errors import UecrError
+
+if TYPE_CHECKING:
+    from nemo_uecr.study.cells import Cell
+
+__all__ = ["add_arguments", "run", "train_cell"]
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("study", metavar="CONFIG", help="study file")
+    parser.add_argument("--budget", action="store_true", help="print the budget and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Forecast, run, summarise."""
+    for extra in ("local", "study"):
+        require_extra(extra)
+    from nemo_uecr.config.load import load_config
+    from nemo_uecr.study.load import load_study
+    from nemo_uecr.study.study import forecast, run_study
+
+    study = load_study(args.study)
+    for name, arm in study.arms.items():  # a misspelt override must not wait for its turn
+        for variant, changes in study.variants.items():
+            logger.debug("checking %s in %s", name, variant)
+            load_config(study.config, (*study.overrides, *changes, *arm.overrides, "run.folder=unused"))
+    sys.stdout.write("".join(f"{line}\n" for line in forecast(study).lines()))
+    sys.stdout.flush()
+    if args.budget:
+        return 0
+    summary = run_study(study, functools.partial(train_cell, study.config), report=logger.info)
+    sys.stdout.write(f"summary: {summary}\n")
+    return 0
+
+
+def train_cell(config: str, cell: Cell) -> str | None:
+    """Train one cell, continuing it where it was begun; returns the error that a user should read, or None."""
+    from nemo_uecr.cli.configuration import train_loaded
+    from nemo_uecr.config.load import load_config
+
+    logging.getLogger("nemo_uecr").setLevel(logging.WARNING)
+    try:
+        train_loaded(load_config(config, cell.overrides), resume=(cell.folder / "config.yaml").is_file())
+    except UecrError as error:
+        return " ".join(str(error).split())
+    return None

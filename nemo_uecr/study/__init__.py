@@ -1,0 +1,1 @@
+"""Grids of training runs: many methods, several students, one set of tables."""

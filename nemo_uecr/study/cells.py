@@ -1,0 +1,103 @@
+"""The grid: every training run of a study with its overrides and its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_uecr.study.schema import ArmConfig, StudyConfig
+from nemo_uecr.study.task import TaskFiles, student_name
+
+#: Seeds of the runs that choose learning rates; those of the tables count from 0.
+SELECTION_SEED = 1_000_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run.
+
+    Attributes:
+        arm: line of the tables.
+        variant: named set of overrides.
+        pair: number of the student, which is also the seed of the run.
+        learning_rate: what the optimizer uses.
+        overrides: everything that differs from the shared configuration.
+        folder: run folder.
+    """
+
+    arm: str
+    variant: str
+    pair: int
+    learning_rate: float
+    overrides: tuple[str, ...]
+    folder: Path
+
+
+def selection_cells(study: StudyConfig, root: Path, files: TaskFiles) -> list[Cell]:
+    """Runs that choose a learning rate for every arm that has its own, in every variant."""
+    tuned = {name: arm for name, arm in study.arms.items() if arm.learning_rate_of is None}
+    return [
+        _cell(study, files, name, variant, pair, rate, root / "selection" / variant / name / f"lr-{rate:g}", True)
+        for variant in study.variants
+        for name in tuned
+        for rate in study.selection.learning_rates
+        for pair in range(study.selection.pairs)
+    ]
+
+
+def table_cells(
+    study: StudyConfig, root: Path, files: TaskFiles, learning_rates: Mapping[tuple[str, str], float]
+) -> list[Cell]:
+    """Runs behind the tables; pairs come first, so that an unfinished study is balanced over arms.
+
+    Args:
+        study: the study.
+        root: its folder.
+        files: problems and models.
+        learning_rates: by (variant, arm) for every arm with a choice of its own.
+    """
+    return list(_by_pair(study, root, files, learning_rates))
+
+
+def _by_pair(
+    study: StudyConfig, root: Path, files: TaskFiles, learning_rates: Mapping[tuple[str, str], float]
+) -> Iterator[Cell]:
+    for pair in range(study.pair_count):
+        for variant in study.variants:
+            for name, arm in study.arms.items():
+                if pair < arm.pairs:
+                    rate = learning_rates[variant, arm.learning_rate_of or name]
+                    yield _cell(study, files, name, variant, pair, rate, root / "runs" / variant / name, False)
+
+
+def _cell(
+    study: StudyConfig,
+    files: TaskFiles,
+    name: str,
+    variant: str,
+    pair: int,
+    rate: float,
+    parent: Path,
+    selection: bool,
+) -> Cell:
+    arm = study.arms[name]
+    folder = parent / f"pair-{pair:03d}"
+    student = files.model(student_name(pair, selection=selection))
+    own = (
+        f"run.folder={folder}",
+        f"run.seed={pair + (SELECTION_SEED if selection else 0)}",
+        f"student.model_name={student}",
+        f"teacher.model_name={_teacher(arm, files, student)}",
+        f"data.train={files.train}",
+        f"train.learning_rate={rate!r}",
+        "threads=1",
+        "telemetry.progress=off",
+        *(f"evaluation.benchmarks.{n}={p}" for n, p in files.held_out("validation" if selection else "bench").items()),
+    )
+    overrides = (*study.overrides, *study.variants[variant], *arm.overrides, *own)
+    return Cell(name, variant, pair, rate, overrides, folder)
+
+
+def _teacher(arm: ArmConfig, files: TaskFiles, student: Path) -> Path:
+    return student if arm.teacher == "student" else files.model(arm.teacher)

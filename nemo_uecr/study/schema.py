@@ -1,0 +1,190 @@
+"""The study file: which methods run on which students, how learning rates are chosen, and which tables come out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from nemo_uecr.config.kinds import Count, LearningRate, Positive, Seed, Share, Text
+from nemo_uecr.config.schema import Section
+
+__all__ = ["ArmConfig", "CourseConfig", "ModelConfig", "SelectionConfig", "StudyConfig", "TableConfig", "TaskConfig"]
+
+MINIMUM_PAIRS = 2
+
+
+def _tuple_of_list(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple_of_list)]
+Rates = Annotated[tuple[LearningRate, ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
+ZeroToOne = Annotated[float, Field(ge=0, le=1)]
+
+
+class CourseConfig(Section):
+    """How a model of the task is taught before any reinforcement learning."""
+
+    steps: Count
+    """Optimizer steps."""
+
+    adam_learning_rate: Positive
+    """Peak for the embedding and the norms."""
+
+    muon_learning_rate: Positive
+    """Peak for the weight matrices."""
+
+    skip_rate: ZeroToOne
+    """Probability that the demonstrator does the next operation in the head."""
+
+    error_rate: ZeroToOne
+    """Probability that a written line of the demonstrator is wrong; it goes on from the wrong value."""
+
+    tokens_per_batch: Count
+    """Tokens of a batch, prompts included."""
+
+
+class ModelConfig(Section):
+    """Sizes of a model and the course it takes."""
+
+    hidden_size: Count
+    """Width of the residual stream."""
+
+    intermediate_size: Count
+    """Width inside the MLP."""
+
+    layers: Count
+    """Transformer layers."""
+
+    heads: Count
+    """Query heads."""
+
+    key_value_heads: Count
+    """Key and value heads."""
+
+    head_dim: Count
+    """Width of one head."""
+
+    course: CourseConfig
+    """How it is taught."""
+
+
+class TaskConfig(Section):
+    """Problems and models, made on the spot."""
+
+    seed: Seed
+    """Seeds problems, teachers and students; student number n has its own stream."""
+
+    train_problems: Count
+    """Problems for reinforcement learning."""
+
+    validation_problems: Count
+    """Problems a level on which learning rates are chosen."""
+
+    bench_problems: Count
+    """Problems a level of the five held-out sets."""
+
+    student: ModelConfig
+    """Every student: one recipe, weights and demonstrations by its own seed."""
+
+    teacher: ModelConfig
+    """The frozen teacher of every run."""
+
+    bad_teacher: ModelConfig | None
+    """A deliberately bad teacher for arms that ask for it; null: none."""
+
+
+class SelectionConfig(Section):
+    """The choice of a learning rate for each arm, on students and problems that no table uses."""
+
+    learning_rates: Rates
+    """Candidates."""
+
+    pairs: Count
+    """Students, each with its own seed, that every candidate runs on."""
+
+
+class ArmConfig(Section):
+    """One line of the tables: what it changes, and on how many pairs it runs."""
+
+    overrides: Texts
+    """`key=value` texts, for example `method.name=grpo`."""
+
+    pairs: Annotated[int, Field(ge=MINIMUM_PAIRS)]
+    """Runs on the first this many pairs; each pair is a student and a seed of its own."""
+
+    teacher: Literal["teacher", "bad_teacher", "student"]
+    """Which frozen model scores: the teacher, the bad one, or the initial student itself."""
+
+    learning_rate_of: Text | None
+    """Use the learning rate chosen for that arm; null: choose one for this arm."""
+
+
+class TableConfig(Section):
+    """A table: its lines, and the line that the others are compared with."""
+
+    title: Text
+    """Heading."""
+
+    reference: Text
+    """Arm that is subtracted in the paired differences."""
+
+    arms: Annotated[Texts, Field(min_length=2)]
+    """Lines in order."""
+
+
+class StudyConfig(Section):
+    """A whole study."""
+
+    folder: Text
+    """Output folder."""
+
+    config: Text
+    """Configuration of the local back end that all runs share, relative to the study file."""
+
+    overrides: Texts
+    """`key=value` texts of every run."""
+
+    processes: Count
+    """Runs at once, one thread each."""
+
+    expected_run_seconds: Positive
+    """Processor seconds of one run, for the forecast before the first run; later forecasts use measured ones."""
+
+    task: TaskConfig
+    """Problems, students and teachers."""
+
+    selection: SelectionConfig
+    """How learning rates are chosen."""
+
+    variants: Annotated[dict[Text, Texts], Field(min_length=1)]
+    """Named sets of overrides; every arm runs in each, for example one and several updates a batch."""
+
+    arms: Annotated[dict[Text, ArmConfig], Field(min_length=1)]
+    """Lines of the tables by name."""
+
+    tables: Annotated[dict[Text, TableConfig], Field(min_length=1)]
+    """Tables by name."""
+
+    confidence: Share
+    """Level of the intervals."""
+
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        for name, arm in self.arms.items():
+            if arm.learning_rate_of is not None and arm.learning_rate_of not in self.arms:
+                raise ValueError(f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm's name")
+            if arm.teacher == "bad_teacher" and self.task.bad_teacher is None:
+                raise ValueError(f"arms.{name}.teacher: got bad_teacher, but task.bad_teacher is null; describe one")
+        for name, table in self.tables.items():
+            for arm_name in (table.reference, *table.arms):
+                if arm_name not in self.arms:
+                    raise ValueError(f"tables.{name}: no arm {arm_name!r}; expected one of {', '.join(self.arms)}")
+        return self
+
+    @property
+    def pair_count(self) -> int:
+        """Pairs that the study needs in all."""
+        return max(arm.pairs for arm in self.arms.values())

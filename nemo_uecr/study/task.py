@@ -1,0 +1,164 @@
+"""Problems, students and teachers of a study: made once into its folder, each complete or absent."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from nemo_uecr.data.atomic import new_folder, replace_file
+from nemo_uecr.demo.recipe import Course, ModelShape
+from nemo_uecr.demo.task import LEVELS, Problem, distinct_problems, read_questions, write_rows
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.study.schema import ModelConfig, TaskConfig
+from nemo_uecr.study.solutions import flawed_solution
+
+TASK_FILE = "task.json"
+PROBLEMS = "problems"
+MODELS = "models"
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """Where a study's problems and models lie."""
+
+    root: Path
+
+    @property
+    def train(self) -> Path:
+        """Problems for reinforcement learning."""
+        return self.root / PROBLEMS / "train.jsonl"
+
+    def held_out(self, kind: str) -> dict[str, Path]:
+        """The five sets of a kind, "bench" or "validation", by name."""
+        return {f"level{level}": self.root / PROBLEMS / f"{kind}-level{level}.jsonl" for level in LEVELS}
+
+    def model(self, name: str) -> Path:
+        """Hugging Face folder of a model."""
+        return self.root / MODELS / name
+
+
+@dataclass(frozen=True)
+class ModelJob:
+    """One model to teach, in a process of its own."""
+
+    root: Path
+    name: str
+    model: ModelConfig
+    seed: int
+
+
+def student_name(pair: int, *, selection: bool) -> str:
+    """Name of the student of a pair; the students that learning rates are chosen on are others."""
+    return f"{'selection' if selection else 'student'}-{pair:03d}"
+
+
+def model_jobs(root: Path, task: TaskConfig, *, students: int, selection: int) -> list[ModelJob]:
+    """Every model of the study, missing or not."""
+    jobs = [ModelJob(root, "teacher", task.teacher, task.seed)]
+    if task.bad_teacher is not None:
+        jobs.append(ModelJob(root, "bad_teacher", task.bad_teacher, task.seed))
+    names = [student_name(pair, selection=False) for pair in range(students)]
+    names += [student_name(pair, selection=True) for pair in range(selection)]
+    return jobs + [ModelJob(root, name, task.student, task.seed) for name in names]
+
+
+def prepare_task(
+    root: Path, task: TaskConfig, *, students: int, selection: int, processes: int, report: Callable[[str], None]
+) -> TaskFiles:
+    """Make what is missing of the problems and models.
+
+    Args:
+        root: folder of the task.
+        task: what to make.
+        students: pairs of the tables.
+        selection: pairs on which learning rates are chosen.
+        processes: models taught at once, one thread each.
+        report: called with a line when something is ready.
+
+    Raises:
+        RunFolderError: the folder holds another task.
+    """
+    _claim(root, task)
+    files = TaskFiles(root)
+    if not (root / PROBLEMS).is_dir():
+        with new_folder(root / PROBLEMS) as folder:
+            _write_problems(folder, task)
+        report("problems: ready")
+    missing = [
+        job
+        for job in model_jobs(root, task, students=students, selection=selection)
+        if not files.model(job.name).is_dir()
+    ]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(teach_model, job): job for job in missing}
+        for number, done in enumerate(as_completed(waiting), start=1):
+            report(f"model {number} of {len(missing)}, {waiting[done].name}: last loss {done.result():.3f} nats a token")
+    return files
+
+
+def teach_model(job: ModelJob) -> float:
+    """Teach one model and save it with its tokenizer; returns the last loss in nats a token."""
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from nemo_uecr.demo.supervised import build_model, solved_batches, train_supervised
+    from nemo_uecr.demo.tokenizer import build_tokenizer
+
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+    tokenizer = build_tokenizer()
+    rng = random.Random(f"{job.seed} {job.name}")
+    model = build_model(_shape(job.model), tokenizer, rng.randrange(2**31))
+    held_out = {
+        question
+        for kind in ("bench", "validation")
+        for path in TaskFiles(job.root).held_out(kind).values()
+        for question in read_questions(path)
+    }
+    course, losses = job.model.course, list[float]()
+
+    def solve(problem: Problem) -> str:
+        return flawed_solution(problem, rng, skip_rate=course.skip_rate, error_rate=course.error_rate)
+
+    batches = solved_batches(tokenizer, course.tokens_per_batch, rng, held_out, solve)
+    train_supervised(model, batches, _course(job.model), lambda _, loss: losses.append(loss))
+    with new_folder(TaskFiles(job.root).model(job.name)) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return losses[-1]
+
+
+def _claim(root: Path, task: TaskConfig) -> None:
+    """Refuse a folder that was begun for another task: its models would be taken for ours."""
+    content = task.model_dump_json(indent=1)
+    path = root / TASK_FILE
+    if not path.is_file():
+        replace_file(path, content.encode())
+    elif json.loads(path.read_text(encoding="utf-8")) != json.loads(content):
+        raise RunFolderError(
+            f"{path} describes another task than the study file; choose another folder, or put the task back"
+        )
+
+
+def _write_problems(folder: Path, task: TaskConfig) -> None:
+    rng, seen = random.Random(f"{task.seed} problems"), set[str]()
+    for kind, count in (("bench", task.bench_problems), ("validation", task.validation_problems)):
+        for level in LEVELS:
+            problems = list(distinct_problems(rng, [level] * count, seen))
+            seen.update(problem.question for problem in problems)
+            write_rows(folder / f"{kind}-level{level}.jsonl", problems, f"{kind}{level}")
+    levels = [rng.choice(LEVELS) for _ in range(task.train_problems)]
+    write_rows(folder / "train.jsonl", distinct_problems(rng, levels, seen), "train")
+
+
+def _shape(model: ModelConfig) -> ModelShape:
+    return ModelShape(**model.model_dump(exclude={"course"}))
+
+
+def _course(model: ModelConfig) -> Course:
+    return Course(**model.course.model_dump(exclude={"error_rate"}))
