@@ -51,9 +51,7 @@ def _result(cell: Cell, run: RunFolder) -> RunResult:
     curve = tuple((record["step"], 100.0 * record["average"]["avg"]) for record in run.evaluations)
     degenerate = run.values("group/degenerate_share")[1]
     seconds = {phase: _mean(run.values(f"time/{phase}_s")[1]) for phase in PHASES if run.has(f"time/{phase}_s")}
-    errors = [
-        value for name in ("budget_error", "decomposition_error") for value in run.values(f"identity/{name}")[1]
-    ]
+    errors = [value for name in ("budget_error", "decomposition_error") for value in run.values(f"identity/{name}")[1]]
     return RunResult(
         cell=cell,
         initial=curve[0][1],

@@ -170,7 +170,6 @@ class StudyConfig(Section):
     confidence: Share
     """Level of the intervals."""
 
-
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         for name, arm in self.arms.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nemo_uecr.evaluation.table import NOTHING
 from nemo_uecr.study.selection import RULE, Choice
 from nemo_uecr.study.statistics import PAIRS_FOR_A_TEST, TEST_NAME, Mean
 from nemo_uecr.study.summary import Cost, Line, TableSummary
@@ -44,9 +45,9 @@ def cost_markdown(costs: Sequence[Cost], baseline: str) -> str:
         (
             cost.variant,
             cost.arm,
-            *(f"{cost.seconds[phase]:.3f}" if phase in cost.seconds else "–" for phase in phases),
+            *(f"{cost.seconds[phase]:.3f}" if phase in cost.seconds else NOTHING for phase in phases),
             f"{cost.step_seconds:.3f}",
-            "–" if cost.ratio is None else f"{cost.ratio:.2f}",
+            NOTHING if cost.ratio is None else f"{cost.ratio:.2f}",
         )
         for cost in costs
     ]
@@ -70,9 +71,9 @@ def _row(line: Line) -> tuple[str, ...]:
         f"{line.learning_rate:g}",
         f"{line.initial.mean:.1f}",
         _interval(line.final, sign=""),
-        "–" if against is None else _interval(against.difference, sign="+"),
-        "–" if against is None else f"{against.wins} of {against.difference.pairs}",
-        "–" if line.p_holm is None else f"{line.p_holm:.3f}",
+        NOTHING if against is None else _interval(against.difference, sign="+"),
+        NOTHING if against is None else f"{against.wins} of {against.difference.pairs}",
+        NOTHING if line.p_holm is None else f"{line.p_holm:.3f}",
         f"{100 * line.degenerate_start:.0f} %, {100 * line.degenerate:.0f} %",
     )
 
@@ -83,7 +84,7 @@ def _interval(mean: Mean, *, sign: str) -> str:
 
 def _marked(choice: Choice, rate: float) -> str:
     if rate not in choice.averages:
-        return "–"
+        return NOTHING
     shown = f"{choice.averages[rate]:.1f}"
     return f"**{shown}**" if rate == choice.learning_rate else shown
 

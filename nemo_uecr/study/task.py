@@ -97,7 +97,9 @@ def prepare_task(
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         waiting = {pool.submit(teach_model, job): job for job in missing}
         for number, done in enumerate(as_completed(waiting), start=1):
-            report(f"model {number} of {len(missing)}, {waiting[done].name}: last loss {done.result():.3f} nats a token")
+            report(
+                f"model {number} of {len(missing)}, {waiting[done].name}: last loss {done.result():.3f} nats a token"
+            )
     return files
 
 

@@ -48,9 +48,10 @@ CONTRACT: dict[str, Rule] = {
     ),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
     "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
+    "study": rule("config", "data", "demo", "evaluation", "report", packages="numpy omegaconf pydantic pydantic_core"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench", "nemo_adapter",
+        "bench", "nemo_adapter", "study",
     ),
 }  # fmt: skip
 """Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""

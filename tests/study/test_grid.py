@@ -1,0 +1,137 @@
+"""The grid, the choice of learning rates, and the file that describes both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nemo_uecr.config.load import load_config
+from nemo_uecr.errors import ConfigError, RunFolderError
+from nemo_uecr.study.cells import Cell, selection_cells, table_cells
+from nemo_uecr.study.load import load_study
+from nemo_uecr.study.results import RunResult
+from nemo_uecr.study.schema import StudyConfig
+from nemo_uecr.study.selection import choose_rates, rates_of
+from nemo_uecr.study.task import TaskFiles
+
+SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyConfig:
+    return load_study(SMALL)
+
+
+def written(folder: Path, **changes: object) -> Path:
+    content = yaml.safe_load(SMALL.read_text()) | {"config": str(SMALL.parent / "../local/demo.yaml")} | changes
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def result(cell: Cell, final: float) -> RunResult:
+    return RunResult(cell, 0.0, final, {}, ((0, 0.0), (2, final)), 0.5, 0.5, {"update": 1.0}, 1.0, None)
+
+
+def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig, tmp_path: Path) -> None:
+    rates = {(variant, arm): 1e-4 for variant in study.variants for arm in study.arms}
+    cells = table_cells(study, tmp_path, TaskFiles(tmp_path / "task"), rates)
+    assert Counter((cell.variant, cell.arm, cell.pair) for cell in cells) == {
+        (variant, arm, pair): 1 for variant in ("one_update", "four_updates") for arm in study.arms for pair in (0, 1)
+    }
+    assert len({cell.folder for cell in cells}) == len(cells)
+    assert [cell.pair for cell in cells] == sorted(cell.pair for cell in cells)  # balanced when it is cut short
+
+
+def test_cells_differ_in_what_they_should_and_in_nothing_else(study: StudyConfig, tmp_path: Path) -> None:
+    rates = {(variant, "uecr"): 1e-4 for variant in study.variants}
+    cells = table_cells(study, tmp_path, TaskFiles(tmp_path / "task"), rates)
+    configs = {(c.variant, c.arm, c.pair): load_config(study.config, c.overrides).config for c in cells}
+
+    def different(first: tuple[str, str, int], second: tuple[str, str, int]) -> set[str]:
+        a, b = (configs[key].model_dump() for key in (first, second))
+        return {
+            f"{section}.{key}" if isinstance(a[section], dict) else section
+            for section in a
+            for key in (a[section] if isinstance(a[section], dict) else [section])
+            if (a[section][key] if isinstance(a[section], dict) else a[section])
+            != (b[section][key] if isinstance(b[section], dict) else b[section])
+        }
+
+    uecr = ("one_update", "uecr", 0)
+    assert different(uecr, ("one_update", "grpo", 0)) == {"run.folder", "method.name"}
+    assert different(uecr, ("one_update", "uecr", 1)) == {"run.folder", "run.seed", "student.model_name"}
+    assert different(uecr, ("one_update", "own_teacher", 0)) == {"run.folder", "teacher.model_name"}
+    own = configs["one_update", "own_teacher", 1]
+    assert own.teacher.model_name == own.student.model_name
+    assert different(uecr, ("four_updates", "uecr", 0)) == {
+        "run.folder", "train.minibatch_responses", "train.microbatch_responses",
+    }  # fmt: skip
+
+
+def test_selection_shares_no_student_seed_or_problem_with_the_tables(study: StudyConfig, tmp_path: Path) -> None:
+    files = TaskFiles(tmp_path / "task")
+    chosen = [load_config(study.config, cell.overrides).config for cell in selection_cells(study, tmp_path, files)]
+    rates = {(variant, "uecr"): 1e-4 for variant in study.variants}
+    shown = [load_config(study.config, cell.overrides).config for cell in table_cells(study, tmp_path, files, rates)]
+    assert {c.student.model_name for c in chosen}.isdisjoint({c.student.model_name for c in shown})
+    assert {c.run.seed for c in chosen}.isdisjoint({c.run.seed for c in shown})
+    assert {p for c in chosen for p in c.evaluation.benchmarks.values()}.isdisjoint(
+        {p for c in shown for p in c.evaluation.benchmarks.values()}
+    )
+    assert {c.train.learning_rate for c in chosen} == {2e-4, 4e-4}
+
+
+def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig, tmp_path: Path) -> None:
+    cells = selection_cells(study, tmp_path, TaskFiles(tmp_path / "task"))
+    finals = {
+        ("one_update", 2e-4): 30.0,
+        ("one_update", 4e-4): 31.0,
+        ("four_updates", 2e-4): 7.0,
+        ("four_updates", 4e-4): 7.0,
+    }
+    results = [result(cell, finals[cell.variant, cell.learning_rate]) for cell in cells]
+    choices = choose_rates(study, results)
+    assert rates_of(choices) == {("one_update", "uecr"): 4e-4, ("four_updates", "uecr"): 2e-4}
+    assert all(choice.at_edge for choice in choices)  # two candidates: either is an end
+    with pytest.raises(RunFolderError, match=r"learning rate 0\.0002 of arm uecr \(one_update\) has 0 of 1"):
+        choose_rates(study, results[1:])
+    three = study.model_copy(
+        update={"selection": study.selection.model_copy(update={"learning_rates": (1e-4, 2e-4, 4e-4)})}
+    )
+    middle = [*results, *(replace(r, cell=replace(r.cell, learning_rate=1e-4), final=0.0) for r in results[::2])]
+    best = {choice.variant: choice for choice in choose_rates(three, middle)}
+    assert best["one_update"].at_edge
+    assert not best["four_updates"].at_edge
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"proceses": 2}, "unknown key proceses; the nearest known key is processes"),
+        ({"processes": 0}, "processes: got 0"),
+        ({"variants": {}}, "variants: got {}"),
+        ({"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "nobody"]}}}, "no arm 'nobody'"),
+        (
+            {"arms": {"uecr": {"overrides": [], "pairs": 2, "teacher": "bad_teacher", "learning_rate_of": None}}},
+            "arms.uecr.teacher: got bad_teacher, but task.bad_teacher is null",
+        ),
+        (
+            {"arms": {"uecr": {"overrides": [], "pair": 2, "teacher": "teacher", "learning_rate_of": None}}},
+            "unknown key arms.uecr.pair; the nearest known key is pairs",
+        ),
+        (
+            {"arms": {"uecr": {"overrides": [], "pairs": 1, "teacher": "teacher", "learning_rate_of": None}}},
+            "arms.uecr.pairs: got 1",
+        ),
+    ],
+)
+def test_faulty_study_file(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_study(written(tmp_path, **changes))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,118 @@
+"""A whole study, tiny but real: models are taught, runs train, tables come out, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.study.runner import finished
+
+pytest.importorskip("scipy", reason="the study extra is not installed")
+pytest.importorskip("matplotlib", reason="the study extra is not installed")
+
+SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
+
+
+def study_file(folder: Path, **changes: object) -> Path:
+    """The small study, smaller: one variant, models taught for a few steps."""
+    content = yaml.safe_load(SMALL.read_text())
+    content |= {"config": str(SMALL.parent / "../local/demo.yaml"), "folder": str(folder / "study")}
+    content["variants"] = {"one_update": []}
+    content["arms"].pop("own_teacher")
+    content["tables"]["main"]["arms"] = ["grpo", "uecr"]
+    for model in ("student", "teacher"):
+        content["task"][model]["course"] |= {"steps": 4, "tokens_per_batch": 200}
+    content["overrides"] += ["rollout.max_response_tokens=6", "evaluation.max_tokens=6", "evaluation.bootstrap=100"]
+    content |= changes
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    assert entry_point(["study", str(study_file(folder))]) == 0
+    return folder
+
+
+def test_numbers_are_those_of_the_runs(done: Path) -> None:
+    content = json.loads((done / "study" / "results.json").read_text())
+    assert {(run["cell"]["arm"], run["cell"]["pair"]) for run in content["runs"]} == {
+        (arm, pair) for arm in ("uecr", "grpo") for pair in (0, 1)
+    }
+    for run in content["runs"]:
+        records = [json.loads(line) for line in (Path(run["folder"]) / "evaluation.jsonl").read_text().splitlines()]
+        assert run["final"] == 100 * records[-1]["average"]["avg"]
+        assert [step for step, _ in run["curve"]] == [0, 2]
+    (table,) = content["tables"]
+    finals = {(run["cell"]["arm"], run["cell"]["pair"]): run["final"] for run in content["runs"]}
+    grpo = next(line for line in table["lines"] if line["arm"] == "grpo")
+    gaps = [finals["uecr", pair] - finals["grpo", pair] for pair in (0, 1)]
+    assert grpo["against"]["difference"]["mean"] == pytest.approx(sum(gaps) / 2)
+    assert grpo["p_holm"] is None
+    for name in ("curves.png", "curves.svg", "differences.png", "differences.svg"):
+        assert (done / "study" / "figures" / name).stat().st_size > 1000
+    assert "### Machinery only (one_update)" in (done / "study" / "summary.md").read_text()
+
+
+def test_students_differ_and_held_out_problems_are_held_out(done: Path) -> None:
+    task = done / "study" / "task"
+    weights = {(task / "models" / name / "model.safetensors").read_bytes() for name in ("student-000", "student-001")}
+    assert len(weights) == 2
+    questions = {
+        path.stem: {json.loads(line)["question"] for line in path.read_text().splitlines()}
+        for path in (task / "problems").glob("*.jsonl")
+    }
+    assert len(questions) == 11  # train, five bench and five validation sets
+    assert sum(map(len, questions.values())) == len(set().union(*questions.values())) == 64 + 10 * 2
+
+
+def test_second_call_does_what_is_missing_only(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(done / "study", tmp_path / "study")
+    path = study_file(tmp_path)
+    again = [*(tmp_path / "study" / "runs").rglob("pair-00*")]
+    assert len(again) == 4
+    kept, lost = sorted(again)[:3], sorted(again)[3]
+    stamps = [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in kept]
+    # folders name their run by absolute path: a copied study is another study's, so begin anew what is not finished
+    shutil.rmtree(lost)
+    assert entry_point(["study", str(path)]) == 0
+    assert "0 models, 0 runs to choose learning rates, 1 runs for the tables" in capsys.readouterr().out
+    assert [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in kept] == stamps
+    assert finished(lost)
+
+
+def test_failed_run_is_named_and_the_others_are_kept(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(done / "study", tmp_path / "study")
+    model = tmp_path / "study" / "task" / "models" / "student-001" / "config.json"
+    model.write_text("{")
+    shutil.rmtree(tmp_path / "study" / "runs")
+    assert entry_point(["study", str(study_file(tmp_path))]) == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith("nemo-uecr: error: 2 of 4 runs failed, the first")
+    assert "student-001" in message
+    assert sum(finished(folder) for folder in (tmp_path / "study" / "runs").rglob("pair-00*")) == 2
+
+
+def test_another_task_in_the_folder_is_refused(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(done / "study", tmp_path / "study")
+    task = yaml.safe_load(study_file(tmp_path).read_text())["task"] | {"seed": 1}
+    assert entry_point(["study", str(study_file(tmp_path, task=task))]) == 2
+    assert "describes another task than the study file" in capsys.readouterr().err
+
+
+def test_misspelt_override_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = study_file(tmp_path, overrides=["trian.steps=2"])
+    assert entry_point(["study", str(path)]) == 2
+    assert "trian.steps" in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
