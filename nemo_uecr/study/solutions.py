@@ -35,4 +35,6 @@ def flawed_solution(problem: Problem, rng: random.Random, *, skip_rate: float, e
 
 
 def _slipped(value: int, rng: random.Random) -> int:
-    return rng.choice([value + slip for slip in SLIPS if 0 <= value + slip <= LARGEST_VALUE])
+    """Another value, within the task's range unless an earlier slip has led far out of it."""
+    slipped = [value + slip for slip in SLIPS]
+    return rng.choice([other for other in slipped if 0 <= other <= LARGEST_VALUE] or slipped)
