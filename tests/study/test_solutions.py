@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 
@@ -43,7 +44,7 @@ def test_lines_slip_at_the_rate_and_go_on_from_the_slip(error: float) -> None:
     for _, text in solutions(400, skip=0.0, error=error):
         lines = lines_of(text)
         assert len(lines) == 6  # level 5 has six operations, one a line
-        for (_, _, value), (start, _, _) in zip(lines, lines[1:], strict=False):
+        for (_, _, value), (start, _, _) in itertools.pairwise(lines):
             assert start == value
         assert text.endswith(f"\\boxed{{{lines[-1][2]}}}")
         off = [value - value_of(start, operations) for start, operations, value in lines]
