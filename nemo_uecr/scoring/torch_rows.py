@@ -2,8 +2,8 @@
 
 Legend: N tokens, V vocabulary columns of this shard, W statistics a token, C rows of one block.
 
-Every row goes through the same sequence of operations whatever the number of rows, so a row's statistics
-do not depend on how the tokens were batched.
+Every row goes through the same sequence of operations whatever the number of rows and of threads, so a row's
+statistics do not depend on how the tokens were batched.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ BLOCK_ELEMENTS = 1 << 17
 """Elements of one float32 buffer: 512 KiB, so that both stay in a second-level cache."""
 EXP_UNDERFLOW = -104.0
 """exp of this is 0 in float32: a -inf logit moved here weighs nothing and stays a number."""
-
-
 ONE_ROW_COLUMNS = 1 << 15
-"""From this width on a block is one row: torch may split the sum of a single row over threads, and then no
-row of a block may be summed otherwise."""
+"""From this width on a block is one row, summed piece by piece: torch would split the sum of a single long row
+over threads, and the bits of that sum would depend on their number and on the rows beside it."""
+PIECE_COLUMNS = 1 << 12
 
 
 def rows_per_block(columns: int) -> int:
@@ -60,9 +59,20 @@ def _reduce_block(
             torch.exp(shifted_CV, out=exp_CV)
         else:
             torch.div(shifted_CV, temperature, out=exp_CV).exp_()
-        torch.sum(exp_CV, 1, out=stats_WC[layout.sum_row(temperature)])
+        _sum_rows(exp_CV, stats_WC[layout.sum_row(temperature)])
         if temperature == 1.0 and layout.entropy:
-            torch.sum(exp_CV.mul_(shifted_CV), 1, out=stats_WC[layout.weighted_row])
+            _sum_rows(exp_CV.mul_(shifted_CV), stats_WC[layout.weighted_row])
+
+
+def _sum_rows(values_CV: Tensor, sum_C: Tensor) -> None:
+    columns = values_CV.shape[1]
+    if columns < ONE_ROW_COLUMNS:
+        torch.sum(values_CV, 1, out=sum_C)
+        return
+    whole = columns // PIECE_COLUMNS * PIECE_COLUMNS
+    pieces_CP = values_CV[:, :whole].view(values_CV.shape[0], -1, PIECE_COLUMNS).sum(2)  # C is 1 here
+    torch.sum(pieces_CP, 1, out=sum_C)
+    sum_C += values_CV[:, whole:].sum(1)
 
 
 def _settle_infinities(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:
