@@ -34,7 +34,7 @@ class CollectiveCount(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Collective] = []
         self.at_backend = 0
         self._device = device

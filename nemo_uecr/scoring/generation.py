@@ -54,7 +54,7 @@ class Generation:
         return name
 
     def _tell(self, store: Store) -> None:
-        deadline = time.monotonic() + store.timeout.total_seconds()
+        deadline = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]
         asked: dict[int, str] = {}
         waiting = set(range(1, self._size))
         pause = POLL_S
