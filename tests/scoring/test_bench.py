@@ -25,6 +25,7 @@ def test_a_case_measures_itself(name: str) -> None:
     case = next(case for case in scoring.cases(TINY) if case.name == name)
     result = scoring.run_case(case)
     assert result["cpu_s"] > 0
+    assert result["peak_extra_mb"] is None or result["peak_extra_mb"] <= 4.0
     if name == "dense/ours/float32":
         assert max(result["error_logp"], result["error_entropy"]) <= 5e-6
         assert result["collectives"] == 0
