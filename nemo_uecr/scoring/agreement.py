@@ -122,7 +122,9 @@ class Meeting:
             values = [store.get(key) for key in keys]
         except dist.DistStoreError as error:
             # A partner that comes late must not go on to a collective that this rank has given up.
-            store.set(self._key(self._call, self.rank), json.dumps({"refused": "it had waited in vain for another rank"}))
+            store.set(
+                self._key(self._call, self.rank), json.dumps({"refused": "it had waited in vain for another rank"})
+            )
             raise self._nobody_came() from error
         self._progress.last_read = self._call
         return [json.loads(value) for value in values]
