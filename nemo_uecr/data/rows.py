@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.data.problems import usable
 from nemo_uecr.errors import DataError, DependencyError
 
 #: Field names by meaning, tried in this order.
@@ -139,9 +141,9 @@ def _table(file: Path) -> Iterator[Any]:
 
 
 def text_of(value: object) -> str | None:
-    """A text or number as text (27.0 as "27"); None for anything else or an empty text."""
+    """A text or number as text (27.0 as "27"); None for anything else, an empty text, or one that is no Unicode."""
     if isinstance(value, str):
-        return value.strip() or None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value.strip() if usable(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return str(int(value)) if float(value).is_integer() else repr(value)
