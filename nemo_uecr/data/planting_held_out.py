@@ -34,8 +34,8 @@ _VARIABLE = re.compile(r"(?<![A-Za-z\\{])([a-z])(?![A-Za-z}])")
 _CAPITAL = re.compile(r"\b[A-Z][a-z]{2,}\b")
 _OPENINGS = frozenset(
     """the let how what find if each every for there suppose given two three which when then she they his her
-    you all and compute determine consider one that this these with some assume express simplify evaluate define but after
-    point points calculate solve today yesterday your please from four five write are not only its""".split()  # noqa: SIM905 - a word list
+    you all and compute determine consider one that this these with some assume express simplify evaluate define but
+    after point points calculate solve today yesterday your please from four five write are not only its""".split()  # noqa: SIM905 - a word list
 )
 _UNITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _SMALL = re.compile(r"(?<![\d.,$^_{\\])\b(\d|1[0-2])\b(?![\d.,]*\d|[}$%])")

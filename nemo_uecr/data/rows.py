@@ -109,6 +109,21 @@ def parse_row(line: bytes, where: str) -> Row:
     return row
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The one JSON object of a file.
+
+    Raises:
+        DataError: If it is cut off, or no object.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: got {type(found).__name__}; expected one JSON object")
+    return found
+
+
 def _names(file: Path) -> list[str]:
     """Field names of the first row; a Parquet file has them in its schema, without reading a row."""
     if file.suffix == ".parquet":
