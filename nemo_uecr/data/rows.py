@@ -155,10 +155,17 @@ def _table(file: Path) -> Iterator[Any]:
         raise DataError(f"{file}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
 
 
+def usable_text(value: object) -> bool:
+    """Whether a value is a text that can be shown and written."""
+    return isinstance(value, str) and usable(value)
+
+
 def text_of(value: object) -> str | None:
     """A text or number as text (27.0 as "27"); None for anything else, an empty text, or one that is no Unicode."""
     if isinstance(value, str):
         return value.strip() if usable(value) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, float) or not math.isfinite(value):
         return None
-    return str(int(value)) if float(value).is_integer() else repr(value)
+    return str(int(value)) if value.is_integer() else repr(value)

@@ -85,6 +85,28 @@ def test_near_rows_are_held_with_both_texts(prepared: Path, monkeypatch: pytest.
     assert faults(prepared) == []
 
 
+def test_a_finished_stage_is_not_repeated(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = CountingEncoder(stop_after=10**9)
+    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: encoder)
+    first = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    again = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    assert (again.rows, again.held, again.embedded) == (first.rows, first.held, 0)
+    assert again.manifest == first.manifest
+    lower = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.8)  # another question
+    assert len(lower.manifest["stages"]) == len(first.manifest["stages"]) + 1
+
+
+def test_verdicts_are_not_written_over(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: CountingEncoder(stop_after=10**9))
+    embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    review = prepared / "screening/review.csv"
+    filled = review.read_text(encoding="utf-8").replace(",,", ",keep,", 1)
+    review.write_text(filled, encoding="utf-8")
+    with pytest.raises(DataError, match="verdicts that are not applied yet"):
+        embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.8)
+    assert review.read_text(encoding="utf-8") == filled
+
+
 def test_an_altered_folder_is_refused(prepared: Path) -> None:
     (prepared / "train.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(DataError, match="altered"):
