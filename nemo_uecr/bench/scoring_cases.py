@@ -155,7 +155,7 @@ def _ours_fused(x: Inputs, option: str) -> Run:
 def bare_product(x: Inputs, option: str) -> Run:
     """The matrix product alone, whole or in this package's tiles, into a buffer that is there already."""
     weight = _present(x.weight)
-    tile = tile_for(x.rows, None)
+    tile = tile_for(x.rows, weight.shape[0], None)
     columns = tile.columns if option == "tiled" else weight.shape[0]
     buffer = torch.empty(x.rows.shape[0] * columns, dtype=x.rows.dtype)
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nemo_uecr.bench.collectives import CollectiveCount
 from nemo_uecr.bench.scoring_cases import BUILDERS, Inputs, Outcome, Run, hidden_inputs, logits_inputs
-from nemo_uecr.scoring import native, shards
+from nemo_uecr.scoring import native
 
 CHECKED_TOKENS = 16
 SMALL_TOKENS = 2
-COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,11 @@ def measure(job: Job, rank: int, size: int) -> Measured:
     build = BUILDERS[job.case]
     build(inputs.first(SMALL_TOKENS), job.option)()
     run = build(inputs, job.option)
-    count = CollectiveCount()
     outcome, peak = peak_of(run)
-    collectives, sent = count.stop()
     cpu, wall = least_time(run, job.repetitions, size)
+    with CollectiveCount(torch.device("cpu")) as count:  # in a run of its own: counting takes memory and time
+        run()
+    collectives, sent = max(count.at_backend, len(count.seen)), sum(one.sent for one in count.seen)
     errors = errors_of(inputs, outcome, size)
     return Measured(cpu, wall, peak, *errors, collectives, sent, native.native_is_built())
 
@@ -133,33 +134,6 @@ def errors_of(inputs: Inputs, outcome: Outcome, size: int) -> tuple[float | None
         float((found[:CHECKED_TOKENS].double() - exact).abs().max())
         for found, exact in zip(outcome, (logp, entropy), strict=True)
     )
-
-
-class CollectiveCount:
-    """Counts collectives and the bytes this rank brings to them, until stopped."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.sent = 0
-        self._originals = [(dist, name, getattr(dist, name)) for name in COLLECTIVES]
-        self._originals.append((shards, "_all_gather", shards._all_gather))
-        for owner, name, function in self._originals:
-            setattr(owner, name, self._counted(name, function))
-
-    def _counted(self, name: str, function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
-            brought = args[1] if "gather" in name else args[0]
-            self.sent += brought.numel() * brought.element_size()
-            return function(*args, **kwargs)
-
-        return call
-
-    def stop(self) -> tuple[int, int]:
-        """Put the collectives back and return (calls, bytes)."""
-        for owner, name, function in self._originals:
-            setattr(owner, name, function)
-        return self.calls, self.sent
 
 
 if __name__ == "__main__":

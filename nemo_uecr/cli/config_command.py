@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli import nemo_rl
@@ -56,8 +57,11 @@ def _summary(loaded: LoadedConfig, *, prefix: str) -> str:
 
 
 def _check_files(config: Config) -> None:
-    named = {"data.train": config.data.train}
-    named |= {f"evaluation.benchmarks.{name}": path for name, path in config.evaluation.benchmarks.items()}
-    for key, path in named.items():
+    from nemo_uecr.data.prepared import training_file
+
+    if not config.data.train.startswith("demo:"):
+        training_file(Path(config.data.train), "data.train")
+    for name, path in config.evaluation.benchmarks.items():
+        key = f"evaluation.benchmarks.{name}"
         if not path.startswith("demo:") and not os.path.isfile(path):
             raise DataError(f"{key}: no file {path}; give the path of a JSONL file of problems")

@@ -59,10 +59,15 @@ def _verifier(benchmark: LoadedBenchmark) -> int:
 
 
 def _screening(loaded: dict[str, LoadedBenchmark], clean: dict[str, LoadedBenchmark]) -> None:
+    from nemo_uecr.data.planting import REWRITES
+    from nemo_uecr.data.planting_held_out import HELD_OUT
     from nemo_uecr.data.recall import false_findings, planted_recall
 
     sys.stdout.write("screening: removed + held, of rewritten problems\n")
-    for row in planted_recall(list(loaded.values())):
-        sys.stdout.write(f"  {row.removed:>4} + {row.held:>4} of {row.planted:>4}  {row.rewrite}\n")
+    for title, rewrites in (("on which thresholds were chosen", REWRITES), ("held out", HELD_OUT)):
+        sys.stdout.write(f"{title}:\n")
+        for row in planted_recall(list(loaded.values()), rewrites):
+            sys.stdout.write(f"  {row.removed:>4} + {row.held:>4} of {row.planted:>4}  {row.rewrite}\n")
+    sys.stdout.write("other problems, which must not be found:\n")
     for name, (removed, held, number) in false_findings(list(loaded.values()), list(clean.values())).items():
-        sys.stdout.write(f"  {removed:>4} + {held:>4} of {number:>4}  {name}, which must not be found\n")
+        sys.stdout.write(f"  {removed:>4} + {held:>4} of {number:>4}  {name}\n")

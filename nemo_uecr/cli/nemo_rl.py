@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.cli.configuration import objective_of
-from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from nemo_uecr.config.nemo_schema import NemoConfig
 
@@ -73,5 +71,6 @@ def _objective(config: NemoConfig) -> str:
 
 
 def _check_files(config: NemoConfig) -> None:
-    if not os.path.isfile(config.data.train):
-        raise DataError(f"data.train: no file {config.data.train}; give the path of a JSONL file of problems")
+    from nemo_uecr.data.prepared import training_file
+
+    training_file(Path(config.data.train), "data.train")

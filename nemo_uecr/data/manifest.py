@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.filters import row_digest
-from nemo_uecr.data.rows import data_files
+from nemo_uecr.data.rows import data_files, read_object
 from nemo_uecr.errors import DataError
 
 FORMAT = "nemo_uecr.data/1"
@@ -46,12 +46,12 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise DataError(f"{folder}: no {MANIFEST}; expected a folder made by `nemo-uecr data prepare`")
-    try:
-        manifest: Manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path}: malformed JSON ({error}); prepare the folder again") from error
+    manifest: Manifest = read_object(path)
     if manifest.get("format") != FORMAT:
         raise DataError(f"{path}: format {manifest.get('format')!r}; expected {FORMAT!r}")
+    for key in ("files", "counts", "row_sets", "source", "stages"):
+        if key not in manifest:
+            raise DataError(f"{path}: no {key!r}; the manifest was altered. Prepare the folder again")
     return manifest
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+Rewrites = Mapping[str, Callable[[str, random.Random], str]]
 
 _SWAPS = {
     "find": "determine", "determine": "work out", "compute": "calculate", "what is": "give", "number": "count",
@@ -78,7 +80,8 @@ def _in_command(text: str, place: int) -> bool:
     return start is not None
 
 
-REWRITES: dict[str, Callable[[str, random.Random], str]] = {
+#: The thresholds of the screening were chosen on these.
+REWRITES: Rewrites = {
     "as it is": lambda text, _: text,
     "re-cased": recased,
     "re-spaced": respaced,

@@ -69,13 +69,13 @@ def _parse(line: bytes, where: str) -> dict[str, object]:
 def _problem(row: dict[str, object], where: str, number: int, keys: tuple[str, str, str | None]) -> Problem:
     question_key, answer_key, id_key = keys
     question = _field(row, question_key, where)
-    if not isinstance(question, str) or not _usable(question):
+    if not isinstance(question, str) or not usable(question):
         raise DataError(f"{where}: {question_key} is {_shown(question)}; expected a non-empty text")
     answer = _text_answer(_field(row, answer_key, where))
-    if answer is None or not _usable(answer):
+    if answer is None or not usable(answer):
         raise DataError(f"{where}: {answer_key} is {_shown(row[answer_key])}; expected a non-empty text or a number")
     identity = number if id_key is None else _field(row, id_key, where)
-    if isinstance(identity, bool) or not isinstance(identity, str | int) or not _usable(str(identity)):
+    if isinstance(identity, bool) or not isinstance(identity, str | int) or not usable(str(identity)):
         raise DataError(f"{where}: {id_key} is {_shown(identity)}; expected a non-empty text or an integer")
     return Problem(str(identity), question, answer)
 
@@ -98,7 +98,7 @@ def _text_answer(value: object) -> str | None:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def _usable(text: str) -> bool:
+def usable(text: str) -> bool:
     """Whether a text has a visible character and can be written as UTF-8 (JSON can spell a lone surrogate)."""
     return bool(text.strip()) and not any("\ud800" <= character <= "\udfff" for character in text)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.normalise import exact_key, normalised
-from nemo_uecr.data.planting import REWRITES
+from nemo_uecr.data.planting import Rewrites
 from nemo_uecr.data.screening import RULES, Finding, Screen, targets_of
 
 SEED = 0
@@ -24,11 +24,11 @@ class Recall:
     held: int
 
 
-def planted_recall(benchmarks: Sequence[LoadedBenchmark]) -> list[Recall]:
+def planted_recall(benchmarks: Sequence[LoadedBenchmark], rewrites: Rewrites) -> list[Recall]:
     """What the screening finds among the rewritten problems of the benchmarks, one entry a rewriting."""
     screen = Screen(targets_of(benchmarks), RULES)
     measured = []
-    for name, rewrite in REWRITES.items():
+    for name, rewrite in rewrites.items():
         rng = random.Random(SEED)
         found = [_find(screen, rewrite(problem.question, rng)) for each in benchmarks for problem in each.problems]
         removed, held = _counts(found)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.data.problems import usable
 from nemo_uecr.errors import DataError, DependencyError
 
 #: Field names by meaning, tried in this order.
@@ -107,6 +109,21 @@ def parse_row(line: bytes, where: str) -> Row:
     return row
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The one JSON object of a file.
+
+    Raises:
+        DataError: If it is cut off, or no object.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: got {type(found).__name__}; expected one JSON object")
+    return found
+
+
 def _names(file: Path) -> list[str]:
     """Field names of the first row; a Parquet file has them in its schema, without reading a row."""
     if file.suffix == ".parquet":
@@ -138,10 +155,17 @@ def _table(file: Path) -> Iterator[Any]:
         raise DataError(f"{file}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
 
 
+def usable_text(value: object) -> bool:
+    """Whether a value is a text that can be shown and written."""
+    return isinstance(value, str) and usable(value)
+
+
 def text_of(value: object) -> str | None:
-    """A text or number as text (27.0 as "27"); None for anything else or an empty text."""
+    """A text or number as text (27.0 as "27"); None for anything else, an empty text, or one that is no Unicode."""
     if isinstance(value, str):
-        return value.strip() or None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value.strip() if usable(value) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, float) or not math.isfinite(value):
         return None
-    return str(int(value)) if float(value).is_integer() else repr(value)
+    return str(int(value)) if value.is_integer() else repr(value)

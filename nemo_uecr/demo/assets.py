@@ -129,7 +129,7 @@ def _prepare(folder: Path, recipe: Recipe, seed: int) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=aside, suffix=".partial", dir=folder.parent))
     try:
-        logger.info("demo: preparing problems, student and teacher in %s (once; some two minutes)", folder)
+        logger.info("demo: preparing problems, student and teacher in %s (once; about a minute)", folder)
         (staging / RECIPE_FILE).write_text(recipe_to_json(recipe), encoding="utf-8")
         _write_problems(staging, recipe, seed)
         _train_models(staging, seed)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.metrics import QUANTILES
 from nemo_uecr.evaluation.plan import PLAN, differences
@@ -121,7 +121,7 @@ def _check_plans(first: Path, second: Path) -> None:
         if path.is_dir():
             if not (path / PLAN).is_file():
                 raise DataError(f"{path}: no {PLAN}; expected an evaluation folder or a file of samples")
-            plans.append(json.loads((path / PLAN).read_text(encoding="utf-8")))
+            plans.append(read_object(path / PLAN))
     if len(plans) == 2:
         for key, ours, theirs in differences(plans[0], plans[1]):
             if not key.startswith("model."):

@@ -14,6 +14,8 @@ from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.manifest import file_sha256, row_set_digest
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.evaluation.engines.tokens import ChatSettings
@@ -60,7 +62,7 @@ def make_plan(label: str, model: str, settings: Settings, benchmarks: Mapping[st
         "benchmarks": {
             name: {
                 "problems": len(benchmark.problems),
-                "row_set": row_set_digest(row_digest(each.question, each.answer) for each in benchmark.problems),
+                "row_set": row_set_digest(_problem_digest(each) for each in benchmark.problems),
                 "revision": benchmark.revision,
             }
             for name, benchmark in benchmarks.items()
@@ -79,7 +81,7 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> None:
     if not path.exists():
         replace_file(path, json.dumps(plan, indent=1).encode())
         return
-    for key, ours, theirs in differences(plan, json.loads(path.read_text(encoding="utf-8"))):
+    for key, ours, theirs in differences(plan, read_object(path)):
         raise RunFolderError(
             f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"
         )
@@ -105,6 +107,11 @@ def model_digest(model: str) -> str | None:
         if file.suffix in (".safetensors", ".json", ".jinja", ".txt") and file.name != "state.json":
             whole.update(f"{file.name}:{file_sha256(file)}\n".encode())
     return whole.hexdigest()
+
+
+def _problem_digest(problem: Problem) -> str:
+    """The id counts as well: samples belong to problems by it."""
+    return row_digest(f"{problem.id}\n{problem.question}", problem.answer)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

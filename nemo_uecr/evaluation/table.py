@@ -30,6 +30,15 @@ METHODS: dict[str, tuple[str, str | None]] = {
 PARTS = ("Task", "Teacher", "Joint norm.", "Gap", "Entropy", "Proj.")
 #: Signs of a cell: a check mark, a multiplication sign, an en dash.
 YES, NO, NOTHING = "\u2713", "\u00d7", "\u2013"
+#: Characters that LaTeX would read as commands.
+_TEX = {sign: "\\" + sign for sign in "%&_#${}"} | {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "\n": " ",
+}
 REFERENCE_ROWS = ("initial", "teacher")
 
 
@@ -106,8 +115,11 @@ def markdown(table: Table) -> str:
     """GitHub's table; second best is underlined with HTML, which Markdown has no sign for."""
     rule = ("---", *("---:" for _ in table.head[1:]))
     marked = {0: "{}", 1: "**{}**", 2: "<u>{}</u>"}
-    lines = [[_with(cell, marked, str, " [{}]") for cell in line] for line in table.lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [table.head, rule, *lines]) + "\n"
+    lines = [[_with(cell, marked, _plain, " [{}]") for cell in line] for line in table.lines]
+    return (
+        "\n".join("| " + " | ".join(line) + " |" for line in [[_plain(title) for title in table.head], rule, *lines])
+        + "\n"
+    )
 
 
 def latex(table: Table) -> str:
@@ -161,9 +173,15 @@ def _with(cell: Cell, marked: dict[int, str], escape: Callable[[str], str], inte
     return text + interval.format(cell.interval) if cell.interval else text
 
 
-def _tex(text: str) -> str:
-    for sign in "%&_#":
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, in one cell."""
+    for sign in "\\|*_`<>[]":
         text = text.replace(sign, "\\" + sign)
+    return text.replace("\n", " ")
+
+
+def _tex(text: str) -> str:
+    text = "".join(_TEX.get(sign, sign) for sign in text)
     return text.replace(YES, r"\(\checkmark\)").replace(NO, r"\(\times\)").replace(NOTHING, "--")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.data.rows import parse_row, raw_lines, read_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.result import RESULT
 from nemo_uecr.evaluation.table import Row, Score
@@ -29,9 +29,12 @@ def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
         label, _, place = text.rpartition("=")
         folder = Path(place)
         record, own_label = _read(folder)
-        samples[place] = int(record["samples"])
-        sets = record["sets"] | {"average": record["average"]}
-        rows.append(Row(label or own_label, {name: _score(entry) for name, entry in sets.items()}))
+        try:
+            samples[place] = int(record["samples"])
+            scores = {name: _score(entry) for name, entry in (record["sets"] | {"average": record["average"]}).items()}
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{folder}: not the result of an evaluation ({error!r}); evaluate again") from error
+        rows.append(Row(label or own_label, scores))
     if len(set(samples.values())) > 1:
         raise DataError(f"samples a problem differ ({samples}); a table needs the same k in every row")
     return rows, next(iter(samples.values()))
@@ -39,12 +42,13 @@ def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
 
 def _read(folder: Path) -> tuple[dict[str, Any], str]:
     if (folder / RESULT).is_file():
-        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        return result, str(result["label"])
+        result = read_object(folder / RESULT)
+        return result, str(result.get("label", folder.name))
     if (folder / EVALUATIONS).is_file():
-        lines = [line for line in (folder / EVALUATIONS).read_text(encoding="utf-8").splitlines() if line.strip()]
-        if lines:
-            return json.loads(lines[-1]), _method(folder)
+        file = folder / EVALUATIONS
+        records = [parse_row(line, f"{file}:{number}") for number, line in raw_lines(file)]
+        if records:
+            return records[-1], _method(folder)
     raise DataError(f"{folder}: no {RESULT} and no {EVALUATIONS}; expected an evaluation folder or a run folder")
 
 

@@ -13,6 +13,7 @@ import nemo_uecr
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
+from nemo_uecr.data.prepared import training_file
 from nemo_uecr.local.checkpoint import file_sha256
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "omegaconf", "pydantic", "math-verify")
@@ -45,7 +46,7 @@ def input_hashes(config: Config, locate: Callable[[str], str]) -> dict[str, str]
     if METHODS[config.method.name].needs_teacher and config.teacher.model_name is not None:
         models["teacher"] = config.teacher.model_name
     return {
-        "train": _hash(Path(locate(config.data.train))),
+        "train": _hash(training_file(Path(locate(config.data.train)), "data.train")),
         **{name: _hash(Path(locate(path))) for name, path in config.evaluation.benchmarks.items()},
         **{name: _hash_folder(Path(locate(path))) for name, path in models.items()},
     }

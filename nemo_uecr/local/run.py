@@ -16,6 +16,7 @@ from nemo_uecr.config.load import dump_config, load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.data.prepared import training_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.local.checkpoint import Checkpoints, Position, check_same_configuration, restore_optimizer
@@ -174,13 +175,12 @@ def _models(config: Config, student_name: str, device: torch.device, locate: Loc
 def _problems(config: Config, student: TokenModel, locate: Locate) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
     data = config.data
 
-    def prompts(path: str) -> list[Prompt]:
-        problems = load_problems(
-            Path(locate(path)), question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key
-        )
+    def prompts(path: Path) -> list[Prompt]:
+        problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
         return encode_prompts(problems, student.tokenizer, data)
 
-    return prompts(data.train), {name: prompts(path) for name, path in config.evaluation.benchmarks.items()}
+    benchmarks = {name: prompts(Path(locate(path))) for name, path in config.evaluation.benchmarks.items()}
+    return prompts(training_file(Path(locate(data.train)), "data.train")), benchmarks
 
 
 def _write_run_files(folder: Path, config: Config, origins: Mapping[str, str], objective: str, locate: Locate) -> None:

@@ -19,6 +19,8 @@ from nemo_uecr.scoring.errors import NonFiniteScoreError
 
 #: Logits of one output-layer chunk, float32 bytes. Bounds memory whatever the response length.
 CHUNK_BYTES = 134_217_728
+#: A little less than the largest float32, for the logarithm that is still taken off.
+LARGEST_GAP = 3.4e38
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def score(
             try:
                 found = score_logits(logits_NV, target_N, temperatures=temperatures, entropy=entropy)
             except NonFiniteScoreError:  # these tokens stay NaN; whoever knows the samples names the first of them
-                good_N = _usable(logits_NV, target_N)
+                good_N = _usable(logits_NV, target_N, temperatures)
                 if not bool(good_N.any()):
                     continue
                 found = score_logits(logits_NV[good_N], target_N[good_N], temperatures=temperatures, entropy=entropy)
@@ -107,10 +109,15 @@ def _features(model: TokenModel, micro: MicroBatch) -> Tensor:
     return features_bSF.flatten(0, 1)[micro.position_N.to(model.device)]
 
 
-def _usable(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-    """[N] rows that have scores: no logit NaN or +inf (-inf is a masked column), the target's own finite."""
+def _usable(logits_NV: Tensor, target_N: Tensor, temperatures: tuple[float, ...]) -> Tensor:
+    """[N] rows that have scores: no logit NaN or +inf (-inf is a masked column), the target's own finite.
+
+    Nor may a log-probability be beyond float32, which takes logits near its largest number.
+    """
     target_N1 = target_N.unsqueeze(1)
-    finite_N = logits_NV.gather(1, target_N1)[:, 0].isfinite()
+    logit_N = logits_NV.gather(1, target_N1)[:, 0].double()
+    below_N = (logits_NV.amax(dim=1).double() - logit_N) / min(temperatures, default=torch.inf)
+    finite_N = logit_N.isfinite() & (below_N < LARGEST_GAP)
     return finite_N & ~(logits_NV.isnan() | (logits_NV == torch.inf)).any(dim=1)
 
 

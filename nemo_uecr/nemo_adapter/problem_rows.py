@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
-from typing import Any
 
+from nemo_uecr.data.prepared import training_file
+from nemo_uecr.data.rows import Row, read_rows, text_of
 from nemo_uecr.errors import DataError
 
 
 def selected_rows(
     path: str, *, difficulty_key: str | None, low: float | None, high: float | None, subset: int | None, seed: int
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Rows in the file's order, those of the wanted difficulty, and a seeded draw of ``subset`` of them.
+
+    Args:
+        path: JSONL file, or a folder made by `nemo-uecr data prepare`.
+        difficulty_key: field of the difficulty; None keeps every row.
+        low: lowest difficulty that is kept.
+        high: highest one.
+        subset: rows to draw; None is all.
+        seed: of the draw.
 
     Raises:
         DataError: the file cannot be read, a row has no difficulty, or fewer rows remain than are asked for.
     """
-    rows = _rows(Path(path))
+    rows = list(read_rows(training_file(Path(path), "data.train"), columns=None))
     if difficulty_key is not None and low is not None and high is not None:
         rows = [row for row in rows if low <= _difficulty(row, difficulty_key, path) <= high]
+    if subset is None and not rows:
+        raise DataError(f"{path}: no problem is left of difficulty {low} to {high}; expected at least one (data.train)")
     if subset is None:
         return rows
     if subset > len(rows):
@@ -29,25 +39,25 @@ def selected_rows(
     return [rows[index] for index in chosen]
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; expected a JSONL file of problems (data.train)")
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error}); expected one object a line") from error
-        rows.append(row)
-    return rows
+def text_field(row: Row, key: str, path: str, setting: str) -> str:
+    """A row's text or number as text.
+
+    Raises:
+        DataError: naming the configuration's key, if the row has neither.
+    """
+    text = text_of(row.get(key))
+    if text is None:
+        raise DataError(f"{path}: a problem has no text under {key!r}; it has {', '.join(row)}. Set {setting}")
+    return text
 
 
-def _difficulty(row: dict[str, Any], key: str, path: str) -> float:
+def _difficulty(row: Row, key: str, path: str) -> float:
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        value = ""
     try:
-        return float(row[key])
-    except (KeyError, TypeError, ValueError) as error:
+        return float(value)
+    except ValueError as error:
         raise DataError(
             f"{path}: a problem has no number under {key!r} ({sorted(row)}); expected data.difficulty_key there"
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.problem_rows import selected_rows
+from nemo_uecr.nemo_adapter.problem_rows import selected_rows, text_field
 
 
 class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
@@ -40,8 +40,8 @@ class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
             [
                 {
                     "messages": [
-                        {"role": "user", "content": str(row[question_key])},
-                        {"role": "assistant", "content": str(row[answer_key])},
+                        {"role": "user", "content": text_field(row, question_key, data_path, "data.question_key")},
+                        {"role": "assistant", "content": text_field(row, answer_key, data_path, "data.answer_key")},
                     ],
                     "task_name": self.task_name,
                 }

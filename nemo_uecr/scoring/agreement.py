@@ -2,14 +2,15 @@
 
 A collective whose ranks bring different sizes aborts the process with gloo and hangs with NCCL, so a
 disagreement cannot be found inside it. Each rank therefore leaves a line about its call in the group's key
-value store and reads the others' lines: about 0.1 ms, no device synchronisation, nothing of the tensors. A
-rank that refuses its arguments leaves the reason there, so that every rank raises a named error and none
-waits for a partner that never comes.
+value store and reads the others' lines, about 0.1 ms; of the tensors they hold the shapes and a digest of the
+targets. A rank that refuses its arguments leaves the reason there, so that every rank raises a named error and
+none waits for a partner that never comes.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,9 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from nemo_uecr.scoring.errors import ScoringInputError, ShardMismatchError
+from nemo_uecr.scoring.generation import PREFIX, Generation
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,15 @@ class ShardCall:
 
     rows: str
     tokens: int
+    hidden: int | None
     dtype: str
+    logits_dtype: str
+    device: str
     temperatures: list[float]
     entropy: bool
     top1: bool
     valid_vocab: int | None
-    targets: int
+    targets: str
     first_column: int
     columns: int
 
@@ -41,6 +48,7 @@ SHARD_FIELDS = ("first_column", "columns")
 
 @dataclass
 class _Progress:
+    generation: Generation
     calls: int = 0
     last_read: int = -1
 
@@ -55,26 +63,32 @@ class Meeting:
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        if not dist.is_initialized():
-            raise ScoringInputError("torch.distributed is not initialised; call init_process_group first")
-        self.group: dist.ProcessGroup = dist.group.WORLD if group is None else group  # type: ignore[assignment]
+        self.group = _checked_group(group)
         self.rank = dist.get_rank(self.group)
         self.size = dist.get_world_size(self.group)
-        if self.rank < 0:
-            raise ScoringInputError("this process is not in the group; call with a group it belongs to")
         self._settled = self.size == 1
-        self._progress = _progress.setdefault(self.group, _Progress())
+        self._progress = _progress.setdefault(self.group, _Progress(Generation(self.rank, self.size)))
+        self._prefix = ""
         self._call = self._progress.calls
-        self._progress.calls += 1
 
     def __enter__(self) -> Self:
+        if self.size > 1:
+            try:
+                self._prefix = self._progress.generation.name(self.group.get_group_store())
+            except dist.DistStoreError as error:
+                raise self._nobody_came() from error
+        self._progress.calls += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not self._settled:
+        if error is None or self._settled:
+            return
+        try:
             self._publish({"refused": f"{type(error).__name__}: {error}"})
+        except dist.DistStoreError as lost:  # the error of this rank says more than a store that is gone
+            logger.warning("the other ranks could not be told of an error: %s", lost)
 
     def agree(self, call: ShardCall) -> int:
         """Compare this rank's call with the others' and return the number of columns of the whole vocabulary.
@@ -90,7 +104,7 @@ class Meeting:
         return _tiled_columns([(line["first_column"], line["columns"]) for line in lines], call.valid_vocab)
 
     def _key(self, call: int, rank: int) -> str:
-        return f"nemo_uecr/scoring/{call}/{rank}"
+        return f"{PREFIX}/call/{self._prefix}/{call}/{rank}"
 
     def _publish(self, line: dict[str, object]) -> None:
         self._settled = True
@@ -107,12 +121,33 @@ class Meeting:
             store.wait(keys)
             values = [store.get(key) for key in keys]
         except dist.DistStoreError as error:
-            raise ShardMismatchError(
-                f"not every rank of the group of {self.size} made call {self._call} before the group's timeout; "
-                "check that all ranks score the same micro-batches"
-            ) from error
+            # A partner that comes late must not go on to a collective that this rank has given up.
+            store.set(
+                self._key(self._call, self.rank), json.dumps({"refused": "it had waited in vain for another rank"})
+            )
+            raise self._nobody_came() from error
         self._progress.last_read = self._call
         return [json.loads(value) for value in values]
+
+    def _nobody_came(self) -> ShardMismatchError:
+        return ShardMismatchError(
+            f"not every rank of the group of {self.size} made call {self._call} of this group before its "
+            "timeout; check that all ranks score the same micro-batches"
+        )
+
+
+def _checked_group(group: object) -> dist.ProcessGroup:
+    if not dist.is_initialized():
+        raise ScoringInputError("torch.distributed is not initialised; call init_process_group first")
+    if group is None:
+        group = dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ScoringInputError("this process is not in the group; call with a group it belongs to")
+    if not isinstance(group, dist.ProcessGroup):
+        raise ScoringInputError(f"group is {type(group).__name__}, expected a process group, or None for the default")
+    if dist.get_rank(group) < 0:
+        raise ScoringInputError("this process is not in the group; call with a group it belongs to")
+    return group
 
 
 def _compare(lines: list[dict[str, object]]) -> None:

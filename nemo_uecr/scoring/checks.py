@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -12,10 +10,13 @@ from nemo_uecr.scoring.records import StatisticsLayout
 
 SCORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TARGET_DTYPES = (torch.int64, torch.int32)
+COLDEST, HOTTEST = 1e-30, 1e30
+"""Between these a temperature and its inverse are ordinary float32 numbers."""
 
 
-def check_tokens(name: str, rows: Tensor, target_N: Tensor) -> None:
+def check_tokens(name: str, rows: object, target_N: object) -> None:
     """Check the `[N, *]` float tensor `rows` (logits or hidden states) against the `[N]` integer targets."""
+    rows, target_N = tensor(name, rows), tensor("target_N", target_N)
     if rows.dim() != 2:
         raise ScoringInputError(
             f"{name} has shape {tuple(rows.shape)}, expected two dimensions; flatten the tokens first"
@@ -34,8 +35,9 @@ def check_tokens(name: str, rows: Tensor, target_N: Tensor) -> None:
         raise ScoringInputError(f"{name} holds no token; leave out the call when there is nothing to score")
 
 
-def check_weight(hidden_NH: Tensor, weight_VH: Tensor, logits_dtype: torch.dtype | None) -> None:
+def check_weight(hidden_NH: Tensor, weight_VH: object, logits_dtype: object) -> None:
     """Check the output weight and the precision of the logits against the hidden states."""
+    weight_VH = tensor("weight_VH", weight_VH)
     if weight_VH.dim() != 2 or weight_VH.shape[1] != hidden_NH.shape[1]:
         raise ScoringInputError(
             f"weight_VH has shape {tuple(weight_VH.shape)}, expected (vocabulary, {hidden_NH.shape[1]}) "
@@ -45,7 +47,7 @@ def check_weight(hidden_NH: Tensor, weight_VH: Tensor, logits_dtype: torch.dtype
         raise ScoringInputError(f"weight_VH is {weight_VH.dtype} but hidden_NH {hidden_NH.dtype}; cast one of them")
     if weight_VH.device != hidden_NH.device:
         raise ScoringInputError(f"weight_VH is on {weight_VH.device} but hidden_NH on {hidden_NH.device}")
-    if logits_dtype not in (None, hidden_NH.dtype, torch.float32):
+    if not (logits_dtype is None or logits_dtype is hidden_NH.dtype or logits_dtype is torch.float32):
         raise ScoringInputError(f"logits_dtype is {logits_dtype}, expected None, {hidden_NH.dtype} or float32")
 
 
@@ -55,6 +57,7 @@ def check_vocab(columns: int, valid_vocab: int | None) -> int:
         raise ScoringInputError("the vocabulary has no column, expected at least one")
     if valid_vocab is None:
         return columns
+    whole_number("valid_vocab", valid_vocab)
     if not 1 <= valid_vocab <= columns:
         raise ScoringInputError(f"valid_vocab is {valid_vocab}, expected 1 to {columns}, the number of columns")
     return valid_vocab
@@ -62,6 +65,9 @@ def check_vocab(columns: int, valid_vocab: int | None) -> int:
 
 def check_shard(first_column: int, valid_vocab: int | None) -> None:
     """Check the place of a vocabulary shard as far as one rank can."""
+    whole_number("first_column", first_column)
+    if valid_vocab is not None:
+        whole_number("valid_vocab", valid_vocab)
     if first_column < 0:
         raise ScoringInputError(f"first_column is {first_column}, expected the token id of the shard's column 0")
     if valid_vocab is not None and valid_vocab < 1:
@@ -70,9 +76,37 @@ def check_shard(first_column: int, valid_vocab: int | None) -> None:
 
 def statistics_layout(temperatures: tuple[float, ...], entropy: bool) -> StatisticsLayout:
     """Check the temperatures and return the layout of the statistics they need."""
+    if not isinstance(temperatures, tuple | list):
+        raise ScoringInputError(f"temperatures is {temperatures!r:.60}, expected a tuple of numbers such as (1.0, 0.7)")
+    switch("entropy", entropy)
     if not temperatures and not entropy:
         raise ScoringInputError("nothing is asked: give at least one temperature, or ask for the entropy")
     for temperature in temperatures:
-        if not (math.isfinite(temperature) and temperature > 0.0):
-            raise ScoringInputError(f"temperature is {temperature}, expected a finite number above 0")
+        if not (_is_number(temperature) and COLDEST <= temperature <= HOTTEST):
+            raise ScoringInputError(
+                f"temperature is {temperature!r:.60}, expected a finite number above 0 ({COLDEST} to {HOTTEST})"
+            )
     return StatisticsLayout(tuple(float(t) for t in temperatures), entropy)
+
+
+def tensor(name: str, value: object) -> Tensor:
+    """Return an argument that has to be a tensor."""
+    if not isinstance(value, Tensor):
+        raise ScoringInputError(f"{name} is of type {type(value).__name__}, expected a torch tensor")
+    return value
+
+
+def switch(name: str, value: object) -> None:
+    """Check an argument that has to be True or False."""
+    if not isinstance(value, bool):
+        raise ScoringInputError(f"{name} is {value!r:.60}, expected True or False")
+
+
+def whole_number(name: str, value: object) -> None:
+    """Check an argument that has to be an int."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ScoringInputError(f"{name} is {value!r:.60}, expected an int")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.scoring.checks import check_tokens, check_vocab, statistics_layout
+from nemo_uecr.scoring.checks import check_tokens, check_vocab, statistics_layout, switch
 from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout, TokenScores
 from nemo_uecr.scoring.reduce import reduce_logits
 from nemo_uecr.scoring.statistics import check_statistics, log_probabilities, merge_shards, scores_by_chunk
@@ -48,7 +48,7 @@ def score_logits(
     Raises:
         ScoringInputError: wrong shape, dtype or temperature, or no token.
         TargetOutOfVocabularyError: a target outside the vocabulary.
-        NonFiniteScoreError: a NaN or +inf logit, or a target of logit -inf.
+        NonFiniteScoreError: a NaN or +inf logit, a target of logit -inf, or a log-probability beyond float32.
 
     References:
         Teacher scores of the method: eq:teacher-token-reward (log-probability), eq:local-signal (entropy).
@@ -56,6 +56,7 @@ def score_logits(
     check_tokens("logits_NV", logits_NV, target_N)
     vocab = check_vocab(logits_NV.shape[1], valid_vocab)
     layout = statistics_layout(temperatures, entropy)
+    switch("top1", top1)
     real_NV = logits_NV[:, :vocab]
 
     def stats_of(chunk: slice) -> Tensor:
@@ -68,8 +69,9 @@ def token_logp(logits_NV: Tensor, target_N: Tensor, *, temperature: float) -> Te
     """Differentiable log-probability of given tokens at one temperature.
 
     log p_T(y) = (z_y - m) / T - log sum_v exp((z_v - m) / T);  d log p_T / d z_v = (1[v = y] - p_T(v)) / T.
-    The forward is `score_logits` at that temperature, row by row the same arithmetic: equal logits give
-    bitwise equal log-probabilities whatever the batching.
+    The forward is `score_logits` at that temperature, row by row the same arithmetic: in one process and on one
+    device equal logits give bitwise equal log-probabilities, whatever the batching, the strides, the number of
+    threads, and the other temperatures that `score_logits` was asked for.
 
     Args:
         logits_NV: `[N, V]` float32, bfloat16 or float16 logits.
@@ -82,7 +84,7 @@ def token_logp(logits_NV: Tensor, target_N: Tensor, *, temperature: float) -> Te
     Raises:
         ScoringInputError: wrong shape, dtype or temperature, or no token.
         TargetOutOfVocabularyError: a target outside the vocabulary.
-        NonFiniteScoreError: a NaN or +inf logit, or a target of logit -inf.
+        NonFiniteScoreError: a NaN or +inf logit, a target of logit -inf, or a log-probability beyond float32.
     """
     check_tokens("logits_NV", logits_NV, target_N)
     check_vocab(logits_NV.shape[1], None)
@@ -101,10 +103,11 @@ class _TokenLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout) -> Tensor:
         merged_WN = merge_shards(_whole_statistics(logits_NV, target_N, layout), layout)
-        check_statistics(merged_WN, target_N, 0, logits_NV.shape[1])
+        logp_KN = log_probabilities(merged_WN, layout)
+        check_statistics(merged_WN, logp_KN, target_N, layout, 0, logits_NV.shape[1])
         ctx.save_for_backward(logits_NV, target_N, merged_WN)
         ctx.layout = layout
-        return log_probabilities(merged_WN, layout)[0]
+        return logp_KN[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo_uecr.scoring.checks import check_tokens, check_vocab, check_weight, statistics_layout
+from nemo_uecr.scoring.checks import check_tokens, check_vocab, check_weight, statistics_layout, switch
 from nemo_uecr.scoring.records import StatisticsLayout, TokenScores
 from nemo_uecr.scoring.reduce import reduce_logits
-from nemo_uecr.scoring.shards import Asked, ShardPlace, merged_scores, sharded_statistics
+from nemo_uecr.scoring.shards import Asked, Shard, ShardPlace, merged_scores, sharded_statistics
 from nemo_uecr.scoring.statistics import merge_shards, scores_by_chunk
 
 CPU_TILE_TOKENS = 256
@@ -27,6 +27,9 @@ CPU_TILE_BYTES = 1 << 20
 CPU_WIDE_BYTES = 7 << 18
 """A tile of one factor widened to float32: 1.75 MiB."""
 CUDA_TILE_TOKENS = 2048
+CUDA_TILE_BYTES = 608 << 20
+"""A chunk of 2048 tokens of Qwen3's vocabulary in bfloat16, 594 MiB; in float32 a tile takes half the tokens."""
+CUDA_ROUND_TOKENS = 64
 GROUP_TILES = 16
 """Tiles whose statistics are merged at a time."""
 
@@ -67,7 +70,8 @@ def score_hidden(
         logits_dtype: precision a logit is kept in between product and statistics. None, the default, is the
             dtype of the hidden states, which gives the very logits an ordinary output layer gives to a
             trainer; torch.float32 keeps the accumulator, and with it what rounding to bfloat16 costs, about
-            0.03 nats at a logit of 25.
+            0.03 nats at a logit of 25. On a CPU it multiplies in float32, several times slower than the
+            processor's bfloat16 product; see docs/benchmarks.md.
 
     Returns:
         The scores, float32 nats.
@@ -75,13 +79,14 @@ def score_hidden(
     Raises:
         ScoringInputError: wrong shape, dtype or temperature, or no token.
         TargetOutOfVocabularyError: a target outside the vocabulary.
-        NonFiniteScoreError: a NaN or +inf logit, or a target of logit -inf.
+        NonFiniteScoreError: a NaN or +inf logit, a target of logit -inf, or a log-probability beyond float32.
     """
     check_tokens("hidden_NH", hidden_NH, target_N)
     check_weight(hidden_NH, weight_VH, logits_dtype)
     vocab = check_vocab(weight_VH.shape[0], valid_vocab)
     layout = statistics_layout(temperatures, entropy)
-    tile = tile_for(hidden_NH, logits_dtype)
+    switch("top1", top1)
+    tile = tile_for(hidden_NH, vocab, logits_dtype)
     real_VH = weight_VH[:vocab]
 
     def stats_of(chunk: slice) -> Tensor:
@@ -126,28 +131,36 @@ def score_hidden_vocab_parallel(
         ScoringInputError, ShardMismatchError, TargetOutOfVocabularyError, NonFiniteScoreError: see
             `score_vocab_parallel`.
     """
-    place = ShardPlace(first_column, weight_VH.shape[0], group, valid_vocab)
+    place, asked = ShardPlace(first_column, group, valid_vocab), Asked(temperatures, entropy, top1)
 
-    def reduce_shard(layout: StatisticsLayout, stats_WN: Tensor) -> None:
+    def reduce(chunk: slice, layout: StatisticsLayout, stats_Wn: Tensor) -> None:
+        real_VH = weight_VH[: place.real_columns(weight_VH.shape[0])]
+        tile = tile_for(hidden_NH, real_VH.shape[0], logits_dtype)
+        stats_Wn.copy_(reduce_hidden(hidden_NH[chunk], real_VH, target_N[chunk], layout, first_column, tile))
+
+    def open_shard() -> Shard:
         check_weight(hidden_NH, weight_VH, logits_dtype)
-        tile = tile_for(hidden_NH, logits_dtype)
-        real_VH = weight_VH[: place.real_columns]
-        stats_WN.copy_(reduce_hidden(hidden_NH, real_VH, target_N, layout, first_column, tile))
+        return Shard(weight_VH.shape[0], hidden_NH.shape[1], logits_dtype or hidden_NH.dtype, reduce)
 
-    asked = Asked(temperatures, entropy, top1)
-    gathered_RWN, layout, vocab = sharded_statistics("hidden_NH", hidden_NH, target_N, place, asked, reduce_shard)
+    gathered_RWN, layout, vocab = sharded_statistics("hidden_NH", hidden_NH, target_N, place, asked, open_shard)
     return merged_scores(gathered_RWN, target_N, layout, top1, vocab)
 
 
-def tile_for(hidden_NH: Tensor, logits_dtype: torch.dtype | None) -> Tile:
-    """The tile for this device and precision: on a CPU 1 MiB of logits, or two widened factors of 1.75 MiB."""
+def tile_for(hidden_NH: Tensor, columns: int, logits_dtype: torch.dtype | None) -> Tile:
+    """The tile for this device and precision.
+
+    On a CPU it is 1 MiB of logits, or two widened factors of 1.75 MiB; on a GPU all columns of the shard by as
+    many tokens as 608 MiB of logits hold, at most 2048.
+    """
     widen = logits_dtype == torch.float32 and hidden_NH.dtype != torch.float32
+    size = 4 if widen else hidden_NH.element_size()
     if hidden_NH.device.type != "cpu":
-        return Tile(CUDA_TILE_TOKENS, torch.iinfo(torch.int32).max, widen)
+        rows = CUDA_TILE_BYTES // (size * max(1, columns)) // CUDA_ROUND_TOKENS * CUDA_ROUND_TOKENS
+        return Tile(max(CUDA_ROUND_TOKENS, min(CUDA_TILE_TOKENS, rows)), torch.iinfo(torch.int32).max, widen)
     if widen:
-        wide_rows = max(16, CPU_WIDE_BYTES // (4 * hidden_NH.shape[1]))
+        wide_rows = max(16, CPU_WIDE_BYTES // (4 * max(1, hidden_NH.shape[1])))
         return Tile(min(CPU_TILE_TOKENS, wide_rows), wide_rows, widen)
-    return Tile(CPU_TILE_TOKENS, CPU_TILE_BYTES // (CPU_TILE_TOKENS * hidden_NH.element_size()), widen)
+    return Tile(CPU_TILE_TOKENS, CPU_TILE_BYTES // (CPU_TILE_TOKENS * size), widen)
 
 
 def reduce_hidden(

@@ -40,14 +40,11 @@ LOGITS_A_THREAD = 1 << 20
 """A further thread is worth starting for this many logits, about 0.2 ms of work."""
 
 
-def native_serves(logits_NV: Tensor, layout: StatisticsLayout) -> bool:
-    """Whether the native reduction is built and takes these logits."""
+def native_serves(logits_NV: Tensor, temperature: float) -> bool:
+    """Whether the native reduction is built and takes these logits, whose rows lie in one piece, at a temperature."""
     return (
         logits_NV.device.type == "cpu"
-        and logits_NV.stride(1) == 1
-        and len(layout.sum_temperatures) <= MAX_SUMS
-        and min(layout.sum_temperatures) >= SMALLEST_TEMPERATURE
-        and max(layout.sum_temperatures) <= LARGEST_TEMPERATURE
+        and SMALLEST_TEMPERATURE <= temperature <= LARGEST_TEMPERATURE
         and _library() is not None
     )
 

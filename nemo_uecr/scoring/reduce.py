@@ -5,15 +5,20 @@ Legend: N tokens, V vocabulary columns of this shard, W statistics a token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.scoring.native import native_serves, reduce_natively
-from nemo_uecr.scoring.records import TARGET_ROW, StatisticsLayout
+from nemo_uecr.scoring.native import MAX_SUMS, native_serves, reduce_natively
+from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, StatisticsLayout
 from nemo_uecr.scoring.torch_rows import reduce_with_torch
+
+CPU_COPY_ELEMENTS = 1 << 18
+CUDA_COPY_ELEMENTS = 1 << 25
+"""Logits copied at a time where a row's logits do not lie side by side."""
 
 
 def reduce_logits(
@@ -33,22 +38,65 @@ def reduce_logits(
     if columns == 0:
         stats_WN.zero_()
         stats_WN[: TARGET_ROW + 1] = -torch.inf
-        return
-    if _triton_serves(logits_NV):
+    elif columns > 1 and logits_NV.stride(1) != 1:
+        _reduce_copies(logits_NV, target_N, layout, first_column, stats_WN)
+    elif logits_NV.is_cuda and _has_triton():
         from nemo_uecr.scoring.triton_kernels import reduce_with_triton  # noqa: PLC0415 (needs Triton)
 
         with torch.cuda.device(logits_NV.device):
             reduce_with_triton(logits_NV, target_N, layout, first_column, stats_WN)
-        return
-    if native_serves(logits_NV, layout):
+    else:
+        _reduce_rows(logits_NV, layout, stats_WN)
+        stats_WN[TARGET_ROW] = target_logits(logits_NV, target_N, first_column)
+
+
+def _reduce_copies(
+    logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, first_column: int, stats_WN: Tensor
+) -> None:
+    """Reduce copies of a few rows at a time, so that a view's strides change no bit of its rows' statistics."""
+    elements = CUDA_COPY_ELEMENTS if logits_NV.is_cuda else CPU_COPY_ELEMENTS
+    rows = max(1, elements // logits_NV.shape[1])
+    for start in range(0, logits_NV.shape[0], rows):
+        block = slice(start, start + rows)
+        reduce_logits(logits_NV[block].contiguous(), target_N[block], layout, first_column, stats_WN[:, block])
+
+
+def _reduce_rows(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:
+    """Reduce with the native kernel what it takes and with torch the rest.
+
+    Which of the two a temperature goes to depends on that temperature alone: what else is asked beside it
+    changes no bit of its sum.
+    """
+    native = [t for t in layout.sum_temperatures if native_serves(logits_NV, t)]
+    rest = tuple(t for t in layout.sum_temperatures if t not in native)
+    parts = [tuple(native[i : i + MAX_SUMS]) for i in range(0, len(native), MAX_SUMS)]
+    if not parts:
+        reduce_with_torch(logits_NV, layout, stats_WN)
+    elif len(parts) == 1 and not rest:
         reduce_natively(logits_NV, layout, stats_WN)
     else:
-        reduce_with_torch(logits_NV, layout, stats_WN)
-    stats_WN[TARGET_ROW] = target_logits(logits_NV, target_N, first_column)
+        for part in parts:
+            with_entropy = StatisticsLayout(part, layout.entropy and 1.0 in part)
+            _reduce_part(reduce_natively, logits_NV, with_entropy, layout, stats_WN)
+        if rest:
+            _reduce_part(reduce_with_torch, logits_NV, StatisticsLayout(rest, False), layout, stats_WN)
 
 
-def _triton_serves(logits_NV: Tensor) -> bool:
-    return logits_NV.is_cuda and logits_NV.stride(1) == 1 and _has_triton()
+def _reduce_part(
+    reduction: Callable[[Tensor, StatisticsLayout, Tensor], None],
+    logits_NV: Tensor,
+    part: StatisticsLayout,
+    layout: StatisticsLayout,
+    stats_WN: Tensor,
+) -> None:
+    """Reduce for some of the temperatures, and put their statistics where the whole layout has them."""
+    part_WN = stats_WN.new_zeros(part.width, stats_WN.shape[1])
+    reduction(logits_NV, part, part_WN)
+    stats_WN[MAX_ROW] = part_WN[MAX_ROW]
+    for temperature in part.sum_temperatures:
+        stats_WN[layout.sum_row(temperature)] = part_WN[part.sum_row(temperature)]
+    if part.entropy:
+        stats_WN[layout.weighted_row] = part_WN[part.weighted_row]
 
 
 @cache

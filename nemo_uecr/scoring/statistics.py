@@ -8,7 +8,7 @@ statistics and of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, StatisticsLayout, Tok
 
 CPU_CHUNK_TOKENS = 1 << 12
 CUDA_CHUNK_TOKENS = 1 << 16
-"""Tokens merged at a time: within a few hundred KiB on a CPU, a few MiB on a GPU."""
+"""Tokens reduced and merged at a time: within a few hundred KiB on a CPU, a few MiB on a GPU."""
 
 
 def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
@@ -51,20 +51,25 @@ def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
     return merged
 
 
-def check_statistics(merged_WN: Tensor, target_N: Tensor, first_token: int, vocab: int) -> None:
-    """Refuse targets outside the vocabulary and tokens with non-finite logits, from the statistics alone.
+def check_statistics(
+    merged_WN: Tensor, logp_KN: Tensor, target_N: Tensor, layout: StatisticsLayout, first_token: int, vocab: int
+) -> None:
+    """Refuse targets outside the vocabulary and tokens with non-finite logits or scores, from the statistics.
 
     Args:
         merged_WN: `[W, N]` statistics of the whole vocabulary.
+        logp_KN: `[K, N]` float32 log-probabilities made of them.
         target_N: `[N]` token ids.
+        layout: which statistics the W rows hold.
         first_token: number of the first of these tokens in the call, for the message.
         vocab: number of real columns of the whole vocabulary.
 
     Raises:
         TargetOutOfVocabularyError: a target is not in [0, vocab).
-        NonFiniteScoreError: a logit is NaN or +inf, or the target's own logit is -inf.
+        NonFiniteScoreError: a logit is NaN or +inf, the target's own logit is -inf, or the log-probability
+            has no float32.
     """
-    if bool(merged_WN.isfinite().all()):
+    if bool(merged_WN.isfinite().all() & logp_KN.isfinite().all()):  # one question, as a GPU is waited for
         return
     outside_N = (target_N < 0) | (target_N >= vocab)
     if bool(outside_N.any()):
@@ -73,7 +78,15 @@ def check_statistics(merged_WN: Tensor, target_N: Tensor, first_token: int, voca
             f"target of token {first_token + token} is {int(target_N[token])}, expected 0 to {vocab - 1}; "
             "check tokenizer and vocabulary size"
         )
-    token = int((~merged_WN.isfinite().all(0)).nonzero()[0])
+    unsound_N = ~merged_WN.isfinite().all(0)
+    if not bool(unsound_N.any()):
+        row, token = (int(i) for i in (~logp_KN.isfinite()).nonzero()[0])
+        raise NonFiniteScoreError(
+            f"log-probability of token {first_token + token} at temperature {layout.temperatures[row]} is beyond "
+            f"float32: the largest logit is {float(merged_WN[MAX_ROW, token])}, that of target "
+            f"{int(target_N[token])} is {float(merged_WN[TARGET_ROW, token])}; check the model that made them"
+        )
+    token = int(unsound_N.nonzero()[0])
     raise NonFiniteScoreError(
         f"logits of token {first_token + token} are not finite (largest {float(merged_WN[MAX_ROW, token])}, "
         f"target {int(target_N[token])} has {float(merged_WN[TARGET_ROW, token])}); "
@@ -98,6 +111,12 @@ def log_probabilities(merged_WN: Tensor, layout: StatisticsLayout) -> Tensor:
     return torch.stack(logp).float() if logp else shifted_N.new_empty(0, shifted_N.shape[0]).float()
 
 
+def chunks_of(target_N: Tensor) -> Iterator[slice]:
+    """Slices of tokens, each small enough for a workspace that does not grow with N."""
+    tokens, step = target_N.shape[0], CUDA_CHUNK_TOKENS if target_N.is_cuda else CPU_CHUNK_TOKENS
+    return (slice(start, min(start + step, tokens)) for start in range(0, tokens, step))
+
+
 def scores_by_chunk(
     stats_of: Callable[[slice], Tensor], target_N: Tensor, layout: StatisticsLayout, top1: bool, vocab: int
 ) -> TokenScores:
@@ -120,15 +139,15 @@ def scores_by_chunk(
     logp_KN = torch.empty(len(layout.temperatures), tokens, dtype=torch.float32, device=device)
     entropy_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.entropy else None
     top1_N = torch.empty(tokens, dtype=torch.bool, device=device) if top1 else None
-    step = CUDA_CHUNK_TOKENS if target_N.is_cuda else CPU_CHUNK_TOKENS
-    for start in range(0, tokens, step):
-        chunk = slice(start, min(start + step, tokens))
+    for chunk in chunks_of(target_N):
         merged_WN = merge_shards(stats_of(chunk), layout)
-        logp_KN[:, chunk] = log_probabilities(merged_WN, layout)
+        logp_Kn = log_probabilities(merged_WN, layout)
+        logp_KN[:, chunk] = logp_Kn
         if entropy_N is not None:
             sum_N = merged_WN[layout.sum_row(1.0)]
             entropy_N[chunk] = sum_N.log() - merged_WN[layout.weighted_row] / sum_N
         if top1_N is not None:
             top1_N[chunk] = merged_WN[TARGET_ROW] == merged_WN[MAX_ROW]
-        check_statistics(merged_WN, target_N[chunk], start, vocab)  # last: a GPU is waited for only here
+        # Last, as a GPU is waited for only here.
+        check_statistics(merged_WN, logp_Kn, target_N[chunk], layout, chunk.start, vocab)
     return TokenScores(logp_KN, entropy_N, top1_N)

@@ -2,8 +2,8 @@
 
 Legend: N tokens, V vocabulary columns of this shard, W statistics a token, C rows of one block.
 
-Every row goes through the same sequence of operations whatever the number of rows, so a row's statistics
-do not depend on how the tokens were batched.
+Every row goes through the same sequence of operations whatever the number of rows and of threads, so a row's
+statistics do not depend on how the tokens were batched.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ BLOCK_ELEMENTS = 1 << 17
 """Elements of one float32 buffer: 512 KiB, so that both stay in a second-level cache."""
 EXP_UNDERFLOW = -104.0
 """exp of this is 0 in float32: a -inf logit moved here weighs nothing and stays a number."""
-
-
 ONE_ROW_COLUMNS = 1 << 15
-"""From this width on a block is one row: torch may split the sum of a single row over threads, and then no
-row of a block may be summed otherwise."""
+"""From this width on a block is one row, summed piece by piece: torch would split the sum of a single long row
+over threads, and the bits of that sum would depend on their number and on the rows beside it."""
+PIECE_COLUMNS = 1 << 12
 
 
 def rows_per_block(columns: int) -> int:
@@ -39,18 +38,38 @@ def reduce_with_torch(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Ten
     """
     tokens, columns = logits_NV.shape
     rows = min(tokens, rows_per_block(columns))
-    shifted_CV = torch.empty(rows, columns, dtype=torch.float32, device=logits_NV.device)
-    exp_CV = torch.empty_like(shifted_CV)
+    buffers = _Buffers(rows, columns, logits_NV.device)
     for start in range(0, tokens, rows):
         stop = min(start + rows, tokens)
-        block_CV = logits_NV[start:stop]
-        _reduce_block(block_CV, layout, stats_WN[:, start:stop], shifted_CV[: stop - start], exp_CV[: stop - start])
+        _reduce_block(logits_NV[start:stop], layout, stats_WN[:, start:stop], buffers)
     _settle_infinities(logits_NV, layout, stats_WN)
 
 
-def _reduce_block(
-    block_CV: Tensor, layout: StatisticsLayout, stats_WC: Tensor, shifted_CV: Tensor, exp_CV: Tensor
-) -> None:
+class _Buffers:
+    """The two float32 buffers of a block, and the sum of the rows of one of them.
+
+    A long row ends in zeros up to a whole number of pieces.
+    """
+
+    def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+        self.shifted_CV = torch.empty(rows, columns, dtype=torch.float32, device=device)
+        pieces = -(-columns // PIECE_COLUMNS) if columns >= ONE_ROW_COLUMNS else 0
+        padded = torch.zeros(rows, pieces * PIECE_COLUMNS or columns, dtype=torch.float32, device=device)
+        self.exp_CV = padded[:, :columns]
+        self._pieces = padded.view(pieces, PIECE_COLUMNS) if pieces else None  # rows is 1
+        self._piece_sums = torch.empty(1, pieces, dtype=torch.float32, device=device)
+
+    def sum_exp(self, sum_C: Tensor) -> None:
+        """Write the sum of each row of `exp_CV` into `sum_C`."""
+        if self._pieces is None:
+            torch.sum(self.exp_CV[: sum_C.shape[0]], 1, out=sum_C)
+        else:
+            torch.sum(self._pieces, 1, out=self._piece_sums[0])
+            torch.sum(self._piece_sums, 1, out=sum_C)
+
+
+def _reduce_block(block_CV: Tensor, layout: StatisticsLayout, stats_WC: Tensor, buffers: _Buffers) -> None:
+    shifted_CV, exp_CV = (buffer[: block_CV.shape[0]] for buffer in (buffers.shifted_CV, buffers.exp_CV))
     shifted_CV.copy_(block_CV)
     max_C = stats_WC[MAX_ROW]
     torch.amax(shifted_CV, 1, out=max_C)
@@ -60,9 +79,10 @@ def _reduce_block(
             torch.exp(shifted_CV, out=exp_CV)
         else:
             torch.div(shifted_CV, temperature, out=exp_CV).exp_()
-        torch.sum(exp_CV, 1, out=stats_WC[layout.sum_row(temperature)])
+        buffers.sum_exp(stats_WC[layout.sum_row(temperature)])
         if temperature == 1.0 and layout.entropy:
-            torch.sum(exp_CV.mul_(shifted_CV), 1, out=stats_WC[layout.weighted_row])
+            exp_CV.mul_(shifted_CV)
+            buffers.sum_exp(stats_WC[layout.weighted_row])
 
 
 def _settle_infinities(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:

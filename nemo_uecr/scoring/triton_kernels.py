@@ -1,4 +1,6 @@
-"""Triton kernel of the logits pass. Imported only where Triton is installed and a GPU tensor asks for it.
+"""Triton kernel of the logits pass. `reduce.py` imports it for the first GPU tensor, where Triton is installed.
+
+Triton looks `tl` up among the globals of the kernel's module, so it is imported here and not inside a function.
 
 Legend: N tokens, V vocabulary columns of this shard, W statistics a token.
 
@@ -8,17 +10,11 @@ a block, for the block's maximum; the sums stay in lanes until the end of the ro
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from nemo_uecr.scoring.records import StatisticsLayout
-
-# Triton finds `tl` among the globals of the kernel's module, so it cannot be imported inside a function. This
-# module is: `reduce.py` imports it for the first GPU tensor.
-triton: Any = importlib.import_module("triton")
-tl: Any = importlib.import_module("triton.language")
 
 LARGEST_BLOCK = 8192
 ABSENT = -1
@@ -50,7 +46,8 @@ def _reduce_row(  # type: ignore[no-untyped-def]
         z = tl.load(row + start + lanes, mask=start + lanes < columns, other=-float("inf")).to(tl.float32)
         raised = tl.maximum(largest, tl.max(z, 0))
         anchor = tl.where(raised == -float("inf"), 0.0, raised)  # all masked so far: any finite number will do
-        drop = tl.where(largest == -float("inf"), 0.0, largest - anchor)
+        # A drop that float32 cannot hold weighs 0 like any of -1e30, but times 0 it would be NaN.
+        drop = tl.where(largest == -float("inf"), 0.0, tl.maximum(largest - anchor, -1e30))
         d = z - anchor
         if ONE_ROW >= 0:
             kept = tl.exp(drop)

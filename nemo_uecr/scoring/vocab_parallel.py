@@ -17,7 +17,7 @@ from torch import Tensor
 from nemo_uecr.scoring.dense import logp_gradient
 from nemo_uecr.scoring.records import StatisticsLayout, TokenScores
 from nemo_uecr.scoring.reduce import reduce_logits
-from nemo_uecr.scoring.shards import Asked, ShardPlace, merged_scores, sharded_statistics
+from nemo_uecr.scoring.shards import Asked, Shard, ShardPlace, merged_scores, sharded_statistics
 from nemo_uecr.scoring.statistics import check_statistics, log_probabilities, merge_shards
 
 
@@ -55,15 +55,11 @@ def score_vocab_parallel(
         ScoringInputError: this rank's arguments are wrong; the other ranks raise ShardMismatchError.
         ShardMismatchError: the ranks disagree, or the shards do not tile the vocabulary; on all ranks.
         TargetOutOfVocabularyError: a target outside the vocabulary; on all ranks.
-        NonFiniteScoreError: a NaN or +inf logit, or a target of logit -inf; on all ranks.
+        NonFiniteScoreError: a NaN or +inf logit, a target of logit -inf, or a log-probability beyond float32;
+            on all ranks.
     """
-    place = ShardPlace(first_column, logits_NV.shape[-1], group, valid_vocab)
-
-    def reduce_shard(layout: StatisticsLayout, stats_WN: Tensor) -> None:
-        reduce_logits(logits_NV[:, : place.real_columns], target_N, layout, first_column, stats_WN)
-
-    asked = Asked(temperatures, entropy, top1)
-    gathered_RWN, layout, vocab = sharded_statistics("logits_NV", logits_NV, target_N, place, asked, reduce_shard)
+    place, asked = ShardPlace(first_column, group, valid_vocab), Asked(temperatures, entropy, top1)
+    gathered_RWN, layout, vocab = _gathered(logits_NV, target_N, place, asked)
     return merged_scores(gathered_RWN, target_N, layout, top1, vocab)
 
 
@@ -102,6 +98,19 @@ def token_logp_vocab_parallel(
     return logp_N
 
 
+def _gathered(
+    logits_NV: Tensor, target_N: Tensor, place: ShardPlace, asked: Asked
+) -> tuple[Tensor, StatisticsLayout, int]:
+    def reduce(chunk: slice, layout: StatisticsLayout, stats_Wn: Tensor) -> None:
+        real_nV = logits_NV[chunk, : place.real_columns(logits_NV.shape[1])]
+        reduce_logits(real_nV, target_N[chunk], layout, place.first_column, stats_Wn)
+
+    def open_shard() -> Shard:
+        return Shard(logits_NV.shape[1], None, logits_NV.dtype, reduce)
+
+    return sharded_statistics("logits_NV", logits_NV, target_N, place, asked, open_shard)
+
+
 class _ShardedLogp(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -113,23 +122,19 @@ class _ShardedLogp(torch.autograd.Function):
         temperature: float,
         valid_vocab: int | None,
     ) -> Tensor:
-        place = ShardPlace(first_column, logits_NV.shape[-1], group, valid_vocab)
-
-        def reduce_shard(layout: StatisticsLayout, stats_WN: Tensor) -> None:
-            reduce_logits(logits_NV[:, : place.real_columns], target_N, layout, first_column, stats_WN)
-
-        asked = Asked((temperature,), False, False)
-        gathered_RWN, layout, vocab = sharded_statistics("logits_NV", logits_NV, target_N, place, asked, reduce_shard)
+        place, asked = ShardPlace(first_column, group, valid_vocab), Asked((temperature,), False, False)
+        gathered_RWN, layout, vocab = _gathered(logits_NV, target_N, place, asked)
         merged_WN = merge_shards(gathered_RWN, layout)
-        check_statistics(merged_WN, target_N, 0, vocab)
+        logp_KN = log_probabilities(merged_WN, layout)
+        check_statistics(merged_WN, logp_KN, target_N, layout, 0, vocab)
         ctx.save_for_backward(logits_NV, target_N, merged_WN)
         ctx.layout, ctx.place = layout, place
-        return log_probabilities(merged_WN, layout)[0]
+        return logp_KN[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         logits_NV, target_N, merged_WN = ctx.saved_tensors
-        columns, first = ctx.place.real_columns, ctx.place.first_column
+        columns, first = ctx.place.real_columns(logits_NV.shape[1]), ctx.place.first_column
         gradient_NV = torch.zeros_like(logits_NV)
         if columns > 0:
             gradient_NV[:, :columns] = logp_gradient(

@@ -6,11 +6,10 @@ import functools
 import re
 
 from nemo_uecr.verifier.extract import last_boxed
+from nemo_uecr.verifier.numbers import plain_number
 from nemo_uecr.verifier.pool import shared_compare
 from nemo_uecr.verifier.verdict import Checked, Verdict
 
-#: A decimal, its thousands set off by commas or not at all: ``1,2`` is a list, no number.
-_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?")
 _BLANKS = re.compile(r"((?<=[0-9A-Za-z])\s+(?=[0-9A-Za-z]))|\s+")
 
 
@@ -40,7 +39,7 @@ def judge_plain(given: str, expected: str) -> Verdict | None:
     given = without_point(given)
     if _squeezed(given) == _squeezed(expected):
         return Verdict.CORRECT
-    numbers = _number(given), _number(expected)
+    numbers = plain_number(_squeezed(given)), plain_number(_squeezed(expected))
     if numbers[0] is not None and numbers[1] is not None:
         return Verdict.CORRECT if numbers[0] == numbers[1] else Verdict.WRONG
     return None
@@ -54,14 +53,3 @@ def without_point(given: str) -> str:
 def _squeezed(text: str) -> str:
     """The text without blanks, but for those that keep two digits or letters apart."""
     return _BLANKS.sub(lambda blanks: " " if blanks[1] else "", text.strip())
-
-
-def _number(text: str) -> tuple[str, str] | None:
-    """Sign with integer digits, and fraction digits, of a plain decimal, without leading or trailing zeros."""
-    plain = _squeezed(text).replace("{,}", ",").strip("$")
-    if not plain.isascii() or not _NUMBER.fullmatch(plain):
-        return None
-    whole, _, fraction = plain.lstrip("+-").replace(",", "").partition(".")
-    whole, fraction = whole.lstrip("0"), fraction.rstrip("0")
-    sign = "-" if plain.startswith("-") and (whole or fraction) else ""
-    return sign + whole, fraction

@@ -67,6 +67,9 @@ def _other_forms(answer: str) -> dict[str, str]:
     forms: dict[str, str] = {"dollar signs": f"${answer}$", "final point": f"{answer}."}
     if _INTEGER.fullmatch(answer):
         forms |= {"decimal": f"{answer}.0", "as a sum": f"{int(answer) - 1} + 1", "named": f"n = {answer}"}
+        sign, digits = "-" * answer.startswith("-"), answer.removeprefix("-")
+        mantissa, power = f"{sign}{digits[0]}.{digits[1:] or 0}", len(digits) - 1
+        forms |= {"scientific": f"{mantissa}e{power}", "power of ten": rf"{mantissa} \times 10^{{{power}}}"}
         if abs(int(answer)) >= 1000:
             forms["thousands"] = f"{int(answer):,}".replace(",", "{,}")
     if match := _FRACTION.fullmatch(answer):

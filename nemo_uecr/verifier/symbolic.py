@@ -7,9 +7,16 @@ import logging
 import re
 from typing import Any
 
+from nemo_uecr.verifier.numbers import powers_spelled_out
 from nemo_uecr.verifier.verdict import Verdict
 
 _LETTER = re.compile(r"[A-Za-z]")
+#: What joins the steps of a derivation, or the lines of an answer.
+_CHAIN = re.compile(
+    r"=|\\(?:to|rightarrow|longrightarrow|Rightarrow|Longrightarrow|implies|iff|therefore|mapsto)(?![A-Za-z])|\\\\"
+)
+#: Commands that say how a number is written; any other may name an unknown.
+_ARITHMETIC = re.compile(r"\\(?:[dtc]?frac|sqrt|times|cdot|div|binom|left|right|pi|pm|displaystyle)(?![A-Za-z])")
 
 
 def compare(given: str, expected: str) -> Verdict:
@@ -43,16 +50,18 @@ def _parsed(text: str) -> list[Any]:
     """math-verify's reading; a reference answer is read once for all the responses to its problem."""
     import math_verify
 
-    found: list[Any] = math_verify.parse(rf"\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True)
+    found: list[Any] = math_verify.parse(
+        rf"\boxed{{{powers_spelled_out(text)}}}", parsing_timeout=None, raise_on_error=True
+    )
     return found
 
 
 def _contradicts_itself(given: str, expected: str) -> bool:
-    """Whether one side of the given equation is another number: ``5=7`` is no way of saying 7.
+    r"""Whether one side of the given equation is another number: ``5=7`` and ``5\to 7`` are no way of saying 7.
 
-    math-verify reads the last side of an equation as the answer, so a response could name several.
+    math-verify reads the last side of an equation or chain as the answer, so a response could name several.
     """
-    if "=" not in given or "=" in expected:
+    if _CHAIN.search(expected) or not _CHAIN.search(given) or r"\begin" in given:
         return False
-    sides = [side for side in given.split("=") if side.strip() and not _LETTER.search(side)]
-    return any(not _same(side, expected) for side in sides)
+    sides = [side for side in _CHAIN.split(powers_spelled_out(given)) if side.strip()]
+    return any(not _same(side, expected) for side in sides if not _LETTER.search(_ARITHMETIC.sub("", side)))

@@ -51,7 +51,7 @@ REFUSALS = {
     "no configuration file": (("train", "nowhere.yaml"), "nowhere.yaml: cannot read the file"),
     "bad step counts": (("smoke", DEMO, "--steps", "1,x"), "expected whole numbers >= 1"),
     "zero steps": (("smoke", DEMO, "--steps", "0"), "expected whole numbers >= 1"),
-    "no problem file": (("config", "check", MINE), "data.train: no file path/to/train.jsonl"),
+    "no problem file": (("config", "check", MINE), "data.train: path/to/train.jsonl: no such file"),
     "unknown action": (("config", "shoe", DEMO), "invalid choice: 'shoe'"),
     "unknown command": (("trainn", DEMO), "unknown command 'trainn'; did you mean 'train'?"),
     "far-off command": (("xyz",), "known commands: demo, train, smoke"),

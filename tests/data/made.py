@@ -46,3 +46,13 @@ def clean_rows(count: int) -> list[dict[str, object]]:
         deepmath_row(f"Evaluate the integral of $t^{{{n}}} e^{{-{n + 3}t}}$ over the half line, case {n}.", str(n))
         for n in range(count)
     ]
+
+
+def prepare_folder(source: Path, folder: Path, *screens: Path) -> Path:
+    """A source prepared with every default of the command line but one process."""
+    from nemo_uecr.data.answer_types import NAMES
+    from nemo_uecr.data.prepare import Settings, prepare
+
+    names = tuple(map(str, screens))
+    prepare(Settings(str(source), None, names, None, frozenset(NAMES), None, 42, 1), folder)
+    return folder

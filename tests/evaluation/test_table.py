@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,49 @@ def test_ablation_marks() -> None:
     assert table.lines[2][1].text == "\u2013"
     assert r"mine \& others" in latex(table)
     assert "mine &amp; others" in html_table(table)
+
+
+def test_odd_labels_stay_one_cell_in_every_format() -> None:
+    """A free label with every sign that means something to Markdown, LaTeX or HTML."""
+    table = build_table([row(r"a|b\c_{d}$^~<x>&%#*", 1, 2), row("uecr", 2, 1)], layout="main", k=4)
+    lines = markdown(table).splitlines()
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in lines] == [4] * 4  # three cells between four bars
+    assert r"a\|b\\c\_{d}$^~\<x\>&%#\*" in lines[2]
+    body = latex(table).splitlines()[4]
+    assert r"a|b\textbackslash{}c\_\{d\}\$\textasciicircum{}\textasciitilde{}\textless{}x\textgreater{}\&\%\#*" in body
+    bare = re.sub(r"\\[{}&]", "", latex(table))
+    assert bare.count("{") == bare.count("}")
+    assert [line.count("&") for line in bare.splitlines() if "&" in line] == [2] * 3
+
+    class Open(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack: list[str] = []
+            self.cells = 0
+
+        def handle_starttag(self, tag: str, _: object) -> None:
+            self.stack.append(tag)
+            self.cells += tag in ("td", "th")
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.stack.pop() == tag
+
+    parser = Open()
+    parser.feed(html_table(table))
+    assert (parser.stack, parser.cells) == ([], 9)
+
+
+def test_ties_share_their_mark() -> None:
+    """Two best: both bold, and the next value is the second."""
+    table = build_table([row("grpo", 3, 1), row("puu", 3, 1), row("uecr", 2, 1)], layout="main", k=12)
+    assert [[line[1].rank, line[2].rank] for line in table.lines] == [[1, 1], [1, 1], [2, 1]]
+
+
+@pytest.mark.parametrize("content", ['{"label": "a"', "[]", "{}", '{"label": "a", "samples": 2, "sets": {"x": {}}}'])
+def test_a_damaged_result_is_one_clear_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(DataError, match=r"truncated or corrupt|one JSON object|not the result of an evaluation"):
+        read_rows([str(tmp_path)])
 
 
 def test_a_method_without_a_benchmark_has_a_dash() -> None:

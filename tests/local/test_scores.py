@@ -19,6 +19,8 @@ from nemo_uecr.local import scores as scores_module
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score, training_logp
 from nemo_uecr.local.sequences import Sequences
+from nemo_uecr.scoring.dense import score_logits
+from nemo_uecr.scoring.errors import NonFiniteScoreError
 from tests.local.test_update import ragged
 from tests.local.tiny import Assets, new_model, save_model
 
@@ -174,6 +176,26 @@ def test_bad_token_stays_nan_and_leaves_the_others_alone(tiny: Assets) -> None:
     assert found.entropy_BT is not None
     assert bool(found.entropy_BT[0][mask_BT[0]].isnan().all())
     assert torch.equal(found.logp[0][1:][mask_BT[1:]], clean.logp[0][1:][mask_BT[1:]])
+
+
+@pytest.mark.parametrize("temperatures", [(1.0,), (0.7, 1.0), (20.0,), ()])
+def test_usable_rows_are_those_that_can_be_scored(temperatures: tuple[float, ...]) -> None:
+    logits = torch.zeros(7, 5)
+    logits[1, 2] = math.nan
+    logits[2, 2] = math.inf
+    logits[3, 0] = -math.inf  # the target's own
+    logits[4, 1] = -math.inf
+    logits[5, 2] = 3e38  # 3e38 / 0.7 is beyond float32
+    logits[6, :2] = torch.tensor([-3e38, 3e38])
+    target = torch.zeros(7, dtype=torch.long)
+    usable = scores_module._usable(logits, target, temperatures)
+    for row in range(7):
+        try:
+            score_logits(logits[row : row + 1], target[:1], temperatures=temperatures, entropy=True)
+            scored = True
+        except NonFiniteScoreError:
+            scored = False
+        assert bool(usable[row]) == scored, row
 
 
 def test_vocabulary_is_what_the_head_has(model: TokenModel) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from nemo_uecr.bench import scoring
 from nemo_uecr.cli import bench_scoring
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import DataError, UecrError
 
 TINY = scoring.Sizes(tokens=8, sharded_tokens=8, vocab=500, hidden=16, rounds=1, repetitions=1)
 
@@ -24,6 +25,7 @@ def test_a_case_measures_itself(name: str) -> None:
     case = next(case for case in scoring.cases(TINY) if case.name == name)
     result = scoring.run_case(case)
     assert result["cpu_s"] > 0
+    assert result["peak_extra_mb"] is None or result["peak_extra_mb"] <= 4.0
     if name == "dense/ours/float32":
         assert max(result["error_logp"], result["error_entropy"]) <= 5e-6
         assert result["collectives"] == 0
@@ -63,6 +65,35 @@ def test_absent_rivals_are_null_and_the_rest_stands(
     assert set(written) >= {"max_error", "versions"}
     assert "| dense/trl@128/float32 | absent: trl is not installed |" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["scoring.json"]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise RuntimeError('built for another torch')", "RuntimeError: built for another torch"),
+        ("import no_such_module_at_all", "No module named 'no_such_module_at_all'"),
+        ("import os; os._exit(3)", "exit code 3"),
+    ],
+)
+def test_a_rival_that_fails_on_import_is_null_with_the_reason(
+    source: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "trl").mkdir()
+    (tmp_path / "trl" / "__init__.py").write_text(source + "\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(scoring, "missing", lambda case: None)
+    case = next(case for case in scoring.cases(TINY) if case.name == "dense/trl@8/float32")
+    result = scoring.run_case(case)
+    assert set(result) == {"absent"}
+    assert reason in result["absent"]
+    assert scoring.quotient(result, {"cpu_s": 1.0}) is None
+
+
+def test_a_fault_of_our_own_is_no_absence() -> None:
+    case = next(case for case in scoring.cases(TINY) if case.name == "dense/ours/float32")
+    broken = scoring.Case(case.name, dataclasses.replace(case.job, dtype="float99"), 1)
+    with pytest.raises(UecrError, match="dense/ours/float32 failed"):
+        scoring.run_case(broken)
 
 
 def test_the_best_setting_of_a_rival_counts() -> None:

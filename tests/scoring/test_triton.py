@@ -36,6 +36,10 @@ if case["masked"]:
 logits = logits.to(getattr(torch, case["dtype"]))
 target = torch.tensor([vocab - 1, vocab // 3 if not case["masked"] else vocab - 1, vocab - 1, vocab // 2])
 target = target.clamp(max=vocab - 1)
+if case["edge"]:
+    logits.fill_(-3e38)
+    logits[:, -1] = 3e38
+    target.fill_(vocab - 1)
 layout = StatisticsLayout(tuple(case["temperatures"]), case["entropy"])
 bounds = [vocab * r // case["shards"] for r in range(case["shards"] + 1)]
 stats = torch.full((case["shards"], layout.width, tokens), float("nan"))
@@ -60,6 +64,7 @@ PLAIN = {
     "level": 10.0,
     "last": 0.0,
     "masked": False,
+    "edge": False,
     "shards": 1,
     "temperatures": [1.0],
     "entropy": True,
@@ -75,6 +80,7 @@ CASES = {
     "the largest comes last": {"vocab": 20_011, "last": 30.0, "temperatures": [1.0, 0.7]},
     "first half masked": {"vocab": 20_011, "masked": True, "temperatures": [1.0, 0.7]},
     "a masked shard": {"vocab": 20_012, "masked": True, "shards": 2, "temperatures": [1.0, 0.7]},
+    "a rise that float32 cannot hold": {"vocab": 20_011, "edge": True, "temperatures": [1.0, 0.7]},
     "small": {"vocab": 7, "temperatures": [1.0, 0.7]},
 }
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nemo_uecr.bench.collectives import CollectiveCount
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.errors import ScoringInputError
 from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel, token_logp_vocab_parallel
@@ -18,12 +18,6 @@ from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel, token_logp_vo
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
 OnRanks = Callable[..., list[Any]]
-COLLECTIVES = [
-    name
-    for name in dir(dist)
-    if name.startswith(("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "scatter"))
-    or name in ("barrier", "send", "recv", "isend", "irecv", "batch_isend_irecv")
-]
 
 
 def cut(logits: Tensor, widths: list[int], rank: int) -> tuple[Tensor, int]:
@@ -98,27 +92,15 @@ def test_shard_of_minus_infinity_adds_exactly_nothing(on_ranks: OnRanks) -> None
 
 
 def count_collectives(rank: int, size: int, logits: Tensor, target: Tensor, temperatures: tuple[float, ...]) -> Any:
-    from nemo_uecr.scoring import shards
-
-    calls: list[tuple[str, int]] = []
-
-    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            calls.append((name, args[1].numel() * args[1].element_size()))
-            return function(*args, **kwargs)
-
-        return call
-
-    for name in COLLECTIVES:
-        setattr(dist, name, counted(name, getattr(dist, name)))
-    shards._all_gather = counted("all_gather", shards._all_gather)
     shard, start = cut(logits, [500, 500], rank)
+    counts = []
     for _ in range(2):
-        score_vocab_parallel(
-            shard, target, first_column=start, group=None, temperatures=temperatures, entropy=True, top1=True
-        )
-    return calls
+        with CollectiveCount(torch.device("cpu")) as count:
+            score_vocab_parallel(
+                shard, target, first_column=start, group=None, temperatures=temperatures, entropy=True, top1=True
+            )
+        counts.append((count.at_backend, [(one.name, one.sent) for one in count.seen]))
+    return counts
 
 
 @pytest.mark.parametrize(("temperatures", "bytes_a_token"), [((1.0,), 16), ((1.0, 0.7), 20)])
@@ -126,7 +108,48 @@ def test_one_collective_a_call(on_ranks: OnRanks, temperatures: tuple[float, ...
     logits, target = peaked_logits(30, 1000, 9.0, seed=3)
     for result in on_ranks(2, count_collectives, logits, target, temperatures):
         assert result.error is None, result.message
-        assert result.value == [("all_gather", 30 * bytes_a_token)] * 2
+        # Neither the first call of a group, which gets it its name, nor the second makes another.
+        assert result.value == [(1, [("allgather_base", 30 * bytes_a_token)])] * 2
+
+
+def test_one_collective_a_call_of_very_many_tokens(on_ranks: OnRanks) -> None:
+    # 2 ranks x 16 bytes x 40,000 tokens are more than what gloo may stage.
+    logits, target = torch.randn(40_000, 10, generator=torch.Generator().manual_seed(1)), torch.arange(40_000) % 10
+    widths = [5, 5]
+    whole = score_logits(logits, target, temperatures=(1.0,), entropy=True, top1=True)
+    for result in on_ranks(2, count_and_score, logits, target, widths):
+        assert result.error is None, result.message
+        assert result.value[0] == 1
+        for mine, exact in zip(result.value[1], (whole.logp_KN, whole.entropy_N), strict=False):
+            assert (mine - exact).abs().max() <= 2e-6
+
+
+def count_and_score(rank: int, size: int, logits: Tensor, target: Tensor, widths: list[int]) -> Any:
+    options = {"temperatures": (1.0,), "entropy": True, "top1": True}
+    with CollectiveCount(torch.device("cpu")) as count:
+        scores = score_shard(rank, size, logits, target, widths, options)
+    return count.at_backend, scores
+
+
+@pytest.mark.parametrize("name", ["all_gather", "all_reduce", "barrier", "backend"])
+def test_the_count_sees_a_collective_under_any_name(on_ranks: OnRanks, name: str) -> None:
+    for result in on_ranks(2, one_of, name):
+        assert result.error is None, result.message
+        assert result.value == 1
+
+
+def one_of(rank: int, size: int, name: str) -> int:
+    x = torch.ones(3)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    calls: dict[str, Callable[[], Any]] = {
+        "all_gather": lambda: dist.all_gather([torch.empty(3), torch.empty(3)], x),
+        "all_reduce": lambda: dist.all_reduce(x),
+        "barrier": lambda: dist.barrier(),
+        "backend": lambda: backend.allreduce([x]).wait(),  # past torch.distributed and past the dispatcher
+    }
+    with CollectiveCount(torch.device("cpu")) as count:
+        calls[name]()
+    return count.at_backend
 
 
 def sharded_gradient(rank: int, size: int, logits: Tensor, target: Tensor, weight: Tensor, padding: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,24 @@ SAME = [
     (r"\text{Yes}", "Yes"),
     ("1000000000000000000000000000001", "1000000000000000000000000000001"),
     (r"\infty", r"\infty"),
+    ("1e3", "1000"),
+    ("1000", "1E+3"),
+    ("-1.5e-3", "-0.0015"),
+    ("10^3", "1000"),
+    (r"10^{-2}", "0.01"),
+    (r"1.5 \times 10^{3}", "1,500"),
+    (r"2\cdot 10^2", "200"),
+    (r"6.02 \times 10^{23}", "602000000000000000000000"),
+    ("1e-3", r"\frac{1}{1000}"),
+    ("1e2/1e1", "10"),
+    ("x = -1e3", "-1000"),
+    ("(1e3, 2e3)", "(1000, 2000)"),
+    (r"10,\!080", "10080"),
+    (r"5\,000", "5000"),
+    (r"50\%", "0.5"),
+    (r"1,000\text{ km}", "1000"),
+    (r"\frac{21}{3} = 7", "7"),
+    (r"\theta = 7", "7"),
 ]
 DIFFERENT = [
     ("5", "6"),
@@ -65,6 +84,28 @@ DIFFERENT = [
     (r"\frac{}{}", "5"),
     ("5 or 6", "6"),
     ("five", "5"),
+    ("1e3", "100"),
+    ("1e3", "3000"),
+    ("1e3", "e^3"),
+    ("2e2", "2e^2"),
+    ("e3", "1000"),
+    ("3e", "3"),
+    ("1e1e1", "100"),
+    ("1e3.5", "1000"),
+    ("1,0e3", "1000"),
+    ("1.000", "1000"),
+    (r"1\,00", "100"),
+    ("10^34", "1" + 40 * "0"),
+    ("1e999999999", "1e999999998"),
+    ("1e999999999", "7"),
+    ("1e-999999999", "0"),
+    (r"50\%", "5"),
+    ("1e3 = 1e4", "10000"),  # an equation of two numbers names both
+    (r"\frac{1}{2} = 7", "7"),
+    (r"\binom{8}{1} = 7", "7"),
+    (r"8 \Rightarrow 7", "7"),
+    (r"8 \to 7", "7"),
+    (r"8 \\ 7", "7"),
 ]
 
 
@@ -85,6 +126,13 @@ def test_forms_of_one_integer(number: int, zeros: int, leading: int) -> None:
     assert judge(written, str(number)) is Verdict.CORRECT
     assert judge(f"{number:,}", str(number)) is Verdict.CORRECT
     assert judge(written, str(number + 1)) is Verdict.WRONG
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=4), st.integers(-9, 9))
+def test_scientific_notation_is_exact(value: Decimal, power: int) -> None:
+    assert judge_plain(f"{value}e{power}", f"{value.scaleb(power):f}") is Verdict.CORRECT
+    assert judge_plain(rf"{value} \times 10^{{{power}}}", f"{value.scaleb(power):f}") is Verdict.CORRECT
+    assert judge_plain(f"{value}e{power}", f"{value.scaleb(power) + 1:f}") is Verdict.WRONG
 
 
 def test_verdicts_and_rewards() -> None:

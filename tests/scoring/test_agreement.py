@@ -1,0 +1,249 @@
+"""What keeps the ranks of a group together: groups that follow each other on one store, late and bad callers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nemo_uecr.errors import ScoreError
+from nemo_uecr.scoring.dense import score_logits
+from nemo_uecr.scoring.fused_linear import score_hidden_vocab_parallel
+from nemo_uecr.scoring.shards import target_digest
+from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel, token_logp_vocab_parallel
+
+from .conftest import GLOO_TIMEOUT_S, peaked_logits
+
+OnRanks = Callable[..., list[Any]]
+TIMEOUT = timedelta(seconds=GLOO_TIMEOUT_S)
+
+
+def entropies(rank: int, tokens: int) -> Tensor:
+    """A correct call of this many tokens over two ranks."""
+    logits, target = peaked_logits(tokens, 100, 9.0, seed=tokens)
+    shard = logits[:, 50 * rank : 50 * rank + 50]
+    scores = score_vocab_parallel(shard, target, first_column=50 * rank, group=None, temperatures=(1.0,), entropy=True)
+    assert scores.entropy_N is not None
+    return scores.entropy_N
+
+
+def forget_torch(store: Any, rank: int, life: str) -> None:
+    """Remove torch's own keys, over whose stale addresses gloo itself would stumble, and nothing else."""
+    if rank == 1:
+        store.set(f"done {life}", "1")
+        store.wait([f"clean {life}"])
+        return
+    store.wait([f"done {life}"])
+    for key in store.list_keys():
+        if "nemo_uecr" not in key and not key.startswith("clean"):
+            store.delete_key(key)
+    store.set(f"clean {life}", "1")
+
+
+def lives(rank: int, size: int, port: int) -> list[Tensor]:
+    """Groups that follow each other on one store, the second of which dies with its ranks out of step."""
+    dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timeout=TIMEOUT)
+    found = []
+    for life in range(4):
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        time.sleep(0.3 * rank)  # rank 0 has long read whatever an earlier rank 1 left, if it reads that
+        found.append(entropies(rank, 3 + life))
+        if life == 1 and rank == 0:
+            with contextlib.suppress(ScoreError):
+                entropies(rank, 0)
+        dist.barrier()
+        if life < 3:
+            dist.destroy_process_group()
+            forget_torch(store, rank, str(life))
+    return found
+
+
+@pytest.mark.skipif(not hasattr(dist.TCPStore, "list_keys"), reason="needs a store that lists its keys")
+def test_a_group_on_the_store_of_an_earlier_one_reads_nothing_of_it(on_ranks: OnRanks) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for result in on_ranks(2, lives, port):
+        assert result.error is None, result.message
+        for life, found in enumerate(result.value):
+            logits, target = peaked_logits(3 + life, 100, 9.0, seed=3 + life)
+            exact = score_logits(logits, target, temperatures=(1.0,), entropy=True).entropy_N
+            torch.testing.assert_close(found, exact, rtol=0, atol=2e-6)
+
+
+def left_in_the_store(rank: int, size: int) -> list[str]:
+    for _ in range(5):
+        entropies(rank, 4)
+    dist.barrier()
+    store = dist.group.WORLD.get_group_store()
+    return [key for key in store.list_keys() if "nemo_uecr" in key]
+
+
+@pytest.mark.skipif(not hasattr(dist.TCPStore, "list_keys"), reason="needs a store that lists its keys")
+def test_the_store_does_not_grow_with_the_calls(on_ranks: OnRanks) -> None:
+    for result in on_ranks(2, left_in_the_store):
+        assert result.error is None, result.message
+        # Each of two ranks keeps its last two lines; nothing is left of how the group got its name.
+        assert len(result.value) == 4, result.value
+        assert all("/call/" in key for key in result.value)
+
+
+def late_partner(rank: int, size: int) -> tuple[str, float, Tensor]:
+    """Rank 0 gives up after a second; rank 1 comes later, with a correct call."""
+    entropies(rank, 3)
+    store = dist.group.WORLD.get_group_store()
+    if rank == 0:
+        store.set_timeout(timedelta(seconds=1))
+    else:
+        time.sleep(2.5)
+    started, said = time.monotonic(), ""
+    try:
+        entropies(rank, 4)
+    except ScoreError as error:
+        said = str(error)
+    took = time.monotonic() - started
+    store.set_timeout(TIMEOUT)
+    return said, took, entropies(rank, 5)
+
+
+def test_who_comes_too_late_is_told_so_and_the_next_call_is_in_step(on_ranks: OnRanks) -> None:
+    results = on_ranks(2, late_partner)
+    assert [result.error for result in results] == [None, None], results[0].message + results[1].message
+    assert "not every rank" in results[0].value[0]
+    assert "waited in vain" in results[1].value[0]
+    assert results[1].value[1] < 1.0, "the late rank went to a collective that nobody joins"
+    assert torch.equal(results[0].value[2], results[1].value[2])
+
+
+def good_logits_call(rank: int) -> dict[str, Any]:
+    logits, target = peaked_logits(8, 100, 9.0, seed=5)
+    call = {"logits_NV": logits[:, 50 * rank : 50 * rank + 50], "target_N": target, "first_column": 50 * rank}
+    return call | {"group": None, "temperatures": (1.0,), "entropy": True, "top1": False, "valid_vocab": None}
+
+
+def good_training_call(rank: int) -> dict[str, Any]:
+    call = good_logits_call(rank)
+    for name in ("temperatures", "entropy", "top1"):
+        del call[name]
+    return call | {"temperature": 1.0}
+
+
+def good_hidden_call(rank: int) -> dict[str, Any]:
+    call = good_logits_call(rank)
+    del call["logits_NV"]
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(8, 16, generator=generator).bfloat16()
+    weight = torch.randn(100, 16, generator=generator).bfloat16()[50 * rank : 50 * rank + 50]
+    return call | {"hidden_NH": hidden, "weight_VH": weight, "logits_dtype": None}
+
+
+FORMS: dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, Any]]]] = {
+    "logits": (score_vocab_parallel, good_logits_call),
+    "training": (token_logp_vocab_parallel, good_training_call),
+    "hidden": (score_hidden_vocab_parallel, good_hidden_call),
+}
+# What rank 1 gives instead, and words of what it is told.
+REFUSED: list[tuple[str, str, Any, str]] = [
+    ("logits", "logits_NV", torch.tensor(1.0), "expected two dimensions"),
+    ("logits", "logits_NV", [[1.0, 2.0]], "expected a torch tensor"),
+    ("logits", "target_N", torch.tensor(1), "target_N has shape ()"),
+    ("logits", "target_N", None, "expected a torch tensor"),
+    ("logits", "temperatures", 1.0, "expected a tuple of numbers"),
+    ("logits", "temperatures", ("1",), "expected a finite number above 0"),
+    ("logits", "temperatures", (10**400,), "expected a finite number above 0"),
+    ("logits", "entropy", 1, "entropy is 1, expected True or False"),
+    ("logits", "top1", "yes", "top1 is 'yes', expected True or False"),
+    ("logits", "first_column", 50.0, "first_column is 50.0, expected an int"),
+    ("logits", "valid_vocab", "100", "valid_vocab is '100', expected an int"),
+    ("training", "logits_NV", torch.tensor(1.0), "expected two dimensions"),
+    ("training", "temperature", None, "temperature is None"),
+    ("hidden", "hidden_NH", torch.tensor(1.0), "expected two dimensions"),
+    ("hidden", "weight_VH", torch.tensor(1.0), "expected (vocabulary, 16)"),
+    ("hidden", "weight_VH", None, "expected a torch tensor"),
+    ("hidden", "logits_dtype", "float32", "logits_dtype is float32"),
+]
+# Nothing wrong with either call, but they do not belong together.
+DISAGREED: list[tuple[str, str, Callable[[Any], Any], str]] = [
+    # A sum weighted by position would not see this, 3 * 4 - 4 * 3 = 0.
+    ("logits", "target_N", lambda t: t + torch.tensor([0, 0, 4, -3, 0, 0, 0, 0]), "disagree on targets"),
+    ("logits", "target_N", lambda t: t.flip(0), "disagree on targets"),
+    ("hidden", "logits_dtype", lambda _: torch.float32, "disagree on logits_dtype"),
+    ("hidden", "hidden_NH", lambda h: h[:, :8], "disagree on hidden"),
+]
+
+
+def call_form(rank: int, form: str, name: str, change: Callable[[Any], Any]) -> str:
+    """The error of a call in which rank 1 gives something else, with its name; then a correct call must succeed."""
+    score, good = FORMS[form]
+    call = good(rank)
+    if rank == 1:
+        call[name] = change(call[name])
+        if name == "hidden_NH" and call[name].dim() == 2:
+            call["weight_VH"] = call["weight_VH"][:, :8]
+    said = "no error"
+    try:
+        score(**call)
+    except ScoreError as error:
+        said = f"{type(error).__name__}: {error}"
+    score(**good(rank))
+    return said
+
+
+def every_refusal(rank: int, size: int) -> list[str]:
+    return [call_form(rank, form, name, lambda _, v=value: v) for form, name, value, _ in REFUSED]
+
+
+def test_what_one_rank_refuses_every_rank_learns_by_name(on_ranks: OnRanks) -> None:
+    results = on_ranks(2, every_refusal)
+    for result in results:
+        assert result.error is None, result.message
+    for case, there, here in zip(REFUSED, results[0].value, results[1].value, strict=True):
+        assert here.startswith("ScoringInputError"), (case, here)
+        assert case[3] in here, (case, here)
+        assert there.startswith("ShardMismatchError: rank 1 of the group refused the call"), (case, there)
+        assert case[3] in there, (case, there)
+
+
+def every_disagreement(rank: int, size: int) -> list[str]:
+    return [call_form(rank, form, name, change) for form, name, change, _ in DISAGREED]
+
+
+def test_what_the_ranks_disagree_on_every_rank_learns_by_name(on_ranks: OnRanks) -> None:
+    results = on_ranks(2, every_disagreement)
+    for result in results:
+        assert result.error is None, result.message
+        for case, said in zip(DISAGREED, result.value, strict=True):
+            assert said.startswith("ShardMismatchError"), (case, said)
+            assert case[3] in said, (case, said)
+
+
+def wrong_group(rank: int, size: int) -> str:
+    try:
+        score_vocab_parallel(**(good_logits_call(rank) | {"group": "tensor"}))
+    except ScoreError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_group_that_is_none_is_refused(on_ranks: OnRanks) -> None:
+    for result in on_ranks(2, wrong_group):
+        assert "group is str, expected a process group" in result.value
+
+
+def test_the_digest_of_targets_sees_values_and_order_and_no_dtype() -> None:
+    targets = torch.arange(40_000)
+    assert target_digest(targets) == target_digest(targets.int())
+    assert target_digest(targets) == target_digest(torch.stack([targets, targets], 1)[:, 0])
+    swapped = targets.clone()
+    swapped[[0, 39_999]] = swapped[[39_999, 0]]
+    assert target_digest(targets) != target_digest(swapped)
+    assert target_digest(targets) != target_digest(targets[:-1])

@@ -1,0 +1,86 @@
+"""Training and scoring agree in every bit, whatever stands beside a row and however it lies in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.scoring.dense import score_logits, token_logp
+
+from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
+
+pytestmark = pytest.mark.usefixtures("reduction")
+
+# Nine of them with 1.0: more sums than one pass of the native kernel takes; two beyond what it takes at all.
+MANY = (0.7, 0.3, 0.5, 0.9, 1.1, 1.3, 1.7, 2.0, 5.0, 5e-4, 80.0)
+
+
+@pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize("companions", [MANY, (0.7, 5e-4), (80.0, 0.7), (1.0, 0.7), (0.7,)])
+def test_the_other_temperatures_change_no_bit(companions: tuple[float, ...], entropy: bool) -> None:
+    logits, target = peaked_logits(5, 9001, 15.0, seed=1)
+    whole = score_logits(logits, target, temperatures=companions, entropy=entropy)
+    for row, temperature in enumerate(companions):
+        assert torch.equal(token_logp(logits, target, temperature=temperature), whole.logp_KN[row]), temperature
+    if whole.entropy_N is not None:
+        alone = score_logits(logits, target, temperatures=(), entropy=True)
+        assert torch.equal(alone.entropy_N, whole.entropy_N)
+
+
+def test_many_temperatures_are_all_right() -> None:
+    logits, target = peaked_logits(4, 500, 9.0, seed=2)
+    scores = score_logits(logits, target, temperatures=MANY, entropy=True)
+    for row, temperature in enumerate(MANY):
+        logp, entropy = float64_scores(logits, target, temperature)
+        assert (scores.logp_KN[row] - logp).abs().max() <= 2e-6 * max(1.0, float(logp.abs().max())), temperature
+    _, entropy = float64_scores(logits, target, 1.0)
+    assert scores.entropy_N is not None
+    assert (scores.entropy_N - entropy).abs().max() <= 5e-6
+
+
+def views(logits: Tensor) -> dict[str, Tensor]:
+    """The same logits, lying in memory in other ways."""
+    wide = torch.cat([logits, logits], 1)
+    spread = torch.empty(logits.shape[0], 2 * logits.shape[1], dtype=logits.dtype)
+    spread[:, ::2] = logits
+    return {
+        "transposed": logits.T.contiguous().T,
+        "left half": wide[:, : logits.shape[1]],
+        "off by one": torch.cat([logits[:, :1], logits], 1)[:, 1:],
+        "every second": spread[:, ::2],
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "vocab"), [(3, 100_003), (700, 61), (3, 1)])
+def test_strides_change_no_bit(tokens: int, vocab: int, dtype: torch.dtype) -> None:
+    logits, target = peaked_logits(tokens, vocab, 15.0, seed=3)
+    logits = logits.to(dtype)
+    whole = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+    assert whole.entropy_N is not None
+    for name, view in views(logits).items():
+        scores = score_logits(view, target, temperatures=(1.0, 0.7), entropy=True)
+        assert torch.equal(scores.logp_KN, whole.logp_KN), name
+        assert torch.equal(scores.entropy_N, whole.entropy_N), name
+        assert torch.equal(token_logp(view, target, temperature=0.7), whole.logp_KN[1]), name
+
+
+@pytest.mark.parametrize("vocab", [61, 4001, 33_000, 100_003, QWEN3_VOCAB])
+def test_the_number_of_threads_and_the_rows_beside_change_no_bit(vocab: int) -> None:
+    logits, target = peaked_logits(max(3, 20_000 // vocab), vocab, 15.0, seed=4)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+            for row, temperature in enumerate((1.0, 0.7)):
+                for rows in (slice(0, 1), slice(1, None)):
+                    alone = token_logp(logits[rows], target[rows], temperature=temperature)
+                    assert torch.equal(alone, scores.logp_KN[row, rows]), (threads, temperature)
+            found.append(torch.cat([scores.logp_KN, scores.entropy_N.unsqueeze(0)]))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert torch.equal(other, found[0])
