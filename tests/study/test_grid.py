@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from nemo_uecr.config.load import load_config
+from nemo_uecr.core.methods import METHODS
 from nemo_uecr.errors import ConfigError, RunFolderError
 from nemo_uecr.study.cells import Cell, selection_cells, table_cells
 from nemo_uecr.study.load import load_study
@@ -109,10 +110,34 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig, tmp
     assert not best["four_updates"].at_edge
 
 
+def test_shipped_base_has_every_method_once(tmp_path: Path) -> None:
+    small = yaml.safe_load(SMALL.read_text())
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "defaults": str(SMALL.parent / "base.yaml"),
+                "config": str(SMALL.parent / "../local/demo.yaml"),
+                "folder": str(tmp_path / "out"),
+                "expected_run_seconds": 30,
+                "task": small["task"],
+            }
+        )
+    )
+    study = load_study(path)
+    assert {name: arm.overrides for name, arm in study.arms.items()} == {
+        name: (f"method.name={name}",) for name in METHODS
+    }
+    assert {name for name, arm in study.arms.items() if arm.pairs == 10} == {
+        "uecr", "grpo", "puu", "distilled_rl", "atod",
+    }  # fmt: skip
+    assert set(study.tables["main"].arms) | set(study.tables["ablation"].arms) == set(METHODS)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"proceses": 2}, "unknown key proceses; the nearest known key is processes"),
+        ({"process": 2}, "unknown key process; the nearest known key is processes"),
         ({"processes": 0}, "processes: got 0"),
         ({"variants": {}}, "variants: got {}"),
         ({"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "nobody"]}}}, "no arm 'nobody'"),

@@ -112,7 +112,7 @@ def test_another_task_in_the_folder_is_refused(done: Path, tmp_path: Path, capsy
 def test_misspelt_override_is_refused_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = study_file(tmp_path, overrides=["trian.steps=2"])
+    path = study_file(tmp_path, overrides=["train.stepz=2"])
     assert entry_point(["study", str(path)]) == 2
-    assert "trian.steps" in capsys.readouterr().err
+    assert "train.stepz" in capsys.readouterr().err
     assert not (tmp_path / "study").exists()
