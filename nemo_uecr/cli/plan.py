@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         _write(args.json, plan, advice, others)
     if plan.faults:
         hint = f"; what fits: {', or '.join(advice)}" if advice else ""
+        if nemo and not advice:
+            hint = "; no single change that was tried is enough: use more GPUs or smaller models"
         raise ConfigError("; ".join(plan.faults) + hint)
     return 0
 

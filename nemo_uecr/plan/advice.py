@@ -22,17 +22,19 @@ SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 def what_fits(config: NemoConfig, device: Device, efficiency: Efficiency, lengths: Lengths) -> list[str]:
     """Changes as the user would type them, the gentlest first; empty when none of those tried is enough."""
-    found: list[str] = []
+    found: list[dict[str, Any]] = []
     for changes in _candidates(config):
+        if any(fewer.items() <= changes.items() for fewer in found):
+            continue  # less is enough
         try:
             plan = nemo_plan(variant(config, changes), device, efficiency, lengths)
         except ConfigError:
             continue
         if not plan.faults:
-            found.append(" ".join(f"{key}={_written(value)}" for key, value in changes.items()))
+            found.append(changes)
         if len(found) == SUGGESTIONS:
             break
-    return found
+    return [" ".join(f"{key}={_written(value)}" for key, value in changes.items()) for changes in found]
 
 
 def _candidates(config: NemoConfig) -> Iterator[dict[str, Any]]:
@@ -54,6 +56,9 @@ def _candidates(config: NemoConfig) -> Iterator[dict[str, Any]]:
         yield {"student.parallel.context": size}
     for nodes in SIZES:
         yield {"cluster.nodes": config.cluster.nodes * nodes}
+        for size in SIZES:
+            spread = _tensor("student", size) | _tensor("teacher", size) | {"rollout.tensor": size}
+            yield spread | {"cluster.nodes": config.cluster.nodes * nodes}
 
 
 def _tensor(role: str, size: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:
         if phase.size > capacity:
             largest = max(phase.device, key=lambda item: item.size)
             faults.append(
-                f"{phase.name} needs {phase.size / GIB:.1f} GiB on each of the {phase.where}, a {setting.device.name} "
+                f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), a {setting.device.name} "
                 f"offers {capacity / GIB:.0f}; the largest part is {largest.name} with {largest.size / GIB:.1f} GiB"
             )
     if concurrent_responses(setting) == 0:

@@ -5,6 +5,7 @@ Megatron orders ranks with tensor fastest, then context, data, and pipeline slow
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,16 +84,16 @@ def stage_parameters(shape: ModelShape, grid: Grid, stage: int) -> int:
 
 def shape_faults(shape: ModelShape, grid: Grid, *, role: str) -> list[str]:
     """What of a model its layout cannot cut into equal parts, one sentence each."""
-    tensor = f"{role}.parallel.tensor: got {grid.tensor}, expected a divisor of"
-    faults = [
-        f"{tensor} the model's {count} {what}"
-        for what, count in (
-            ("query heads", shape.heads),
-            ("key and value heads", shape.kv_heads),
-            ("feed-forward columns", shape.feed_forward),
-        )
-        if count % grid.tensor
-    ]
+    cut = {
+        "query heads": shape.heads,
+        "key and value heads": shape.kv_heads,
+        "feed-forward columns": shape.feed_forward,
+    }
+    faults = []
+    if any(count % grid.tensor for count in cut.values()):
+        common = math.gcd(*cut.values())
+        sizes = ", ".join(f"{count} {what}" for what, count in cut.items())
+        faults.append(f"{role}.parallel.tensor: got {grid.tensor}, expected a divisor of {common}; the model has {sizes}")
     if shape.layers % grid.pipeline:
         faults.append(
             f"{role}.parallel.pipeline: got {grid.pipeline}, expected a divisor of the model's {shape.layers} layers"

@@ -37,7 +37,7 @@ def side_by_side(columns: Sequence[tuple[str, Plan | str]]) -> str:
             rows.append([name, *(_cell(plan, name) for _, plan in plans)])
         rows.append(["whole step", *(f"{plan.seconds:,.1f} s" for _, plan in plans)])
         rows.append(["host memory a node", *(_size(sum(item.size for item in plan.host)) for _, plan in plans)])
-        rows.append(["fits", *("no: " + plan.faults[0] if plan.faults else "yes" for _, plan in plans)])
+        rows.append(["fits", *(f"no, {len(plan.faults)} fault(s)" if plan.faults else "yes" for _, plan in plans)])
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(["teacher placements side by side", *_indented(lines)]) + "\n"
