@@ -93,9 +93,9 @@ def scoring_logits_bytes(shape: ModelShape, grid: Grid, tokens: int, chunk: int,
 
 
 def reference_logits_bytes(shape: ModelShape, grid: Grid, tokens: int, chunk: int) -> int:
-    """NeMo-RL's own scoring of the reference: bfloat16 logits, and four float32 buffers of a chunk."""
+    """NeMo-RL's own scoring of the reference: bfloat16 logits, and three float32 buffers of a chunk."""
     width = columns(shape, grid)
-    return BF16 * tokens * width + 4 * FP32 * min(chunk, tokens) * width
+    return BF16 * tokens * width + 3 * FP32 * min(chunk, tokens) * width
 
 
 def local_kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:

@@ -75,7 +75,7 @@ def student_scoring_items(setting: Setting) -> tuple[Item, ...]:
     how = "bfloat16 over all tokens, one chunk again and divided by T_r"
     if setting.reference:
         logits = max(logits, bytes_of.reference_logits_bytes(shape, grid, tokens, scoring.chunk_tokens))
-        how = "bfloat16 over all tokens, four float32 buffers of a chunk (reference)"
+        how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
     return (
         _processes(setting),
         _weights("student", shape, grid),

@@ -40,6 +40,8 @@ CONTRACT: dict[str, Rule] = {
     "evaluation": rule("data", "verifier", packages="numpy"),
     "telemetry": rule("core", packages="torch"),
     "demo": rule("config", "data", packages="torch"),
+    "plan": rule("config", packages="pydantic"),
+    "doctor": rule("config", "nemo_adapter", "plan"),
     "report": rule("config", "core", "telemetry", "data"),
     "bench": rule("core", "scoring", packages="torch"),
     "local": rule(
@@ -50,7 +52,7 @@ CONTRACT: dict[str, Rule] = {
     "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench", "nemo_adapter",
+        "bench", "nemo_adapter", "plan", "doctor",
     ),
 }  # fmt: skip
 """Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,32 +106,33 @@ def test_training_logits_follow_the_stated_buffers() -> None:
 
 @pytest.mark.nemo
 @pytest.mark.skipif("NEMO_RL_SOURCE" not in os.environ, reason="NEMO_RL_SOURCE is not set")
-def test_training_logits_are_those_of_nemo_rl() -> None:
-    """NeMo-RL's own chunked log-probability, forward and backward, on one gloo rank."""
-    import sys
-
+@pytest.mark.parametrize("training", [True, False])
+def test_logits_are_those_of_nemo_rl(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo-RL's own chunked log-probability on one rank: forward and backward, and scoring alone."""
     import torch.distributed as dist
 
-    sys.path.insert(0, os.environ["NEMO_RL_SOURCE"])
+    monkeypatch.setattr(sys, "path", [*sys.path, os.environ["NEMO_RL_SOURCE"]])
     from nemo_rl.distributed.model_utils import ChunkedDistributedLogprob
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     tokens, chunk, shape = 256, 64, tiny_shape(vocabulary=4096)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:
-        logits = torch.randn(1, tokens, shape.vocabulary).bfloat16().requires_grad_()
+        logits = torch.randn(1, tokens, shape.vocabulary).bfloat16().requires_grad_(training)
         target = torch.randint(0, shape.vocabulary, (1, tokens))
+        group = dist.group.WORLD
         with LiveBytes(logits, target) as live:
-            found = ChunkedDistributedLogprob.apply(logits, target, 0, shape.vocabulary, chunk, dist.group.WORLD, False)
-            torch.autograd.backward(found.sum())
+            found = ChunkedDistributedLogprob.apply(logits, target, 0, shape.vocabulary, chunk, group, not training)
+            if training:
+                torch.autograd.backward(found.sum())
     finally:
         dist.destroy_process_group()
-    planned = arithmetic.train_logits_bytes(shape, ALONE, tokens, chunk)
-    assert live.peak + logits.nbytes == pytest.approx(planned, rel=0.05)
+    formula = arithmetic.train_logits_bytes if training else arithmetic.reference_logits_bytes
+    assert live.peak + logits.nbytes == pytest.approx(formula(shape, ALONE, tokens, chunk), rel=0.05)
 
 
 def test_flops_of_a_token() -> None:
-    """4B at 8192: 2 x 3,633,478,144... body 7.27, attention 2.42, head 0.78 GFLOP; 1.7B: 4.38; 8B: 17.55."""
+    """4B at 8192: body 7.27, attention 2.42, head 0.78 GFLOP; 1.7B: 4.38; 8B: 17.55."""
     giga = {name: arithmetic.forward_flops(KNOWN[f"Qwen/Qwen3-{name}"], 8192) / 1e9 for name in ("1.7B", "4B", "8B")}
     assert giga == pytest.approx({"1.7B": 4.38, "4B": 10.46, "8B": 17.55}, abs=0.005)
 
