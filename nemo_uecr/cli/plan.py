@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.cli.configuration import add_config_arguments
 from nemo_uecr.cli.nemo_rl import is_nemo_rl
+from nemo_uecr.cli.sizes import sizes
 from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from nemo_uecr.plan.hardware import Device
     from nemo_uecr.plan.records import Plan
     from nemo_uecr.plan.setting import Lengths
-    from nemo_uecr.plan.shapes import ModelShape
 
 __all__ = ["add_arguments", "run"]
 
@@ -110,36 +110,7 @@ def _local(args: argparse.Namespace) -> Answer:
     config = load_config(args.config, args.overrides).config
     device = _device(args, args.device or ("h200" if config.device == "cuda" else "cpu"))
     lengths = _lengths(args, config.data.max_prompt_tokens, config.rollout.max_response_tokens)
-    return local_plan(config, device, EFFICIENCY, lengths, sizes=_sizes), [], []
-
-
-def _sizes(name: str, role: str) -> ModelShape:
-    """Sizes by name; the demo's models have a recipe, so that nothing is trained for a plan."""
-    from nemo_uecr.plan.shapes import ModelShape, shape_of
-
-    if not name.startswith("demo:"):
-        return shape_of(name, role=role)
-    from nemo_uecr.demo.recipe import DEMO_RECIPE
-    from nemo_uecr.demo.tokenizer import MODEL_MAX_LENGTH, build_tokenizer
-
-    models = {"demo:student": DEMO_RECIPE.student, "demo:teacher": DEMO_RECIPE.teacher}
-    if name not in models:
-        raise ConfigError(f"{role}.model_name: got {name!r}, expected one of {', '.join(models)}")
-    shape = models[name].shape
-    return ModelShape(
-        vocabulary=len(build_tokenizer()),
-        hidden=shape.hidden_size,
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.key_value_heads,
-        head_dim=shape.head_dim,
-        feed_forward=shape.intermediate_size,
-        tied=True,
-        qk_norm=True,
-        qkv_bias=False,
-        output_bias=False,
-        positions=MODEL_MAX_LENGTH,
-    )
+    return local_plan(config, device, EFFICIENCY, lengths, sizes=sizes), [], []
 
 
 def _device(args: argparse.Namespace, name: str) -> Device:
