@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _line(finding: Finding) -> str:
-    remedy = f"\n      {'':<24}  -> {finding.remedy}" if finding.remedy else ""
-    return f"{finding.status:<4}  {finding.check:<24}  {' '.join(finding.message.split())}{remedy}\n"
+    remedy = f"\n      {'':<26}  -> {finding.remedy}" if finding.remedy else ""
+    return f"{finding.status:<4}  {finding.check:<26}  {' '.join(finding.message.split())}{remedy}\n"
 
 
 def _write(path: Path, findings: list[Finding], counts: dict[str, int]) -> None:

@@ -80,8 +80,8 @@ def host_memory_finding(subject: Subject, *, meminfo: Path, sizes: Callable[[str
     total = _total_bytes(meminfo)
     try:
         needed = _needed_bytes(subject, sizes)
-    except UecrError as error:
-        return warn("host memory", f"{total / GIB:.0f} GiB; the run cannot be planned: {error}", "see nemo-uecr plan")
+    except UecrError:
+        return warn("host memory", f"{total / GIB:.0f} GiB; the run cannot be planned", "nemo-uecr plan says why")
     message = f"{total / GIB:.1f} GiB, the run needs {needed / GIB:.1f}"
     if needed > total:
         return fail("host memory", message, "see nemo-uecr plan; take smaller models, or nodes with more memory")

@@ -60,6 +60,8 @@ def load_tokenizer(name: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not Path(name).expanduser().is_dir():
+            raise DataError(f"{name} has no tokenizer in the hub's cache of this machine") from error
         first = (str(error).strip().splitlines() or ["no message"])[0]
         raise DataError(f"{name}: {type(error).__name__}: {first}") from error
     if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives

@@ -61,9 +61,9 @@ def space_findings(subject: Subject, *, sizes: Callable[[str, str], ModelShape])
     free = shutil.disk_usage(existing(Path(subject.run_folder))).free
     try:
         count = parameters(sizes(subject.student, "student"))
-    except UecrError as error:
-        message = f"{free / GIB:.1f} GiB free; what a checkpoint needs is not known: {error}"
-        return [warn("disk", message, "give the folder of the model")]
+    except UecrError:
+        message = f"{free / GIB:.1f} GiB free; what a checkpoint needs is not known without the student's sizes"
+        return [warn("disk", message, "give student.model_name a folder with config.json")]
     each = checkpoint_bytes(count) if subject.backend == "nemo_rl" else 3 * FP32 * count
     needed = subject.kept_checkpoints * each
     message = (
