@@ -4,7 +4,7 @@
   nemo-uecr doctor examples/configs/uecr_qwen3_4b.yaml teacher.model_name=/models/teacher data.subset=null
 
 Run it where the run will run: on a compute node, inside the container. Nothing is downloaded.
-Exit code: 0 when nothing fails (warnings included), 1 when a check fails, 2 when the configuration cannot be used at all.
+Exit code: 0 when nothing fails (warnings included), 1 when a check fails, 2 when the configuration cannot be used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ FAILED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML configuration file (default: the machine alone)")
+    parser.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="YAML configuration file (default: the machine alone)"
+    )
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="change one value")
     parser.add_argument(
         "--ray-port", type=int, default=RAY_PORT, metavar="NUMBER", help="port of the Ray head (default: %(default)s)"

@@ -4,7 +4,8 @@
   nemo-uecr plan CONFIG cluster.nodes=2 --response-tokens 5000 --json plan.json
 
 The sizes of a model come from its folder's config.json, or from a table for the hub names of Qwen3. For a teacher that
-is yet to be made, name the model that it is made from. What cannot fit or divide is refused with what would (exit code 2).
+is yet to be made, name the model that it is made from. What cannot fit or divide is refused with what would: exit code
+2.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ DEVICES = ("h200", "h100", "a100", "cpu")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add_config_arguments(parser)
-    parser.add_argument("--device", choices=DEVICES, help="device of the run (default: h200; a local run on a CPU: cpu)")
+    parser.add_argument(
+        "--device", choices=DEVICES, help="device of the run (default: h200; a local run on a CPU: cpu)"
+    )
     parser.add_argument("--memory", type=float, metavar="GIB", help="memory of each device, in place of the table's")
     parser.add_argument(
         "--response-tokens", type=_count, metavar="N", help="mean response for the times (default: the longest)"

@@ -82,7 +82,9 @@ def files_finding() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft in (resource.RLIM_INFINITY, -1) or soft >= OPEN_FILES:
         return ok("open files", f"{soft}")
-    return warn("open files", f"{soft}, Ray asks for {OPEN_FILES}", f"ulimit -n {OPEN_FILES} (the hard limit is {hard})")
+    return warn(
+        "open files", f"{soft}, Ray asks for {OPEN_FILES}", f"ulimit -n {OPEN_FILES} (the hard limit is {hard})"
+    )
 
 
 def shared_memory_finding(folder: Path) -> Finding:

@@ -74,7 +74,9 @@ def tokenizer_findings(subject: Subject) -> list[Finding]:
     try:
         student = load_tokenizer(subject.student)
     except DataError as error:
-        return [fail("student tokenizer", str(error), "put tokenizer.json and tokenizer_config.json beside the weights")]
+        return [
+            fail("student tokenizer", str(error), "put tokenizer.json and tokenizer_config.json beside the weights")
+        ]
     findings = [ok("student tokenizer", f"{len(student)} tokens"), chat_finding(student, subject)]
     if subject.teacher is not None:
         findings.append(_compared(student, subject.teacher))
@@ -97,8 +99,12 @@ def chat_finding(tokenizer: Any, subject: Subject) -> Finding:
     if tokenizer.chat_template is None:
         message = "the student's tokenizer has none"
         if subject.backend == "nemo_rl":
-            return fail("chat template", message, "copy tokenizer_config.json (or chat_template.jinja) of an instruct model")
-        return warn("chat template", f"{message}; prompts are plain text", "copy chat_template.jinja if that is not meant")
+            return fail(
+                "chat template", message, "copy tokenizer_config.json (or chat_template.jinja) of an instruct model"
+            )
+        return warn(
+            "chat template", f"{message}; prompts are plain text", "copy chat_template.jinja if that is not meant"
+        )
     from jinja2.exceptions import TemplateError
 
     turns = [{"role": "user", "content": QUESTION}]
@@ -136,7 +142,9 @@ def vocabulary_finding(subject: Subject, sizes: Callable[[str, str], ModelShape]
     expected = subject.vocabulary if subject.vocabulary is not None else columns.get("student")
     for role, count in columns.items():
         if count != expected:
-            remedy = "the entropy is over all columns: take models with equal vocab_size, and state it as student.vocabulary"
+            remedy = (
+                "the entropy is over all columns: take models with equal vocab_size, and state it as student.vocabulary"
+            )
             findings.append(fail(f"{role} vocabulary", f"{count} output columns, expected {expected}", remedy))
         else:
             findings.append(ok(f"{role} vocabulary", f"{count} output columns"))

@@ -13,6 +13,7 @@ from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 __all__ = ["apex_finding", "import_finding", "nemo_rl_finding", "package_findings", "python_finding", "worker_python"]
 
 SECONDS = 180
+PYTHON = (3, 11)
 RAY_VENVS = Path("/opt/ray_venvs")
 MEGATRON_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 VLLM_WORKER = "nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker"
@@ -58,12 +59,12 @@ PLAIN = (
 _CONTAINER = "use the container nvcr.io/nvidia/nemo-rl:v0.7.0, which has it"
 
 
-def python_finding() -> Finding:
-    """The interpreter."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
-        return fail("python", f"{version}, expected 3.11 or newer", "make a virtual environment with a newer Python")
-    return ok("python", f"{version} ({sys.executable})")
+def python_finding(version: tuple[int, ...]) -> Finding:
+    """The interpreter's version, first number first."""
+    shown, least = ".".join(map(str, version)), ".".join(map(str, PYTHON))
+    if version < PYTHON:
+        return fail("python", f"{shown}, expected {least} or newer", "make a virtual environment with a newer Python")
+    return ok("python", f"{shown} ({sys.executable})")
 
 
 def package_findings(*, nemo: bool) -> list[Finding]:

@@ -29,7 +29,7 @@ def examine(subject: Subject | None, *, ray_port: int, sizes: Sizes) -> Iterator
         sizes: from a model's name and its role to its sizes.
     """
     nemo = subject is not None and subject.backend == "nemo_rl"
-    yield packages.python_finding()
+    yield packages.python_finding(sys.version_info[:3])
     yield from packages.package_findings(nemo=nemo)
     yield packages.apex_finding(packages.worker_python(packages.MEGATRON_WORKER) if nemo else sys.executable)
     yield devices.cuda_finding(subject)
@@ -48,7 +48,7 @@ def _cluster(subject: Subject | None, ray_port: int) -> Iterator[Finding]:
     yield from machine.range_finding(machine.RANGES)
     yield machine.name_finding(socket.gethostname(), nodes=1 if subject is None else subject.nodes)
     yield machine.files_finding()
-    yield machine.shared_memory_finding(Path("/dev/shm"))  # noqa: S108 - looked at, not written to
+    yield machine.shared_memory_finding(Path("/dev/shm"))
 
 
 def _named(subject: Subject, sizes: Sizes) -> Iterator[Finding]:

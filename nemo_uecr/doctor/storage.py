@@ -124,7 +124,9 @@ def problems_finding(subject: Subject) -> Finding:
             first = json.loads(file.readline())
     except (OSError, ValueError) as error:
         return fail("problems", f"{path} cannot be read: {error}", "give data.train a JSONL file of problems")
-    keys = [key for key in (subject.question_key, subject.answer_key) if not isinstance(first, dict) or key not in first]
+    keys = [
+        key for key in (subject.question_key, subject.answer_key) if not isinstance(first, dict) or key not in first
+    ]
     if keys:
         remedy = "set data.question_key and data.answer_key"
         return fail("problems", f"{path} line 1 has no field {keys[0]!r}", remedy)

@@ -66,7 +66,11 @@ def megatron_finding(key: str, folder: str) -> Finding:
     shards = sorted(iteration.glob("*.distcp"))
     empty = [shard.name for shard in shards if shard.stat().st_size == 0]
     if not (iteration / ".metadata").is_file() or not shards:
-        return fail(key, f"{iteration} has no .metadata or no *.distcp shards", "it was not saved to its end; take an earlier one")
+        return fail(
+            key,
+            f"{iteration} has no .metadata or no *.distcp shards",
+            "it was not saved to its end; take an earlier one",
+        )
     if empty:
         return fail(key, f"{iteration / empty[0]} is empty", "it was not saved to its end; take an earlier one")
     return ok(key, f"{iteration}, {len(shards)} shards")
@@ -85,7 +89,9 @@ def resume_finding(run_folder: str, *, nemo: bool) -> list[Finding]:
         return [fail("resume", broken, remedy)]
     if nemo:
         return [ok("resume", f"{newest} is complete; the run continues from it")]
-    return [warn("resume", f"{newest} is there", "train --resume continues from it; without it choose another run.folder")]
+    return [
+        warn("resume", f"{newest} is there", "train --resume continues from it; without it choose another run.folder")
+    ]
 
 
 def _broken_nemo(step: Path) -> str | None:

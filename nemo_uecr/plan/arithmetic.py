@@ -65,7 +65,7 @@ def kept_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
 
 
 def forward_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
-    """The widest moment of a layer without gradient: residual, its norm, and the wider of attention and feed-forward."""
+    """The widest moment of a layer without gradient: residual, norm, and the wider of attention and feed-forward."""
     widest = max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward)
     return 2 * residual_bytes(shape, grid, tokens) + BF16 * tokens * widest // grid.tensor
 

@@ -118,7 +118,11 @@ def _rollout(run: _Run, lengths: Lengths) -> Phase:
     drawn = 4 * FP32 * at_once * shape.vocabulary
     items = (
         *run.resident(),
-        Item("KV cache", at_once * run.longest * token, f"{at_once} responses of {run.longest} tokens, {token} bytes each"),
+        Item(
+            "KV cache",
+            at_once * run.longest * token,
+            f"{at_once} responses of {run.longest} tokens, {token} bytes each",
+        ),
         Item("logits being drawn from", drawn, "four float32 copies of one token's logits for each response"),
     )
     waves = -(-run.responses // at_once)
@@ -188,9 +192,10 @@ def _checkpoint(run: _Run) -> Item:
 
 def _facts(run: _Run) -> tuple[str, ...]:
     rollout, train = run.config.rollout, run.config.train
+    steps = run.responses // train.minibatch_responses
     return (
         f"{rollout.prompts_per_step} prompts x {rollout.responses_per_prompt} responses = {run.responses} a step",
-        f"{run.responses // train.minibatch_responses} optimizer step(s) of {train.minibatch_responses} responses in "
+        f"{steps} optimizer step{'s' if steps > 1 else ''} of {train.minibatch_responses} responses in "
         f"micro-batches of {train.microbatch_responses}",
     )
 

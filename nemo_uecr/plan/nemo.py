@@ -91,7 +91,8 @@ def title_of(setting: Setting) -> str:
     config = setting.config
     parts = [f"{config.method.name}: student {config.student.model_name}"]
     if setting.teacher is not None:
-        where = f"on {config.teacher.dedicated_gpus} GPUs of its own" if setting.dedicated else "on the same GPUs"
+        own = config.teacher.dedicated_gpus
+        where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if setting.dedicated else "on the same GPUs"
         parts.append(f"teacher {config.teacher.model_name} {where}")
     return ", ".join(parts)
 
@@ -138,12 +139,13 @@ def _facts(setting: Setting) -> tuple[str, ...]:
     rollout, train, grid = setting.config.rollout, setting.config.train, setting.grid
     each, rest = divmod(setting.responses, setting.replicas)
     uneven = "" if rest == 0 else f" ({rest} engines take one more)"
+    steps = setting.responses // train.minibatch_responses
     facts = [
         f"{rollout.prompts_per_step} prompts x {rollout.responses_per_prompt} responses = {setting.responses} a step",
-        f"{setting.responses // train.minibatch_responses} optimizer step(s) of {train.minibatch_responses} responses, "
+        f"{steps} optimizer step{'s' if steps > 1 else ''} of {train.minibatch_responses} responses, "
         f"{train.minibatch_responses // grid.data} on each of {grid.data} data-parallel ranks",
         f"{setting.replicas} vLLM engines, {each} responses each{uneven}; the KV cache of one holds "
-        f"{memory.concurrent_responses(setting)} responses of {setting.longest} tokens",
+        f"{memory.concurrent_responses(setting, setting.longest)} responses of {setting.longest} tokens",
     ]
     if setting.teacher_grid is not None:
         share, rest = divmod(setting.responses, setting.teacher_grid.data)

@@ -23,10 +23,11 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:
         if phase.size > capacity:
             largest = max(phase.device, key=lambda item: item.size)
             faults.append(
-                f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), a {setting.device.name} "
-                f"offers {capacity / GIB:.0f}; the largest part is {largest.name} with {largest.size / GIB:.1f} GiB"
+                f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), a "
+                f"{setting.device.name} offers {capacity / GIB:.0f}; the largest part is {largest.name} with "
+                f"{largest.size / GIB:.1f} GiB"
             )
-    if concurrent_responses(setting) == 0:
+    if concurrent_responses(setting, setting.longest) == 0:
         faults.append(
             f"rollout: with rollout.gpu_memory={setting.config.rollout.gpu_memory} vLLM's KV cache does not hold one "
             f"sequence of {setting.longest} tokens"

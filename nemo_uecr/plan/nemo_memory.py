@@ -34,7 +34,7 @@ def refit_items(setting: Setting) -> tuple[Item, ...]:
 
 
 def rollout_items(setting: Setting) -> tuple[Item, ...]:
-    """vLLM's share of the device: weights, its largest batch, and what remains for keys and values."""
+    """The share of the device that vLLM takes: weights, its largest batch, and what remains for keys and values."""
     weights = _vllm_weights(setting)
     cache = max(0, _vllm_share(setting) - weights.size - setting.efficiency.vllm_bytes)
     return (
@@ -45,10 +45,10 @@ def rollout_items(setting: Setting) -> tuple[Item, ...]:
     )
 
 
-def concurrent_responses(setting: Setting) -> int:
-    """Responses of full length whose keys and values fit one engine at once."""
+def concurrent_responses(setting: Setting, length: int) -> int:
+    """Sequences of that length whose keys and values fit one engine at once."""
     cache = rollout_items(setting)[-1].size
-    each = bytes_of.kv_token_bytes(setting.student, setting.config.rollout.tensor, BF16) * setting.longest
+    each = bytes_of.kv_token_bytes(setting.student, setting.config.rollout.tensor, BF16) * length
     return cache // each
 
 
@@ -146,7 +146,9 @@ def host_items(setting: Setting) -> tuple[Item, ...]:
 def checkpoint_item(setting: Setting) -> Item:
     """Disk space of one checkpoint."""
     count = parameters(setting.student)
-    return Item("checkpoint", bytes_of.checkpoint_bytes(count), f"{count:,} parameters, weights and optimizer, 14 bytes")
+    return Item(
+        "checkpoint", bytes_of.checkpoint_bytes(count), f"{count:,} parameters, weights and optimizer, 14 bytes"
+    )
 
 
 def _weights(role: str, shape: ModelShape, grid: Grid) -> Item:
@@ -160,7 +162,9 @@ def _layer(shape: ModelShape, grid: Grid, tokens: int) -> Item:
 
 def _vllm_weights(setting: Setting) -> Item:
     tensor = setting.config.rollout.tensor
-    return Item("vLLM weights", BF16 * parameters(setting.student) // tensor, f"2 bytes a parameter over {tensor} ranks")
+    return Item(
+        "vLLM weights", BF16 * parameters(setting.student) // tensor, f"2 bytes a parameter over {tensor} ranks"
+    )
 
 
 def _vllm_share(setting: Setting) -> int:
@@ -176,6 +180,6 @@ def _processes(setting: Setting) -> Item:
 
 
 def _process_item(setting: Setting, count: int) -> Item:
-    return Item("processes", count * setting.efficiency.process_bytes, f"{count} workers, CUDA context and NCCL; assumed")
-
-
+    return Item(
+        "processes", count * setting.efficiency.process_bytes, f"{count} workers, CUDA context and NCCL; assumed"
+    )

@@ -9,7 +9,14 @@ from nemo_uecr.plan.setting import Setting
 from nemo_uecr.plan.shapes import ModelShape, parameters
 from nemo_uecr.plan.shards import Grid, stage_parameters
 
-__all__ = ["reference_seconds", "refit_seconds", "rollout_seconds", "student_seconds", "teacher_seconds", "train_seconds"]
+__all__ = [
+    "reference_seconds",
+    "refit_seconds",
+    "rollout_seconds",
+    "student_seconds",
+    "teacher_seconds",
+    "train_seconds",
+]
 
 
 def refit_seconds(setting: Setting) -> tuple[float, str]:
@@ -25,7 +32,7 @@ def rollout_seconds(setting: Setting) -> tuple[float, str]:
     device, efficiency, lengths = setting.device, setting.efficiency, setting.lengths
     tensor = setting.config.rollout.tensor
     each = -(-setting.responses // setting.replicas)
-    at_once = max(1, min(each, concurrent_responses(setting)))
+    at_once = max(1, min(each, concurrent_responses(setting, lengths.whole)))
     waves = -(-each // at_once)
     context = lengths.prompt + lengths.response / 2
     token = bytes_of.kv_token_bytes(setting.student, tensor, BF16)

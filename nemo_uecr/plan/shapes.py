@@ -1,4 +1,4 @@
-"""The sizes of a model, from its `config.json` or, for the hub names of Qwen3, from a table; and what follows from them.
+"""The sizes of a model, from its `config.json` or, for the hub names of Qwen3, from a table; its parameters.
 
 Shape legend: V = vocabulary, H = hidden size, F = feed-forward size, L = layers, D = dimension of a head.
 """
@@ -123,7 +123,9 @@ def _from_config(path: Path, role: str) -> ModelShape:
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{role}.model_name: {path} cannot be read ({error}); expected a model's config.json") from error
+        raise DataError(
+            f"{role}.model_name: {path} cannot be read ({error}); expected a model's config.json"
+        ) from error
     kind = values.get("model_type")
     if kind not in ARCHITECTURES or values.get("mlp_bias"):
         raise DataError(
@@ -146,11 +148,13 @@ def _from_config(path: Path, role: str) -> ModelShape:
             positions=values.get("max_position_embeddings", 0),
         )
     except KeyError as error:
-        raise DataError(f"{role}.model_name: {path} does not state {error.args[0]!r}; expected a whole config.json") from error
+        raise DataError(
+            f"{role}.model_name: {path} does not state {error.args[0]!r}; expected a whole config.json"
+        ) from error
 
 
 def layer_parameters(shape: ModelShape) -> int:
-    """Parameters of one layer: attention, feed-forward, two norms, and the heads' norms and biases where it has them."""
+    """Parameters of one layer: attention, feed-forward, two norms, the heads' norms and biases where it has them."""
     attention = shape.hidden * (2 * shape.query + 2 * shape.key_value)
     feed_forward = 3 * shape.hidden * shape.feed_forward
     heads = 2 * shape.head_dim if shape.qk_norm else 0

@@ -93,7 +93,9 @@ def shape_faults(shape: ModelShape, grid: Grid, *, role: str) -> list[str]:
     if any(count % grid.tensor for count in cut.values()):
         common = math.gcd(*cut.values())
         sizes = ", ".join(f"{count} {what}" for what, count in cut.items())
-        faults.append(f"{role}.parallel.tensor: got {grid.tensor}, expected a divisor of {common}; the model has {sizes}")
+        faults.append(
+            f"{role}.parallel.tensor: got {grid.tensor}, expected a divisor of {common}; the model has {sizes}"
+        )
     if shape.layers % grid.pipeline:
         faults.append(
             f"{role}.parallel.pipeline: got {grid.pipeline}, expected a divisor of the model's {shape.layers} layers"

@@ -19,8 +19,8 @@ def plan_text(plan: Plan) -> str:
     for phase in plan.phases:
         lines += _phase(phase, plan.capacity)
     lines.append(f"  {'whole step':<18}{plan.seconds:>27,.1f} s")
-    lines += ["", "host memory of a node while the models sleep" if plan.capacity is not None else "host memory"]
-    lines += _items(plan.host) + [f"  {'together':<26}{_size(sum(item.size for item in plan.host)):>12}"]
+    lines += ["", "host memory of a node, besides device memory"]
+    lines += [*_items(plan.host), f"  {'together':<28}{_size(sum(item.size for item in plan.host)):>12}"]
     lines += ["", f"disk: {_size(plan.checkpoint.size)} a checkpoint ({plan.checkpoint.how})"]
     lines += ["", "assumed", *_indented(plan.assumptions)]
     return "\n".join(lines) + "\n"
@@ -39,7 +39,9 @@ def side_by_side(columns: Sequence[tuple[str, Plan | str]]) -> str:
         rows.append(["host memory a node", *(_size(sum(item.size for item in plan.host)) for _, plan in plans)])
         rows.append(["fits", *(f"no, {len(plan.faults)} fault(s)" if plan.faults else "yes" for _, plan in plans)])
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
     return "\n".join(["teacher placements side by side", *_indented(lines)]) + "\n"
 
 
@@ -55,7 +57,7 @@ def _phase(phase: Phase, capacity: int | None) -> list[str]:
 
 
 def _items(items: Iterable[Item]) -> list[str]:
-    return [f"  {item.name:<26}{_size(item.size):>12}   {item.how}" for item in items]
+    return [f"  {item.name:<28}{_size(item.size):>12}   {item.how}" for item in items]
 
 
 def _layout(lines: Sequence[RankLine]) -> list[str]:

@@ -61,10 +61,10 @@ def test_the_ranges_are_those_that_are_handed_out() -> None:
     assert config is not None
     native: dict[str, Any] = master_config(config, prompt_file="p")
     generation, cluster = native["policy"]["generation"], native["cluster"]
-    assert machine.RANGES == (
+    assert (
         ("vLLM", generation["port_range_low"], generation["port_range_high"]),
         ("torch.distributed", cluster["master_port_range_low"], cluster["master_port_range_high"]),
-    )
+    ) == machine.RANGES
 
 
 def test_few_open_files_are_a_warning() -> None:

@@ -67,7 +67,12 @@ def test_the_nearest_mount_decides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(None, "cannot be read"), ("", "cannot be read"), ('{"question": "q"}\n', "no field 'final_answer'"), ("[1]\n", "no field")],
+    [
+        (None, "cannot be read"),
+        ("", "cannot be read"),
+        ('{"question": "q"}\n', "no field 'final_answer'"),
+        ("[1]\n", "no field"),
+    ],
 )
 def test_problem_files(content: str | None, fault: str, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"

@@ -69,7 +69,7 @@ def test_kv_cache_of_real_generation() -> None:
 
 
 def test_kv_cache_over_tensor_ranks() -> None:
-    """2 x 36 layers x 8 heads x 128 x 2 bytes = 147,456 a token; four ranks hold a quarter; nobody holds half a head."""
+    """2 x 36 layers x 8 heads x 128 x 2 bytes = 147,456 a token; of four ranks each a quarter, never half a head."""
     shape = KNOWN["Qwen/Qwen3-4B"]
     assert arithmetic.kv_token_bytes(shape, 1, 2) == 147_456
     assert arithmetic.kv_token_bytes(shape, 4, 2) == 36_864

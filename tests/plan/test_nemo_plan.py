@@ -40,7 +40,7 @@ def seconds(plan: Plan, phase: str) -> float:
 
 
 def test_memory_by_hand() -> None:
-    """4,022,468,096 parameters on 8 ranks: weights x 2, gradients x 4, optimizer x 12 / 8; 36 layers x 18,432 x 2,560 x 2."""
+    """4,022,468,096 parameters on 8 ranks: weights x 2, gradients x 4, optimizer x 12 / 8; inputs of 36 layers."""
     plan = plan_of()
     assert item(plan, "train", "student weights") == 8_044_936_192
     assert item(plan, "train", "gradients") == 16_089_872_384
@@ -74,10 +74,10 @@ def test_seconds_by_hand() -> None:
 def test_seconds_of_decoding() -> None:
     """126 responses an engine; 147,456 bytes of keys and values a token of context, mean context 1024 + 3584.
 
-    The cache holds 28 sequences of 18,432 tokens, so 5 waves: 7168 x (5 x 8.04 GB + 126 x 4608 x 147,456 B) at half of
-    4.3 TB/s.
+    The cache's 78.3 GB hold 64 sequences of 8192 tokens, so 2 waves: 7168 x (2 x 8.04 GB + 126 x 4608 x 147,456 B) at
+    half of 4.3 TB/s.
     """
-    read = 7168 * (5 * 8_044_936_192 + 126 * 4608 * 147_456)
+    read = 7168 * (2 * 8_044_936_192 + 126 * 4608 * 147_456)
     assert seconds(plan_of(), "rollout") == pytest.approx(read / 2.15e12 + 8_044_936_192 / 25e9, rel=1e-6)
 
 
@@ -126,7 +126,9 @@ def test_five_gpus_are_refused_with_what_would_divide() -> None:
 
 
 def test_a_layout_that_cuts_heads_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"student.parallel.tensor: got 3, expected a divisor of 8; .* 32 query heads"):
+    with pytest.raises(
+        ConfigError, match=r"student.parallel.tensor: got 3, expected a divisor of 8; .* 32 query heads"
+    ):
         plan_of("student.parallel.tensor=3", "cluster.gpus_per_node=6")
     with pytest.raises(ConfigError, match=r"student.parallel.pipeline: got 8, expected a divisor of the model's 36"):
         plan_of("student.parallel.pipeline=8")
@@ -149,7 +151,11 @@ def test_a_cache_too_small_for_one_response_is_a_fault() -> None:
 
 
 def test_lengths_and_vocabularies_are_compared() -> None:
-    long = ["rollout.max_response_tokens=40000", "train.tokens_per_microbatch=42048", "scoring.tokens_per_microbatch=42048"]
+    long = [
+        "rollout.max_response_tokens=40000",
+        "train.tokens_per_microbatch=42048",
+        "scoring.tokens_per_microbatch=42048",
+    ]
     assert "made for 40960 positions" in " ".join(plan_of(*long).faults)
     assert "has 151936 output columns" in " ".join(plan_of("student.vocabulary=151669").faults)
 
