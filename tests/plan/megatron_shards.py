@@ -96,10 +96,47 @@ def measure(tensor: int, pipeline: int, data: int, *, tied: bool, optimizer: boo
     return found
 
 
+def kept_by_checkpointing(layers: int, tokens: int) -> int:
+    """Bytes that autograd keeps of a forward whose layers are all computed again in the backward pass."""
+    from megatron.core.tensor_parallel import random as states
+
+    states._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    states._set_cuda_rng_state = lambda *args, **kwargs: None
+    SIZES["layers"] = layers
+    model = build(1, 1, tied=True)
+    model.config.recompute_granularity, model.config.recompute_method = "full", "uniform"
+    model.config.recompute_num_layers = 1
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    ids, position = torch.zeros(1, tokens, dtype=torch.long), torch.arange(tokens).unsqueeze(0)
+    mask = torch.triu(torch.ones(1, 1, tokens, tokens, dtype=torch.bool), 1)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.train()(ids, position, mask)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+def kept_by_one_layer(tokens: int) -> int:
+    """What a third layer adds to two."""
+    from megatron.core import parallel_state as state
+    from megatron.core import tensor_parallel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    state.initialize_model_parallel(1, 1, create_gloo_process_groups=False)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    return kept_by_checkpointing(3, tokens) - kept_by_checkpointing(2, tokens)
+
+
 if __name__ == "__main__":
     from tests.megatron_worker.cpu import allow_cpu
 
     allow_cpu()
     CudaNames().__enter__()
-    cases = json.loads(sys.argv[1])
-    sys.stdout.write(json.dumps([measure(**case) for case in cases]))
+    ranks = [measure(**case) for case in json.loads(sys.argv[1])]
+    sys.stdout.write(json.dumps({"ranks": ranks, "kept": kept_by_one_layer(int(sys.argv[2]))}))

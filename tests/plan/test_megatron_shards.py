@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.plan.arithmetic import optimizer_bytes
+from nemo_uecr.plan.arithmetic import checkpointed_bytes, optimizer_bytes
 from nemo_uecr.plan.shards import Grid, stage_layers, stage_parameters
 from tests.conftest import ROOT
 from tests.plan.test_shapes import tiny_shape
@@ -23,19 +23,26 @@ CASES: list[dict[str, Any]] = [
     {"tensor": 2, "pipeline": 2, "data": 1, "tied": True, "optimizer": False},
     {"tensor": 2, "pipeline": 4, "data": 1, "tied": False, "optimizer": False},
 ]
+TOKENS = 24
 #: Megatron pads each gradient buffer so that every rank's part starts at a multiple of 64 values.
 BUFFER_PADDING = 4 * 64 * 48
 
 
 @pytest.fixture(scope="module")
-def measured() -> list[list[dict[str, int]]]:
+def built() -> dict[str, Any]:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
     environment = os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.plan.megatron_shards", json.dumps(CASES)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.plan.megatron_shards", json.dumps(CASES), str(TOKENS)]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
-    found: list[list[dict[str, int]]] = json.loads(done.stdout.strip().splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
+
+
+@pytest.fixture(scope="module")
+def measured(built: dict[str, Any]) -> list[list[dict[str, int]]]:
+    ranks: list[list[dict[str, int]]] = built["ranks"]
+    return ranks
 
 
 def grid(case: dict[str, Any]) -> Grid:
@@ -66,3 +73,10 @@ def test_gradients_and_optimizer_state(measured: list[list[dict[str, int]]]) -> 
             assert abs(group[0]["optimizer"] - optimizer_bytes(shape, grid(case), stage)) <= 12 * 64
             excess = group[0]["gradients"] - 4 * stage_parameters(shape, grid(case), stage)
             assert 0 <= excess <= BUFFER_PADDING
+
+
+def test_checkpointing_keeps_the_input_of_a_layer(built: dict[str, Any]) -> None:
+    """Megatron's own full recomputation, one layer at a time, in bfloat16."""
+    alone = Grid(1, 1, 1, 1, False)
+    three, two = (checkpointed_bytes(tiny_shape(layers=layers), alone, 0, TOKENS) for layers in (3, 2))
+    assert built["kept"] == three - two
