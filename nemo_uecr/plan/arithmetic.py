@@ -18,6 +18,7 @@ __all__ = [
     "kept_bytes",
     "kv_token_bytes",
     "local_kept_bytes",
+    "local_logits_bytes",
     "optimizer_bytes",
     "reference_logits_bytes",
     "scoring_logits_bytes",
@@ -112,6 +113,19 @@ def local_kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     values = 26 * shape.hidden + 8 + 10 * width + 8 * heads + 4 * groups + 8 * shape.feed_forward
     matrices = layer_parameters(shape) - 2 * shape.hidden - 2 * shape.head_dim
     return tokens * values + BF16 * matrices
+
+
+def local_logits_bytes(shape: ModelShape, tokens: int, chunk: int, *, bfloat16: bool) -> int:
+    """Training logits of the local back end, a chunk at a time: logits and gradient, with float32 rows beside bfloat16.
+
+    Args:
+        shape: the student.
+        tokens: of a micro-batch.
+        chunk: float32 bytes of the logits that are reduced at once.
+        bfloat16: whether the forward computes in it.
+    """
+    logits = min(chunk, FP32 * tokens * shape.vocabulary)
+    return logits + logits // 2 if bfloat16 else 2 * logits
 
 
 def forward_flops(shape: ModelShape, length: int) -> float:

@@ -151,11 +151,12 @@ def _scoring(run: _Run, shape: ModelShape, name: str, lengths: Lengths) -> Phase
 def _update(run: _Run, lengths: Lengths) -> Phase:
     shape, low = run.student, run.config.student.dtype == "bfloat16"
     tokens = min(run.config.train.microbatch_responses, run.responses) * run.longest
+    logits = bytes_of.local_logits_bytes(shape, tokens, CHUNK_BYTES, bfloat16=low)
     each = bytes_of.local_kept_bytes(shape, tokens, bfloat16=low)
     items = (
         *run.resident(),
         Item("activations", shape.layers * each, f"{shape.layers} layers, {tokens} tokens, all of them kept"),
-        Item("logits", 3 * _chunk(shape, tokens), "one chunk, its softmax and its gradient, float32"),
+        Item("logits", logits, "one chunk and its gradient"),
     )
     flops = 3 * run.responses * lengths.whole * bytes_of.forward_flops(shape, lengths.whole)
     return Phase("update", "the device", items, flops / (run.flops * run.efficiency.train), _work(run, flops))

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from nemo_uecr.plan import arithmetic
-from nemo_uecr.plan.shapes import KNOWN, ModelShape, parameters
+from nemo_uecr.plan.shapes import KNOWN, ModelShape, parameters, shape_of
 from nemo_uecr.plan.shards import Grid
+from tests.doctor.subjects import save_model
 from tests.plan.live_bytes import LiveBytes
 from tests.plan.test_shapes import tiny_shape
 
@@ -57,6 +58,32 @@ def test_activations_of_a_local_layer_are_exact(sizes: dict[str, int], bfloat16:
     for tokens in (16, 48):
         difference = kept(more, tokens, bfloat16=bfloat16) - kept(fewer, tokens, bfloat16=bfloat16)
         assert difference == arithmetic.local_kept_bytes(more, tokens, bfloat16=bfloat16)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
+def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> None:
+    """Forward and backward of the back end's own training pass: activations and logits, without weight gradients."""
+    from nemo_uecr.local.models import load_model
+    from nemo_uecr.local.scores import CHUNK_BYTES, training_logp
+    from nemo_uecr.local.sequences import MicroBatch
+
+    sizes = {"vocab_size": 2000, "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 96}
+    dtype = "bfloat16" if bfloat16 else "float32"
+    folder = str(save_model(tmp_path, **sizes))
+    model = load_model(folder, role="student", dtype=dtype, device=torch.device("cpu"), trained=True)
+    rows, length, prompt = 4, 64, 8
+    response = length - prompt
+    ids = torch.randint(0, 280, (rows, length))
+    position = torch.cat([torch.arange(response) + row * length + prompt - 1 for row in range(rows)])
+    mask = torch.ones(rows, response, dtype=torch.bool)
+    micro = MicroBatch(slice(0, rows), ids, position, torch.randint(0, 280, (rows * response,)), mask)
+    with LiveBytes(*model.module.parameters(), *model.module.buffers(), ids, position, micro.target_N, mask) as live:
+        torch.autograd.backward(training_logp(model, micro, temperature=0.7).sum())
+    gradients = sum(parameter.grad.nbytes for parameter in model.module.parameters() if parameter.grad is not None)
+    shape, tokens = shape_of(folder, role="student"), rows * length
+    planned = shape.layers * arithmetic.local_kept_bytes(shape, tokens, bfloat16=bfloat16)
+    planned += arithmetic.local_logits_bytes(shape, tokens, CHUNK_BYTES, bfloat16=bfloat16)
+    assert live.peak - gradients <= planned <= 1.35 * (live.peak - gradients)
 
 
 def test_kv_cache_of_real_generation() -> None:
