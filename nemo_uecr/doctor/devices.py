@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
-from nemo_uecr.errors import UecrError
+from nemo_uecr.errors import ConfigError, UecrError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from nemo_uecr.doctor.subject import Subject
     from nemo_uecr.plan.shapes import ModelShape
 
-__all__ = ["container_finding", "cuda_finding", "host_memory_finding", "nccl_finding"]
+__all__ = ["container_finding", "cuda_finding", "gpu_memory", "host_memory_finding", "nccl_finding", "plan_findings"]
 
 GIB = 2**30
 IMAGE = "nvcr.io/nvidia/nemo-rl:v0.7.0"
@@ -86,6 +87,42 @@ def host_memory_finding(subject: Subject, *, meminfo: Path, sizes: Callable[[str
     if needed > total:
         return fail("host memory", message, "see nemo-uecr plan; take smaller models, or nodes with more memory")
     return ok("host memory", message)
+
+
+def plan_findings(subject: Subject, *, memory: int | None) -> list[Finding]:
+    """Whether the run fits the GPUs: the plan with their memory.
+
+    Args:
+        subject: the run.
+        memory: bytes of the smallest GPU here; None: no GPU here, an H200 is assumed.
+    """
+    from nemo_uecr.plan.hardware import EFFICIENCY, GPUS
+    from nemo_uecr.plan.nemo import nemo_plan
+    from nemo_uecr.plan.setting import Lengths
+
+    if subject.nemo is None:
+        return []
+    device = GPUS["h200"] if memory is None else replace(GPUS["h200"], name="GPU of this node", memory=memory)
+    remedy = "nemo-uecr plan says what would fit"
+    try:
+        plan = nemo_plan(subject.nemo, device, EFFICIENCY, Lengths(prompt=1, response=1))
+    except ConfigError as error:
+        return [fail("plan", str(error), remedy)]
+    except UecrError:
+        return []  # sizes that are not known: said with the vocabulary
+    if plan.faults:
+        return [fail("plan", "; ".join(plan.faults), remedy)]
+    fullest = plan.fullest
+    return [ok("plan", f"fits one {device.name}: {fullest.name} takes the most, {fullest.size / GIB:.1f} GiB")]
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU here; None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
 
 
 def _total_bytes(meminfo: Path) -> int:

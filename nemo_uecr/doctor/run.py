@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.doctor import devices, machine, models, packages, storage, weights
-from nemo_uecr.doctor.findings import Finding, ok
+from nemo_uecr.doctor.findings import Finding, fail, ok
 
 if TYPE_CHECKING:
     from nemo_uecr.doctor.subject import Subject
@@ -32,15 +33,24 @@ def examine(subject: Subject | None, *, ray_port: int, sizes: Sizes) -> Iterator
     yield packages.python_finding(sys.version_info[:3])
     yield from packages.package_findings(nemo=nemo)
     yield packages.apex_finding(packages.worker_python(packages.MEGATRON_WORKER) if nemo else sys.executable)
-    yield devices.cuda_finding(subject)
+    yield from _guarded("gpus", lambda: [devices.cuda_finding(subject)])
     if nemo:
         yield packages.nemo_rl_finding()
-        yield devices.nccl_finding()
+        yield from _guarded("nccl", lambda: [devices.nccl_finding()])
         yield devices.container_finding(root=Path("/"))
     if nemo or subject is None:
         yield from _cluster(subject, ray_port)
     if subject is not None:
-        yield from _named(subject, sizes)
+        yield from _folders(subject, sizes)
+        yield from _models(subject, sizes)
+
+
+def _guarded(check: str, make: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """The findings of a check; one that needs a package that is not here is a line too."""
+    try:
+        yield from make()
+    except ModuleNotFoundError as error:
+        yield fail(check, f"not checked: {error.name} cannot be imported", "install it first, see the lines above")
 
 
 def _cluster(subject: Subject | None, ray_port: int) -> Iterator[Finding]:
@@ -51,14 +61,14 @@ def _cluster(subject: Subject | None, ray_port: int) -> Iterator[Finding]:
     yield machine.shared_memory_finding(Path("/dev/shm"))
 
 
-def _named(subject: Subject, sizes: Sizes) -> Iterator[Finding]:
-    """What the configuration names: folders, problems, models, checkpoints."""
-    yield devices.host_memory_finding(subject, meminfo=Path("/proc/meminfo"), sizes=sizes)
+def _folders(subject: Subject, sizes: Sizes) -> Iterator[Finding]:
+    yield from _guarded("plan", lambda: devices.plan_findings(subject, memory=devices.gpu_memory()))
+    meminfo = Path("/proc/meminfo")
+    yield from _guarded("host memory", lambda: [devices.host_memory_finding(subject, meminfo=meminfo, sizes=sizes)])
     yield storage.writable_finding(subject.run_folder)
-    yield from storage.space_findings(subject, sizes=sizes)
+    yield from _guarded("disk", lambda: storage.space_findings(subject, sizes=sizes))
     yield from storage.shared_findings(subject, mounts=Path("/proc/mounts"))
     yield storage.problems_finding(subject)
-    yield from _models(subject, sizes)
     for key, folder in subject.megatron_checkpoints:
         yield weights.megatron_finding(key, folder)
     yield from weights.resume_finding(subject.run_folder, nemo=subject.backend == "nemo_rl")
@@ -70,8 +80,12 @@ def _models(subject: Subject, sizes: Sizes) -> Iterator[Finding]:
     yield from (ok(f"{role} model", f"{named[role]} is made on first use") for role in made)
     for role, name in named.items():
         if name is not None and role not in made:
-            yield models.model_finding(role, name)
+            yield from _guarded(f"{role} model", partial(_model, role, name))
     if not made:
-        yield from models.tokenizer_findings(subject)
-    yield from models.vocabulary_finding(subject, sizes)
-    yield from models.limits_finding(subject, sizes)
+        yield from _guarded("tokenizers", lambda: models.tokenizer_findings(subject))
+    yield from _guarded("vocabulary", lambda: models.vocabulary_finding(subject, sizes))
+    yield from _guarded("generation", lambda: models.limits_finding(subject, sizes))
+
+
+def _model(role: str, name: str) -> list[Finding]:
+    return [models.model_finding(role, name)]

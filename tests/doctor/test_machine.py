@@ -149,3 +149,29 @@ def test_host_memory_is_compared_with_the_plan(tmp_path: Path) -> None:
     assert devices.host_memory_finding(local(), meminfo=MEMINFO, sizes=sizes).status == "ok"
     unknown = nemo("student.model_name=nobody/knows")
     assert devices.host_memory_finding(unknown, meminfo=MEMINFO, sizes=sizes).status == "warn"
+
+
+def test_the_plan_is_held_against_these_gpus() -> None:
+    """Rollout takes 87.9 GiB of each GPU at the shipped share; 40 GiB are too few for training, 141 are enough."""
+    (fits,) = devices.plan_findings(nemo(), memory=139 * 2**30)
+    assert (fits.status, fits.message.rpartition(": ")[2]) == ("ok", "rollout takes the most, 87.9 GiB")
+    (small,) = devices.plan_findings(nemo(), memory=40 * 2**30)
+    assert small.status == "fail"
+    assert "train needs 53.1 GiB" in small.message
+    (cut,) = devices.plan_findings(nemo("student.parallel.tensor=3", "cluster.gpus_per_node=6"), memory=None)
+    assert "student.parallel.tensor: got 3" in cut.message
+    assert devices.plan_findings(nemo("student.model_name=nobody/knows"), memory=None) == []
+    assert devices.plan_findings(local(), memory=None) == []
+
+
+def test_a_missing_package_is_a_line_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_uecr.doctor import packages
+    from nemo_uecr.doctor.run import examine
+
+    monkeypatch.setattr(packages, "PLAIN", ())
+    monkeypatch.setitem(sys.modules, "transformers", None)  # what Python itself takes for not installed
+    subject = local(student=str(tmp_path), teacher=None)
+    found = {one.check: one for one in examine(subject, ray_port=9900, sizes=sizes)}
+    assert found["tokenizers"].status == "fail"
+    assert "transformers cannot be imported" in found["tokenizers"].message
+    assert "student vocabulary" in found
