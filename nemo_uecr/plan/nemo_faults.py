@@ -23,7 +23,7 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:
         if phase.size > capacity:
             largest = max(phase.device, key=lambda item: item.size)
             faults.append(
-                f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), a "
+                f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), the "
                 f"{setting.device.name} offers {capacity / GIB:.0f}; the largest part is {largest.name} with "
                 f"{largest.size / GIB:.1f} GiB"
             )

@@ -13,6 +13,7 @@ import pytest
 from nemo_uecr.cli.sizes import sizes
 from nemo_uecr.doctor import models, weights
 from nemo_uecr.doctor.findings import Finding
+from tests.data.shared_files import FOLDER, needs_real_files
 from tests.doctor.subjects import change_tokenizer, local, nemo, save_model, save_tokenizer
 
 
@@ -68,6 +69,14 @@ def test_equal_tokenizers(tmp_path: Path) -> None:
     assert {one.status for one in found.values()} == {"ok"}
     assert "non-thinking mode" in found["chat template"].message
     assert "</think>" in found["chat template"].message
+
+
+@needs_real_files
+def test_the_real_tokenizer_of_qwen3() -> None:
+    folder = FOLDER / "qwen3_tokenizer"
+    found = tokenizers(folder, folder)
+    assert found["teacher tokenizer"].message == "the same 151669 ids as the student's"
+    assert found["chat template"].message.startswith("non-thinking mode")
 
 
 def test_one_different_id_is_a_fail(tmp_path: Path) -> None:
