@@ -37,6 +37,8 @@ COMMANDS: tuple[Command, ...] = (
     Command(("report",), "nemo_uecr.cli.report", "one HTML page about one or several runs"),
     Command(("replay",), "nemo_uecr.cli.replay", "recompute the advantages of a saved batch"),
     Command(("config",), "nemo_uecr.cli.config_command", "show or check a configuration"),
+    Command(("plan",), "nemo_uecr.cli.plan", "layout, memory and time of a run before it starts"),
+    Command(("doctor",), "nemo_uecr.cli.doctor", "check machine, models and folders, with remedies"),
     Command(("data", "prepare"), "nemo_uecr.cli.data_prepare", "filter, screen and sample training problems"),
     Command(("data", "screen"), "nemo_uecr.cli.data_screen", "screen prepared problems by sentence embeddings"),
     Command(("data", "apply"), "nemo_uecr.cli.data_apply", "apply the verdicts of a filled review file"),

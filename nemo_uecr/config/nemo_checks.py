@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nemo_uecr.config.methods import needs_of
@@ -62,12 +63,23 @@ def layout(config: NemoConfig) -> None:
     if config.train.minibatch_responses % ranks:
         raise ValueError(
             f"train.minibatch_responses: got {config.train.minibatch_responses}, which the {ranks} data-parallel ranks "
-            f"of the student on {student} GPUs cannot share equally; change it, student.parallel or the GPUs"
+            f"of the student on {student} GPUs cannot share equally; {_what_divides(config, ranks)}"
         )
     if needs_of(config.method.name).teacher:
         _divides("teacher", teacher_gpus(config), config.teacher.parallel)
     if student % config.rollout.tensor:
         raise ValueError(f"rollout.tensor: got {config.rollout.tensor}, expected a divisor of the {student} GPUs")
+
+
+def _what_divides(config: NemoConfig, ranks: int) -> str:
+    """The nearest numbers of ranks that share the mini-batch, and the nearest batches that these ranks share."""
+    responses, group = config.train.minibatch_responses, config.rollout.responses_per_prompt
+    divisors = [count for count in range(1, responses + 1) if responses % count == 0]
+    near = [max(count for count in divisors if count < ranks), *(count for count in divisors if count > ranks)][:2]
+    step = math.lcm(ranks, group)  # whole groups on equal ranks
+    batches = [batch for batch in (responses // step * step, -(-responses // step) * step) if batch]
+    shared = [f"train.minibatch_responses={batch} with rollout.prompts_per_step={batch // group}" for batch in batches]
+    return f"{responses} divides by {' or '.join(map(str, near))} ranks; {ranks} share {', or '.join(shared)}"
 
 
 def _dedicated(config: NemoConfig) -> None:

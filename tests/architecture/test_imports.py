@@ -40,6 +40,8 @@ CONTRACT: dict[str, Rule] = {
     "evaluation": rule("data", "verifier", packages="numpy"),
     "telemetry": rule("core", packages="torch"),
     "demo": rule("config", "data", packages="torch"),
+    "plan": rule("config", packages="pydantic"),
+    "doctor": rule("config", "nemo_adapter", "plan"),
     "report": rule("config", "core", "telemetry", "data"),
     "bench": rule("core", "scoring", packages="torch"),
     "local": rule(
@@ -51,7 +53,7 @@ CONTRACT: dict[str, Rule] = {
     "study": rule("config", "data", "demo", "evaluation", "report", packages="numpy omegaconf pydantic pydantic_core"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench", "nemo_adapter", "study",
+        "bench", "nemo_adapter", "study", "plan", "doctor",
     ),
 }  # fmt: skip
 """Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""

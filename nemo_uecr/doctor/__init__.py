@@ -1,0 +1,1 @@
+"""Checks of the machine and of what a configuration names, each with a remedy."""

@@ -1,0 +1,175 @@
+"""Models and tokenizers: readable, complete, with the same tokens, and with the chat template that the run needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_uecr.doctor.findings import Finding, fail, ok, warn
+from nemo_uecr.doctor.weights import broken_weights
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nemo_uecr.doctor.subject import Subject
+    from nemo_uecr.plan.shapes import ModelShape
+
+__all__ = ["chat_finding", "limits_finding", "model_finding", "tokenizer_findings", "vocabulary_finding"]
+
+QUESTION = "What is 2 + 3?"
+
+
+def model_finding(role: str, name: str) -> Finding:
+    """Whether a model's weights are all there: every shard of a folder, or the hub's cache."""
+    folder = Path(name).expanduser()
+    check = f"{role} model"
+    if not folder.is_dir():
+        return _cached(check, role, name)
+    if not (folder / "config.json").is_file():
+        return fail(check, f"{folder} has no config.json", f"give {role}.model_name a Hugging Face folder")
+    broken = broken_weights(folder)
+    if broken is not None:
+        return fail(check, broken, "copy the folder again, or convert the checkpoint again")
+    return ok(check, f"{folder}, every weight file is complete")
+
+
+def _cached(check: str, role: str, name: str) -> Finding:
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        return fail(check, f"no folder {name}", f"give {role}.model_name a folder or a hub name")
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    if isinstance(found, str):
+        return ok(check, f"{name}, in the hub's cache {Path(found).parent}")
+    return warn(
+        check,
+        f"{name} is not in the hub's cache of this machine",
+        f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder",
+    )
+
+
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer from a folder or the hub's cache, never from the network.
+
+    Raises:
+        DataError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not Path(name).expanduser().is_dir():
+            raise DataError(f"{name} has no tokenizer in the hub's cache of this machine") from error
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        raise DataError(f"{name}: {type(error).__name__}: {first}") from error
+    if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
+        raise DataError(f"{name} has a tokenizer without tokens")
+    return tokenizer
+
+
+def tokenizer_findings(subject: Subject) -> list[Finding]:
+    """The student's tokenizer with its chat template, and the teacher's compared with it id by id."""
+    try:
+        student = load_tokenizer(subject.student)
+    except DataError as error:
+        return [
+            fail("student tokenizer", str(error), "put tokenizer.json and tokenizer_config.json beside the weights")
+        ]
+    findings = [ok("student tokenizer", f"{len(student)} tokens"), chat_finding(student, subject)]
+    if subject.teacher is not None:
+        findings.append(_compared(student, subject.teacher))
+    return findings
+
+
+def _compared(student: Any, teacher: str) -> Finding:
+    from nemo_uecr.nemo_adapter.vocabulary import check_same_tokenizer
+
+    remedy = "take a teacher of the student's family, and copy the tokenizer files beside converted weights"
+    try:
+        check_same_tokenizer(student, load_tokenizer(teacher))
+    except DataError as error:
+        return fail("teacher tokenizer", str(error), remedy)
+    return ok("teacher tokenizer", f"the same {len(student)} ids as the student's")
+
+
+def chat_finding(tokenizer: Any, subject: Subject) -> Finding:
+    """The chat template, and whether it knows the thinking mode that the run asks for."""
+    if tokenizer.chat_template is None:
+        message = "the student's tokenizer has none"
+        if subject.backend == "nemo_rl":
+            return fail(
+                "chat template", message, "copy tokenizer_config.json (or chat_template.jinja) of an instruct model"
+            )
+        return warn(
+            "chat template", f"{message}; prompts are plain text", "copy chat_template.jinja if that is not meant"
+        )
+    from jinja2.exceptions import TemplateError
+
+    turns = [{"role": "user", "content": QUESTION}]
+    try:
+        with_thinking, without = (
+            tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=mode)
+            for mode in (True, False)
+        )
+    except TemplateError as error:
+        return fail("chat template", f"it refuses a user's turn: {error}", "repair the template")
+    if QUESTION not in without:
+        return fail("chat template", "it drops the user's text", "repair the template")
+    mode = "thinking" if subject.enable_thinking else "non-thinking"
+    if with_thinking == without:
+        return warn(
+            "chat template",
+            f"it has no {mode} mode: enable_thinking changes nothing",
+            "fine for a model that never thinks; else take the template of the model's own release",
+        )
+    chosen = with_thinking if subject.enable_thinking else without
+    return ok("chat template", f"{mode} mode, a response begins after {chosen[-24:]!r}")
+
+
+def vocabulary_finding(subject: Subject, sizes: Callable[[str, str], ModelShape]) -> list[Finding]:
+    """Output columns of both models, and what the configuration states."""
+    findings = []
+    columns: dict[str, int] = {}
+    for role, name in (("student", subject.student), ("teacher", subject.teacher)):
+        if name is None:
+            continue
+        try:
+            columns[role] = sizes(name, role).vocabulary
+        except DataError as error:
+            findings.append(warn(f"{role} vocabulary", str(error), "give the folder of the model"))
+    expected = subject.vocabulary if subject.vocabulary is not None else columns.get("student")
+    for role, count in columns.items():
+        if count != expected:
+            remedy = (
+                "the entropy is over all columns: take models with equal vocab_size, and state it as student.vocabulary"
+            )
+            findings.append(fail(f"{role} vocabulary", f"{count} output columns, expected {expected}", remedy))
+        else:
+            findings.append(ok(f"{role} vocabulary", f"{count} output columns"))
+    return findings
+
+
+def limits_finding(subject: Subject, sizes: Callable[[str, str], ModelShape]) -> list[Finding]:
+    """What vLLM refuses at its start: sequences beyond the model's positions, heads that its ranks cannot share."""
+    try:
+        shape = sizes(subject.student, "student")
+    except DataError:
+        return []  # said with the vocabulary
+    findings = []
+    if 0 < shape.positions < subject.longest:
+        findings.append(
+            fail(
+                "generation length",
+                f"data.max_prompt_tokens + rollout.max_response_tokens = {subject.longest}, the student was made for "
+                f"{shape.positions} positions",
+                "lower one of the two",
+            )
+        )
+    else:
+        findings.append(ok("generation length", f"{subject.longest} of the student's {shape.positions} positions"))
+    if shape.heads % subject.rollout_tensor:
+        message = f"rollout.tensor={subject.rollout_tensor} does not divide the student's {shape.heads} query heads"
+        findings.append(fail("generation ranks", message, "choose a divisor"))
+    return findings

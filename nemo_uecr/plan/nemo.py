@@ -1,0 +1,171 @@
+"""The plan of a run inside NeMo-RL: layout, phases, faults, and the same run with the teacher elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.plan import nemo_memory as memory
+from nemo_uecr.plan import nemo_seconds as seconds
+from nemo_uecr.plan.layout import layout_lines
+from nemo_uecr.plan.nemo_faults import faults_of
+from nemo_uecr.plan.records import Phase, Plan
+from nemo_uecr.plan.setting import Setting, setting_of
+from nemo_uecr.plan.shards import shape_faults
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.plan.hardware import Device, Efficiency
+    from nemo_uecr.plan.setting import Lengths
+
+__all__ = ["nemo_plan", "placements", "variant"]
+
+
+def nemo_plan(config: NemoConfig, device: Device, efficiency: Efficiency, lengths: Lengths) -> Plan:
+    """Plan a validated configuration.
+
+    Args:
+        config: the run.
+        device: limits of each GPU.
+        efficiency: assumed shares of these limits.
+        lengths: mean tokens for the times.
+
+    Raises:
+        DataError: the sizes of a model are not known.
+        ConfigError: a model cannot be cut as the layout says.
+    """
+    setting = setting_of(config, device, efficiency, lengths)
+    _check_cuts(setting)
+    phases = _phases(setting)
+    return Plan(
+        title=title_of(setting),
+        hardware=_hardware(setting),
+        capacity=device.memory,
+        layout=layout_lines(setting),
+        phases=phases,
+        host=memory.host_items(setting),
+        checkpoint=memory.checkpoint_item(setting),
+        facts=_facts(setting),
+        assumptions=_assumptions(setting),
+        faults=faults_of(setting, phases),
+    )
+
+
+def variant(config: NemoConfig, changes: Mapping[str, Any]) -> NemoConfig:
+    """The configuration with some dotted keys changed, validated again.
+
+    Raises:
+        ConfigError: the changed configuration is refused.
+    """
+    tree = config.model_dump()
+    for name, value in changes.items():
+        *path, last = name.split(".")
+        section = tree
+        for part in path:
+            section = section[part]
+        section[last] = value
+    try:
+        return type(config).model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+
+
+def placements(config: NemoConfig) -> list[tuple[str, dict[str, Any]]]:
+    """Where the teacher can be on these GPUs: with the student, or on GPUs of its own; empty with one GPU."""
+    cluster = config.cluster
+    gpus = cluster.nodes * cluster.gpus_per_node
+    own = config.teacher.dedicated_gpus or (1 if cluster.nodes == 1 else cluster.gpus_per_node)
+    if gpus < 2 or own >= gpus:
+        return []
+    return [
+        (f"colocated, {gpus} GPUs", {"teacher.dedicated_gpus": 0}),
+        (f"{gpus - own} + {own} GPUs", {"teacher.dedicated_gpus": own}),
+    ]
+
+
+def title_of(setting: Setting) -> str:
+    """One line that names method, models and placement."""
+    config = setting.config
+    parts = [f"{config.method.name}: student {config.student.model_name}"]
+    if setting.teacher is not None:
+        own = config.teacher.dedicated_gpus
+        where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if setting.dedicated else "on the same GPUs"
+        parts.append(f"teacher {config.teacher.model_name} {where}")
+    return ", ".join(parts)
+
+
+def _check_cuts(setting: Setting) -> None:
+    faults = shape_faults(setting.student, setting.grid, role="student")
+    if setting.teacher is not None and setting.teacher_grid is not None:
+        faults += shape_faults(setting.teacher, setting.teacher_grid, role="teacher")
+    if setting.student.heads % setting.config.rollout.tensor:
+        faults.append(
+            f"rollout.tensor: got {setting.config.rollout.tensor}, expected a divisor of the student's "
+            f"{setting.student.heads} query heads"
+        )
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+
+def _phases(setting: Setting) -> tuple[Phase, ...]:
+    here = "student GPUs" if setting.dedicated else "every GPU"
+    phases = [
+        Phase("refit", here, memory.refit_items(setting), *seconds.refit_seconds(setting)),
+        Phase("rollout", here, memory.rollout_items(setting), *seconds.rollout_seconds(setting)),
+    ]
+    teacher, grid = setting.teacher, setting.teacher_grid
+    if teacher is not None and grid is not None:
+        where = "teacher GPUs" if setting.dedicated else here
+        items = memory.teacher_scoring_items(setting, teacher, grid)
+        phases.append(Phase("score teacher", where, items, *seconds.teacher_seconds(setting, teacher, grid)))
+    scoring = memory.student_scoring_items(setting)
+    phases.append(Phase("score student", here, scoring, *seconds.student_seconds(setting)))
+    if setting.reference:
+        phases.append(Phase("score reference", here, scoring, *seconds.reference_seconds(setting)))
+    phases.append(Phase("train", here, memory.train_items(setting), *seconds.train_seconds(setting)))
+    return tuple(phases)
+
+
+def _hardware(setting: Setting) -> str:
+    cluster, device = setting.config.cluster, setting.device
+    gib = (device.memory or 0) / 2**30
+    return f"{cluster.nodes} x {cluster.gpus_per_node} {device.name}, {gib:.0f} GiB each that can be allocated"
+
+
+def _facts(setting: Setting) -> tuple[str, ...]:
+    rollout, train, grid = setting.config.rollout, setting.config.train, setting.grid
+    each, rest = divmod(setting.responses, setting.replicas)
+    uneven = "" if rest == 0 else f" ({rest} engines take one more)"
+    steps = setting.responses // train.minibatch_responses
+    facts = [
+        f"{rollout.prompts_per_step} prompts x {rollout.responses_per_prompt} responses = {setting.responses} a step",
+        f"{steps} optimizer step{'s' if steps > 1 else ''} of {train.minibatch_responses} responses, "
+        f"{train.minibatch_responses // grid.data} on each of {grid.data} data-parallel ranks",
+        f"{setting.replicas} vLLM engines, {each} responses each{uneven}; the KV cache of one holds "
+        f"{memory.concurrent_responses(setting, setting.longest)} responses of {setting.longest} tokens",
+    ]
+    if setting.teacher_grid is not None:
+        share, rest = divmod(setting.responses, setting.teacher_grid.data)
+        filled = f", {setting.teacher_grid.data - rest} masked rows fill up the last" if rest else ""
+        facts.append(f"teacher: {share} responses on each of {setting.teacher_grid.data} data-parallel ranks{filled}")
+    return tuple(facts)
+
+
+def _assumptions(setting: Setting) -> tuple[str, ...]:
+    device, efficiency, lengths = setting.device, setting.efficiency, setting.lengths
+    return (
+        f"every response has {lengths.response} tokens after a prompt of {lengths.prompt} (times); memory takes the "
+        f"longest, {setting.longest}",
+        f"{device.name}: {device.flops / 1e12:.0f} TFLOP/s bfloat16, {device.bandwidth / 1e12:.1f} TB/s, "
+        f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
+        f"{device.network / 1e9:.0f} GB/s between nodes",
+        f"reached: {efficiency.decode:.0%} of bandwidth while generating, {efficiency.forward:.0%} of FLOP/s while "
+        f"scoring, {efficiency.train:.0%} while training",
+        f"besides tensors: {efficiency.process_bytes / 2**30:.1f} GiB a worker process, "
+        f"{efficiency.vllm_bytes / 2**30:.0f} GiB for vLLM's activations and graphs",
+        "not counted: verification, the advantages (0.1 s for 1008 x 16,384 on one CPU thread), start-up, "
+        "fragmentation, uneven response lengths",
+    )

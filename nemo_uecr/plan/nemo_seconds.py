@@ -1,0 +1,127 @@
+"""Seconds of each phase of a step inside NeMo-RL: FLOPs, bytes read, and bytes moved over assumed rates."""
+
+from __future__ import annotations
+
+from nemo_uecr.plan import arithmetic as bytes_of
+from nemo_uecr.plan.arithmetic import BF16, FP32
+from nemo_uecr.plan.nemo_memory import concurrent_responses
+from nemo_uecr.plan.setting import Setting
+from nemo_uecr.plan.shapes import ModelShape, parameters
+from nemo_uecr.plan.shards import Grid, stage_parameters
+
+__all__ = [
+    "reference_seconds",
+    "refit_seconds",
+    "rollout_seconds",
+    "student_seconds",
+    "teacher_seconds",
+    "train_seconds",
+]
+
+
+def refit_seconds(setting: Setting) -> tuple[float, str]:
+    """The optimizer and the student leave, vLLM's weights wake, and the student's are sent to them."""
+    optimizer, weights = _optimizer(setting), _weights(setting.student, setting.grid)
+    vllm = _vllm(setting)
+    seconds = (optimizer + weights + vllm) / setting.device.host_link + vllm / setting.device.peer_link
+    return seconds, f"{_gib(optimizer + weights + vllm)} over the host link, {_gib(vllm)} between GPUs"
+
+
+def rollout_seconds(setting: Setting) -> tuple[float, str]:
+    """Every decoding step reads the weights once and the keys and values of the responses at work."""
+    device, efficiency, lengths = setting.device, setting.efficiency, setting.lengths
+    tensor = setting.config.rollout.tensor
+    each = -(-setting.responses // setting.replicas)
+    at_once = max(1, min(each, concurrent_responses(setting, lengths.whole)))
+    waves = -(-each // at_once)
+    context = lengths.prompt + lengths.response / 2
+    token = bytes_of.kv_token_bytes(setting.student, tensor, BF16)
+    read = lengths.response * (waves * _vllm(setting) + each * context * token)
+    flops = each * lengths.response * bytes_of.forward_flops(setting.student, int(2 * context)) / tensor
+    seconds = max(read / (device.bandwidth * efficiency.decode), flops / (device.flops * efficiency.forward))
+    seconds += _vllm(setting) / device.host_link
+    how = f"{each} responses an engine, {at_once} at once; {_gib(read)} read at {efficiency.decode:.0%} of bandwidth"
+    return seconds, how
+
+
+def teacher_seconds(setting: Setting, teacher: ModelShape, grid: Grid) -> tuple[float, str]:
+    """One forward over every prompt and response, and the way onto the GPU and off it unless it stays there."""
+    seconds = _forward(setting, teacher, grid)
+    how = f"{_tera(_flops(setting, teacher))} on {grid.ranks} GPUs at {setting.efficiency.forward:.0%}"
+    if setting.dedicated:
+        return seconds, f"{how}; the student's GPUs wait"
+    moved = 2 * _weights(teacher, grid)
+    return seconds + moved / setting.device.host_link, f"{how}; {_gib(moved)} over the host link"
+
+
+def student_seconds(setting: Setting) -> tuple[float, str]:
+    """The student's weights come back; one forward gives both temperatures."""
+    weights = _weights(setting.student, setting.grid)
+    seconds = _forward(setting, setting.student, setting.grid) + weights / setting.device.host_link
+    return seconds, f"{_tera(_flops(setting, setting.student))} at {setting.efficiency.forward:.0%}"
+
+
+def reference_seconds(setting: Setting) -> tuple[float, str]:
+    """The same forward with the initial weights, swapped in and out."""
+    swapped = 2 * _weights(setting.student, setting.grid)
+    seconds = _forward(setting, setting.student, setting.grid) + swapped / setting.device.host_link
+    return seconds, f"{_tera(_flops(setting, setting.student))}; {_gib(swapped)} of weights swapped over the host link"
+
+
+def train_seconds(setting: Setting) -> tuple[float, str]:
+    """Forward, backward twice as dear, the layers once more with checkpointing; then gradients and weights travel."""
+    device, efficiency, grid, student = setting.device, setting.efficiency, setting.grid, setting.student
+    forward = _flops(setting, student)
+    flops = 3 * forward
+    if setting.config.student.activation_checkpointing:
+        head = 2.0 * student.vocabulary * student.hidden
+        flops += forward - head * setting.responses * setting.lengths.whole
+    compute = flops / (grid.ranks * device.flops * efficiency.train)
+    steps = setting.responses // setting.config.train.minibatch_responses
+    held = max(stage_parameters(student, grid, stage) for stage in range(grid.pipeline))
+    sharing = grid.data * grid.context
+    travelling = steps * (FP32 + BF16) * held * (sharing - 1) / sharing
+    link = device.peer_link if setting.config.cluster.nodes == 1 else device.network
+    seconds = compute + travelling / link + _optimizer(setting) / device.host_link
+    bubble = _bubble(setting)
+    how = f"{_tera(flops)} at {efficiency.train:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}"
+    return seconds + bubble * compute, f"{how}; pipeline bubble {bubble:.0%}" if bubble else how
+
+
+def _bubble(setting: Setting) -> float:
+    """(stages - 1) / micro-batches: the share by which a 1F1B pipeline is longer than its work."""
+    if setting.grid.pipeline == 1:
+        return 0.0
+    train = setting.config.train
+    tokens = train.minibatch_responses / setting.grid.data * setting.lengths.whole
+    return (setting.grid.pipeline - 1) / max(1.0, tokens / train.tokens_per_microbatch)
+
+
+def _flops(setting: Setting, shape: ModelShape) -> float:
+    """A forward over every prompt and response of a step."""
+    return bytes_of.forward_flops(shape, setting.lengths.whole) * setting.responses * setting.lengths.whole
+
+
+def _forward(setting: Setting, shape: ModelShape, grid: Grid) -> float:
+    return _flops(setting, shape) / (grid.ranks * setting.device.flops * setting.efficiency.forward)
+
+
+def _weights(shape: ModelShape, grid: Grid) -> int:
+    return BF16 * max(stage_parameters(shape, grid, stage) for stage in range(grid.pipeline))
+
+
+def _optimizer(setting: Setting) -> int:
+    stages = range(setting.grid.pipeline)
+    return max(bytes_of.optimizer_bytes(setting.student, setting.grid, stage) for stage in stages)
+
+
+def _vllm(setting: Setting) -> int:
+    return BF16 * parameters(setting.student) // setting.config.rollout.tensor
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.1f} GiB"
+
+
+def _tera(flops: float) -> str:
+    return f"{flops / 1e15:,.1f} PFLOP"

@@ -1,0 +1,169 @@
+"""The sizes of a model, from its `config.json` or, for the hub names of Qwen3, from a table; its parameters.
+
+Shape legend: V = vocabulary, H = hidden size, F = feed-forward size, L = layers, D = dimension of a head.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.errors import DataError
+
+__all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of"]
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Dense decoders whose parameters the formulas below count."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a dense decoder with grouped-query attention and a gated feed-forward layer."""
+
+    vocabulary: int
+    """V: output columns."""
+
+    hidden: int
+    """H."""
+
+    layers: int
+    """L."""
+
+    heads: int
+    """Query heads."""
+
+    kv_heads: int
+    """Key and value heads."""
+
+    head_dim: int
+    """D."""
+
+    feed_forward: int
+    """F."""
+
+    tied: bool
+    """Whether the output layer is the embedding."""
+
+    qk_norm: bool
+    """Whether queries and keys are normalised (Qwen3)."""
+
+    qkv_bias: bool
+    """Whether queries, keys and values have a bias (Qwen2)."""
+
+    output_bias: bool
+    """Whether the attention's output has a bias."""
+
+    positions: int
+    """Longest sequence that the model was made for; 0: not stated."""
+
+    @property
+    def query(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_value(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.kv_heads * self.head_dim
+
+
+def _qwen3(hidden: int, layers: int, heads: int, feed_forward: int, *, tied: bool) -> ModelShape:
+    return ModelShape(
+        vocabulary=151_936,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        feed_forward=feed_forward,
+        tied=tied,
+        qk_norm=True,
+        qkv_bias=False,
+        output_bias=False,
+        positions=40_960,
+    )
+
+
+KNOWN: dict[str, ModelShape] = {
+    "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 3072, tied=True),
+    "Qwen/Qwen3-1.7B": _qwen3(2048, 28, 16, 6144, tied=True),
+    "Qwen/Qwen3-4B": _qwen3(2560, 36, 32, 9728, tied=True),
+    "Qwen/Qwen3-8B": _qwen3(4096, 36, 32, 12288, tied=False),
+    "Qwen/Qwen3-14B": _qwen3(5120, 40, 40, 17408, tied=False),
+    "Qwen/Qwen3-32B": _qwen3(5120, 64, 64, 25600, tied=False),
+}
+"""Hub name -> sizes; the `-Base` models have the same, except that they were made for 32,768 positions."""
+
+
+def shape_of(name: str, *, role: str) -> ModelShape:
+    """Sizes of a model that a configuration names.
+
+    Args:
+        name: a local folder with `config.json`, or a hub name of the table.
+        role: section of the configuration, for messages.
+
+    Raises:
+        DataError: the folder has no readable configuration of a known architecture, or the name is not in the table.
+    """
+    folder = Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        return _from_config(folder / "config.json", role)
+    known = KNOWN.get(name.removesuffix("-Base"))
+    if known is not None:
+        return replace(known, positions=32_768) if name.endswith("-Base") else known
+    raise DataError(
+        f"{role}.model_name: got {name!r}, whose sizes are not known; expected a folder with the model's config.json, "
+        f"or one of {', '.join(KNOWN)} (to plan a model that is yet to be made, name the one it is made from)"
+    )
+
+
+def _from_config(path: Path, role: str) -> ModelShape:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{role}.model_name: {path} cannot be read ({error}); expected a model's config.json"
+        ) from error
+    kind = values.get("model_type")
+    if kind not in ARCHITECTURES or values.get("mlp_bias"):
+        raise DataError(
+            f"{role}.model_name: {path} has model_type {kind!r}{' with mlp_bias' if values.get('mlp_bias') else ''}; "
+            f"expected one of {', '.join(ARCHITECTURES)} without it, whose parameters are counted here"
+        )
+    try:
+        return ModelShape(
+            vocabulary=values["vocab_size"],
+            hidden=values["hidden_size"],
+            layers=values["num_hidden_layers"],
+            heads=values["num_attention_heads"],
+            kv_heads=values["num_key_value_heads"],
+            head_dim=values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"],
+            feed_forward=values["intermediate_size"],
+            tied=values["tie_word_embeddings"],
+            qk_norm=kind == "qwen3",
+            qkv_bias=kind == "qwen2" or bool(values.get("attention_bias")),
+            output_bias=kind != "qwen2" and bool(values.get("attention_bias")),
+            positions=values.get("max_position_embeddings", 0),
+        )
+    except KeyError as error:
+        raise DataError(
+            f"{role}.model_name: {path} does not state {error.args[0]!r}; expected a whole config.json"
+        ) from error
+
+
+def layer_parameters(shape: ModelShape) -> int:
+    """Parameters of one layer: attention, feed-forward, two norms, the heads' norms and biases where it has them."""
+    attention = shape.hidden * (2 * shape.query + 2 * shape.key_value)
+    feed_forward = 3 * shape.hidden * shape.feed_forward
+    heads = 2 * shape.head_dim if shape.qk_norm else 0
+    bias = shape.query + 2 * shape.key_value if shape.qkv_bias else 0
+    bias += shape.hidden if shape.output_bias else 0
+    return attention + feed_forward + 2 * shape.hidden + heads + bias
+
+
+def parameters(shape: ModelShape) -> int:
+    """Parameters of the whole model; a tied output layer counts once."""
+    tables = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    return tables + shape.layers * layer_parameters(shape) + shape.hidden

@@ -1,0 +1,90 @@
+"""The command `plan`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.cli.main import entry_point
+
+CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
+FOUR = [str(CONFIGS / "uecr_qwen3_4b.yaml"), "teacher.model_name=Qwen/Qwen3-8B", "data.subset=null"]
+DEMO = [str(CONFIGS / "local" / "demo.yaml")]
+
+
+def test_both_placements_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point(["plan", *FOUR]) == 0
+    printed = capsys.readouterr().out
+    assert "colocated, 8 GPUs" in printed
+    assert "7 + 1 GPUs" in printed
+    assert "node 0 device 7: student layers 0-35, data 7/8: 126 responses; optimizer 1/8" in printed
+    assert "50% of bandwidth while generating, 45% of FLOP/s while scoring, 40% while training" in printed
+
+
+def test_the_file_has_bytes_and_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    assert entry_point(["plan", *FOUR, "--response-tokens", "5000", "--json", str(out)]) == 0
+    plan = json.loads(out.read_text())
+    train = next(phase for phase in plan["phases"] if phase["name"] == "train")
+    assert train["size"] == sum(one["size"] for one in train["device"])
+    assert plan["seconds"] == pytest.approx(sum(phase["seconds"] for phase in plan["phases"]))
+    assert plan["fits"] is True
+    assert set(plan["placements"]) == {"colocated, 8 GPUs", "7 + 1 GPUs"}
+    assert len(plan["layout"]) == 8
+    capsys.readouterr()
+
+
+def test_what_cannot_divide_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point(["plan", *FOUR, "cluster.gpus_per_node=5"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert "1008 divides by 4 or 6 ranks" in printed.err
+
+
+def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    models = ["student.model_name=Qwen/Qwen3-14B", "--device", "h100", "--json", str(out)]
+    assert entry_point(["plan", *FOUR, *models]) == 2
+    printed = capsys.readouterr()
+    assert "what fits: student.parallel.tensor=2 student.parallel.sequence=true" in printed.err
+    assert "phases of a step" in printed.out
+    written = json.loads(out.read_text())
+    assert written["fits"] is False
+    assert written["what_fits"][0] in printed.err
+
+
+def test_a_refused_placement_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two tensor ranks for the teacher fit eight GPUs, but not the one that 7 + 1 leaves it."""
+    changes = ["teacher.parallel.tensor=2", "teacher.parallel.sequence=true"]
+    assert entry_point(["plan", *FOUR, *changes]) == 0
+    assert "7 + 1 GPUs: cannot run: teacher.parallel" in capsys.readouterr().out
+
+
+def test_the_demo_is_planned_without_being_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point(["plan", *DEMO]) == 0
+    printed = capsys.readouterr().out
+    assert "179,072 parameters, float32" in printed
+    assert "554,560 parameters, float32" in printed
+    assert "16 prompts x 8 responses = 128 a step" in printed
+
+
+def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point(["plan", *DEMO, "--memory", "0.3"]) == 2
+    assert "lower train.microbatch_responses" in capsys.readouterr().err
+    assert entry_point(["plan", *DEMO, "--memory", "0.3", "train.microbatch_responses=16"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        (["teacher.model_name=nobody/knows"], "whose sizes are not known"),
+        (["--device", "cpu"], "NeMo-RL's workers need GPUs"),
+        (["--response-tokens", "0"], "expected a whole number above 0"),
+    ],
+)
+def test_a_users_mistake_is_one_line(more: list[str], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point(["plan", *FOUR, *more]) == 2
+    assert fault in capsys.readouterr().err

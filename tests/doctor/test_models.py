@@ -1,0 +1,194 @@
+"""Model folders, tokenizers, templates, vocabularies and checkpoints, each damaged for real."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.cli.sizes import sizes
+from nemo_uecr.doctor import models, weights
+from nemo_uecr.doctor.findings import Finding
+from tests.data.shared_files import FOLDER, needs_real_files
+from tests.doctor.subjects import change_tokenizer, local, nemo, save_model, save_tokenizer
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def test_a_complete_model(tmp_path: Path) -> None:
+    assert models.model_finding("student", str(save_model(tmp_path))).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda folder: cut(folder / "model.safetensors"), "its header says"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50), "no safetensors file"),
+        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    ],
+)
+def test_a_damaged_model(damage: Callable[[Path], Any], fault: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path)
+    damage(folder)
+    found = models.model_finding("student", str(folder))
+    assert found.status == "fail"
+    assert fault in found.message
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, shard="10KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    assert models.model_finding("teacher", str(folder)).status == "ok"
+    shards[1].unlink()
+    assert shards[1].name in models.model_finding("teacher", str(folder)).message
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "unreadable" in models.model_finding("teacher", str(folder)).message
+
+
+def test_names_that_are_not_here(tmp_path: Path) -> None:
+    assert models.model_finding("teacher", str(tmp_path / "absent")).status == "fail"
+    found = models.model_finding("teacher", "nobody/has-this-model")
+    assert (found.status, found.remedy.partition(" (")[0]) == ("warn", "hf download nobody/has-this-model")
+
+
+def tokenizers(student: Path, teacher: Path) -> dict[str, Finding]:
+    subject = nemo(student=str(student), teacher=str(teacher))
+    return {one.check: one for one in models.tokenizer_findings(subject)}
+
+
+def test_equal_tokenizers(tmp_path: Path) -> None:
+    found = tokenizers(save_tokenizer(tmp_path / "s"), save_tokenizer(tmp_path / "t"))
+    assert {one.status for one in found.values()} == {"ok"}
+    assert "non-thinking mode" in found["chat template"].message
+    assert "</think>" in found["chat template"].message
+
+
+@needs_real_files
+def test_the_real_tokenizer_of_qwen3() -> None:
+    folder = FOLDER / "qwen3_tokenizer"
+    found = tokenizers(folder, folder)
+    assert found["teacher tokenizer"].message == "the same 151669 ids as the student's"
+    assert found["chat template"].message.startswith("non-thinking mode")
+
+
+def test_one_different_id_is_a_fail(tmp_path: Path) -> None:
+    student, teacher = save_tokenizer(tmp_path / "s"), save_tokenizer(tmp_path / "t")
+    change_tokenizer(teacher, "</think>", "</other>")
+    found = tokenizers(student, teacher)["teacher tokenizer"]
+    assert found.status == "fail"
+    assert "'</think>' for the student and '</other>' for the teacher" in found.message
+
+
+def test_a_folder_without_tokenizer_files_is_a_fail(tmp_path: Path) -> None:
+    student = save_tokenizer(tmp_path / "s")
+    (tmp_path / "t").mkdir()
+    assert tokenizers(student, tmp_path / "t")["teacher tokenizer"].status == "fail"
+    assert tokenizers(tmp_path / "t", student)["student tokenizer"].status == "fail"
+
+
+def set_template(folder: Path, template: str | None) -> Any:
+    tokenizer = models.load_tokenizer(str(folder))
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("template", "nemo_status", "fault"),
+    [
+        (None, "fail", "has none"),
+        ("{{ messages[0]['content'] }}", "warn", "enable_thinking changes nothing"),
+        ("{{ raise_exception('no') }}", "fail", "refuses"),
+        ("always the same{{ enable_thinking }}", "fail", "drops the user's text"),
+    ],
+)
+def test_templates(template: str | None, nemo_status: str, fault: str, tmp_path: Path) -> None:
+    tokenizer = set_template(save_tokenizer(tmp_path), template)
+    found = models.chat_finding(tokenizer, nemo())
+    assert found.status == nemo_status
+    assert fault in found.message
+
+
+def test_plain_prompts_are_only_a_warning_for_the_local_back_end(tmp_path: Path) -> None:
+    assert models.chat_finding(set_template(save_tokenizer(tmp_path), None), local()).status == "warn"
+
+
+def test_vocabularies(tmp_path: Path) -> None:
+    student = save_model(tmp_path / "s", vocab_size=300)
+    teacher = save_model(tmp_path / "t", vocab_size=320)
+    subject = nemo("student.vocabulary=300", student=str(student), teacher=str(teacher))
+    found = {one.check: one.status for one in models.vocabulary_finding(subject, sizes)}
+    assert found == {"student vocabulary": "ok", "teacher vocabulary": "fail"}
+    local_run = local(student=str(student), teacher=str(teacher))
+    assert [one.status for one in models.vocabulary_finding(local_run, sizes)] == ["ok", "fail"]
+    unknown = nemo(student="nobody/knows", teacher=None)
+    assert [one.status for one in models.vocabulary_finding(unknown, sizes)] == ["warn"]
+
+
+def test_limits_of_generation(tmp_path: Path) -> None:
+    """256 positions; 257 tokens are too many. 2 query heads; 3 ranks cannot share them."""
+    student = str(save_model(tmp_path))
+    assert [one.status for one in models.limits_finding(nemo(student=student, longest=256), sizes)] == ["ok"]
+    found = models.limits_finding(nemo(student=student, longest=257, rollout_tensor=3), sizes)
+    assert [one.status for one in found] == ["fail", "fail"]
+    assert models.limits_finding(nemo(student="nobody/knows"), sizes) == []
+
+
+def save_distributed(folder: Path) -> Path:
+    """A checkpoint in torch's distributed format, which Megatron's is."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nothing is distributed here
+        dcp.save({"weight": torch.ones(4)}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def test_megatron_checkpoints(tmp_path: Path) -> None:
+    key = "student.megatron_checkpoint"
+    assert "no folder" in weights.megatron_finding(key, str(tmp_path / "absent")).message
+    assert "neither" in weights.megatron_finding(key, str(tmp_path)).message
+    iteration = save_distributed(tmp_path / "iter_0000007")
+    assert weights.megatron_finding(key, str(tmp_path)).status == "ok"
+    assert weights.megatron_finding(key, str(iteration)).status == "ok"
+    shard = next(iteration.glob("*.distcp"))
+    shard.write_bytes(b"")
+    assert "is empty" in weights.megatron_finding(key, str(tmp_path)).message
+    shard.unlink()
+    assert "no *.distcp" in weights.megatron_finding(key, str(tmp_path)).message
+
+
+def test_a_nemo_rl_run_that_would_be_resumed(tmp_path: Path) -> None:
+    assert weights.resume_finding(str(tmp_path), nemo=True) == []
+    step = tmp_path / "checkpoints" / "step_20"
+    save_distributed(step / "policy" / "weights" / "iter_0000000")
+    (found,) = weights.resume_finding(str(tmp_path), nemo=True)
+    assert "no training_info.json" in found.message
+    (step / "training_info.json").write_text("{}")
+    (found,) = weights.resume_finding(str(tmp_path), nemo=True)
+    assert found.status == "ok"
+
+
+def test_a_local_run_that_would_be_resumed(tmp_path: Path) -> None:
+    older = save_model(tmp_path / "checkpoints" / "step-000005")
+    newer = save_model(tmp_path / "checkpoints" / "step-000010")
+    for step in (older, newer):
+        manifest = {path.name: "sha256" for path in step.iterdir()}
+        (step / "manifest.json").write_text(json.dumps(manifest))
+    (found,) = weights.resume_finding(str(tmp_path), nemo=False)
+    assert found.status == "warn"
+    assert "step-000010" in found.message
+    cut(newer / "model.safetensors")
+    (found,) = weights.resume_finding(str(tmp_path), nemo=False)
+    assert found.status == "fail"
+    (newer / "manifest.json").unlink()
+    (found,) = weights.resume_finding(str(tmp_path), nemo=False)
+    assert "missing or unreadable" in found.message

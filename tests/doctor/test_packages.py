@@ -1,0 +1,97 @@
+"""Imports, versions, and which apex it is, each made wrong for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.doctor import packages
+from nemo_uecr.doctor.packages import Package
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that every new interpreter imports from."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), ROOT]))
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_no_apex_is_fine(site: Path) -> None:
+    assert packages.apex_finding(sys.executable).status == "ok"
+
+
+def test_another_apex_is_refused(site: Path) -> None:
+    """The layout of PyPI's package: modules of a web toolkit, none of kernels."""
+    write(site / "apex" / "__init__.py", "")
+    write(site / "apex" / "lib" / "flash.py", "")
+    found = packages.apex_finding(sys.executable)
+    assert found.status == "fail"
+    assert "not NVIDIA's" in found.message
+    assert "pip uninstall apex" in found.remedy
+
+
+def test_nvidias_apex_is_known_without_importing_it(site: Path) -> None:
+    write(site / "apex" / "__init__.py", "raise RuntimeError('needs CUDA')")
+    write(site / "apex" / "multi_tensor_apply" / "__init__.py", "")
+    found = packages.apex_finding(sys.executable)
+    assert (found.status, found.message.partition(",")[0]) == ("ok", "NVIDIA's")
+
+
+def test_a_missing_package_is_a_fail_with_its_extra() -> None:
+    package = Package("no_such_module_here", "nothing", True, "pip install it")
+    found = packages.import_finding(package, sys.executable)
+    assert (found.status, found.remedy) == ("fail", "pip install it")
+    assert "No module named 'no_such_module_here'" in found.message
+
+
+def test_an_optional_package_is_a_warning() -> None:
+    package = Package("no_such_module_here", "nothing", False, "pip install it")
+    assert packages.import_finding(package, sys.executable).status == "warn"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [("raise OSError('libnccl.so.2: cannot open')", "libnccl"), ("import os; os.abort()", "ended with")],
+)
+def test_a_package_that_dies_on_import_is_a_line(body: str, reason: str, site: Path) -> None:
+    write(site / "dying_package" / "__init__.py", body)
+    found = packages.import_finding(Package("dying_package", "dying", True, "-"), sys.executable)
+    assert found.status == "fail"
+    assert reason in found.message
+
+
+def test_a_version_is_shown() -> None:
+    import pydantic
+
+    found = packages.import_finding(Package("pydantic", "pydantic", True, "-"), sys.executable)
+    assert (found.status, found.message) == ("ok", pydantic.VERSION)
+
+
+def test_a_workers_own_environment_is_used(tmp_path: Path) -> None:
+    assert packages.worker_python(packages.VLLM_WORKER, root=tmp_path) == sys.executable
+    prebuilt = tmp_path / packages.VLLM_WORKER / "bin" / "python"
+    write(prebuilt, "")
+    assert packages.worker_python(packages.VLLM_WORKER, root=tmp_path) == str(prebuilt)
+
+
+def test_the_empty_nemo_rl_of_pypi_is_refused(site: Path) -> None:
+    write(site / "nemo_rl" / "__init__.py", "__version__ = '0.0.0'")
+    code = "from nemo_uecr.doctor.packages import nemo_rl_finding; f = nemo_rl_finding(); print(f.status, f.message)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("fail")
+    assert "NeMo-RL" in done.stdout
+
+
+def test_an_old_python_is_refused() -> None:
+    assert packages.python_finding((3, 10, 4)).status == "fail"
+    assert packages.python_finding((3, 11, 0)).status == "ok"

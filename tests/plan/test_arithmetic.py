@@ -1,0 +1,215 @@
+"""Bytes of activations, logits, KV cache and checkpoints against real tensors; FLOPs against known figures."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.plan import arithmetic
+from nemo_uecr.plan.shapes import KNOWN, ModelShape, parameters, shape_of
+from nemo_uecr.plan.shards import Grid
+from tests.doctor.subjects import save_model
+from tests.plan.live_bytes import LiveBytes
+from tests.plan.test_shapes import tiny_shape
+
+ALONE = Grid(1, 1, 1, 1, False)
+
+
+def real_model(shape: ModelShape) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        intermediate_size=shape.feed_forward, tie_word_embeddings=shape.tied,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).eval()
+
+
+def kept(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
+    """Bytes that autograd keeps of a real forward, the weights themselves aside."""
+    model = real_model(shape)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address is used twice
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
+        model.base_model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"hidden": 48, "feed_forward": 96}, {"heads": 8, "kv_heads": 2}, {"kv_heads": 4}], ids=str
+)
+def test_activations_of_a_local_layer_are_exact(sizes: dict[str, int], bfloat16: bool) -> None:
+    """One layer more keeps exactly what the formula says."""
+    fewer, more = tiny_shape(layers=2, **sizes), tiny_shape(layers=3, **sizes)
+    for tokens in (16, 48):
+        difference = kept(more, tokens, bfloat16=bfloat16) - kept(fewer, tokens, bfloat16=bfloat16)
+        assert difference == arithmetic.local_kept_bytes(more, tokens, bfloat16=bfloat16)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
+def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> None:
+    """Forward and backward of the back end's own training pass: activations and logits, without weight gradients."""
+    from nemo_uecr.local.models import load_model
+    from nemo_uecr.local.scores import CHUNK_BYTES, training_logp
+    from nemo_uecr.local.sequences import MicroBatch
+
+    sizes = {"vocab_size": 2000, "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 96}
+    dtype = "bfloat16" if bfloat16 else "float32"
+    folder = str(save_model(tmp_path, **sizes))
+    model = load_model(folder, role="student", dtype=dtype, device=torch.device("cpu"), trained=True)
+    rows, length, prompt = 4, 64, 8
+    response = length - prompt
+    ids = torch.randint(0, 280, (rows, length))
+    position = torch.cat([torch.arange(response) + row * length + prompt - 1 for row in range(rows)])
+    mask = torch.ones(rows, response, dtype=torch.bool)
+    micro = MicroBatch(slice(0, rows), ids, position, torch.randint(0, 280, (rows * response,)), mask)
+    with LiveBytes(*model.module.parameters(), *model.module.buffers(), ids, position, micro.target_N, mask) as live:
+        torch.autograd.backward(training_logp(model, micro, temperature=0.7).sum())
+    gradients = sum(parameter.grad.nbytes for parameter in model.module.parameters() if parameter.grad is not None)
+    shape, tokens = shape_of(folder, role="student"), rows * length
+    planned = shape.layers * arithmetic.local_kept_bytes(shape, tokens, bfloat16=bfloat16)
+    planned += arithmetic.local_logits_bytes(shape, tokens, CHUNK_BYTES, bfloat16=bfloat16)
+    assert live.peak - gradients <= planned <= 1.35 * (live.peak - gradients)
+
+
+def test_kv_cache_of_real_generation() -> None:
+    shape = tiny_shape()
+    model = real_model(shape)
+    with torch.no_grad():
+        cache = model(input_ids=torch.zeros(3, 11, dtype=torch.long), use_cache=True).past_key_values
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert held == 3 * 11 * arithmetic.kv_token_bytes(shape, 1, 4)
+
+
+def test_kv_cache_over_tensor_ranks() -> None:
+    """2 x 36 layers x 8 heads x 128 x 2 bytes = 147,456 a token; of four ranks each a quarter, never half a head."""
+    shape = KNOWN["Qwen/Qwen3-4B"]
+    assert arithmetic.kv_token_bytes(shape, 1, 2) == 147_456
+    assert arithmetic.kv_token_bytes(shape, 4, 2) == 36_864
+    assert arithmetic.kv_token_bytes(shape, 16, 2) == 147_456 // 8
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_scoring_keeps_one_chunk_beside_the_logits(divided: bool) -> None:
+    """What our scoring allocates on top of the logits is the chunk, once more when divided, and small statistics."""
+    from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
+    from nemo_uecr.megatron_worker.layout import MicroBatch
+    from nemo_uecr.megatron_worker.request import ScoreRequest
+
+    tokens, chunk, shape = 257, 64, tiny_shape(vocabulary=4096)
+    logits = torch.randn(1, tokens, shape.vocabulary).bfloat16()
+    ids = torch.randint(0, shape.vocabulary, (1, tokens))
+    micro = MicroBatch(ids, torch.tensor([tokens]), None)
+    temperatures = (0.7, 1.0) if divided else (1.0,)
+    request = ScoreRequest(temperatures, True, shape.vocabulary, chunk)
+    with LiveBytes(logits, ids) as live:
+        score_columns(logits, micro, request, ModelParallel(None, None))
+    planned = arithmetic.scoring_logits_bytes(shape, ALONE, tokens, chunk, divided=divided) - logits.nbytes
+    rows = 8 * shape.vocabulary * 4  # float32 rows in work
+    assert planned <= live.peak <= planned + rows + 64 * tokens
+
+
+def test_training_logits_follow_the_stated_buffers() -> None:
+    """(2 + 2) T V + 24 chunk V: 4 x 18,432 x 151,936 + 24 x 2048 x 151,936 = 18,669,895,680."""
+    shape = KNOWN["Qwen/Qwen3-4B"]
+    assert arithmetic.train_logits_bytes(shape, ALONE, 18_432, 2048) == 18_669_895_680
+    halves = Grid(2, 1, 1, 1, True)
+    assert arithmetic.train_logits_bytes(shape, halves, 18_432, 2048) == 18_669_895_680 // 2
+
+
+@pytest.mark.nemo
+@pytest.mark.skipif("NEMO_RL_SOURCE" not in os.environ, reason="NEMO_RL_SOURCE is not set")
+@pytest.mark.parametrize("training", [True, False])
+def test_logits_are_those_of_nemo_rl(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo-RL's own chunked log-probability on one rank: forward and backward, and scoring alone."""
+    import torch.distributed as dist
+
+    monkeypatch.setattr(sys, "path", [*sys.path, os.environ["NEMO_RL_SOURCE"]])
+    from nemo_rl.distributed.model_utils import ChunkedDistributedLogprob
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    tokens, chunk, shape = 256, 64, tiny_shape(vocabulary=4096)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        logits = torch.randn(1, tokens, shape.vocabulary).bfloat16().requires_grad_(training)
+        target = torch.randint(0, shape.vocabulary, (1, tokens))
+        group = dist.group.WORLD
+        with LiveBytes(logits, target) as live:
+            found = ChunkedDistributedLogprob.apply(logits, target, 0, shape.vocabulary, chunk, group, not training)
+            if training:
+                torch.autograd.backward(found.sum())
+    finally:
+        dist.destroy_process_group()
+    formula = arithmetic.train_logits_bytes if training else arithmetic.reference_logits_bytes
+    assert live.peak + logits.nbytes == pytest.approx(formula(shape, ALONE, tokens, chunk), rel=0.05)
+
+
+def test_flops_of_a_token() -> None:
+    """4B at 8192: body 7.27, attention 2.42, head 0.78 GFLOP; 1.7B: 4.38; 8B: 17.55."""
+    giga = {name: arithmetic.forward_flops(KNOWN[f"Qwen/Qwen3-{name}"], 8192) / 1e9 for name in ("1.7B", "4B", "8B")}
+    assert giga == pytest.approx({"1.7B": 4.38, "4B": 10.46, "8B": 17.55}, abs=0.005)
+
+
+def test_flops_of_a_real_forward() -> None:
+    """torch's own counter: all matrix products of a forward; it counts attention as if nothing were causal."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape, length = tiny_shape(), 32
+    model = real_model(shape)
+    model.config._attn_implementation = "eager"
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.zeros(1, length, dtype=torch.long))
+    whole = arithmetic.forward_flops(shape, 2 * length)  # twice the length: no causal half
+    norms = 2.0 * shape.layers * (2 * shape.hidden + 2 * shape.head_dim)  # counted as parameters, no matrix product
+    assert counter.get_total_flops() / length == pytest.approx(whole - norms, rel=0.01)
+
+
+def test_a_local_checkpoint_has_twelve_bytes_a_parameter(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    shape = tiny_shape()
+    model = real_model(shape)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+    model.save_pretrained(tmp_path)
+    state = optimizer.state_dict()["state"]
+    tensors = {f"{index}.{name}": value for index, one in state.items() for name, value in one.items()}
+    save_file(tensors, tmp_path / "optimizer.safetensors")
+    size = sum((tmp_path / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
+    assert size == pytest.approx(12 * parameters(shape), rel=0.15)  # headers of many small tensors
+
+
+def test_megatron_layer_counts() -> None:
+    """H 32, query 64, key-value 32, F 40, 10 tokens: 2 x 10 x (4 x 32 + 3 x 64 + 3 x 32 + 3 x 40) = 10,720 bytes.
+
+    Two tensor ranks with sequence parallelism hold half; without it the residuals stay whole: 2,560 + 8,160 / 2.
+    """
+    shape = tiny_shape()
+    assert arithmetic.kept_bytes(shape, ALONE, 10) == 10_720
+    assert arithmetic.kept_bytes(shape, Grid(2, 1, 1, 1, True), 10) == 5_360
+    assert arithmetic.kept_bytes(shape, Grid(2, 1, 1, 1, False), 10) == 2_560 + 4_080
+    # Checkpoints: 2 layers of a stage x 640 bytes, two micro-batches in flight on the first of two stages, one after.
+    stages = Grid(1, 1, 1, 2, False)
+    assert [arithmetic.checkpointed_bytes(shape, stages, stage, 10) for stage in (0, 1)] == [2_560, 1_280]
+
+
+def test_the_local_chunk_is_the_back_ends_own() -> None:
+    from nemo_uecr.local.scores import CHUNK_BYTES
+    from nemo_uecr.plan import local
+
+    assert local.CHUNK_BYTES == CHUNK_BYTES

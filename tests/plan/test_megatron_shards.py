@@ -1,0 +1,82 @@
+"""Parameters, gradients and optimizer state of every rank against megatron-core's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from nemo_uecr.plan.arithmetic import checkpointed_bytes, optimizer_bytes
+from nemo_uecr.plan.shards import Grid, stage_layers, stage_parameters
+from tests.conftest import ROOT
+from tests.plan.test_shapes import tiny_shape
+
+CASES: list[dict[str, Any]] = [
+    {"tensor": 1, "pipeline": 1, "data": 2, "tied": True, "optimizer": True},
+    {"tensor": 1, "pipeline": 1, "data": 1, "tied": False, "optimizer": False},
+    {"tensor": 2, "pipeline": 1, "data": 2, "tied": False, "optimizer": True},
+    {"tensor": 1, "pipeline": 2, "data": 2, "tied": True, "optimizer": True},
+    {"tensor": 2, "pipeline": 2, "data": 1, "tied": True, "optimizer": False},
+    {"tensor": 2, "pipeline": 4, "data": 1, "tied": False, "optimizer": False},
+]
+TOKENS = 24
+#: Megatron pads each gradient buffer so that every rank's part starts at a multiple of 64 values.
+BUFFER_PADDING = 4 * 64 * 48
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, Any]:
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    environment = os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.plan.megatron_shards", json.dumps(CASES), str(TOKENS)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured(built: dict[str, Any]) -> list[list[dict[str, int]]]:
+    ranks: list[list[dict[str, int]]] = built["ranks"]
+    return ranks
+
+
+def grid(case: dict[str, Any]) -> Grid:
+    return Grid(case["tensor"], 1, case["data"], case["pipeline"], False)
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[str(list(case.values())[:4]) for case in CASES])
+def test_every_rank_holds_what_the_plan_says(index: int, measured: list[list[dict[str, int]]]) -> None:
+    case, shape = CASES[index], tiny_shape(tied=CASES[index]["tied"])
+    for rank, found in enumerate(measured[index]):
+        place = grid(case).place(rank)
+        assert (place.tensor, place.data, place.pipeline) == (found["tensor"], found["data"], found["pipeline"])
+        assert stage_parameters(shape, grid(case), place.pipeline) == found["parameters"]
+        assert len(stage_layers(shape, grid(case), place.pipeline)) == found["layers"]
+
+
+def test_gradients_and_optimizer_state(measured: list[list[dict[str, int]]]) -> None:
+    """Gradients: 4 bytes a parameter and the padding. Optimizer: 12 bytes a parameter over the data-parallel ranks."""
+    for case, ranks in zip(CASES, measured, strict=True):
+        if not case["optimizer"]:
+            continue
+        shape = tiny_shape(tied=case["tied"])
+        for stage in range(case["pipeline"]):
+            group = [found for found in ranks if found["pipeline"] == stage and found["tensor"] == 0]
+            assert len(group) == case["data"]
+            whole = sum(found["optimizer"] for found in group)
+            assert whole == 12 * stage_parameters(shape, grid(case), stage)
+            assert abs(group[0]["optimizer"] - optimizer_bytes(shape, grid(case), stage)) <= 12 * 64
+            excess = group[0]["gradients"] - 4 * stage_parameters(shape, grid(case), stage)
+            assert 0 <= excess <= BUFFER_PADDING
+
+
+def test_checkpointing_keeps_the_input_of_a_layer(built: dict[str, Any]) -> None:
+    """Megatron's own full recomputation, one layer at a time, in bfloat16."""
+    alone = Grid(1, 1, 1, 1, False)
+    three, two = (checkpointed_bytes(tiny_shape(layers=layers), alone, 0, TOKENS) for layers in (3, 2))
+    assert built["kept"] == three - two

@@ -1,0 +1,172 @@
+"""Plans of NeMo-RL runs: memory and time by hand, layouts, what is refused, and what would fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.plan.advice import what_fits
+from nemo_uecr.plan.hardware import EFFICIENCY, GPUS
+from nemo_uecr.plan.nemo import nemo_plan, placements, variant
+from nemo_uecr.plan.records import GIB, Plan
+from nemo_uecr.plan.setting import Lengths
+
+CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
+H200 = GPUS["h200"]
+LENGTHS = Lengths(prompt=1024, response=7168)
+
+
+def config_of(*changes: str) -> NemoConfig:
+    given = ["teacher.model_name=Qwen/Qwen3-8B", "data.subset=null", *changes]
+    return load_nemo_config(CONFIGS / "uecr_qwen3_4b.yaml", given)
+
+
+def plan_of(*changes: str) -> Plan:
+    return nemo_plan(config_of(*changes), H200, EFFICIENCY, LENGTHS)
+
+
+def item(plan: Plan, phase: str, name: str) -> int:
+    device = next(one for one in plan.phases if one.name == phase).device
+    return next(one.size for one in device if one.name == name)
+
+
+def seconds(plan: Plan, phase: str) -> float:
+    return next(one.seconds for one in plan.phases if one.name == phase)
+
+
+def test_memory_by_hand() -> None:
+    """4,022,468,096 parameters on 8 ranks: weights x 2, gradients x 4, optimizer x 12 / 8; inputs of 36 layers."""
+    plan = plan_of()
+    assert item(plan, "train", "student weights") == 8_044_936_192
+    assert item(plan, "train", "gradients") == 16_089_872_384
+    assert item(plan, "train", "optimizer") == 6_033_702_144
+    assert item(plan, "train", "activations") == 36 * 18_432 * 2_560 * 2
+    assert item(plan, "score teacher", "teacher weights") == 2 * 8_190_735_360
+    # 0.6 x 139 GiB - weights - 3 GiB
+    assert item(plan, "rollout", "KV cache") == int(0.6 * 139 * GIB) - 8_044_936_192 - 3 * GIB
+    assert plan.checkpoint.size == 14 * 4_022_468_096
+    assert plan.faults == ()
+
+
+def test_host_memory_by_hand() -> None:
+    """Eight ranks: student 8.04 GB each, vLLM and reference the same, teacher 16.4 GB, the optimizer once in all."""
+    held = {one.name: one.size for one in plan_of().host}
+    assert held["student weights"] == held["vLLM weights"] == held["reference weights"] == 8 * 8_044_936_192
+    assert held["teacher weights"] == 8 * 16_381_470_720
+    assert held["optimizer"] == 12 * 4_022_468_096
+    without = {one.name for one in plan_of("loss.reference_kl=0.0").host}
+    assert "reference weights" not in without
+
+
+def test_seconds_by_hand() -> None:
+    """1008 x 8192 tokens of 17.55 GFLOP on 8 GPUs at 45% of 790 TFLOP/s: 50.96 s, and 30.5 GiB at 25 GB/s: 1.31 s."""
+    assert seconds(plan_of(), "score teacher") == pytest.approx(50.96 + 1.31, abs=0.05)
+    # Training: 3 forwards of 10.46 GFLOP and the body once more, at 40%, on one rank each: 132.6 s and travelling.
+    flops = 1008 * 8192 * (4 * 10.460850176e9 - 2 * 151_936 * 2_560)
+    assert seconds(plan_of(), "train") == pytest.approx(flops / (8 * 790e12 * 0.4), rel=0.01)
+
+
+def test_seconds_of_decoding() -> None:
+    """126 responses an engine; 147,456 bytes of keys and values a token of context, mean context 1024 + 3584.
+
+    The cache's 78.3 GB hold 64 sequences of 8192 tokens, so 2 waves: 7168 x (2 x 8.04 GB + 126 x 4608 x 147,456 B) at
+    half of 4.3 TB/s.
+    """
+    read = 7168 * (2 * 8_044_936_192 + 126 * 4608 * 147_456)
+    assert seconds(plan_of(), "rollout") == pytest.approx(read / 2.15e12 + 8_044_936_192 / 25e9, rel=1e-6)
+
+
+def test_published_shares_of_a_step() -> None:
+    """The floor of the teacher over the whole step at 8k, everything at once: about a tenth for 4B <- 8B."""
+    plan = plan_of("loss.reference_kl=0.0")
+    assert 0.06 < seconds(plan, "score teacher") / plan.seconds < 0.14
+
+
+def test_side_by_side() -> None:
+    config = config_of()
+    (_, together), (_, apart) = placements(config)
+    one, two = (nemo_plan(variant(config, each), H200, EFFICIENCY, LENGTHS) for each in (together, apart))
+    assert "144 on each of 7 data-parallel ranks" in " ".join(two.facts)
+    assert seconds(two, "score teacher") == pytest.approx(8 * (seconds(one, "score teacher") - 1.31), rel=0.01)
+    assert two.layout[-1].student == "-"
+    assert two.layout[-1].teacher.startswith("layers 0-35")
+    assert [line.teacher for line in two.layout[:7]] == ["-"] * 7
+    assert "teacher weights" not in {one.name for one in two.host}
+
+
+def test_several_nodes_give_the_teacher_whole_ones() -> None:
+    config = config_of("cluster.nodes=2")
+    assert [changes["teacher.dedicated_gpus"] for _, changes in placements(config)] == [0, 8]
+    assert placements(config_of("cluster.gpus_per_node=1")) == []
+
+
+def test_layout_of_tensor_and_pipeline_ranks() -> None:
+    changes = ["student.parallel.tensor=2", "student.parallel.sequence=true", "student.parallel.pipeline=2"]
+    lines = plan_of(*changes, "rollout.tensor=2").layout
+    assert lines[0].student == "layers 0-17, embedding, tensor 0/2, data 0/2: 504 responses; optimizer 1/2"
+    assert lines[3].student == "layers 0-17, embedding, tensor 1/2, data 1/2: 504 responses; optimizer 1/2"
+    assert lines[7].student == "layers 18-35, output, tensor 1/2, data 1/2: 504 responses; optimizer 1/2"
+    assert lines[7].rollout == "engine 3/4, tensor 1/2"
+
+
+@pytest.mark.parametrize("gpus", [6, 7, 8])
+def test_what_divides_is_planned(gpus: int) -> None:
+    assert plan_of(f"cluster.gpus_per_node={gpus}").faults == ()
+
+
+def test_five_gpus_are_refused_with_what_would_divide() -> None:
+    with pytest.raises(ConfigError, match=r"1008 divides by 4 or 6 ranks; 5 share .*=1000 with .*=125, or .*=1040"):
+        plan_of("cluster.gpus_per_node=5")
+    plan_of("cluster.gpus_per_node=5", "train.minibatch_responses=1000", "rollout.prompts_per_step=125")
+
+
+def test_a_layout_that_cuts_heads_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"student.parallel.tensor: got 3, expected a divisor of 8; .* 32 query heads"
+    ):
+        plan_of("student.parallel.tensor=3", "cluster.gpus_per_node=6")
+    with pytest.raises(ConfigError, match=r"student.parallel.pipeline: got 8, expected a divisor of the model's 36"):
+        plan_of("student.parallel.pipeline=8")
+
+
+def test_what_does_not_fit_is_refused_with_what_would() -> None:
+    """14B on 80 GB: gradients alone are 55 GiB; two tensor ranks halve them."""
+    config = config_of("student.model_name=Qwen/Qwen3-14B", "teacher.model_name=Qwen/Qwen3-14B")
+    plan = nemo_plan(config, GPUS["h100"], EFFICIENCY, LENGTHS)
+    assert any("train needs 132.1 GiB" in fault and "gradients with 55.0 GiB" in fault for fault in plan.faults)
+    advice = what_fits(config, GPUS["h100"], EFFICIENCY, LENGTHS)
+    assert advice[0] == "student.parallel.tensor=2 student.parallel.sequence=true"
+    changed = config_of("student.model_name=Qwen/Qwen3-14B", "teacher.model_name=Qwen/Qwen3-14B", *advice[0].split())
+    assert nemo_plan(changed, GPUS["h100"], EFFICIENCY, LENGTHS).faults == ()
+
+
+def test_a_cache_too_small_for_one_response_is_a_fault() -> None:
+    """0.08 x 139 GiB = 11.1 GiB, weights 7.5 and 3 for vLLM: 0.6 GiB left; a sequence needs 2.5 GiB."""
+    assert "does not hold one sequence" in " ".join(plan_of("rollout.gpu_memory=0.08").faults)
+
+
+def test_lengths_and_vocabularies_are_compared() -> None:
+    long = [
+        "rollout.max_response_tokens=40000",
+        "train.tokens_per_microbatch=42048",
+        "scoring.tokens_per_microbatch=42048",
+    ]
+    assert "made for 40960 positions" in " ".join(plan_of(*long).faults)
+    assert "has 151936 output columns" in " ".join(plan_of("student.vocabulary=151669").faults)
+
+
+def test_grpo_has_no_teacher_in_its_plan() -> None:
+    plan = plan_of("method.name=grpo", "teacher.model_name=null")
+    assert "score teacher" not in [phase.name for phase in plan.phases]
+    assert {line.teacher for line in plan.layout} == {"-"}
+
+
+def test_less_memory_is_less_memory() -> None:
+    """The capacity of the device decides, not a constant."""
+    small = replace(H200, memory=50 * GIB)
+    assert any("train needs" in fault for fault in nemo_plan(config_of(), small, EFFICIENCY, LENGTHS).faults)

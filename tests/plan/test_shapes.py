@@ -1,0 +1,97 @@
+"""Parameter counts against transformers' own models, built without memory on the meta device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.errors import DataError
+from nemo_uecr.plan.shapes import KNOWN, ModelShape, parameters, shape_of
+
+
+def counted(name: str, **sizes: Any) -> tuple[int, Any]:
+    """Parameters of a real model of that architecture, and its configuration."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+    return sum(parameter.numel() for parameter in model.parameters()), config
+
+
+TINY = {
+    "vocab_size": 77, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "intermediate_size": 40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("Qwen3", {"head_dim": 8}),
+        ("Qwen3", {"head_dim": 8, "attention_bias": True}),
+        ("Qwen2", {}),
+        ("Llama", {}),
+        ("Llama", {"attention_bias": True}),
+    ],
+)
+def test_every_parameter_is_counted(name: str, more: dict[str, Any], tied: bool, tmp_path: Path) -> None:
+    found, config = counted(name, **TINY, **more, tie_word_embeddings=tied)
+    config.save_pretrained(tmp_path)
+    assert parameters(shape_of(str(tmp_path), role="student")) == found
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_table_is_that_of_the_real_sizes(name: str) -> None:
+    shape = KNOWN[name]
+    found, _ = counted(
+        "Qwen3", vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        intermediate_size=shape.feed_forward, tie_word_embeddings=shape.tied,
+    )  # fmt: skip
+    assert parameters(shape) == found
+
+
+def test_published_counts() -> None:
+    """What the weight files hold: 8,190,735,360 (8B), 596,049,920 without the second copy of the tied table (0.6B)."""
+    assert parameters(KNOWN["Qwen/Qwen3-8B"]) == 8_190_735_360
+    assert parameters(KNOWN["Qwen/Qwen3-0.6B"]) == 596_049_920
+
+
+def test_a_base_model_has_its_sizes_and_fewer_positions() -> None:
+    base = shape_of("Qwen/Qwen3-4B-Base", role="student")
+    assert (parameters(base), base.positions) == (parameters(KNOWN["Qwen/Qwen3-4B"]), 32_768)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("{", "cannot be read"),
+        (json.dumps({"model_type": "mamba"}), "model_type 'mamba'"),
+        (json.dumps({"model_type": "llama", "mlp_bias": True}), "mlp_bias"),
+        (json.dumps({"model_type": "qwen3", "vocab_size": 3}), "does not state 'hidden_size'"),
+    ],
+)
+def test_an_unusable_folder_is_named(content: str, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(DataError, match=fault):
+        shape_of(str(tmp_path), role="teacher")
+
+
+def test_an_unknown_name_asks_for_a_folder() -> None:
+    with pytest.raises(DataError, match=r"teacher.model_name: got 'nobody/knows'.*folder"):
+        shape_of("nobody/knows", role="teacher")
+
+
+def tiny_shape(**changes: Any) -> ModelShape:
+    """A Qwen3 small enough for real tensors."""
+    sizes: dict[str, Any] = {
+        "vocabulary": 48, "hidden": 32, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "feed_forward": 40,
+        "tied": True, "qk_norm": True, "qkv_bias": False, "output_bias": False, "positions": 64,
+    }  # fmt: skip
+    return ModelShape(**(sizes | changes))
