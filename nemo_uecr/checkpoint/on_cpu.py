@@ -13,15 +13,13 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import logging
+import io
 import sys
 import types
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-logger = logging.getLogger(__name__)
 
 ENGINE = "transformer_engine"
 STAND_INS = (ENGINE, "modelopt", "datasets")
@@ -36,6 +34,7 @@ def megatron_on_cpu() -> Iterator[None]:
     import torch
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # both packages report with print
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # dozens of "Apex is not installed" lines from one import
         import_bridge()  # first: torch's compiler, which it imports, refuses two names for one function
