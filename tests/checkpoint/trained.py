@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +18,66 @@ from tests.megatron_worker.on_ranks import MegatronMicroBatches, batch
 VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED, ROPE = 48, 32, 2, 4, 2, 16, 40, 1e6
 
 
-def train_and_save(rank: int, *, folder: str, tensor: int, pipeline: int, tied: bool, padded: int) -> Tensor | None:
-    """Train one step, save, and score; every rank calls it.
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint and what the model that was saved says."""
+
+    folder: Path
+    logp: Tensor
+
+
+def train_and_save(rank: int, *, folders: dict[str, bool], tensor: int, pipeline: int, padded: int) -> list[Tensor]:
+    """Train one step, save, and score, once for each folder; every rank calls it.
 
     Args:
         rank: of this process.
-        folder: the iteration's folder, empty.
+        folders: the iteration's folder, empty; whether the output layer is the embedding.
         tensor: tensor-parallel ranks.
         pipeline: pipeline stages.
-        tied: whether the output layer is the embedding.
         padded: rows of the embedding, the vocabulary and its padding.
 
     Returns:
-        The trained model's log-probabilities of `batch()`, [B, T] in nats.
+        The trained models' log-probabilities of `batch()`, [B, T] in nats.
     """
+    _start(tensor, pipeline)
+    from megatron.core import dist_checkpointing
+
+    found = []
+    for folder, tied in folders.items():
+        torch.manual_seed(5)
+        model = make_model(tensor, pipeline, tied=tied, padded=padded)
+        train_one_step(model)
+        state = {"model": model.sharded_state_dict(), "iteration": 1, "checkpoint_version": 3.0}
+        dist_checkpointing.save(state, folder)
+        found.append(_score(model, tensor, pipeline))
+    return found
+
+
+def load_and_score(rank: int, *, folder: str, tensor: int, pipeline: int, tied: bool) -> Tensor:
+    """Log-probabilities of `batch()` under a checkpoint, loaded by megatron-core alone; every rank calls it."""
+    _start(tensor, pipeline)
+    from megatron.core import dist_checkpointing
+
+    model = make_model(tensor, pipeline, tied=tied, padded=VOCABULARY)
+    layout = dist_checkpointing.load_content_metadata(folder)
+    state = dist_checkpointing.load({"model": model.sharded_state_dict(metadata=layout)}, folder)["model"]
+    model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
+    return _score(model, tensor, pipeline)
+
+
+def _start(tensor: int, pipeline: int) -> None:
     from tests.megatron_worker.cpu import allow_cpu
 
     allow_cpu()
-    from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+    from megatron.core import parallel_state, tensor_parallel
 
     parallel_state.initialize_model_parallel(tensor, pipeline)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    torch.manual_seed(5)
-    model = make_model(tensor, pipeline, tied=tied, padded=padded)
-    train_one_step(model, tied=tied)
-    state = {"model": model.sharded_state_dict(), "iteration": 1, "checkpoint_version": 3.0}
-    dist_checkpointing.save(state, folder)
+
+
+def _score(model: Any, tensor: int, pipeline: int) -> Tensor:
+    from megatron.core import parallel_state
+
     scored = score_tokens(
         MegatronMicroBatches(model.eval(), packed=False),
         batch(),
@@ -81,7 +116,7 @@ def make_model(tensor: int, pipeline: int, *, tied: bool, padded: int) -> Any:
     )  # fmt: skip
 
 
-def train_one_step(model: Any, *, tied: bool) -> None:
+def train_one_step(model: Any) -> None:
     """One step of AdamW through Megatron's schedule, its data-parallel wrapper and its reduction of gradients."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -113,19 +148,21 @@ def train_one_step(model: Any, *, tied: bool) -> None:
     model.config.finalize_model_grads_func = None
 
 
-def checkpoint(parent: Path, *, tensor: int, pipeline: int, tied: bool, padded: int = VOCABULARY) -> Tensor:
-    """Train and save below ``parent`` as Megatron does; the log-probabilities of `batch()`."""
+def checkpoints(parent: Path, *, tensor: int, pipeline: int, padded: int = VOCABULARY) -> dict[bool, Trained]:
+    """Train and save as Megatron does: tied and untied, by whether they are tied."""
     from tests.megatron_worker.ranks import run_ranks
 
-    folder = parent / "iter_0000001"
-    folder.mkdir(parents=True)
-    (parent / "latest_checkpointed_iteration.txt").write_text("1")
+    folders = {}
+    for tied in (False, True):
+        beside = parent / ("tied" if tied else "untied")
+        folders[tied] = beside / "iter_0000001"
+        folders[tied].mkdir(parents=True)
+        (beside / "latest_checkpointed_iteration.txt").write_text("1")
     found = run_ranks(
-        tensor * pipeline, train_and_save, folder=str(folder), tensor=tensor, pipeline=pipeline, tied=tied,
-        padded=padded,
+        tensor * pipeline, train_and_save, folders={str(folder): tied for tied, folder in folders.items()},
+        tensor=tensor, pipeline=pipeline, padded=padded,
     )  # fmt: skip
-    logp: Tensor = found[-1]
-    return logp
+    return {tied: Trained(folder.parent, logp) for (tied, folder), logp in zip(folders.items(), found[-1], strict=True)}
 
 
 def hf_config(*, tied: bool) -> dict[str, Any]:
