@@ -41,7 +41,9 @@ def check(out: Path, tolerance: float) -> Agreement:
         agreement = compare(sequences, found["megatron"], now, tolerance, "Hugging Face")
     for name, expected in record["sha256"].items():
         if not (out / name).is_file() or file_sha256(out / name) != expected:
-            raise CheckpointError(f"{out / name}: changed since the conversion, and the model is the same within rounding")
+            raise CheckpointError(
+                f"{out / name}: changed since the conversion, and the model is the same within rounding"
+            )
     return agreement
 
 

@@ -101,7 +101,9 @@ def look(request: Request) -> Job:
         tokenizer = request.tokenizer or source.tokenizer or config
         return Job(request, source, files, config, tokenizer, model)
     if request.model is not None or request.recorded is not None:
-        raise CheckpointError(f"{request.ckpt}: a Hugging Face model says itself what it is; leave --hf and --expect out")
+        raise CheckpointError(
+            f"{request.ckpt}: a Hugging Face model says itself what it is; leave --hf and --expect out"
+        )
     weights = read_hf_files(source.weights)
     model = read_qwen3(source.weights)
     check_hf_architecture(weights, model)

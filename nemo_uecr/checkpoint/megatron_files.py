@@ -18,8 +18,8 @@ FIXED = ("metadata.json", ".metadata", "common.pt")
 
 MODEL = ("embedding.", "decoder.", "output_layer.")
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-PADDING = 128 * 64
-"""Most rows that padding adds to a vocabulary: to a multiple of 128 for each of 64 tensor-parallel ranks."""
+PADDINGS = tuple(2**power for power in range(14))
+"""A vocabulary is padded to a multiple of up to 128 on each of up to 64 tensor-parallel ranks, all powers of two."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_megatron_files(folder: Path) -> MegatronFiles:
 
 
 def _table_of_contents(folder: Path) -> Any:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     try:
         return FileSystemReader(str(folder)).read_metadata()
@@ -140,7 +140,7 @@ def _is_padded(name: str, got: tuple[int, ...] | None, wanted: tuple[int, ...] |
     """Whether a vocabulary was padded for its tensor-parallel ranks."""
     if got is None or wanted is None or not name.startswith(("embedding.", "output_layer.")):
         return False
-    return got[1:] == wanted[1:] and wanted[0] < got[0] < wanted[0] + PADDING and got[0] % 2 == 0
+    return got[1:] == wanted[1:] and any(got[0] == -(-wanted[0] // multiple) * multiple for multiple in PADDINGS)
 
 
 def _run_settings(folder: Path) -> dict[str, Any]:

@@ -216,8 +216,9 @@ def _random_states() -> Iterator[None]:
 def _one_rank() -> Iterator[None]:
     import torch.distributed as dist
     from megatron.core import parallel_state
+    from torch._C._distributed_c10d import HashStore
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     try:
         yield

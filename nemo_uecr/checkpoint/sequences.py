@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEXTS = (
-    "What is the sum of the first ten odd numbers? Adding 1, 3, 5, ... up to 19 gives 10 squared, so the answer is 100.",
-    "Sei x die Lösung von 3x + 7 = 22. Dann ist x = 5, denn 3·5 = 15 und 15 + 7 = 22. \\boxed{5}",
+    "What is the sum of the first ten odd numbers? Adding 1, 3, 5, ... up to 19 gives 10 squared: \\boxed{100}.",
+    "def area(radius: float) -> float:\n    return 3.14159 * radius**2  # \u03c0r\u00b2, for r > 0\n",
 )
 RANDOM, LENGTH, SEED = 6, 48, 20
 """Sequences of random tokens, their length, and the seed."""

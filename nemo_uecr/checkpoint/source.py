@@ -98,6 +98,8 @@ def _nemo_rl_step(step: Path) -> Source:
     try:
         model = yaml.safe_load((step / "config.yaml").read_bytes())["policy"]["model_name"]
     except (yaml.YAMLError, KeyError, TypeError):
-        raise CheckpointError(f"{step / 'config.yaml'}: no policy.model_name; expected NeMo-RL's configuration") from None
+        raise CheckpointError(
+            f"{step / 'config.yaml'}: no policy.model_name; expected NeMo-RL's configuration"
+        ) from None
     tokenizer = step / "policy" / "tokenizer"
     return Source(step, MEGATRON, newest_iteration(step / "policy" / "weights"), str(model), tokenizer)

@@ -14,12 +14,14 @@ An interrupted conversion goes on when the command is given again.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import logging
 import math
 import sys
 from pathlib import Path
 
 from nemo_uecr.cli.extras import require_extra
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.errors import CheckpointError, DependencyError
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,8 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", dest="out", metavar="OUT", type=Path, help="folder to make; it must not exist")
     parser.add_argument("--check", action="store_true", help="verify again a folder that was converted; makes nothing")
     parser.add_argument("--into", choices=("huggingface", "megatron"), help="format of OUT (default: the other one)")
-    parser.add_argument("--hf", metavar="MODEL", help="Hugging Face model of CKPT's architecture (default: what CKPT names)")
-    parser.add_argument("--tokenizer", metavar="FOLDER", type=Path, help="tokenizer (default: CKPT's, else the model's)")
+    parser.add_argument(
+        "--hf", metavar="MODEL", help="Hugging Face model of CKPT's architecture (default: what CKPT names)"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="FOLDER", type=Path, help="tokenizer (default: CKPT's, else the model's)"
+    )
     parser.add_argument(
         "--expect", metavar="FILE", type=Path,
         help="log-probabilities that the trained model gave (safetensors: token_ids, lengths, logp); must be met",
@@ -45,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="largest difference of two log-probabilities (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--shard-gb", metavar="GB", type=float, default=4.0, help="most gigabytes of a weight file (default: %(default)s)"
+        "--shard-gb",
+        metavar="GB",
+        type=float,
+        default=4.0,
+        help="most gigabytes of a weight file (default: %(default)s)",
     )
 
 
@@ -55,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise CheckpointError("--tolerance and --shard-gb: expected numbers above 0")
     if args.check == (args.out is not None):
         raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
-    require_extra("convert")
-    _quiet_transformers()
+    _require_bridge()
+    _quiet_libraries()
     if args.check:
         from nemo_uecr.checkpoint.check import check
 
@@ -79,8 +89,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _quiet_transformers() -> None:
+def _require_bridge() -> None:
+    require_extra("convert")
+    if importlib.util.find_spec("megatron.bridge") is None:
+        raise DependencyError(
+            "megatron.bridge is not installed; convert inside NeMo-RL's container, or run: "
+            "pip install --no-deps megatron-bridge==0.3.1"
+        )
+
+
+def _quiet_libraries() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    logging.getLogger("megatron").setLevel(logging.ERROR)

@@ -13,7 +13,7 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "verify": ("math_verify",),
     "tensorboard": ("tensorboard",),
     "data": ("pyarrow", "huggingface_hub"),
-    "convert": ("transformers", "megatron", "megatron.bridge", "accelerate", "einops", "psutil", "six", "triton"),
+    "convert": ("transformers", "megatron", "accelerate", "einops", "psutil", "six", "triton"),
 }
 """Extra of the package -> the modules that it brings."""
 

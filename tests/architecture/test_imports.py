@@ -47,10 +47,11 @@ CONTRACT: dict[str, Rule] = {
         packages="torch transformers safetensors",
     ),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
+    "checkpoint": rule("data", "scoring"),
     "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench", "nemo_adapter",
+        "bench", "nemo_adapter", "checkpoint",
     ),
 }  # fmt: skip
 """Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""

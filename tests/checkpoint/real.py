@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from nemo_uecr.cli.main import entry_point
 from tests.megatron_worker.on_ranks import batch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,24 +45,26 @@ def command(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def converted(*arguments: object, cwd: Path) -> str:
-    """Its last line; it must succeed."""
-    process = command(*arguments, cwd=cwd)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err[-4000:]
-    assert out.count("\n") == 1, out
-    return out
+def converted(*arguments: object) -> str:
+    """The command's line on standard output, run in this process; it must succeed."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = entry_point(["convert", *map(str, arguments)])
+    assert code == 0, err.getvalue()[-4000:]
+    assert out.getvalue().count("\n") == 1, out.getvalue()
+    return out.getvalue()
 
 
-def refused(*arguments: object, cwd: Path) -> str:
-    """Its last line on standard error; it must end with exit code 2 and leave no file behind."""
-    before = sorted(cwd.rglob("*"))
-    process = command(*arguments, cwd=cwd)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 2, err[-4000:]
-    assert out == ""
-    assert sorted(cwd.rglob("*")) == before
-    last = err.splitlines()[-1]
+def refused(*arguments: object, leaves: Path) -> str:
+    """The command's last line on standard error; exit code 2, and no file more or less in the folder ``leaves``."""
+    before = sorted(leaves.rglob("*"))
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = entry_point(["convert", *map(str, arguments)])
+    assert code == 2, err.getvalue()[-4000:]
+    assert out.getvalue() == ""
+    assert sorted(leaves.rglob("*")) == before
+    last = err.getvalue().splitlines()[-1]
     assert last.startswith("nemo-uecr: error: ")
     return last
 

@@ -30,7 +30,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_transformers_says_what_the_ranks_said(trained: dict[bool, Trained], tied: bool, tmp_path: Path) -> None:
     source = trained[tied]
     model = model_folder(tmp_path / "model", tied=tied)
-    line = converted(source.folder, "--to", "out", "--hf", model, "--tolerance", 1e-5, cwd=tmp_path)
+    line = converted(source.folder, "--to", tmp_path / "out", "--hf", model, "--tolerance", 1e-5)
     assert "the same model" in line
     torch.testing.assert_close(transformers_logp(tmp_path / "out"), source.logp, atol=1e-5, rtol=0)
     # The trained model is no uniform distribution, and its output layer is in the file exactly when it is its own.
@@ -47,8 +47,8 @@ def test_a_step_of_nemo_rl_with_a_padded_vocabulary(padded: dict[bool, Trained],
     """The whole of what is delivered: weights without padding, configuration, tokenizer, template, evidence."""
     model = model_folder(tmp_path / "model", tied=False)
     step = nemo_rl_step(tmp_path, padded[False].folder / "iter_0000001", model)
-    converted(step, "--to", "out", cwd=tmp_path)
     out = tmp_path / "out"
+    converted(step, "--to", out)
     assert tensors(out)["lm_head.weight"].shape[0] == VOCABULARY
     # Megatron's softmax included the padding's columns unless they are masked, as the scores here are.
     torch.testing.assert_close(transformers_logp(out), padded[False].logp, atol=1e-5, rtol=0)
@@ -63,36 +63,37 @@ def test_a_step_of_nemo_rl_with_a_padded_vocabulary(padded: dict[bool, Trained],
     assert record["versions"]["megatron-bridge"] != "not installed as a package"
 
 
-def test_exchanged_shards_are_found_by_what_the_trained_model_said(
-    padded: dict[bool, Trained], tmp_path: Path
-) -> None:
-    """Two ranks' files of one size, exchanged: every length is right, and the model is another."""
+def test_exchanged_shards_are_found_by_what_the_trained_model_said(padded: dict[bool, Trained], tmp_path: Path) -> None:
+    """The shards of two ranks, exchanged: every length is right, and the model is another."""
     from safetensors.torch import save_file
 
     source = shutil.copytree(padded[True].folder, tmp_path / "source")
     model = model_folder(tmp_path / "model", tied=True)
-    save_file(
-        {"token_ids": batch()["input_ids"], "lengths": batch()["input_lengths"], "logp": padded[True].logp.contiguous()},
-        tmp_path / "recorded.safetensors",
-    )  # fmt: skip
-    arguments = (source, "--hf", model, "--expect", "recorded.safetensors")
-    assert "the same model" in converted(*arguments, "--to", "whole", cwd=tmp_path)
-    first, second = same_sized_shards(source / "iter_0000001")
-    aside = first.with_suffix(".aside")
-    first.rename(aside)
-    second.rename(first)
-    aside.rename(second)
-    line = refused(*arguments, "--to", "exchanged", cwd=tmp_path)
+    recorded = tmp_path / "recorded.safetensors"
+    logp = padded[True].logp.contiguous()
+    save_file({"token_ids": batch()["input_ids"], "lengths": batch()["input_lengths"], "logp": logp}, recorded)
+    arguments = (source, "--hf", model, "--expect", recorded)
+    assert "the same model" in converted(*arguments, "--to", tmp_path / "whole")
+    exchange_shards(source / "iter_0000001", "decoder.layers.mlp.linear_fc2.weight")
+    line = refused(*arguments, "--to", tmp_path / "exchanged", leaves=tmp_path)
     assert "not the same model: log-probabilities differ by" in line
     assert "as recorded in training" in line
 
 
-def same_sized_shards(folder: Path) -> tuple[Path, Path]:
-    files = sorted(folder.glob("*.distcp"))
-    pairs = [
-        (one, other)
-        for one in files
-        for other in files
-        if one < other and one.stat().st_size == other.stat().st_size and one.read_bytes() != other.read_bytes()
-    ]
-    return pairs[0]
+def exchange_shards(folder: Path, tensor: str) -> None:
+    """Exchange the bytes of the two ranks' shards of a tensor's first layer."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    contents = FileSystemReader(str(folder)).read_metadata().storage_data
+    places = [place for index, place in contents.items() if index.fqn == tensor and index.offset[0] == 0]
+    assert len(places) == 2
+    assert places[0].length == places[1].length
+    bodies = []
+    for place in places:
+        whole = (folder / place.relative_path).read_bytes()
+        bodies.append(whole[place.offset : place.offset + place.length])
+    assert bodies[0] != bodies[1]
+    for place, body in zip(places, reversed(bodies), strict=True):
+        with (folder / place.relative_path).open("r+b") as file:
+            file.seek(place.offset)
+            file.write(body)

@@ -133,7 +133,9 @@ def train_one_step(model: Any) -> None:
         rows = next(iterator)
 
         def loss(logits: Tensor) -> Any:
-            entropy = vocab_parallel_cross_entropy(logits[:, :-1].transpose(0, 1).contiguous(), rows[:, 1:].t().contiguous())
+            entropy = vocab_parallel_cross_entropy(
+                logits[:, :-1].transpose(0, 1).contiguous(), rows[:, 1:].t().contiguous()
+            )
             return entropy.mean(), {}
 
         return part(rows, positions[: len(rows)], mask), loss
