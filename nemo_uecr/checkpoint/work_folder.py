@@ -100,6 +100,16 @@ def partial_of(out: Path) -> Path:
     return out.with_name(f".{out.name}.partial")
 
 
+def refuse_occupied(out: Path) -> None:
+    """Refuse an OUT that holds anything.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    if out.is_file() or (out.is_dir() and next(out.iterdir(), None) is not None):
+        raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
+
+
 @contextmanager
 def only_one(out: Path) -> Iterator[None]:
     """Hold OUT for this process; a killed process lets go of it.
@@ -107,8 +117,6 @@ def only_one(out: Path) -> Iterator[None]:
     Raises:
         CheckpointError: OUT is there already, is being made by another process, or cannot be written.
     """
-    if out.is_file() or (out.is_dir() and next(out.iterdir(), None) is not None):
-        raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
     lock = out.with_name(f".{out.name}.lock")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -121,6 +129,7 @@ def only_one(out: Path) -> Iterator[None]:
         except OSError:
             raise CheckpointError(f"{out}: another process is converting into it; wait for its end") from None
         try:
+            refuse_occupied(out)  # once more: it may have been finished since
             yield
         finally:
             lock.unlink(missing_ok=True)

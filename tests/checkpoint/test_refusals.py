@@ -199,6 +199,13 @@ def test_an_occupied_out(tmp_path: Path, huggingface: Path) -> None:
     assert "occupied" in refusal(request(huggingface, huggingface / "config.json"))
 
 
+def test_a_refusal_makes_no_folder_above_out(tmp_path: Path, model: Path, weights: Path) -> None:
+    next(weights.glob("*.distcp")).unlink()
+    with pytest.raises(CheckpointError, match="missing shard"):
+        convert(request(weights, tmp_path / "new" / "out", model=str(model)))
+    assert not (tmp_path / "new").exists()
+
+
 def test_two_conversions_into_one_folder(tmp_path: Path, huggingface: Path) -> None:
     with only_one(tmp_path / "out"), pytest.raises(CheckpointError, match="another process is converting into it"):
         convert(request(huggingface, tmp_path / "out"))

@@ -52,9 +52,7 @@ def test_there_and_back_is_bitwise(tied: bool, dtype: str, tmp_path: Path) -> No
 def test_megatron_loads_it_over_several_ranks(whole: Path, megatron: Path, tensor: int, pipeline: int) -> None:
     """A bridge that scatters chunks of a matrix's columns over gloo corrupts exactly the row-parallel layers."""
     folder = str(megatron / "iter_0000000")
-    found = run_ranks(
-        2, load_and_score, folder=folder, tensor=tensor, pipeline=pipeline, tied=False
-    )  # fmt: skip
+    found = run_ranks(2, load_and_score, folder=folder, tensor=tensor, pipeline=pipeline, tied=False)
     torch.testing.assert_close(found[-1], transformers_logp(whole), atol=1e-5, rtol=0)
 
 
@@ -104,24 +102,38 @@ def test_a_change_too_small_for_the_scores_is_found_by_its_hash(megatron: Path, 
     assert "generation_config.json: changed since the conversion" in refused(out, "--check", leaves=tmp_path)
 
 
-@pytest.mark.parametrize("damage", [False, True], ids=["as it was left", "with a damaged shard"])
-def test_killed_in_the_middle(megatron: Path, tmp_path: Path, damage: bool) -> None:
-    """kill -9 when the first weight file is there: no OUT, and the same command finishes it."""
-    out, partial = tmp_path / "out", tmp_path / ".out.partial"
-    arguments = (megatron, "--to", out, "--shard-gb", SMALL)
-    killed = command(*arguments, cwd=tmp_path)
+def kill_when(partial: Path, pattern: str, *arguments: object) -> None:
+    """Start the command and kill -9 it when a file is there."""
+    killed = command(*arguments, cwd=partial.parent)
     deadline = time.monotonic() + 200
-    while not list(partial.glob("model-00001-of-*.safetensors")):
+    while not list(partial.glob(pattern)):
         assert killed.poll() is None, killed.communicate()[1][-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.002)
     killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.communicate()
+
+
+@pytest.mark.parametrize("damage", [False, True], ids=["as it was left", "with a damaged shard"])
+def test_killed_on_the_way_to_huggingface(megatron: Path, tmp_path: Path, damage: bool) -> None:
+    """No OUT when the first weight file is there, and the same command finishes it."""
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    arguments = (megatron, "--to", out, "--shard-gb", SMALL)
+    kill_when(partial, "model-00001-of-*.safetensors", *arguments)
     assert not out.exists()
     if damage:
         shard = next(partial.glob("model-00001-of-*.safetensors"))
         shard.write_bytes(b"x" * shard.stat().st_size)
     assert "the same model" in converted(*arguments)
-    assert not partial.exists()
     assert "the same model" in converted(out, "--check")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("moment", ["iter_*/metadata.json", "huggingface/config.json"])
+def test_killed_on_the_way_to_megatron(whole: Path, moment: str, tmp_path: Path) -> None:
+    """Before and after the checkpoint's files are noted as complete."""
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    kill_when(partial, moment, whole, "--to", out)
+    assert not out.exists()
+    assert "the same model" in converted(whole, "--to", out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
