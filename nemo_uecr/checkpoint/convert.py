@@ -140,7 +140,7 @@ def _to_huggingface(job: Job, work: WorkFolder) -> Verified:
         write_weights(bridge.export(model), shapes, job.files.dtype, work, job.request.shard_bytes)
         del bridge, model
     gc.collect()
-    logger.info("verifying: transformers reloads %s", work.path)
+    logger.info("verifying: transformers loads what was written")
     huggingface = huggingface_scores(work.path, sequences)
     return _verified(job, sequences, megatron, huggingface)
 
@@ -153,7 +153,7 @@ def _to_megatron(job: Job, work: WorkFolder) -> Verified:
         write_assets(work, ASSETS, job.config, job.tokenizer, job.files.dtype)
         folder = newest_iteration(work.path)
         check_megatron_architecture(read_megatron_files(folder), job.model, job.config)
-        logger.info("verifying: Megatron reloads %s", folder)
+        logger.info("verifying: megatron-core loads what was written")
         names = names_folder(Path(empty), job.config / "config.json", hf_shapes(job.model))
         megatron = megatron_scores(Bridge(names, job.model).from_megatron(folder), sequences)
     gc.collect()

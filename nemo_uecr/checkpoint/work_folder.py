@@ -41,10 +41,10 @@ class WorkFolder:
         known = _journal(path)
         if known is not None and known["making"] == making:
             self._complete = dict(known["complete"])
-            logger.info("resuming: %d complete files in %s", len(self._complete), path)
+            logger.info("resuming: %d complete files in %s", len(self._complete), path.name)
             return
         if path.exists():
-            logger.info("%s was left by another or an unreadable conversion; beginning anew", path)
+            logger.info("%s was left by another or an unreadable conversion; beginning anew", path.name)
             shutil.rmtree(path)
         path.mkdir(parents=True)
         self._write_journal()
