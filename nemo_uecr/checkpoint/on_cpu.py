@@ -14,6 +14,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
+import queue
 import sys
 import types
 import warnings
@@ -43,6 +44,7 @@ def megatron_on_cpu() -> Iterator[None]:
             stack.enter_context(_replaced(owner, name.rpartition(".")[2], value))
         stack.enter_context(_cpu_mode())
         stack.enter_context(_random_states())
+        stack.enter_context(_results_in_process())
         stack.enter_context(_one_rank())
         yield
 
@@ -209,6 +211,17 @@ def _random_states() -> Iterator[None]:
         _replaced(random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True),
         _replaced(random, "initialize_rng_tracker", _nothing),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _results_in_process() -> Iterator[None]:
+    """Megatron's writer keeps a server process for its results, which would outlive a kill of this one."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    with contextlib.ExitStack() as stack:
+        if hasattr(filesystem_async, "_get_write_results_queue"):
+            stack.enter_context(_replaced(filesystem_async, "_get_write_results_queue", queue.Queue))
         yield
 
 

@@ -111,7 +111,7 @@ def kill_when(partial: Path, pattern: str, *arguments: object) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.002)
     killed.send_signal(signal.SIGKILL)
-    killed.communicate()
+    killed.communicate(timeout=20)  # no process of its own outlives it, or this would wait for its end
 
 
 @pytest.mark.parametrize("damage", [False, True], ids=["as it was left", "with a damaged shard"])
