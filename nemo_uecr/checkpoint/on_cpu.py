@@ -1,0 +1,240 @@
+"""Lets megatron-core and Megatron-Bridge convert a model in one process on a CPU.
+
+Both ask for CUDA in a few places whatever the device: the current device, `Module.cuda`, the CUDA generator around
+attention, an unconditional import of Transformer Engine. Within `megatron_on_cpu` these are answered with the CPU,
+and put back at its end. Nothing of either package is edited. A conversion runs here even where a GPU is present, so
+that the arithmetic of the verification, float32 on one rank, is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import queue
+import sys
+import types
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ENGINE = "transformer_engine"
+STAND_INS = (ENGINE, "modelopt", "datasets")
+"""What the bridge imports whether it is used or not; neither is for a CPU."""
+
+TRAINING = "megatron.bridge.training.model_load_save"
+
+
+@contextlib.contextmanager
+def megatron_on_cpu() -> Iterator[None]:
+    """One rank of megatron-core over gloo on the CPU, with Megatron-Bridge imported."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # both packages report with print
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # dozens of "Apex is not installed" lines from one import
+        import_bridge()  # first: torch's compiler, which it imports, refuses two names for one function
+        for name, value in _replacements().items():
+            owner: Any = torch.nn.Module if name == "Module.cuda" else torch.cuda
+            stack.enter_context(_replaced(owner, name.rpartition(".")[2], value))
+        stack.enter_context(_cpu_mode())
+        stack.enter_context(_random_states())
+        stack.enter_context(_results_in_process())
+        stack.enter_context(_one_rank())
+        yield
+
+
+def import_bridge() -> None:
+    """Import Megatron-Bridge; what is missing of `STAND_INS` is answered while the import runs, and only then."""
+    missing = frozenset(name for name in STAND_INS if importlib.util.find_spec(name) is None)
+    if ENGINE in missing and TRAINING not in sys.modules:
+        # megatron-core decides at import whether Transformer Engine is there. It must not meet the stand-in.
+        _import_engine_users()
+    finder = _StandIn(missing)
+    sys.meta_path.append(finder)
+    try:
+        importlib.import_module("megatron.bridge")
+        importlib.import_module(TRAINING)
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] in missing]:
+            del sys.modules[name]
+
+
+def _import_engine_users() -> None:
+    import megatron.core
+
+    folder = Path(megatron.core.__path__[0])
+    for file in sorted(folder.rglob("*.py")):
+        if ENGINE in file.read_text(encoding="utf-8"):
+            parts = file.relative_to(folder).with_suffix("").parts
+            name = ".".join(("megatron.core", *parts)).removesuffix(".__init__")
+            # A module that cannot be imported here cannot take the stand-in for the real thing either.
+            with contextlib.suppress(ImportError, AttributeError, NameError, TypeError, RuntimeError, AssertionError):
+                importlib.import_module(name)
+
+
+class _EmptyClass(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _empty(name)
+
+
+def _empty(name: str) -> Any:
+    """A class good for `isinstance`; one that is named as a function is does nothing when it is called."""
+    import torch
+
+    def refuse(self: Any, *arguments: Any, **options: Any) -> None:
+        raise RuntimeError(f"{name} was asked for, and its package is not installed")
+
+    called = {"__init__": refuse} if name[:1].isupper() else {"__new__": _nothing}
+    return _EmptyClass(name, (torch.nn.Module,), called)
+
+
+class _EmptyModule(types.ModuleType):
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _empty(name)
+
+
+class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the missing packages as empty modules."""
+
+    def __init__(self, roots: frozenset[str]) -> None:
+        self._roots = roots
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """An empty module for a missing package or a part of one."""
+        if fullname.partition(".")[0] not in self._roots:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """The module."""
+        return _EmptyModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""
+
+
+class _Idle:
+    """A CUDA stream or event on which nothing ever runs."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **options: None
+
+
+def _nothing(*arguments: Any, **options: Any) -> None: ...
+
+
+def _replacements() -> dict[str, Any]:
+    import torch
+
+    return {
+        "current_device": lambda: torch.device("cpu"),
+        "set_device": _nothing,
+        "synchronize": _nothing,
+        "empty_cache": _nothing,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "is_available": lambda: False,
+        "Stream": _Idle,
+        "Event": _Idle,
+        "current_stream": _Idle,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "Module.cuda": lambda module, device=None: module,
+    }
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _cpu_mode() -> contextlib.AbstractContextManager[Any]:
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class OnCpu(TorchFunctionMode):
+        """Turns every request for a CUDA device into one for the CPU."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = dict(kwargs or {})
+            if func is torch.Tensor.cuda:
+                return args[0]
+            if str(named.get("device")).startswith("cuda"):
+                named["device"] = torch.device("cpu")
+            return func(*args, **named)
+
+    return OnCpu()
+
+
+@contextlib.contextmanager
+def _random_states() -> Iterator[None]:
+    """Attention forks a named CUDA generator even without dropout; nothing here draws a random number."""
+    from megatron.core.tensor_parallel import random
+
+    class NoStates:
+        def is_initialized(self) -> bool:
+            return True
+
+        def fork(self, name: str = "") -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+        def get_states(self) -> dict[str, Any]:
+            return {}
+
+        def add(self, name: str, seed: int) -> None: ...
+
+        def reset(self) -> None: ...
+
+    states = NoStates()
+    with (
+        _replaced(random, "_CUDA_RNG_STATE_TRACKER", states),
+        _replaced(random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True),
+        _replaced(random, "initialize_rng_tracker", _nothing),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _results_in_process() -> Iterator[None]:
+    """Megatron's writer keeps a server process for its results, which would outlive a kill of this one."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    with contextlib.ExitStack() as stack:
+        if hasattr(filesystem_async, "_get_write_results_queue"):
+            stack.enter_context(_replaced(filesystem_async, "_get_write_results_queue", queue.Queue))
+        yield
+
+
+@contextlib.contextmanager
+def _one_rank() -> Iterator[None]:
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from torch._C._distributed_c10d import HashStore
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()

@@ -1,0 +1,223 @@
+"""What cannot be converted is refused before anything is written, in one line that says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_uecr.checkpoint.convert import convert, look
+from nemo_uecr.checkpoint.qwen3 import hf_shapes, megatron_shapes, read_qwen3
+from nemo_uecr.checkpoint.request import Request
+from nemo_uecr.checkpoint.source import find_source
+from nemo_uecr.checkpoint.work_folder import only_one
+from nemo_uecr.errors import CheckpointError
+from tests.checkpoint.folders import model_folder, nemo_rl_step
+from tests.checkpoint.trained import hf_config
+
+
+def request(ckpt: Path, out: Path, **changes: object) -> Request:
+    plain = Request(
+        ckpt=ckpt, out=out, into=None, model=None, tokenizer=None, recorded=None, tolerance=1e-4, shard_bytes=10**9
+    )
+    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return model_folder(tmp_path / "model", tied=False)
+
+
+@pytest.fixture
+def weights(tmp_path: Path, model: Path) -> Path:
+    """A folder as megatron-core writes it on one rank, made by the library below it."""
+    from torch.distributed.checkpoint import save
+
+    folder = tmp_path / "megatron" / "iter_0000001"
+    state = {name: torch.zeros(shape) for name, shape in megatron_shapes(read_qwen3(model)).items()}
+    save(state, checkpoint_id=folder, no_dist=True)
+    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
+    torch.save({"iteration": 1}, folder / "common.pt")
+    return folder
+
+
+@pytest.fixture
+def huggingface(tmp_path: Path, model: Path) -> Path:
+    from safetensors.torch import save_file
+
+    folder = shutil.copytree(model, tmp_path / "huggingface")
+    shapes = hf_shapes(read_qwen3(model))
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
+    return folder
+
+
+def refusal(asked: Request) -> str:
+    """The message of a conversion, which leaves every folder as it was."""
+    folder = asked.out.parent
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(CheckpointError) as error:
+        convert(asked)
+    assert sorted(folder.rglob("*")) == before
+    return str(error.value)
+
+
+def test_what_is_whole_is_accepted(tmp_path: Path, model: Path, weights: Path, huggingface: Path) -> None:
+    for ckpt in (weights, weights.parent):
+        job = look(request(ckpt, tmp_path / "out", model=str(model)))
+        assert (job.source.kind, job.source.weights, job.files.dtype) == ("megatron", weights, "float32")
+    step = nemo_rl_step(tmp_path, weights, model)
+    job = look(request(step, tmp_path / "out"))
+    assert job.config == model
+    assert job.tokenizer == step / "policy" / "tokenizer"
+    assert look(request(huggingface, tmp_path / "out")).source.kind == "huggingface"
+
+
+def test_a_missing_shard(tmp_path: Path, model: Path, weights: Path, huggingface: Path) -> None:
+    next(weights.glob("*.distcp")).unlink()
+    assert "missing shard" in refusal(request(weights, tmp_path / "out", model=str(model)))
+    (huggingface / "model.safetensors").unlink()
+    assert "missing shard" in refusal(request(huggingface, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("lost", [1, 20_000])
+def test_a_truncated_shard(lost: int, tmp_path: Path, model: Path, weights: Path, huggingface: Path) -> None:
+    for folder, kind, asked in (
+        (weights, "*.distcp", request(weights, tmp_path / "out", model=str(model))),
+        (huggingface, "*.safetensors", request(huggingface, tmp_path / "out")),
+    ):
+        shard = next(folder.glob(kind))
+        content = shard.read_bytes()
+        shard.write_bytes(content[:-lost])
+        message = refusal(asked)
+        assert f"truncated shard of {len(content) - lost} bytes; expected {len(content)}" in message
+
+
+@pytest.mark.parametrize("name", ["metadata.json", ".metadata", "common.pt"])
+def test_an_unfinished_save(name: str, tmp_path: Path, model: Path, weights: Path) -> None:
+    (weights / name).unlink()
+    assert f"no {name}; the checkpoint is incomplete" in refusal(request(weights, tmp_path / "out", model=str(model)))
+
+
+def test_a_damaged_table_of_contents(tmp_path: Path, model: Path, weights: Path) -> None:
+    asked = request(weights, tmp_path / "out", model=str(model))
+    for content in (b"", b"no pickle", pickle.dumps(7)):
+        (weights / ".metadata").write_bytes(content)
+        assert "the checkpoint is corrupt" in refusal(asked)
+
+
+@pytest.mark.parametrize(
+    ("change", "tensor"),
+    [
+        (
+            {"intermediate_size": 48},
+            "mlp.linear_fc1.weight has shape [2, 80, 32]; the architecture asks for [2, 96, 32]",
+        ),
+        ({"num_hidden_layers": 3}, "has shape [2, "),
+        ({"tie_word_embeddings": True}, "output_layer.weight has shape [48, 32]; the architecture asks for none"),
+        ({"vocab_size": 64}, "embedding.word_embeddings.weight has shape [48, 32]"),
+        ({"vocab_size": 32}, "embedding.word_embeddings.weight has shape [48, 32]"),
+        ({"num_key_value_heads": 4}, "self_attention.linear_qkv.weight has shape [2, 128, 32]"),
+    ],
+)
+def test_another_architecture(change: dict[str, object], tensor: str, tmp_path: Path, weights: Path) -> None:
+    other = model_folder(tmp_path / "other", tied=False, **change)
+    message = refusal(request(weights, tmp_path / "out", model=str(other)))
+    assert tensor in message
+    assert "--hf FOLDER" in message
+
+
+@pytest.mark.parametrize(("name", "value"), [("rotary_base", 10000), ("num_attention_heads", 8), ("kv_channels", 8)])
+def test_another_architecture_of_the_same_shapes(
+    name: str, value: int, tmp_path: Path, model: Path, weights: Path
+) -> None:
+    """The trainer's own record knows what no shape shows."""
+    (weights / "run_config.yaml").write_text(json.dumps({"model": {name: value}}))
+    assert f"trained with {name} {value}" in refusal(request(weights, tmp_path / "out", model=str(model)))
+
+
+def test_a_model_that_is_no_qwen3(tmp_path: Path, weights: Path) -> None:
+    other = model_folder(tmp_path / "other", tied=False, architectures=["LlamaForCausalLM"])
+    assert "LlamaForCausalLM" in refusal(request(weights, tmp_path / "out", model=str(other)))
+
+
+def test_the_rope_base_is_read_where_either_transformers_writes_it(tmp_path: Path) -> None:
+    config = hf_config(tied=False)
+    for index, changes in enumerate(
+        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
+    ):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        plain = {name: value for name, value in config.items() if name != "rope_theta"}
+        (folder / "config.json").write_text(json.dumps(plain | changes))
+        assert read_qwen3(folder).rope_theta == 5e5
+    (folder / "config.json").write_text(json.dumps(plain))
+    with pytest.raises(CheckpointError, match="no 'rope_theta'"):
+        read_qwen3(folder)
+    (folder / "config.json").write_text(json.dumps(plain | {"rope_scaling": {"rope_type": "yarn", "factor": 4}}))
+    with pytest.raises(CheckpointError, match="scaled \\(yarn\\)"):
+        read_qwen3(folder)
+
+
+@pytest.mark.parametrize("part", ["config.yaml", "training_info.json", "policy/weights", "policy/tokenizer"])
+def test_an_incomplete_step_of_nemo_rl(part: str, tmp_path: Path, model: Path, weights: Path) -> None:
+    step = nemo_rl_step(tmp_path, weights, model)
+    target = step / part
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    assert f"no {part}; the NeMo-RL checkpoint is incomplete" in refusal(request(step, tmp_path / "out"))
+
+
+def test_a_step_that_nemo_rl_had_not_finished(tmp_path: Path, model: Path, weights: Path) -> None:
+    step = nemo_rl_step(tmp_path, weights, model)
+    unfinished = step.rename(tmp_path / "tmp_step_1")
+    assert "had not finished this step" in refusal(request(unfinished, tmp_path / "out"))
+
+
+def test_a_tracker_that_names_an_iteration_that_is_not_there(tmp_path: Path, model: Path, weights: Path) -> None:
+    (weights.parent / "latest_checkpointed_iteration.txt").write_text("7")
+    assert "no iter_0000007" in refusal(request(weights.parent, tmp_path / "out", model=str(model)))
+
+
+def test_a_model_without_tokenizer(tmp_path: Path, weights: Path, model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    assert "no tokenizer.json" in refusal(request(weights, tmp_path / "out", model=str(model)))
+
+
+def test_what_says_no_architecture(tmp_path: Path, weights: Path) -> None:
+    assert "--hf FOLDER" in refusal(request(weights, tmp_path / "out"))
+
+
+def test_an_occupied_out(tmp_path: Path, huggingface: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("kept")
+    assert "occupied" in refusal(request(huggingface, out))
+    assert "occupied" in refusal(request(huggingface, huggingface / "config.json"))
+
+
+def test_a_refusal_makes_no_folder_above_out(tmp_path: Path, model: Path, weights: Path) -> None:
+    next(weights.glob("*.distcp")).unlink()
+    with pytest.raises(CheckpointError, match="missing shard"):
+        convert(request(weights, tmp_path / "new" / "out", model=str(model)))
+    assert not (tmp_path / "new").exists()
+
+
+def test_two_conversions_into_one_folder(tmp_path: Path, huggingface: Path) -> None:
+    with only_one(tmp_path / "out"), pytest.raises(CheckpointError, match="another process is converting into it"):
+        convert(request(huggingface, tmp_path / "out"))
+
+
+def test_the_format_that_it_has_already(tmp_path: Path, huggingface: Path) -> None:
+    asked = request(huggingface, tmp_path / "out", into="huggingface")
+    assert "already huggingface" in refusal(asked)
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        find_source(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="no checkpoint; expected a Megatron folder"):
+        find_source(tmp_path)

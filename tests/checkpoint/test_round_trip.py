@@ -1,0 +1,139 @@
+"""Hugging Face to Megatron and back, the traps on the way, and kills in the middle."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.checkpoint.bridge import Bridge
+from tests.checkpoint.folders import hf_model
+from tests.checkpoint.real import command, converted, marks, refused, tensors, transformers_logp
+from tests.checkpoint.trained import load_and_score
+from tests.megatron_worker.ranks import run_ranks
+
+pytestmark = marks
+
+SMALL = 2e-5
+"""Gigabytes of a weight file, so that the tiny model has several."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hf_model(tmp_path_factory.mktemp("hf") / "model", tied=False, shard="20KB")
+
+
+@pytest.fixture(scope="module")
+def megatron(whole: Path) -> Path:
+    out = whole.parent / "megatron"
+    assert "the same model" in converted(whole, "--to", out, "--tolerance", 1e-5)
+    return out
+
+
+@pytest.mark.parametrize(("tied", "dtype"), [(True, "float32"), (False, "bfloat16")])
+def test_there_and_back_is_bitwise(tied: bool, dtype: str, tmp_path: Path) -> None:
+    model = hf_model(tmp_path / "model", tied=tied, dtype=dtype)
+    converted(model, "--to", tmp_path / "megatron")
+    converted(tmp_path / "megatron", "--to", tmp_path / "back", "--shard-gb", SMALL)
+    before, after = tensors(model), tensors(tmp_path / "back")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) and value.dtype == after[name].dtype for name, value in before.items())
+    assert len(list((tmp_path / "back").glob("model-*.safetensors"))) > 1
+    for folder in ("megatron", "back"):
+        assert "the same model" in converted(tmp_path / folder, "--check")
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_megatron_loads_it_over_several_ranks(whole: Path, megatron: Path, tensor: int, pipeline: int) -> None:
+    """A bridge that scatters chunks of a matrix's columns over gloo corrupts exactly the row-parallel layers."""
+    folder = str(megatron / "iter_0000000")
+    found = run_ranks(2, load_and_score, folder=folder, tensor=tensor, pipeline=pipeline, tied=False)
+    torch.testing.assert_close(found[-1], transformers_logp(whole), atol=1e-5, rtol=0)
+
+
+def test_the_trainer_gets_a_configuration_of_its_own(whole: Path, megatron: Path) -> None:
+    """run_config.yaml keeps nothing of the conversion on a CPU: not its layers, not its folder."""
+    text = (megatron / "iter_0000000" / "run_config.yaml").read_text()
+    assert "megatron.bridge.models.gpt_provider.default_layer_spec" in text
+    assert "use_cpu_initialization: false" in text
+    assert "rotary_base: 1000000.0" in text
+    assert ".partial" not in text
+    assert json.loads((megatron / "conversion.json").read_text())["direction"] == "huggingface to megatron"
+
+
+def test_a_lost_rope_base_is_found(megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the bridge does by itself with transformers 5: every weight is right, and the base is 10000."""
+    settings = Bridge._settings
+
+    def forgetful(self: Bridge) -> dict[str, Any]:
+        return settings(self) | {"rotary_base": 10000.0}
+
+    monkeypatch.setattr(Bridge, "_settings", forgetful)
+    line = refused(megatron, "--to", tmp_path / "out", leaves=tmp_path)
+    assert "not the same model" in line
+
+
+def test_exchanged_shards_in_the_result_are_found(megatron: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    out = tmp_path / "out"
+    converted(megatron, "--to", out, "--shard-gb", SMALL)
+    first, second = "model.layers.0.self_attn.o_proj.weight", "model.layers.1.self_attn.o_proj.weight"
+    home = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
+    files = {name: load_file(out / name) for name in {home[first], home[second]}}
+    one, other = files[home[first]][first], files[home[second]][second]
+    files[home[first]][first], files[home[second]][second] = other.clone(), one.clone()
+    for name, content in files.items():
+        save_file(content, out / name)
+    line = refused(out, "--check", leaves=tmp_path)
+    assert "not the same model: log-probabilities differ by" in line
+
+
+def test_a_change_too_small_for_the_scores_is_found_by_its_hash(megatron: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    converted(megatron, "--to", out)
+    with (out / "generation_config.json").open("a") as file:
+        file.write(" ")
+    assert "generation_config.json: changed since the conversion" in refused(out, "--check", leaves=tmp_path)
+
+
+def kill_when(partial: Path, pattern: str, *arguments: object) -> None:
+    """Start the command and kill -9 it when a file is there."""
+    killed = command(*arguments, cwd=partial.parent)
+    deadline = time.monotonic() + 200
+    while not list(partial.glob(pattern)):
+        assert killed.poll() is None, killed.communicate()[1][-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=20)  # no process of its own outlives it, or this would wait for its end
+
+
+@pytest.mark.parametrize("damage", [False, True], ids=["as it was left", "with a damaged shard"])
+def test_killed_on_the_way_to_huggingface(megatron: Path, tmp_path: Path, damage: bool) -> None:
+    """No OUT when the first weight file is there, and the same command finishes it."""
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    arguments = (megatron, "--to", out, "--shard-gb", SMALL)
+    kill_when(partial, "model-00001-of-*.safetensors", *arguments)
+    assert not out.exists()
+    if damage:
+        shard = next(partial.glob("model-00001-of-*.safetensors"))
+        shard.write_bytes(b"x" * shard.stat().st_size)
+    assert "the same model" in converted(*arguments)
+    assert "the same model" in converted(out, "--check")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("moment", ["iter_*/metadata.json", "huggingface/config.json"])
+def test_killed_on_the_way_to_megatron(whole: Path, moment: str, tmp_path: Path) -> None:
+    """Before and after the checkpoint's files are noted as complete."""
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    kill_when(partial, moment, whole, "--to", out)
+    assert not out.exists()
+    assert "the same model" in converted(whole, "--to", out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

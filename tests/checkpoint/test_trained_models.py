@@ -1,0 +1,99 @@
+"""A Qwen3 trained by megatron-core over several ranks, converted, and loaded by transformers: the same model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoint.folders import TEMPLATE, model_folder, nemo_rl_step
+from tests.checkpoint.real import converted, marks, refused, tensors, transformers_logp
+from tests.checkpoint.trained import VOCABULARY, Trained, checkpoints
+from tests.megatron_worker.on_ranks import batch
+
+pytestmark = marks
+
+LAYOUTS = [(2, 1), (1, 2), (2, 2)]
+"""Tensor-parallel ranks, pipeline stages."""
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"tp{layout[0]}-pp{layout[1]}")
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Trained]:
+    tensor, pipeline = request.param
+    return checkpoints(tmp_path_factory.mktemp("trained"), tensor=tensor, pipeline=pipeline)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_transformers_says_what_the_ranks_said(trained: dict[bool, Trained], tied: bool, tmp_path: Path) -> None:
+    source = trained[tied]
+    model = model_folder(tmp_path / "model", tied=tied)
+    line = converted(source.folder, "--to", tmp_path / "out", "--hf", model, "--tolerance", 1e-5)
+    assert "the same model" in line
+    torch.testing.assert_close(transformers_logp(tmp_path / "out"), source.logp, atol=1e-5, rtol=0)
+    # The trained model is no uniform distribution, and its output layer is in the file exactly when it is its own.
+    assert float((source.logp[:, 1] + torch.tensor(float(VOCABULARY)).log()).abs().max()) > 0.3
+    assert ("lm_head.weight" in tensors(tmp_path / "out")) == (not tied)
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Trained]:
+    return checkpoints(tmp_path_factory.mktemp("padded"), tensor=2, pipeline=1, padded=64)
+
+
+def test_a_step_of_nemo_rl_with_a_padded_vocabulary(padded: dict[bool, Trained], tmp_path: Path) -> None:
+    """The whole of what is delivered: weights without padding, configuration, tokenizer, template, evidence."""
+    model = model_folder(tmp_path / "model", tied=False)
+    step = nemo_rl_step(tmp_path, padded[False].folder / "iter_0000001", model)
+    out = tmp_path / "out"
+    converted(step, "--to", out)
+    assert tensors(out)["lm_head.weight"].shape[0] == VOCABULARY
+    # Megatron's softmax included the padding's columns unless they are masked, as the scores here are.
+    torch.testing.assert_close(transformers_logp(out), padded[False].logp, atol=1e-5, rtol=0)
+    from transformers import AutoTokenizer, GenerationConfig
+
+    assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+    assert GenerationConfig.from_pretrained(out).temperature == 0.7
+    record = json.loads((out / "conversion.json").read_text())
+    assert record["verification"]["agreement"]["largest"] <= 1e-5
+    assert set(record["source_sha256"]) >= {"metadata.json", ".metadata", "common.pt", "__0_0.distcp", "__1_0.distcp"}
+    assert set(record["sha256"]) == {file.name for file in out.iterdir()} - {"conversion.json"}
+    assert record["versions"]["megatron-bridge"] != "not installed as a package"
+
+
+def test_exchanged_shards_are_found_by_what_the_trained_model_said(padded: dict[bool, Trained], tmp_path: Path) -> None:
+    """The shards of two ranks, exchanged: every length is right, and the model is another."""
+    from safetensors.torch import save_file
+
+    source = shutil.copytree(padded[True].folder, tmp_path / "source")
+    model = model_folder(tmp_path / "model", tied=True)
+    recorded = tmp_path / "recorded.safetensors"
+    logp = padded[True].logp.contiguous()
+    save_file({"token_ids": batch()["input_ids"], "lengths": batch()["input_lengths"], "logp": logp}, recorded)
+    arguments = (source, "--hf", model, "--expect", recorded)
+    assert "the same model" in converted(*arguments, "--to", tmp_path / "whole")
+    exchange_shards(source / "iter_0000001", "decoder.layers.mlp.linear_fc2.weight")
+    line = refused(*arguments, "--to", tmp_path / "exchanged", leaves=tmp_path)
+    assert "not the same model: log-probabilities differ by" in line
+    assert "as recorded in training" in line
+
+
+def exchange_shards(folder: Path, tensor: str) -> None:
+    """Exchange the bytes of the two ranks' shards of a tensor's first layer."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    contents = FileSystemReader(str(folder)).read_metadata().storage_data
+    places = [place for index, place in contents.items() if index.fqn == tensor and index.offset[0] == 0]
+    assert len(places) == 2
+    assert places[0].length == places[1].length
+    bodies = []
+    for place in places:
+        whole = (folder / place.relative_path).read_bytes()
+        bodies.append(whole[place.offset : place.offset + place.length])
+    assert bodies[0] != bodies[1]
+    for place, body in zip(places, reversed(bodies), strict=True):
+        with (folder / place.relative_path).open("r+b") as file:
+            file.seek(place.offset)
+            file.write(body)
