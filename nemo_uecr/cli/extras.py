@@ -12,6 +12,7 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "local": ("transformers", "tokenizers", "jinja2"),
     "verify": ("math_verify",),
     "tensorboard": ("tensorboard",),
+    "plots": ("matplotlib",),
     "data": ("pyarrow", "huggingface_hub"),
 }
 """Extra of the package -> the modules that it brings."""
