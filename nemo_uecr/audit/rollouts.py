@@ -138,7 +138,7 @@ class Scores:
                 f"{self.folder} has no scores of anchor {anchor!r} (it has {have}); score into a new folder with {hint}"
             )
         for number, rows in self.parts:
-            tensors = _tensors(token_path(self.folder, number), (*TENSORS, ANCHOR + anchor))
+            tensors = part_tensors(self.folder, number, (*TENSORS, ANCHOR + anchor))
             anchor_logp = tensors.pop(ANCHOR + anchor)
             found = Tokens(rows, **tensors, anchor_logp=anchor_logp)
             _check_part(found, self.responses, token_path(self.folder, number))
@@ -168,7 +168,7 @@ class Scores:
 
     def column(self, name: str) -> list[Any]:
         """One column of the responses as Python values, for example ``response``."""
-        return [value for number, _ in self.parts for value in _rows(self.folder, number, [name])[name]]
+        return [value for number, _ in self.parts for value in part_table(self.folder, number, [name])[name]]
 
 
 def read_scores(folder: Path) -> Scores:
@@ -186,7 +186,7 @@ def read_scores(folder: Path) -> Scores:
     if not numbers:
         raise DataError(f"{folder} holds no complete part; run the same `nemo-uecr score` again to finish it")
     names = [name for name in COLUMNS if name not in ("prompt_ids", "question", "answer", "response", "sample")]
-    parts = [_rows(folder, number, names) for number in numbers]
+    parts = [part_table(folder, number, names) for number in numbers]
     table = {name: [value for part in parts for value in part[name]] for name in names}
     ends = np.cumsum([0, *(len(part["id"]) for part in parts)])
     spans = tuple((number, slice(int(ends[i]), int(ends[i + 1]))) for i, number in enumerate(numbers))
@@ -222,7 +222,8 @@ def numbered(names: Sequence[str]) -> Array:
     return np.asarray([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
-def _rows(folder: Path, number: int, names: list[str]) -> dict[str, list[Any]]:
+def part_table(folder: Path, number: int, names: list[str]) -> dict[str, list[Any]]:
+    """Columns of one part's responses."""
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -235,6 +236,11 @@ def _rows(folder: Path, number: int, names: list[str]) -> dict[str, list[Any]]:
     if missing:
         raise DataError(f"{path} has no column {missing[0]!r}; expected the file as `nemo-uecr score` wrote it")
     return columns
+
+
+def part_tensors(folder: Path, number: int, names: Sequence[str]) -> dict[str, Tensor]:
+    """Token tensors of one part."""
+    return _tensors(token_path(folder, number), names)
 
 
 def _tensors(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
