@@ -5,6 +5,7 @@ Shape legend: B = responses, P = pseudo-groups.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -196,7 +197,7 @@ def _mathtext(label: str) -> str:
 
 def _draw_coverage(axes: Axes, steps: list[int], rows: list[Numbers]) -> None:
     """Degenerate groups as stacked bars of all wrong and all right, the two kinds of signal as lines."""
-    width = 0.6 * min((b - a for a, b in zip(steps, steps[1:], strict=False)), default=1)
+    width = 0.6 * min((b - a for a, b in itertools.pairwise(steps)), default=1)
     wrong, right = ([row[key]["value"] for row in rows] for key in ("all_wrong", "all_right"))
     axes.bar(steps, wrong, width, color="#e59a5c", label="all wrong")
     axes.bar(steps, right, width, bottom=wrong, color="#5b93c9", label="all right")

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nemo_uecr.audit.schema import ANCHOR, COLUMNS, FORMAT, PLAN, TENSORS, part_numbers, rank_path, row_path, token_path
-from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 
 Array = np.ndarray
@@ -93,20 +91,6 @@ class Tokens:
     teacher_entropy: Tensor
     teacher_top1: Tensor
     anchor_logp: Tensor
-
-    def batch(self, responses: Responses) -> ScoredBatch:
-        """The packed record that the methods read, in float64."""
-        reward_B = torch.from_numpy(responses.verified_rewards()[self.rows].copy())
-        return ScoredBatch(
-            task_reward_B=reward_B.double(),
-            group_B=torch.from_numpy(responses.group_B[self.rows].copy()),
-            mask_BT=torch.ones(self.token_ids.shape, dtype=torch.bool),
-            old_logp_BT=self.anchor_logp.double(),
-            teacher_logp_BT=self.teacher_logp.double(),
-            teacher_entropy_BT=self.teacher_entropy.double(),
-            offsets=self.offsets,
-            sample_ids=responses.ids[self.rows],
-        )
 
 
 @dataclass(frozen=True)
