@@ -51,6 +51,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(("audit", "token-credit"), "nemo_uecr.cli.audit_token_credit", "token signals, entropy strata, budgets"),
     Command(("audit", "group-signal"), "nemo_uecr.cli.audit_group_signal", "PUU's signal in pseudo-groups"),
     Command(("audit", "alpha-sweep"), "nemo_uecr.cli.audit_alpha_sweep", "where alpha overturns the verifier's order"),
+    Command(("audit", "synthetic"), "nemo_uecr.cli.audit_synthetic", "made scores of the paper's sizes"),
     Command(("bench", "advantage"), "nemo_uecr.cli.bench_advantage", "time and memory of the advantages"),
     Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),
 )
