@@ -60,7 +60,8 @@ def draw(figure: Figure, numbers: Numbers) -> None:
 def _line(axes: Axes, found: Numbers, label: str, colour: int, count: int) -> None:
     x = list(range(1, count + 1))
     token, response = found["token_weighted"], found["response_balanced"]
-    axes.plot(x, token["value"], color=f"C{colour}", linewidth=1.4, label=label)
+    style = "--" if colour else "-"  # the two lines may coincide
+    axes.plot(x, token["value"], style, color=f"C{colour}", linewidth=1.4, label=label)
     axes.fill_between(x, _numbers(token["low"]), _numbers(token["high"]), color=f"C{colour}", alpha=0.16, linewidth=0)
     axes.plot(x, _numbers(response["value"]), "o", markersize=3.5, color=f"C{colour}")
 
@@ -77,7 +78,13 @@ def _draw_location(axes: Axes, rows: list[Numbers], tokens: list[int]) -> None:
         x = [place + 0.6 + width * (number + 0.5) for place in range(len(share))]
         axes.bar(x, share, width, color=f"C{number}", label=f"top {100 * row['share']:g}% of |gap|")
     expected = [count / total for count in tokens]
-    axes.step([0.5, *(place + 1.5 for place in range(len(tokens)))], [expected[0], *expected], color="0.3", linewidth=1)
+    axes.step(
+        [0.5, *(place + 1.5 for place in range(len(tokens)))],
+        [expected[0], *expected],
+        color="0.3",
+        linewidth=1,
+        label="all tokens",
+    )
     percent_axis(axes, "(b) where the largest gaps lie", "share of these tokens")
     axes.legend(fontsize=8, loc="upper left")
 

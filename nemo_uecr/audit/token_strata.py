@@ -23,7 +23,8 @@ def entropy_boundaries(entropy_N: Array, strata: int) -> Array:
     stratum is empty.
     """
     found = np.unique(np.quantile(entropy_N, np.arange(1, strata) / strata, method="inverted_cdf"))
-    return found[found < entropy_N.max()]
+    below: Array = found[found < entropy_N.max()]
+    return below
 
 
 def stratum_of(entropy_N: Array, boundaries: Array) -> Array:
