@@ -31,14 +31,18 @@ def summary_table(numbers: Numbers) -> Table:
         rows.append(
             (f"{name} in the highest entropy quartile, %", *(percent(row["in_highest_quartile"][w]) for w in WAYS))
         )
-        shrunk = (f"{100 * row['reduction'][way]:.1f}" for way in WAYS)
+        shrunk = (percent(row["reduction"][way]) for way in WAYS)
         rows.append((f"{name}: calibration lowers |d| by, %", *shrunk))
     for name, row in numbers["weights"].items():
         if row["responses"]:
-            means = (f"{row['token_weighted_mean']:.6f}", f"{row['response_balanced_mean']:.6f}")
+            means = (_weight(row[way]) for way in WAYS)
             rows.append((f"mean weight, {name}", *means))
             rows.append((f"largest |B - 1|, {name}", "", f"{row['largest_error']:.3g}"))
     return Table(heads, tuple(rows))
+
+
+def _weight(found: Numbers) -> str:
+    return f"{found['value']:.4f} [{found['low']:.4f}, {found['high']:.4f}]"
 
 
 def draw(figure: Figure, numbers: Numbers) -> None:
