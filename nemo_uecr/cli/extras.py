@@ -12,6 +12,7 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "local": ("transformers", "tokenizers", "jinja2"),
     "verify": ("math_verify",),
     "tensorboard": ("tensorboard",),
+    "plots": ("matplotlib",),
     "data": ("pyarrow", "huggingface_hub"),
     "study": ("matplotlib", "scipy"),
     "convert": ("transformers", "megatron", "accelerate", "einops", "psutil", "six", "triton"),

@@ -48,13 +48,14 @@ CONTRACT: dict[str, Rule] = {
         "config", "core", "data", "evaluation", "scoring", "telemetry", "verifier",
         packages="torch transformers safetensors",
     ),
+    "audit": rule("config", "core", "data", "evaluation", "local", "verifier", packages="numpy torch"),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
     "checkpoint": rule("data", "scoring"),
     "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
     "study": rule("config", "data", "demo", "evaluation", "report", packages="numpy omegaconf pydantic pydantic_core"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench", "nemo_adapter", "study", "plan", "doctor", "checkpoint",
+        "bench", "nemo_adapter", "study", "plan", "doctor", "checkpoint", "audit",
     ),
 }  # fmt: skip
 """Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""
