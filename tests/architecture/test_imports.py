@@ -53,10 +53,10 @@ CONTRACT: dict[str, Rule] = {
         "bench", "nemo_adapter",
     ),
 }  # fmt: skip
-"""Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""
+"""Layer -> rule. Everyone may import `nemo_uecr` itself, `nemo_uecr.errors` and `nemo_uecr.stopping`."""
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
-SHARED = {"errors", "__version__"}
+SHARED = {"errors", "stopping", "__version__"}
 
 
 @dataclass(frozen=True)
