@@ -29,7 +29,7 @@ def test_asked_before_it_starts_it_ends_after_one_step(tmp_path: Path) -> None:
     stop.ask("a test")
     stop.ask("another")
     folder = tmp_path / "run"
-    with pytest.raises(RunStopped, match="stopped by a test after step 1 of 3; .*step-000001 is complete"):
+    with pytest.raises(RunStopped, match=r"stopped by a test after step 1 of 3; .*step-000001 is complete"):
         tiny.train_loaded(tiny.configured(folder, "train.steps=3"), resume=False, stop=stop)
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000001"]
     assert len(metrics(folder)) == 1
