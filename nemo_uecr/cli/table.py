@@ -47,6 +47,9 @@ COMMANDS: tuple[Command, ...] = (
     Command(("evaluate",), "nemo_uecr.cli.evaluate", "avg@k of a model on benchmarks"),
     Command(("table",), "nemo_uecr.cli.table_command", "the paper's tables from evaluations"),
     Command(("bench", "advantage"), "nemo_uecr.cli.bench_advantage", "time and memory of the advantages"),
+    Command(("cluster", "smoke"), "nemo_uecr.cli.cluster_smoke", "the same short run on every node of a Ray cluster"),
+    Command(("cluster", "command"), "nemo_uecr.cli.cluster_command", "the command that a Slurm job runs"),
+    Command(("cluster", "node"), "nemo_uecr.cli.cluster_node", "what each node of a Slurm job runs"),
     Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),
 )
 

@@ -48,9 +48,10 @@ CONTRACT: dict[str, Rule] = {
     ),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
     "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
+    "cluster": rule("config", "data"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench", "nemo_adapter",
+        "bench", "nemo_adapter", "cluster",
     ),
 }  # fmt: skip
 """Layer -> rule. Everyone may import `nemo_uecr` itself, `nemo_uecr.errors` and `nemo_uecr.stopping`."""
