@@ -323,7 +323,7 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
       refuse "${words#nemo-uecr: error: }"
     eval "RESOLVED=($words)" # quoted by shlex.join: nemo-uecr train CONFIG key=value ... --resume
     RESOLVED=("${RESOLVED[@]:3}")
-    [[ -n $SMOKE ]] && RESOLVED=("${RESOLVED[@]:1}") || unset 'RESOLVED[-1]'
+    if [[ -n $SMOKE ]]; then RESOLVED=("${RESOLVED[@]:1}"); else unset 'RESOLVED[-1]'; fi
     dry_run "$SCRIPT" "$words"
   fi
   start_job

@@ -1,0 +1,224 @@
+"""Jobs of a real two-node Slurm: each ends with its one line, its state, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.local.tiny import SMALL, Assets, assets, metrics
+from tests.slurm.one_host import JobEnd, OneHostSlurm
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = str(ROOT / "slurm" / "train_qwen4b.sbatch")
+EVAL = str(ROOT / "slurm" / "eval.sbatch")
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+#: A run that does not end by itself while a test looks at it.
+LONG = "train.steps=100000"
+Submit = Callable[..., tuple[int, Path]]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Assets:
+    return assets()
+
+
+@pytest.fixture
+def submit(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> Submit:
+    """Submit the smoke run on two nodes; returns the job and its log."""
+
+    def call(*overrides: str, sbatch: tuple[str, ...] = (), script: tuple[str, ...] = ()) -> tuple[int, Path]:
+        job = slurm.submit(
+            tmp_path, "--nodes=2", *sbatch, TRAIN, "--smoke", "--venv", str(environment_folder), "--config",
+            str(tiny.config), "--heartbeat-s", "3", *script, "--", *SMALL, f"run.folder={tmp_path / 'run'}", *overrides,
+            UECR_ROOT=str(ROOT),
+        )  # fmt: skip
+        return job, tmp_path / f"uecr-qwen3-4b-{job}.log"
+
+    return call
+
+
+def processes(*parts: str) -> list[int]:
+    """Numbers of the processes whose command line contains every part."""
+    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [int(line.split(None, 1)[0]) for line in lines if all(part in line for part in parts)]
+
+
+def kill(*parts: str) -> None:
+    found = processes(*parts)
+    assert found, parts
+    for number in found:
+        os.kill(number, signal.SIGKILL)
+
+
+def training(slurm: OneHostSlurm, log: Path) -> None:
+    """Wait until both replicas have recorded a step."""
+    run = log.parent / "run"
+    slurm.wait_for_line(run / "n1" / "metrics.jsonl", "\n")
+    slurm.wait_for_line(run / "n2" / "metrics.jsonl", "\n")
+
+
+def test_two_nodes_form_one_cluster_and_train(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
+    job, log = submit("train.steps=3")
+    end = slurm.wait_for_end(job, log)
+    assert (end.state, end.said("2 of 2 nodes, 16 of 16 GPUs")) == ("COMPLETED", True), end.lines
+    assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
+    assert metrics(tmp_path / "run" / "n1") == metrics(tmp_path / "run" / "n2")
+    assert len(metrics(tmp_path / "run" / "n1")) == 3
+    logs = tmp_path / "slurm-logs" / f"{job}-0"
+    assert {path.name for path in logs.glob("*.log")} == {"node-n1.log", "node-n2.log", "driver.log", "srun.log"}
+
+
+def test_a_time_limit_saves_requeues_and_resumes(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
+    # Slurm may send the signal up to a minute early: within the first 100 seconds of the two minutes.
+    steps = 400
+    job, log = submit(f"train.steps={steps}", sbatch=("--time=2", "--signal=B:USR1@20"))
+    end = slurm.wait_for_end(job, log, seconds=900)
+    assert end.state == "COMPLETED", end.lines
+    assert end.said("slurm: SIGUSR1: asking the run to save and end")
+    requeued = [line for line in end.lines if line.startswith("slurm: REQUEUED: ")]
+    assert requeued, end.lines
+    assert all("stopped by SIGUSR1 after step" in line for line in requeued)
+    assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree")
+    for node in ("n1", "n2"):
+        assert [record["step"] for record in metrics(tmp_path / "run" / node)] == list(range(1, steps + 1))
+
+
+def test_a_killed_worker(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG)
+    training(slurm, log)
+    kill("raylet/raylet", "slurm_node:n2")
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n2: its Ray worker has died")
+
+
+def test_a_killed_node_process(slurm: OneHostSlurm, submit: Submit) -> None:
+    """As the kernel does when memory runs out."""
+    job, log = submit(LONG)
+    training(slurm, log)
+    pids = [pid for pid in processes("cluster node --job") if b"SLURMD_NODENAME=n2" in environment_of(pid)]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    try:
+        failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n2: ")
+    finally:
+        for pid in processes("slurm_node:n2"):  # without control groups Slurm loses the children of a killed process
+            os.kill(pid, signal.SIGKILL)
+
+
+def environment_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def test_a_dead_srun(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG)
+    training(slurm, log)
+    kill("srun --nodes=2", "cluster node --job")
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: srun ended with code 137")
+
+
+def test_scancel_in_the_middle(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG)
+    training(slurm, log)
+    slurm.call("scancel", str(job))
+    end = slurm.wait_for_end(job, log)
+    assert end.state == "CANCELLED"
+    slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
+
+
+def test_an_early_signal_saves_and_the_job_is_requeued(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
+    """SIGTERM to the batch script while the job runs, as a preemption with notice sends it."""
+    job, log = submit(LONG)
+    training(slurm, log)
+    slurm.call("scancel", "--batch", "--signal=TERM", str(job))
+    slurm.wait_for_line(log, "slurm: REQUEUED: nemo-uecr: node n")
+    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n1 n2")
+    slurm.call("scancel", str(job))
+    assert slurm.wait_for_end(job, log).state == "CANCELLED"
+    for node in ("n1", "n2"):
+        assert list((tmp_path / "run" / node / "checkpoints").glob("step-*"))
+
+
+def test_a_wrong_container(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG, script=("--container", "/missing/nemo-rl.sqsh"))
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: no container image at /missing/nemo-rl.sqsh")
+
+
+def test_a_container_without_pyxis(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG, script=("--container", "nvcr.io/nvidia/nemo-rl:v0.7.0"))
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: srun has no --container-image")
+
+
+def test_a_folder_that_is_not_shared(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG, script=("--logs", str(slurm.unshared)))
+    failed(slurm.wait_for_end(job, log), f"slurm: FAILED: node n2: does not see {slurm.unshared}")
+
+
+def test_a_taken_port(slurm: OneHostSlurm, submit: Submit) -> None:
+    with socket.create_server((socket.gethostbyname(socket.gethostname()), 9950)):
+        job, log = submit(LONG, script=("--ray-port", "9950"))
+        failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: port 9950 is taken by another program")
+
+
+def test_a_driver_that_hangs(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG, script=("--silence-s", "20"))
+    training(slurm, log)
+    [driver] = processes("-m nemo_uecr cluster smoke")
+    os.kill(driver, signal.SIGSTOP)
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver has printed nothing for 20 s")
+
+
+def test_a_user_s_error_is_the_cause(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit("method.rho=2")
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver ended with code 2: nemo-uecr: error:")
+
+
+def test_an_error_on_another_node_names_it(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "n2").write_text("a file where a folder belongs")
+    job, log = submit("train.steps=1")
+    end = slurm.wait_for_end(job, log)
+    failed(end, "slurm: FAILED: node n1: the driver ended with code 2: nemo-uecr: error: node n2: ")
+
+
+def test_no_gpu_where_the_job_has_eight(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
+    words = ("--venv", str(environment_folder), "--", "teacher.model_name=t", "data.subset=8")
+    job = slurm.submit(tmp_path, TRAIN, *words, UECR_ROOT=str(ROOT))
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-qwen3-4b-{job}.log")
+    failed(end, "slurm: FAILED: node n1: nvidia-smi shows 0 GPUs, the job has 8 on each node")
+
+
+def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
+    job = slurm.submit(
+        tmp_path, "--gpus-per-node=1", EVAL, "--venv", str(environment_folder), "--", f"tiny={tiny.student}",
+        "--benchmarks", f"digits={tiny.problems}", "--samples", "2", "--max-tokens", "6", "--engine", "transformers",
+        "--dtype", "float32", "--out", "evaluations", UECR_ROOT=str(ROOT),
+    )  # fmt: skip
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
+    assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
+    assert (tmp_path / "evaluations" / "tiny" / "result.json").is_file()
+
+
+def test_evaluate_s_error_is_the_cause(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
+    words = ("--venv", str(environment_folder), "--", "/missing", "--benchmarks", "aime24")
+    job = slurm.submit(tmp_path, EVAL, *words, UECR_ROOT=str(ROOT))
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
+    failed(end, "slurm: FAILED: node n1: nemo-uecr evaluate ended with code 2: nemo-uecr: error: ")
+
+
+def failed(end: JobEnd, line: str) -> None:
+    assert end.state == "FAILED", end.lines
+    deadline = time.monotonic() + 5
+    while not end.lines and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert end.last.startswith(line), end.lines[-15:]
