@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 REAL := .venv-real
+RAY := .venv-ray
 # Newer than pyproject.toml exactly when the environment has what pyproject.toml asks for.
 STAMP := $(VENV)/.installed
 # One thread for each process of the tests: they are small, and two cores are soon oversubscribed.
@@ -14,7 +15,7 @@ ARGS ?=
 NEMO_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real test-nemo lint typecheck bench clean
+.PHONY: help setup demo test test-real test-slurm test-nemo lint typecheck bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,7 +48,20 @@ $(REAL)/.installed: $(STAMP)
 	@touch $@
 
 test-real: $(REAL)/.installed ## the tests that need heavy parts (Triton's interpreter); installs them
-	$(ONE_THREAD) PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m real $(ARGS)
+	$(ONE_THREAD) PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
+
+$(RAY)/.installed: $(STAMP)
+	@echo "installing Ray into $(RAY) (about 250 MB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(RAY) ray==2.55.1 \
+		|| { mkdir -p $(RAY); echo "test-slurm: NO RAY on this machine; its tests are skipped"; }
+	@touch $@
+
+test-slurm: $(RAY)/.installed ## the tests on a real two-node Slurm on this host; as root it installs Slurm (Debian)
+	@command -v slurmctld munged >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends slurm-wlm munge procps shellcheck >/dev/null; } \
+		|| echo "test-slurm: NO SLURM on this machine and none can be installed; its tests are skipped"
+	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
 
 test-nemo: ## the tests inside NeMo-RL; NEMO_RL_SOURCE names its source tree, NEMO_PYTHON an interpreter with its packages
 	@test -n "$$NEMO_RL_SOURCE" || { echo "set NEMO_RL_SOURCE to NeMo-RL's source tree, version 0.7" >&2; exit 2; }

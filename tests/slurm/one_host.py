@@ -16,7 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "unshare")
+PROGRAMS = (
+    "munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "unshare", "su", "ps",
+)  # fmt: skip
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -84,11 +86,15 @@ class OneHostSlurm:
         self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH}
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._own_munge = False
+        self.hides = False
+        """Whether this host lets the second node have a file system of its own."""
 
     def start(self) -> None:
         """Bring munge, the controller and both nodes up."""
         for name in ("state", "log", "unshared"):
             (self.folder / name).mkdir(parents=True)
+        mount = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", str(self.unshared)]
+        self.hides = subprocess.run(mount, env=self.environment, capture_output=True, check=False).returncode == 0
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(host=_host(), folder=self.folder))
         for number in range(8):
             (self.folder / f"gpu{number}").touch()
@@ -96,8 +102,11 @@ class OneHostSlurm:
         self._start_munge()
         self._spawn("slurmctld", "-D")
         self._spawn("slurmd", "-D", "-N", "n1")
-        hide = f"mount -t tmpfs none {self.unshared} && exec slurmd -D -N n2"
-        self._spawn("unshare", "--mount", "bash", "-c", hide)
+        if self.hides:
+            hide = f"mount -t tmpfs none {self.unshared} && exec slurmd -D -N n2"
+            self._spawn("unshare", "--mount", "bash", "-c", hide)
+        else:
+            self._spawn("slurmd", "-D", "-N", "n2")
         self._wait_for(lambda: self.call("sinfo", "-h", "-N", "-o", "%N %t").split() == ["n1", "idle", "n2", "idle"])
 
     def stop(self) -> None:
@@ -158,7 +167,9 @@ class OneHostSlurm:
     def _start_munge(self) -> None:
         if not Path("/etc/munge/munge.key").exists():
             subprocess.run(["mungekey", "-c"], env=self.environment, check=True)
-        if subprocess.run(["munge", "-n"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode:
+        if subprocess.run(
+            ["munge", "-n"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        ).returncode:
             Path("/run/munge").mkdir(exist_ok=True)
             shutil.chown("/run/munge", "munge", "munge")
             subprocess.run(["su", "-s", "/bin/sh", "munge", "-c", shutil.which("munged", path=PATH) or ""], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr.cli.table import COMMANDS
 from tests.local.tiny import SMALL, Assets, assets, metrics
 from tests.slurm.one_host import JobEnd, OneHostSlurm
+from tests.slurm.page import conversion_job, evaluation_job, smoke_job
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = str(ROOT / "slurm" / "train_qwen4b.sbatch")
@@ -65,8 +68,17 @@ def training(slurm: OneHostSlurm, log: Path) -> None:
     slurm.wait_for_line(run / "n2" / "metrics.jsonl", "\n")
 
 
-def test_two_nodes_form_one_cluster_and_train(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
-    job, log = submit("train.steps=3")
+def test_two_nodes_form_one_cluster_and_train(
+    slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
+) -> None:
+    """The smoke job of docs/cluster.md, with another configuration and its small size."""
+    words = at_home(smoke_job(), environment_folder)
+    words[words.index("--config") + 1] = str(tiny.config)
+    folder = f"run.folder={tmp_path / 'run'}"
+    words = [folder if word.startswith("run.folder=") else word for word in words]
+    assert "train.steps=3" in words
+    job = slurm.submit(tmp_path, *words[:-1], *SMALL, *words[-1:], folder, UECR_ROOT=str(ROOT))
+    log = tmp_path / f"uecr-qwen3-4b-{job}.log"
     end = slurm.wait_for_end(job, log)
     assert (end.state, end.said("2 of 2 nodes, 16 of 16 GPUs")) == ("COMPLETED", True), end.lines
     assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
@@ -160,6 +172,8 @@ def test_a_container_without_pyxis(slurm: OneHostSlurm, submit: Submit) -> None:
 
 
 def test_a_folder_that_is_not_shared(slurm: OneHostSlurm, submit: Submit) -> None:
+    if not slurm.hides:
+        pytest.skip("this host allows no mount namespace")
     job, log = submit(LONG, script=("--logs", str(slurm.unshared)))
     failed(slurm.wait_for_end(job, log), f"slurm: FAILED: node n2: does not see {slurm.unshared}")
 
@@ -199,14 +213,28 @@ def test_no_gpu_where_the_job_has_eight(slurm: OneHostSlurm, tmp_path: Path, env
 
 
 def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
-    job = slurm.submit(
-        tmp_path, "--gpus-per-node=1", EVAL, "--venv", str(environment_folder), "--", f"tiny={tiny.student}",
-        "--benchmarks", f"digits={tiny.problems}", "--samples", "2", "--max-tokens", "6", "--engine", "transformers",
-        "--dtype", "float32", "--out", "evaluations", UECR_ROOT=str(ROOT),
-    )  # fmt: skip
+    """The CPU evaluation of docs/cluster.md, with a model and problems that are here."""
+    here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
+    words = [here.get(word, word) for word in at_home(evaluation_job(), environment_folder)]
+    job = slurm.submit(tmp_path, *words, UECR_ROOT=str(ROOT))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
     assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
-    assert (tmp_path / "evaluations" / "tiny" / "result.json").is_file()
+    assert (tmp_path / "evaluations" / "uecr" / "result.json").is_file()
+
+
+def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
+    """The conversion of docs/cluster.md, of a Hugging Face model, which needs no training with Megatron."""
+    if not any(command.words == ("convert",) for command in COMMANDS):
+        pytest.skip("this version of nemo-uecr has no command 'convert'")
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
+        pytest.skip("megatron-bridge is not installed")
+    out = tmp_path / "converted"
+    here = {"runs/uecr_qwen3_4b/checkpoints/step_160": str(tiny.student), "models/uecr-4b": str(out)}
+    words = [here.get(word, word) for word in at_home(conversion_job(), environment_folder)]
+    job = slurm.submit(tmp_path, *words, UECR_ROOT=str(ROOT))
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-convert-{job}.log", seconds=300)
+    assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
+    assert (out / "conversion.json").is_file()
 
 
 def test_evaluate_s_error_is_the_cause(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
@@ -214,6 +242,12 @@ def test_evaluate_s_error_is_the_cause(slurm: OneHostSlurm, tmp_path: Path, envi
     job = slurm.submit(tmp_path, EVAL, *words, UECR_ROOT=str(ROOT))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
     failed(end, "slurm: FAILED: node n1: nemo-uecr evaluate ended with code 2: nemo-uecr: error: ")
+
+
+def at_home(words: list[str], environment: Path) -> list[str]:
+    """What follows `sbatch` on the page, for another working folder and another environment."""
+    at = next(number for number, word in enumerate(words) if word.startswith("slurm/"))
+    return [*words[1:at], str(ROOT / words[at]), "--venv", str(environment), *words[at + 1 :]]
 
 
 def failed(end: JobEnd, line: str) -> None:
