@@ -6,6 +6,7 @@ import fcntl
 import importlib.util
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,18 +45,18 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneHostSlurm]:
 
 def our_processes() -> list[str]:
     """Command lines of this project and of its Ray clusters that run now."""
-    done = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines() if "uecr-ray-" in line or "nemo_uecr" in line]
+    done = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
+    ours = ("uecr-ray-", "nemo_uecr cluster ", "nemo_uecr.cluster.")
+    return [line for line in done.stdout.splitlines() if any(name in line for name in ours)]
 
 
 @pytest.fixture
 def nothing_left(slurm: OneHostSlurm) -> Iterator[None]:
-    """Fail if a test leaves something running."""
-    import time
-
+    """Fail if a test leaves something running; a job that it did not bring to its end is cancelled first."""
     before = set(our_processes())
     yield
-    deadline = time.monotonic() + 20
+    slurm.call("scancel", "--user=root")
+    deadline = time.monotonic() + 40
     while (left := set(our_processes()) - before) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert not left

@@ -50,7 +50,7 @@ def submit(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder
 
 def processes(*parts: str) -> list[int]:
     """Numbers of the processes whose command line contains every part."""
-    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
     return [int(line.split(None, 1)[0]) for line in lines if all(part in line for part in parts)]
 
 
