@@ -53,7 +53,8 @@ def test_the_probe_sees_a_heavy_module() -> None:
 
 
 COMMANDS = [
-    "demo", "train", "smoke", "report", "replay", "config", "bench advantage", "bench scoring",
+    "demo", "train", "smoke", "report", "replay", "config", "bench advantage", "bench scoring", "cluster smoke",
+    "cluster node",
 ]  # fmt: skip
 
 
