@@ -9,6 +9,7 @@ set -uo pipefail
 SAVED=75           # a run that saved because it was asked to end; nemo_uecr/stopping.py
 GRACE_S=60         # for the nodes of a failed job to end by themselves
 PREFLIGHT_S=120    # for every node to answer the checks before the start
+MOST_ATTEMPTS=20   # of a command that Slurm ends at its time limit; a training run advances in every attempt
 
 script_usage() {
   cat <<'USAGE'
@@ -107,12 +108,13 @@ find_resources() { # SCRIPT
 
 find_python() { # our package lies on top of either environment and changes nothing in it
   if [[ -n $CONTAINER && -z $DRY_RUN ]]; then
-    PYTHON=python
-    export PYTHONPATH=$ROOT
+    unset PYTHONPATH # that of the submitting shell names packages of another Python
+    # shellcheck disable=SC2016
+    PYTHON=(bash -c 'PYTHONPATH=$0${PYTHONPATH:+:$PYTHONPATH} exec python "$@"' "$ROOT")
   else
     VENV=${VENV:-$ROOT/.venv}
-    PYTHON=$VENV/bin/python
-    [[ -x $PYTHON ]] || refuse "no interpreter at $PYTHON; make setup, or name another environment: --venv FOLDER"
+    PYTHON=("$VENV/bin/python")
+    [[ -x ${PYTHON[0]} ]] || refuse "no interpreter at ${PYTHON[0]}; make setup, or name another environment: --venv FOLDER"
     export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
   fi
 }
@@ -150,7 +152,7 @@ dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
 
 section() { printf '\n# --- %s\n' "$*"; }
 
-uecr() { (cd "$ROOT" && "$PYTHON" -m nemo_uecr "$@") 2>&1; }
+uecr() { "${PYTHON[@]}" -m nemo_uecr "$@" 2>&1; }
 
 show_plan() {
   if uecr --help | grep -q '^  plan '; then
@@ -187,7 +189,7 @@ preflight() { # every node answers "ok NODE" or says in one line what is missing
   local answers missing=() name
   answers=$(timeout "$PREFLIGHT_S" srun --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --chdir=/ \
     bash -c "$NODE_CHECK" check "$LOGS/canary" "$CANARY" "$ROOT/nemo_uecr/__init__.py" \
-    "${CONTAINER:+in-container}" "$PYTHON" "$1" 2>&1)
+    "${CONTAINER:+in-container}" "${PYTHON[0]}" "$1" 2>&1)
   name=$(grep -m 1 '^node [^ ]*: ' <<<"$answers")
   [[ -z $name ]] || refuse "$name"
   for name in "${NODE_NAMES[@]}"; do
@@ -218,8 +220,8 @@ build_step() { # NODES: the srun words before the command
   STEP=(srun --nodes="$1" --ntasks="$1" --ntasks-per-node=1 --cpus-per-task="$CPUS" --cpu-bind=none
     --kill-on-bad-exit=1 --wait="$GRACE_S" --unbuffered)
   [[ -n $CONTAINER ]] || return 0
-  STEP+=(--container-image="$CONTAINER" --container-workdir="$ROOT" --no-container-mount-home
-    --container-mounts="$ROOT:$ROOT,$LOGS:$LOGS${HF_HOME:+,$HF_HOME:$HF_HOME}${MOUNTS:+,$MOUNTS}")
+  STEP+=(--container-image="$CONTAINER" --container-workdir="$SUBMIT_DIR" --no-container-mount-home
+    --container-mounts="$ROOT:$ROOT,$SUBMIT_DIR:$SUBMIT_DIR,$LOGS:$LOGS${HF_HOME:+,$HF_HOME:$HF_HOME}${MOUNTS:+,$MOUNTS}")
 }
 
 watch_step() { # PID: heartbeats until the step has ended; sets STEP_CODE
@@ -332,7 +334,7 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
   build_step "$NODES"
   local names
   names=$(IFS=, && echo "${NODE_NAMES[*]}")
-  "${STEP[@]}" "$PYTHON" -m nemo_uecr cluster node --job "$LOGS" --nodes "$names" --gpus "$GPUS" --cpus "$CPUS" \
+  "${STEP[@]}" "${PYTHON[@]}" -m nemo_uecr cluster node --job "$LOGS" --nodes "$names" --gpus "$GPUS" --cpus "$CPUS" \
     --port "$RAY_PORT" --register-s "$REGISTER_S" --heartbeat-s "$HEARTBEAT_S" --silence-s "$SILENCE_S" \
     ${SMOKE:+--smoke} "$CONFIG" "${REST[@]}" 2> >(tee -a "$LOGS/srun.log" >&2) &
   watch_step $!
@@ -354,10 +356,11 @@ run_command() { # SCRIPT COMMAND ARGUMENTS...: one nemo-uecr command on one node
   check_container
   preflight 0
   build_step 1
-  "${STEP[@]}" "$PYTHON" -m nemo_uecr "$command" "${REST[@]}" > >(tee -a "$LOGS/driver.log") \
+  "${STEP[@]}" "${PYTHON[@]}" -m nemo_uecr "$command" "${REST[@]}" > >(tee -a "$LOGS/driver.log") \
     2> >(tee -a "$LOGS/srun.log" "$LOGS/driver.log" >&2) &
   watch_step $!
   if [[ -n $STOP_SIGNAL && $STEP_CODE != 0 ]]; then
+    ((ATTEMPT < MOST_ATTEMPTS)) || finish 1 FAILED "node $HEAD: not done after $ATTEMPT requeues; give it more time: --time"
     end_job "$SAVED"
   fi
   ((STEP_CODE == 0)) || [[ -f $LOGS/cause ]] ||
