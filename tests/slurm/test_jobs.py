@@ -132,6 +132,20 @@ def environment_of(pid: int) -> bytes:
         return b""
 
 
+def test_a_lost_node(slurm: OneHostSlurm, submit: Submit) -> None:
+    """Slurm itself requeues the job; it waits until there are two nodes again."""
+    job, log = submit(LONG)
+    training(slurm, log)
+    slurm.call("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    try:
+        slurm.wait_for_line(log, "slurm: FAILED: node n2: lost, says Slurm, which requeues the job")
+    finally:
+        slurm.call("scontrol", "update", "nodename=n2", "state=resume")
+    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n1 n2")
+    slurm.call("scancel", str(job))
+    assert slurm.wait_for_end(job, log).state == "CANCELLED"
+
+
 def test_a_dead_srun(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit(LONG)
     training(slurm, log)
