@@ -278,10 +278,10 @@ on_signal() { # before the time limit, or at the end of the job
 # --- the end -------------------------------------------------------------------------------------------------------
 
 end_job() { # CODE of the run
-  local code=$1 cause lost
+  local code=$1 cause
   if [[ -n $CANCELLED ]]; then
-    lost=$(sinfo -h -N -n "$SLURM_JOB_NODELIST" -t down,fail,no_respond -o %N | head -n 1)
-    [[ -z $lost ]] || finish 1 FAILED "node $lost: lost, says Slurm, which requeues the job"
+    cause=$(srun_cause)
+    [[ $cause != *": lost, says Slurm" ]] || finish 1 FAILED "$cause, which requeues the job"
     case $CANCELLED in
       *TimeLimit* | TIMEOUT*) finish 1 FAILED "the time limit passed before the step under way was saved; ask for more notice: sbatch --signal=B:USR1@SECONDS" ;;
       *) finish 143 CANCELLED "ended from outside ($CANCELLED); what was saved stays, the same sbatch command continues it" ;;
