@@ -57,7 +57,7 @@ $(RAY)/.installed: $(STAMP)
 	@touch $@
 
 test-slurm: $(RAY)/.installed ## the tests on a real two-node Slurm on this host; as root it installs Slurm (Debian)
-	@command -v slurmctld munged >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	@{ command -v slurmctld && command -v munged; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends slurm-wlm munge procps shellcheck >/dev/null; } \
 		|| echo "test-slurm: NO SLURM on this machine and none can be installed; its tests are skipped"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,12 @@ def tiny() -> Assets:
 def submit(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> Submit:
     """Submit the smoke run on two nodes; returns the job and its log."""
 
-    def call(*overrides: str, sbatch: tuple[str, ...] = (), script: tuple[str, ...] = ()) -> tuple[int, Path]:
+    def call(
+        *overrides: str, sbatch: Sequence[str] = (), script: Sequence[str] = (), small: Sequence[str] = SMALL
+    ) -> tuple[int, Path]:
         job = slurm.submit(
             tmp_path, "--nodes=2", *sbatch, TRAIN, "--smoke", "--venv", str(environment_folder), "--config",
-            str(tiny.config), "--heartbeat-s", "3", *script, "--", *SMALL, f"run.folder={tmp_path / 'run'}", *overrides,
+            str(tiny.config), "--heartbeat-s", "3", *script, "--", *small, f"run.folder={tmp_path / 'run'}", *overrides,
             UECR_ROOT=str(ROOT),
         )  # fmt: skip
         return job, tmp_path / f"uecr-qwen3-4b-{job}.log"
@@ -88,19 +91,27 @@ def test_two_nodes_form_one_cluster_and_train(
     assert {path.name for path in logs.glob("*.log")} == {"node-n1.log", "node-n2.log", "driver.log", "srun.log"}
 
 
-def test_a_time_limit_saves_requeues_and_resumes(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
-    # Slurm may send the signal up to a minute early: within the first 100 seconds of the two minutes.
-    steps = 400
-    job, log = submit(f"train.steps={steps}", sbatch=("--time=2", "--signal=B:USR1@20"))
-    end = slurm.wait_for_end(job, log, seconds=900)
+def test_a_time_limit_saves_requeues_and_resumes(
+    slurm: OneHostSlurm, submit: Submit, tmp_path: Path, tiny: Assets
+) -> None:
+    """The run's length stands in a file, so that the first attempt is cut off however fast the machine is."""
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": 100_000}}))
+    small = [override for override in SMALL if not override.startswith("train.steps=")]
+    # Slurm may send the signal up to a minute early: 30 to 90 seconds after the start of two minutes.
+    limit = ("--time=2", "--signal=B:USR1@30")
+    job, log = submit(sbatch=limit, script=("--config", str(config)), small=small)
+    slurm.wait_for_line(log, "slurm: REQUEUED: ", 240)
+    reached = max(len(metrics(tmp_path / "run" / node)) for node in ("n1", "n2"))
+    config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": reached + 3}}))
+    end = slurm.wait_for_end(job, log, seconds=300)
     assert end.state == "COMPLETED", end.lines
     assert end.said("slurm: SIGUSR1: asking the run to save and end")
-    requeued = [line for line in end.lines if line.startswith("slurm: REQUEUED: ")]
-    assert requeued, end.lines
-    assert all("stopped by SIGUSR1 after step" in line for line in requeued)
-    assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree")
+    assert end.said(f"slurm: job {job} attempt 1 on n1 n2")
+    assert all("stopped by SIGUSR1 after step" in line for line in end.lines if line.startswith("slurm: REQUEUED: "))
+    assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
     for node in ("n1", "n2"):
-        assert [record["step"] for record in metrics(tmp_path / "run" / node)] == list(range(1, steps + 1))
+        assert [record["step"] for record in metrics(tmp_path / "run" / node)] == list(range(1, reached + 4))
 
 
 def test_a_killed_worker(slurm: OneHostSlurm, submit: Submit) -> None:
@@ -234,6 +245,39 @@ def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment
     end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
     assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
     assert (tmp_path / "evaluations" / "uecr" / "result.json").is_file()
+
+
+def test_an_evaluation_is_requeued_and_goes_on(
+    slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
+) -> None:
+    here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
+    words = [here.get(word, word) for word in at_home(evaluation_job(), environment_folder)]
+    words[words.index("--samples") + 1] = "100000"
+    job = slurm.submit(tmp_path, *words, "--batch", "64", UECR_ROOT=str(ROOT))
+    log, samples = tmp_path / f"uecr-eval-{job}.log", tmp_path / "evaluations" / "uecr" / "samples.jsonl"
+    slurm.wait_for_line(samples, "\n")
+    slurm.call("scancel", "--batch", "--signal=USR1", str(job))
+    slurm.wait_for_line(log, "slurm: REQUEUED: ")
+    written = len(samples.read_text().splitlines())
+    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n")
+    deadline = time.monotonic() + 60
+    while len(samples.read_text().splitlines()) <= written:
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.3)
+    slurm.call("scancel", str(job))
+    assert slurm.wait_for_end(job, log).state == "CANCELLED"
+
+
+def test_a_dry_run_as_a_job(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
+    words = ("--dry-run", "--venv", str(environment_folder), "--", "teacher.model_name=t", "data.subset=8")
+    job = slurm.submit(tmp_path, "--nodes=2", TRAIN, *words, UECR_ROOT=str(ROOT))
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-qwen3-4b-{job}.log")
+    assert end.said("cluster.nodes=2 cluster.gpus_per_node=8 --resume"), end.lines
+    assert end.state in ("COMPLETED", "FAILED")  # the plan may refuse
+    assert end.last in (
+        "slurm: DONE: dry run; nothing was started",
+        "slurm: FAILED: the dry run found an error, see above",
+    )
 
 
 def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
