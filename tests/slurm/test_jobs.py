@@ -104,7 +104,7 @@ def test_a_time_limit_saves_requeues_and_resumes(
     slurm.wait_for_line(log, "slurm: REQUEUED: ", 240)
     reached = max(len(metrics(tmp_path / "run" / node)) for node in ("n1", "n2"))
     config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": reached + 3}}))
-    end = slurm.wait_for_end(job, log, seconds=300)
+    end = slurm.wait_for_end(job, log, seconds=900)
     assert end.state == "COMPLETED", end.lines
     assert end.said("slurm: SIGUSR1: asking the run to save and end")
     assert end.said(f"slurm: job {job} attempt 1 on n1 n2")
