@@ -8,12 +8,11 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from nemo_uecr.cluster.driver import Driver
 from nemo_uecr.cluster.job import Job
 from nemo_uecr.cluster.members import members
-from nemo_uecr.cluster.ray_process import RayProcess, answers, last_line
+from nemo_uecr.cluster.ray_process import RayProcess, answers, clear_temp_folder, last_line
 from nemo_uecr.stopping import STOPPED
 
 __all__ = ["run_head"]
@@ -46,8 +45,7 @@ def run_head(job: Job, driver_words: Sequence[str]) -> int:
     try:
         if answers(address):
             raise Failed(job.node, f"port {job.port} is taken by another program; choose one: --ray-port NUMBER")
-        # Unix sockets live there, whose paths may have 107 characters; and jobs that share a node stay apart.
-        ray = RayProcess(job, None, temp_folder=Path(f"/tmp/uecr-ray-{os.getpid()}"))
+        ray = RayProcess(job, None)
         try:
             _wait_for_port(job, ray, address)
             job.folder.publish_head(address)
@@ -57,6 +55,7 @@ def run_head(job: Job, driver_words: Sequence[str]) -> int:
             job.folder.end(code)
             _wait_for_leaving(job, LEAVING_S if code in (0, STOPPED) else FAILING_S)
             ray.stop()
+            clear_temp_folder(job, keep_logs=code not in (0, STOPPED))
     except Failed as failure:
         job.folder.blame(failure.node, str(failure))
         job.folder.end(code)

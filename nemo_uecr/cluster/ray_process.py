@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from nemo_uecr.cluster.job import Job, node_resource
 
-__all__ = ["RayProcess", "answers", "last_line", "start_arguments"]
+__all__ = ["RayProcess", "answers", "clear_temp_folder", "last_line", "start_arguments"]
 
 #: Below the ephemeral range, and where NeMo-RL's own port plan has Ray's workers: 10002-11000.
 FIRST_WORKER_PORT, WORKER_PORTS = 10002, 998
@@ -33,7 +34,13 @@ def start_arguments(job: Job, head_address: str | None) -> list[str]:
     parts = len(job.nodes) if len(job.nodes) <= MOST_PARTS else 1
     share = WORKER_PORTS // parts
     first = FIRST_WORKER_PORT + job.nodes.index(job.node) % parts * share
-    words = ["--head", f"--port={job.port}", f"--ray-client-server-port={job.port + 1}", "--include-dashboard=false"]
+    words = [
+        "--head",
+        f"--port={job.port}",
+        f"--ray-client-server-port={job.port + 1}",
+        "--include-dashboard=false",
+        f"--temp-dir={temp_folder(job)}",  # the head's choice is that of all nodes
+    ]
     return [
         *(words if head_address is None else [f"--address={head_address}"]),
         f"--num-cpus={job.cpus}",
@@ -46,14 +53,27 @@ def start_arguments(job: Job, head_address: str | None) -> list[str]:
     ]
 
 
+def temp_folder(job: Job) -> Path:
+    """Ray's folder on each node: its sockets, whose paths may have 107 characters, its logs, spilled objects."""
+    return Path(f"/tmp/uecr-ray-{job.folder.path.name}")
+
+
+def clear_temp_folder(job: Job, *, keep_logs: bool) -> None:
+    """Remove what Ray left on this node; after a failure its logs go to the job's folder first."""
+    folder = temp_folder(job)
+    if keep_logs:
+        for logs in folder.glob("session_[0-9]*/logs"):
+            with contextlib.suppress(shutil.Error, OSError):  # a log may vanish while it is copied
+                shutil.copytree(logs, job.folder.path / f"ray-{job.node}", dirs_exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 class RayProcess:
     """The running `ray start --block` of this node."""
 
-    def __init__(self, job: Job, head_address: str | None, *, temp_folder: Path | None) -> None:
+    def __init__(self, job: Job, head_address: str | None) -> None:
         """Start it; its output goes to the node's log."""
         words = start_arguments(job, head_address)
-        if temp_folder is not None:
-            words.append(f"--temp-dir={temp_folder}")
         with job.folder.log_of(job.node).open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *words],

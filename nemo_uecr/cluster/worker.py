@@ -6,7 +6,7 @@ import logging
 import time
 
 from nemo_uecr.cluster.job import Job
-from nemo_uecr.cluster.ray_process import RayProcess, answers, last_line
+from nemo_uecr.cluster.ray_process import RayProcess, answers, clear_temp_folder, last_line
 
 __all__ = ["run_worker"]
 
@@ -23,13 +23,16 @@ def run_worker(job: Job) -> int:
     if address is None:
         return 1
     log.info("node %s: joining %s", job.node, address)
-    ray = RayProcess(job, address, temp_folder=None)
+    ray = RayProcess(job, address)
+    code = 1
     try:
         while not job.folder.ended() and ray.code() is None:
             time.sleep(LOOKING_S)
-        return _outcome(job, ray, address)
+        code = _outcome(job, ray, address)
+        return code
     finally:
         ray.stop()
+        clear_temp_folder(job, keep_logs=code != 0)
         job.folder.leave(job.node)
         log.info("node %s: Ray has ended", job.node)
 

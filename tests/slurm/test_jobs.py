@@ -87,6 +87,7 @@ def test_two_nodes_form_one_cluster_and_train(
     assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
     assert metrics(tmp_path / "run" / "n1") == metrics(tmp_path / "run" / "n2")
     assert len(metrics(tmp_path / "run" / "n1")) == 3
+    assert list(Path("/tmp").glob(f"uecr-ray-{job}-0")) == []
     logs = tmp_path / "slurm-logs" / f"{job}-0"
     assert {path.name for path in logs.glob("*.log")} == {"node-n1.log", "node-n2.log", "driver.log", "srun.log"}
 
@@ -119,6 +120,8 @@ def test_a_killed_worker(slurm: OneHostSlurm, submit: Submit) -> None:
     training(slurm, log)
     kill("raylet/raylet", "slurm_node:n2")
     failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n2: its Ray worker has died")
+    assert list((log.parent / "slurm-logs" / f"{job}-0").glob("ray-n*/raylet*.out"))
+    assert list(Path("/tmp").glob(f"uecr-ray-{job}-0")) == []
 
 
 def test_a_killed_node_process(slurm: OneHostSlurm, submit: Submit) -> None:
