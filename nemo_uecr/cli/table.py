@@ -57,6 +57,9 @@ COMMANDS: tuple[Command, ...] = (
     Command(("audit", "alpha-sweep"), "nemo_uecr.cli.audit_alpha_sweep", "where alpha overturns the verifier's order"),
     Command(("audit", "synthetic"), "nemo_uecr.cli.audit_synthetic", "made scores of the paper's sizes"),
     Command(("bench", "advantage"), "nemo_uecr.cli.bench_advantage", "time and memory of the advantages"),
+    Command(("cluster", "smoke"), "nemo_uecr.cli.cluster_smoke", "the same short run on every node of a Ray cluster"),
+    Command(("cluster", "command"), "nemo_uecr.cli.cluster_command", "the command that a Slurm job runs"),
+    Command(("cluster", "node"), "nemo_uecr.cli.cluster_node", "what each node of a Slurm job runs"),
     Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),
 )
 

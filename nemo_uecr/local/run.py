@@ -25,6 +25,7 @@ from nemo_uecr.local.prompts import Prompt, encode_prompts
 from nemo_uecr.local.provenance import input_hashes, provenance
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
+from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.progress import Progress
 from nemo_uecr.telemetry.sinks import truncate_records
 
@@ -34,7 +35,15 @@ log = logging.getLogger(__name__)
 Locate = Callable[[str], str]
 
 
-def train(config: Config, *, resume: bool, origins: Mapping[str, str], objective: str, locate: Locate) -> Path:
+def train(
+    config: Config,
+    *,
+    resume: bool,
+    origins: Mapping[str, str],
+    objective: str,
+    locate: Locate,
+    stop: StopRequest,
+) -> Path:
     """Run a configuration to its last step.
 
     Args:
@@ -43,12 +52,14 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], objective
         origins: where each value came from, for the run folder.
         objective: the loss as one equation, for the run folder.
         locate: maps model and data names to what is on disk.
+        stop: read after each step; when it is asked, the run saves and ends.
 
     Returns:
         The run folder.
 
     Raises:
         RunFolderError: If the folder is in use, holds a run that was not asked to be resumed, or cannot be written.
+        RunStopped: If it was asked to end before its last step; a checkpoint of the step it reached is there.
     """
     folder = Path(config.run.folder)
     if config.threads is not None:
@@ -56,7 +67,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], objective
     try:
         with locked(folder):
             _check_folder(folder, config, resume=resume)
-            _train_in(folder, config, resume=resume, origins=origins, objective=objective, locate=locate)
+            _train_in(folder, config, resume=resume, origins=origins, objective=objective, locate=locate, stop=stop)
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror or error}; complete checkpoints are intact. "
@@ -66,7 +77,14 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], objective
 
 
 def _train_in(
-    folder: Path, config: Config, *, resume: bool, origins: Mapping[str, str], objective: str, locate: Locate
+    folder: Path,
+    config: Config,
+    *,
+    resume: bool,
+    origins: Mapping[str, str],
+    objective: str,
+    locate: Locate,
+    stop: StopRequest,
 ) -> None:
     device = _device(config.device)
     checkpoints = Checkpoints(folder / "checkpoints", config)
@@ -95,6 +113,7 @@ def _train_in(
         folder=folder,
         checkpoints=checkpoints,
         position=position,
+        stop=stop,
     )
     trainer.run(Progress(total=config.train.steps, style=config.telemetry.progress))
 

@@ -30,6 +30,7 @@ from nemo_uecr.local.seeds import derive
 from nemo_uecr.local.sequences import Sequences, micro_slices
 from nemo_uecr.local.step_metrics import check_first_ratio, step_metrics
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, update
+from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.progress import Progress
 from nemo_uecr.telemetry.sinks import StepLog, append_record, check_record
 from nemo_uecr.verifier.equivalence import check_response
@@ -81,6 +82,7 @@ class Trainer:
         folder: Path,
         checkpoints: Checkpoints,
         position: Position,
+        stop: StopRequest,
     ) -> None:
         """Collect the parts; nothing runs before `run`."""
         self._config = config
@@ -91,6 +93,7 @@ class Trainer:
         self._folder = folder
         self._checkpoints = checkpoints
         self._position = position
+        self._stop = stop
         self._method = METHODS[config.method.name]
         rollout = config.rollout
         self._slices = micro_slices(
@@ -101,7 +104,11 @@ class Trainer:
         self._flat_slices = [rows for slices in self._slices for rows in slices]
 
     def run(self, progress: Progress) -> None:
-        """Train to the last step."""
+        """Train to the last step.
+
+        Raises:
+            RunStopped: If the run was asked to end; the step under way is finished and saved.
+        """
         config = self._config
         steps_log = StepLog(self._folder, tensorboard=config.telemetry.tensorboard)
         saving = 0.0
@@ -114,8 +121,14 @@ class Trainer:
                 progress.step(step, metrics)
                 # After the record: a checkpoint of a step must never exist without the step's record.
                 started = time.perf_counter()
-                self._save_checkpoint(step)
+                asked = self._stop.asked
+                self._save_checkpoint(step, asked=asked)
                 saving = time.perf_counter() - started
+                if asked and step < config.train.steps:
+                    raise RunStopped(
+                        f"stopped by {self._stop.reason} after step {step} of {config.train.steps}; "
+                        f"{self._checkpoints.path(step)} is complete. Run again with --resume to continue"
+                    )
         finally:
             steps_log.close()
             progress.close()
@@ -243,11 +256,11 @@ class Trainer:
                 best_step, best_average = step, average
         self._position = Position(step, outcome.optimizer_steps, best_step, best_average)
 
-    def _save_checkpoint(self, step: int) -> None:
+    def _save_checkpoint(self, step: int, *, asked: bool) -> None:
         wanted = self._config.checkpoint
         last = step == self._config.train.steps
         best_now = wanted.keep_best and self._position.best_step == step
-        if last or best_now or _due(step, wanted.every):
+        if last or best_now or asked or _due(step, wanted.every):
             self._checkpoints.save(self._models.student, self._optimizer, self._position)
 
     def _evaluate(self, step: int, progress: Progress) -> float:

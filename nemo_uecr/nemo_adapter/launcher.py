@@ -12,6 +12,7 @@ from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.context import StepContext
+from nemo_uecr.nemo_adapter.early_end import limit_time, report_early_end
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
@@ -20,6 +21,7 @@ from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.teachers import RayTeacher, TeacherPlan, scoring_policy_class
 from nemo_uecr.nemo_adapter.translate import master_config
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
+from nemo_uecr.stopping import listening
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ def train(config: NemoConfig) -> Path:
     Raises:
         UpstreamError: another NeMo-RL is installed.
         DataError: student and teacher have different vocabularies.
+        RunStopped: it was asked to end before its last step, and has saved.
+        RunFolderError: it was asked to end and the configuration saves nothing.
     """
     version = upstream.check()
     spec, plan = run_spec(config), teacher_plan(config)
@@ -52,10 +56,16 @@ def train(config: NemoConfig) -> Path:
             context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given
         )
 
-    with upstream.substitutions(estimator=lambda: UecrEstimator(context), colocated_worker_groups=groups):
+    # Listening begins here: starting Ray sets a handler of its own for SIGTERM.
+    with (
+        listening() as stop,
+        upstream.substitutions(estimator=lambda: UecrEstimator(context), colocated_worker_groups=groups, stop=stop),
+    ):
         run = upstream.set_up(native_config, parts, make_policy)
         context.resume_at(run.completed_steps)
+        limit_time(run.config)
         upstream.run_loop(run, parts, _loss(spec))
+    report_early_end(stop, config, completed=int(run.state["total_steps"]))
     return folder
 
 

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nemo_uecr.nemo_adapter.early_end import also_asked
 from nemo_uecr.nemo_adapter.errors import UpstreamError
+from nemo_uecr.stopping import StopRequest
 
 #: Versions whose source the table below was checked against.
 SUPPORTED = (0, 7)
@@ -39,6 +41,8 @@ TABLE = f"""
     val_task_to_env logger checkpointer grpo_save_state master_config
 {_GRPO} RayVirtualCluster.__init__: self bundle_ct_per_node_list use_gpus max_colocated_worker_groups
     num_gpus_per_node name ...
+{_GRPO} TimeoutChecker.__init__: self timeout fit_last_save_time
+{_GRPO} TimeoutChecker.check_save: self
 {_POLICY} Policy.__init__: self cluster config tokenizer name_prefix workers_per_node init_optimizer weights_path
     optimizer_path init_reference_model processor worker_extension_cls_fqn
 {_POLICY} Policy.get_logprobs: self data timer
@@ -156,15 +160,16 @@ def _check_signature(expected: Expected, version: str) -> None:
 
 
 @contextlib.contextmanager
-def substitutions(*, estimator: Callable[[], Any], colocated_worker_groups: int) -> Iterator[None]:
-    """Put our estimator and the wider cluster in place of NeMo-RL's, and put NeMo-RL's back on leaving.
+def substitutions(*, estimator: Callable[[], Any], colocated_worker_groups: int, stop: StopRequest) -> Iterator[None]:
+    """Put our estimator, the wider cluster and the request to stop in NeMo-RL's places, and its own back on leaving.
 
     Args:
         estimator: called by the training loop for its advantage estimator.
         colocated_worker_groups: how many worker groups share each GPU of the policy cluster.
+        stop: once it is asked, the training loop takes its time to be over: it saves after the step and returns.
     """
     grpo = importlib.import_module(_GRPO)
-    native_cluster = grpo.RayVirtualCluster
+    native_cluster, native_timeout = grpo.RayVirtualCluster, grpo.TimeoutChecker
 
     def make_estimator(master_config: Any) -> Any:
         return estimator()
@@ -174,7 +179,14 @@ def substitutions(*, estimator: Callable[[], Any], colocated_worker_groups: int)
             kwargs["max_colocated_worker_groups"] = colocated_worker_groups
         return native_cluster(*args, **kwargs)
 
-    replaced = {"_create_advantage_estimator": make_estimator, "RayVirtualCluster": make_cluster}
+    def make_timeout(*args: Any, **kwargs: Any) -> Any:
+        return also_asked(native_timeout(*args, **kwargs), stop)
+
+    replaced = {
+        "_create_advantage_estimator": make_estimator,
+        "RayVirtualCluster": make_cluster,
+        "TimeoutChecker": make_timeout,
+    }
     saved = {name: getattr(grpo, name) for name in replaced}
     try:
         for name, substitute in replaced.items():

@@ -53,19 +53,20 @@ CONTRACT: dict[str, Rule] = {
     "checkpoint": rule("data", "scoring"),
     "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
     "study": rule("config", "data", "demo", "evaluation", "report", packages="numpy omegaconf pydantic pydantic_core"),
+    "cluster": rule("config", "data"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench", "nemo_adapter", "study", "plan", "doctor", "checkpoint", "audit",
+        "bench", "nemo_adapter", "study", "plan", "doctor", "checkpoint", "audit", "cluster",
     ),
 }  # fmt: skip
-"""Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""
+"""Layer -> rule. Everyone may import `nemo_uecr` itself, `nemo_uecr.errors` and `nemo_uecr.stopping`."""
 
 MODULE_PACKAGES: dict[str, frozenset[str]] = {"scoring/triton_kernels.py": frozenset({"triton"})}
 """Packages that one module imports at module level beyond its layer's rule. Such a module may itself be imported
 inside functions only."""
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
-SHARED = {"errors", "__version__"}
+SHARED = {"errors", "stopping", "__version__"}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from nemo_uecr.config.load import LoadedConfig, load_config
 from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import UecrError
 from nemo_uecr.local.run import train
+from nemo_uecr.stopping import StopRequest
 
 BASE = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "base.yaml"
 DIGITS = 4
@@ -167,9 +168,16 @@ def run(folder: Path, *overrides: str, resume: bool = False) -> Path:
     return train_loaded(configured(folder, *overrides), resume=resume)
 
 
-def train_loaded(loaded: LoadedConfig, *, resume: bool) -> Path:
+def train_loaded(loaded: LoadedConfig, *, resume: bool, stop: StopRequest | None = None) -> Path:
     """Train a loaded configuration; names are paths."""
-    return train(loaded.config, resume=resume, origins=loaded.origins, objective="objective", locate=lambda name: name)
+    return train(
+        loaded.config,
+        resume=resume,
+        origins=loaded.origins,
+        objective="objective",
+        locate=lambda name: name,
+        stop=StopRequest() if stop is None else stop,
+    )
 
 
 def in_child(work: Callable[[], object], *, kill_after: float | None = None) -> tuple[int, str]:

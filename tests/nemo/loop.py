@@ -17,6 +17,7 @@ from nemo_uecr.nemo_adapter.estimator import UecrEstimator
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
+from nemo_uecr.stopping import StopRequest
 from tests.nemo.tiny_world import (
     TEMPERATURE,
     VOCABULARY,
@@ -71,7 +72,13 @@ def native_settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def train_ours(
-    spec: RunSpec, *, steps: int, teacher: TinyTeacher | None, problems: TinyProblems | None = None, **policy: Any
+    spec: RunSpec,
+    *,
+    steps: int,
+    teacher: TinyTeacher | None,
+    problems: TinyProblems | None = None,
+    stop: StopRequest | None = None,
+    **policy: Any,
 ) -> Run:
     """Our estimator, policy and loss in the real loop."""
     context = StepContext(spec, completed_steps=0, tokenizer=TinyTokenizer())
@@ -80,7 +87,9 @@ def train_ours(
     )
     if teacher is not None:
         teacher.events = made.events
-    with upstream.substitutions(estimator=lambda: UecrEstimator(context), colocated_worker_groups=3):
+    with upstream.substitutions(
+        estimator=lambda: UecrEstimator(context), colocated_worker_groups=3, stop=stop or StopRequest()
+    ):
         metrics = _loop(made, loss_of(spec), spec, steps, problems or TinyProblems())
     return Run(made, metrics, teacher)
 

@@ -18,6 +18,7 @@ MODULES = [
 PLUGIN = """
 import pytest
 from nemo_uecr.nemo_adapter import upstream
+from nemo_uecr.stopping import StopRequest
 
 upstream.check()
 grpo = upstream.grpo_module()
@@ -26,7 +27,7 @@ native = grpo._create_advantage_estimator
 
 @pytest.fixture(autouse=True)
 def substituted():
-    with upstream.substitutions(estimator=lambda: None, colocated_worker_groups=3):
+    with upstream.substitutions(estimator=lambda: None, colocated_worker_groups=3, stop=StopRequest()):
         substitute = grpo._create_advantage_estimator
         grpo._create_advantage_estimator = lambda config: substitute(config) or native(config)
         yield

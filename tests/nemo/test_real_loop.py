@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.names import METRICS
 from tests.nemo.loop import GROUP, NATIVE, PROMPTS, spec_of, train_native, train_ours
 from tests.nemo.tiny_world import TinyModel, TinyProblems, TinyTeacher
@@ -63,6 +64,13 @@ def test_the_papers_form_with_kl_has_the_native_loss_but_another_gradient() -> N
     assert float((ours.policy.gradients[1] - native.policy.gradients[1]).abs().max()) > 1e-6
 
 
+def test_a_request_ends_the_real_loop_after_the_step() -> None:
+    stop = StopRequest()
+    stop.ask("a test")
+    assert len(train_ours(spec_of("grpo"), steps=4, teacher=None, stop=stop).metrics) == 1
+    assert len(train_ours(spec_of("grpo"), steps=4, teacher=None, stop=StopRequest()).metrics) == 4
+
+
 def test_order_of_a_step() -> None:
     run = train_ours(spec_of("uecr"), steps=1, teacher=teacher_of("uecr"))
     assert run.policy.events == [
@@ -114,7 +122,7 @@ def test_substitutions_are_taken_back() -> None:
     before = (grpo._create_advantage_estimator, grpo.RayVirtualCluster)
 
     def fail_inside() -> None:
-        with upstream.substitutions(estimator=object, colocated_worker_groups=3):
+        with upstream.substitutions(estimator=object, colocated_worker_groups=3, stop=StopRequest()):
             assert grpo._create_advantage_estimator is not before[0]
             raise RuntimeError("inside")
 

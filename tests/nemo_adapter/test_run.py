@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.nemo_adapter.errors import UpstreamError
 from nemo_uecr.nemo_adapter.launcher import _prompt_file, run_spec
 from nemo_uecr.nemo_adapter.problem_rows import selected_rows
@@ -19,6 +20,7 @@ from nemo_uecr.nemo_adapter.scorer import on_device
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.translate import master_config
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
+from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest
 from tests.config.test_nemo import CONFIGS, GIVEN, OVERLAYS, given
 
 
@@ -134,3 +136,37 @@ def test_the_teacher_is_the_raw_model_whatever_the_student_samples_at() -> None:
     assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (1.0, 1.0, None)
     assert teacher["uecr"] == {"temperature": 1.0, "filters": "paper", "vocabulary": 151936}
     assert teacher["megatron_cfg"]["fp8_cfg"]["enabled"] is True
+
+
+def ended(*overrides: str, completed: int, reason: str = "SIGUSR1") -> None:
+    """Report the end of a run that was asked to stop and reached this step."""
+    from nemo_uecr.nemo_adapter.early_end import report_early_end
+
+    stop = StopRequest()
+    stop.ask(reason)
+    config = load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", ["train.steps=40", *overrides])
+    report_early_end(stop, config, completed=completed)
+
+
+def test_an_early_end_says_where_it_saved() -> None:
+    with pytest.raises(RunStopped, match=r"stopped by SIGUSR1 after step 7 of 40; .*/checkpoints/step_7 is complete"):
+        ended(completed=7)
+    ended(completed=40)  # the last step was under way: the run is complete
+    with pytest.raises(RunFolderError, match=r"checkpoint.every=0: nothing was saved"):
+        ended("checkpoint.every=0", completed=0)
+
+
+def test_the_job_s_end_becomes_nemo_rl_s_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_uecr.nemo_adapter.early_end import SAVING_S, limit_time
+
+    native: Any = SimpleNamespace(checkpointing={"checkpoint_must_save_by": None})
+    monkeypatch.delenv(JOB_END, raising=False)
+    limit_time(native)
+    assert native.checkpointing["checkpoint_must_save_by"] is None
+    # 1 day, 2 hours, 3 minutes and 4 seconds, and what a save may take
+    monkeypatch.setenv(JOB_END, str(time.time() + 86400 + 7200 + 180 + 4 + SAVING_S + 0.9))
+    limit_time(native)
+    assert native.checkpointing["checkpoint_must_save_by"] == "01:02:03:04"
+    monkeypatch.setenv(JOB_END, str(time.time() + 1))  # too late for anything: after the first step
+    limit_time(native)
+    assert native.checkpointing["checkpoint_must_save_by"] == "00:00:00:00"

@@ -1,0 +1,44 @@
+"""Who is in the Ray cluster: asked by a process of its own, because a Ray client can die with the cluster it asks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+__all__ = ["members"]
+
+ASKING_S = 60.0
+PREFIX = "slurm_node:"
+
+
+def members(address: str) -> dict[str, int] | None:
+    """GPUs of each live node by name; None where the head does not answer."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "nemo_uecr.cluster.members", address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=ASKING_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return {str(name): int(gpus) for name, gpus in json.loads(done.stdout).items()} if done.returncode == 0 else None
+
+
+def _ask(address: str) -> None:
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    found = {}
+    for node in ray.nodes():
+        resources = node["Resources"]
+        name = next((key.removeprefix(PREFIX) for key in resources if key.startswith(PREFIX)), None)
+        if node["Alive"] and name is not None:
+            found[name] = int(resources.get("GPU", 0))
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    _ask(sys.argv[1])

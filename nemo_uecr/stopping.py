@@ -1,0 +1,75 @@
+"""How a run is asked to end early: by a signal before a time limit, or by the job that runs it.
+
+A run that is asked finishes the step under way, saves a checkpoint and raises `RunStopped`; the command line then
+exits with `STOPPED`. Whoever started it reads from that code that the same command continues the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+__all__ = ["JOB_END", "STOPPED", "RunStopped", "StopRequest", "listening", "seconds_left"]
+
+#: Exit code of a run that saved and ended because it was asked to (EX_TEMPFAIL of sysexits.h: try again).
+STOPPED = 75
+#: Environment variable with the time, in seconds since 1970, at which the job that runs us will be ended.
+JOB_END = "UECR_JOB_END"
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+
+class RunStopped(Exception):
+    """The run ended early because it was asked to; the message says what was saved."""
+
+
+class StopRequest:
+    """Whether a run has been asked to end. May be asked from a signal handler or from another thread."""
+
+    def __init__(self) -> None:
+        """Nobody has asked yet."""
+        # A plain text, assigned once: a handler may interrupt another one, and a lock would then wait for itself.
+        self._reason = ""
+
+    @property
+    def asked(self) -> bool:
+        """Whether the run should end after the step that is under way."""
+        return self._reason != ""
+
+    @property
+    def reason(self) -> str:
+        """Who asked first; empty if nobody did."""
+        return self._reason
+
+    def ask(self, reason: str) -> None:
+        """Ask; only the first reason is kept."""
+        self._reason = self._reason or reason
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[StopRequest]:
+    """A request that SIGUSR1 and SIGTERM make; outside the main thread, where none can be caught, nobody makes it."""
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def on_signal(number: int, frame: object) -> None:
+        stop.ask(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            # None: the handler was not set from Python and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def seconds_left() -> float | None:
+    """Seconds until the job ends, from `UECR_JOB_END`; None where no job limits the run."""
+    end = os.environ.get(JOB_END)
+    return float(end) - time.time() if end else None

@@ -1,0 +1,101 @@
+"""A run that is asked to end finishes its step, saves, exits with its code, and resumes as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.stopping import JOB_END, STOPPED, RunStopped, StopRequest, listening, seconds_left
+from tests.local import tiny
+from tests.local.tiny import SMALL, Assets, metrics, outcome, same
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(tiny_assets: Assets, folder: Path, *overrides: str) -> list[str]:
+    return ["train", str(tiny_assets.config), *SMALL, f"run.folder={folder}", *overrides]
+
+
+def test_asked_before_it_starts_it_ends_after_one_step(tmp_path: Path) -> None:
+    stop = StopRequest()
+    stop.ask("a test")
+    stop.ask("another")
+    folder = tmp_path / "run"
+    with pytest.raises(RunStopped, match=r"stopped by a test after step 1 of 3; .*step-000001 is complete"):
+        tiny.train_loaded(tiny.configured(folder, "train.steps=3"), resume=False, stop=stop)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000001"]
+    assert len(metrics(folder)) == 1
+    whole = outcome(tiny.run(tmp_path / "whole", "train.steps=3"))
+    resumed = outcome(tiny.run(folder, "train.steps=3", resume=True))
+    # checkpoint.every=0 saves the last step only; the extra one of the stop is still among the two that are kept.
+    assert {name for name in same(resumed, whole) if "step-000001/" not in name} == set()
+    assert len(metrics(folder)) == 3
+
+
+def test_asked_during_the_last_step_it_is_done(tmp_path: Path) -> None:
+    stop = StopRequest()
+    stop.ask("a test")
+    tiny.train_loaded(tiny.configured(tmp_path / "run", "train.steps=1"), resume=False, stop=stop)
+    assert len(metrics(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path, tiny: Assets, number: signal.Signals) -> None:
+    arguments = command(tiny, tmp_path / "run", "train.steps=4000")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nemo_uecr", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    written = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (written.is_file() and written.read_text().count("\n") >= 2) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    error = process.communicate(timeout=60)[1]
+    steps = len(metrics(tmp_path / "run"))
+    assert process.returncode == STOPPED == 75
+    assert 2 <= steps < 4000
+    assert error.splitlines()[-1].startswith(f"nemo-uecr: stopped by {number.name} after step {steps} of 4000; ")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
+    assert entry_point([*command(tiny, tmp_path / "run", f"train.steps={steps + 1}"), "--resume"]) == 0
+    assert len(metrics(tmp_path / "run")) == steps + 1
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with listening() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (stop.asked, stop.reason) == (True, "SIGUSR1")
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_outside_the_main_thread_no_signal_is_caught() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        with listening() as stop:
+            seen.append(stop.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+
+
+def test_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(JOB_END, raising=False)
+    assert seconds_left() is None
+    monkeypatch.setenv(JOB_END, str(time.time() + 100))
+    assert seconds_left() == pytest.approx(100, abs=5)

@@ -1,0 +1,187 @@
+"""A real Slurm with two nodes on this host: munge, one controller, two daemons, everything below one folder.
+
+Each node offers eight GPUs that exist in Slurm's books only, so that the scripts' own #SBATCH lines are what runs. The
+second node lives in a mount namespace where one folder is empty: a file system that it does not share.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = (
+    "munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "unshare", "su", "ps",
+)  # fmt: skip
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort=17100
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=2,batch_sched_delay=0,defer
+ReturnToService=2
+KillWait=20
+SlurmdParameters=config_overrides
+GresTypes=gpu
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port=17101 CPUs=2 RealMemory=4000 Gres=gpu:8
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port=17102 CPUs=2 RealMemory=4000 Gres=gpu:8
+PartitionName=test Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+
+
+def missing() -> str | None:
+    """Why no Slurm can be started here; None if one can."""
+    if os.geteuid() != 0:
+        return "a Slurm for the test needs root"
+    absent = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+    return f"{', '.join(absent)} not installed (Debian: slurm-wlm munge)" if absent else None
+
+
+PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How a job ended."""
+
+    state: str
+    lines: list[str]
+
+    @property
+    def last(self) -> str:
+        """The job's last line."""
+        return next(line for line in reversed(self.lines) if line.startswith("slurm: "))
+
+    def said(self, text: str) -> bool:
+        """Whether a line of the job contains a text."""
+        return any(text in line for line in self.lines)
+
+
+class OneHostSlurm:
+    """The cluster, from `start` to `stop`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Choose the folder."""
+        self.folder = folder
+        self.unshared = folder / "unshared"
+        self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH}
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._own_munge = False
+        self.hides = False
+        """Whether this host lets the second node have a file system of its own."""
+
+    def start(self) -> None:
+        """Bring munge, the controller and both nodes up."""
+        for name in ("state", "log", "unshared"):
+            (self.folder / name).mkdir(parents=True)
+        mount = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", str(self.unshared)]
+        self.hides = subprocess.run(mount, env=self.environment, capture_output=True, check=False).returncode == 0
+        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(host=_host(), folder=self.folder))
+        for number in range(8):
+            (self.folder / f"gpu{number}").touch()
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-7]\n")
+        self._start_munge()
+        self._spawn("slurmctld", "-D")
+        self._spawn("slurmd", "-D", "-N", "n1")
+        if self.hides:
+            hide = f"mount -t tmpfs none {self.unshared} && exec slurmd -D -N n2"
+            self._spawn("unshare", "--mount", "bash", "-c", hide)
+        else:
+            self._spawn("slurmd", "-D", "-N", "n2")
+        self._wait_for(lambda: self.call("sinfo", "-h", "-N", "-o", "%N %t").split() == ["n1", "idle", "n2", "idle"])
+
+    def stop(self) -> None:
+        """Take down what `start` brought up."""
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+        for daemon in self._daemons:
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        if self._own_munge:
+            os.kill(int(Path("/run/munge/munged.pid").read_text()), signal.SIGTERM)
+
+    def call(self, *words: str) -> str:
+        """Output of a Slurm command."""
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    def submit(self, folder: Path, *words: str, **environment: str) -> int:
+        """`sbatch` in a folder; returns the job's number."""
+        done = subprocess.run(
+            ["sbatch", "--parsable", *words],
+            env=self.environment | environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    def field(self, job: int, name: str) -> str:
+        """A field of `scontrol show job`."""
+        words = self.call("scontrol", "show", "job", "-o", str(job)).split()
+        return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
+
+    def wait_for_end(self, job: int, log: Path, seconds: float = 150) -> JobEnd:
+        """Wait until a job has ended for good."""
+        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        self._wait_for(lambda: self.field(job, "JobState") in over, seconds, log)
+        return JobEnd(self.field(job, "JobState"), log.read_text().splitlines())
+
+    def wait_for_line(self, log: Path, text: str, seconds: float = 120) -> None:
+        """Wait until a log contains a text."""
+        self._wait_for(lambda: log.is_file() and text in log.read_text(), seconds, log)
+
+    def _wait_for(self, true: object, seconds: float = 60, log: Path | None = None) -> None:
+        assert callable(true)
+        deadline = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > deadline:
+                shown = log.read_text() if log is not None and log.is_file() else self.call("scontrol", "show", "job")
+                raise AssertionError(f"not after {seconds:.0f} s:\n{shown}")
+            time.sleep(0.3)
+
+    def _start_munge(self) -> None:
+        if not Path("/etc/munge/munge.key").exists():
+            subprocess.run(["mungekey", "-c"], env=self.environment, check=True)
+        if subprocess.run(
+            ["munge", "-n"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        ).returncode:
+            Path("/run/munge").mkdir(exist_ok=True)
+            shutil.chown("/run/munge", "munge", "munge")
+            subprocess.run(["su", "-s", "/bin/sh", "munge", "-c", shutil.which("munged", path=PATH) or ""], check=True)
+            self._own_munge = True
+
+    def _spawn(self, *words: str) -> None:
+        log = (self.folder / "log" / f"{len(self._daemons)}-{words[0]}.out").open("wb")
+        # Daemons of Slurm take a setting of Ray's or of the tests for nobody's; jobs bring their own environment.
+        environment: Mapping[str, str] = {**self.environment, "LC_ALL": "C"}
+        self._daemons.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True))
+        log.close()
+
+
+def _host() -> str:
+    return socket.gethostname().partition(".")[0]

@@ -1,0 +1,53 @@
+"""The commands of docs/cluster.md."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "cluster.md"
+MARK = "# needs GPUs"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One command of the page."""
+
+    text: str
+    marked: bool
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.text)
+
+
+def commands_of(page: str) -> list[Shown]:
+    """Every line inside a fence."""
+    lines = [line for block in re.findall(r"^```\n(.*?)^```$", page, re.M | re.S) for line in block.splitlines()]
+    return [Shown(line.partition(MARK)[0].strip(), line.rstrip().endswith(MARK)) for line in lines if line.strip()]
+
+
+def shown() -> list[Shown]:
+    """Every command of the page."""
+    return commands_of(PAGE.read_text(encoding="utf-8"))
+
+
+def smoke_job() -> list[str]:
+    """The page's one job that needs no GPU and no checkpoint."""
+    [words] = [command.words for command in shown() if "--smoke" in command.words]
+    return words
+
+
+def evaluation_job() -> list[str]:
+    """The page's evaluation on a CPU."""
+    [words] = [command.words for command in shown() if "--engine" in command.words]
+    return words
+
+
+def conversion_job() -> list[str]:
+    """The page's conversion."""
+    [words] = [c.words for c in shown() if c.words[0] == "sbatch" and "slurm/convert.sbatch" in c.words]
+    return words

