@@ -18,14 +18,15 @@ from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import CheckpointError, RunFolderError
-from nemo_uecr.local.checkpoint import Checkpoints, Position, check_same_configuration, restore_optimizer
+from nemo_uecr.local.checkpoint import Checkpoints, Position, check_same_configuration, flat, restore_optimizer
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
 from nemo_uecr.local.provenance import input_hashes, provenance
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
+from nemo_uecr.telemetry.clients import Choice, open_clients
 from nemo_uecr.telemetry.progress import Progress
-from nemo_uecr.telemetry.sinks import truncate_records
+from nemo_uecr.telemetry.sinks import StepLog, truncate_records
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ def _train_in(
         prompts=prompts,
         benchmarks=benchmarks,
         folder=folder,
+        steps_log=StepLog(folder, open_clients(folder, _clients(config))),
         checkpoints=checkpoints,
         position=position,
     )
@@ -181,6 +183,12 @@ def _problems(config: Config, student: TokenModel, locate: Locate) -> tuple[list
         return encode_prompts(problems, student.tokenizer, data)
 
     return prompts(data.train), {name: prompts(path) for name, path in config.evaluation.benchmarks.items()}
+
+
+def _clients(config: Config) -> Choice:
+    wanted = config.telemetry
+    parameters = flat(config.model_dump(mode="json"))
+    return Choice(wanted.tensorboard, wanted.wandb, wanted.mlflow, wanted.project, parameters)
 
 
 def _write_run_files(folder: Path, config: Config, origins: Mapping[str, str], objective: str, locate: Locate) -> None:

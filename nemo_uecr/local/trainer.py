@@ -79,6 +79,7 @@ class Trainer:
         prompts: Sequence[Prompt],
         benchmarks: Mapping[str, Sequence[Prompt]],
         folder: Path,
+        steps_log: StepLog,
         checkpoints: Checkpoints,
         position: Position,
     ) -> None:
@@ -89,6 +90,7 @@ class Trainer:
         self._prompts = prompts
         self._benchmarks = benchmarks
         self._folder = folder
+        self._log = steps_log
         self._checkpoints = checkpoints
         self._position = position
         self._method = METHODS[config.method.name]
@@ -103,22 +105,18 @@ class Trainer:
     def run(self, progress: Progress) -> None:
         """Train to the last step."""
         config = self._config
-        steps_log = StepLog(self._folder, tensorboard=config.telemetry.tensorboard)
         saving = 0.0
-        try:
+        with self._log, contextlib.closing(progress):
             if self._position.step == 0 and config.evaluation.at_start and self._benchmarks:
                 self._evaluate(0, progress)
             for step in range(self._position.step + 1, config.train.steps + 1):
                 metrics = self._step(step, progress) | {"time/save_s": saving}
-                steps_log.write(step, metrics)
+                self._log.write(step, metrics)
                 progress.step(step, metrics)
                 # After the record: a checkpoint of a step must never exist without the step's record.
                 started = time.perf_counter()
                 self._save_checkpoint(step)
                 saving = time.perf_counter() - started
-        finally:
-            steps_log.close()
-            progress.close()
 
     def _step(self, step: int, progress: Progress) -> dict[str, float]:
         watch = Stopwatch()
@@ -255,6 +253,7 @@ class Trainer:
     def _evaluate(self, step: int, progress: Progress) -> float:
         result = evaluate(self._models.student, self._benchmarks, self._config, step=step, folder=self._folder)
         append_record(self._folder / "evaluation.jsonl", result.record)
+        self._log.evaluation(step, vars(result.average))
         progress.evaluation(step, result.record)
         return result.average.avg
 
