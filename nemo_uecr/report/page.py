@@ -10,6 +10,7 @@ from pathlib import Path
 from nemo_uecr import __version__
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.accuracy import accuracy_section
+from nemo_uecr.report.audits import audits_section
 from nemo_uecr.report.configuration import configuration_section
 from nemo_uecr.report.credit_section import credit_section
 from nemo_uecr.report.curves import curves_section
@@ -58,14 +59,16 @@ def write_report(folders: list[Path], out: Path) -> Path:
 
 def render_page(runs: list[RunFolder]) -> str:
     """The whole page as text."""
-    sections = [
+    found = [
         curves_section(runs),
         accuracy_section(runs),
         groups_section(runs),
         identities_section(runs),
         credit_section(runs),
+        audits_section(runs),
         configuration_section(runs),
     ]
+    sections = [section for section in found if section is not None]
     script = _asset(SCRIPTS)
     title = f"{', '.join(run.label for run in runs)} · nemo_uecr report"
     navigation = "".join(f'<a href="#{section.anchor}">{text(section.title)}</a>' for section in sections)

@@ -46,11 +46,12 @@ CONTRACT: dict[str, Rule] = {
         "config", "core", "data", "evaluation", "scoring", "telemetry", "verifier",
         packages="torch transformers safetensors",
     ),
+    "audit": rule("core", "data", "evaluation", "local", "verifier", packages="numpy torch"),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
     "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
-        "bench", "nemo_adapter",
+        "bench", "nemo_adapter", "audit",
     ),
 }  # fmt: skip
 """Layer -> rule. Everyone may import `nemo_uecr` itself and `nemo_uecr.errors`."""

@@ -1,0 +1,138 @@
+"""What every audit ends in: numbers, a figure drawn from those numbers alone, and a section of the report."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nemo_uecr.data.atomic import new_folder
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT = "nemo_uecr.audit/1"
+NUMBERS, PNG, SVG, SECTION = "numbers.json", "figure.png", "figure.svg", "section.html"
+DOTS_PER_INCH = 110
+
+Numbers = dict[str, Any]
+#: Draws on an empty figure. It is handed the numbers as read back from JSON and nothing else.
+Draw = Callable[["Figure", Numbers], None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table: column heads and rows of text."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The outcome of one audit.
+
+    Attributes:
+        name: as in ``nemo-uecr audit NAME``.
+        title: heading of the section.
+        note: what the figure shows and what it does not, in sentences.
+        numbers: everything the figure and the table show; NaN and infinities become null.
+        table: the main numbers for people.
+        draw: draws the figure.
+        size: of the figure, inches.
+    """
+
+    name: str
+    title: str
+    note: str
+    numbers: Numbers
+    table: Table
+    draw: Draw
+    size: tuple[float, float]
+
+
+def write_audit(out: Path, audit: Audit) -> Path:
+    """Write the four files of an audit into a folder that is complete or absent.
+
+    Raises:
+        DataError: If the folder cannot be written, or holds something that is no audit.
+    """
+    content = {"format": FORMAT, "audit": audit.name, "title": audit.title, "numbers": plain(audit.numbers)}
+    encoded = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    if out.exists() and not (out / NUMBERS).is_file():
+        raise DataError(f"{out} exists and holds no audit; choose another --out")
+    try:
+        with new_folder(out) as folder:
+            (folder / NUMBERS).write_text(encoded, encoding="utf-8")
+            draw_figure(audit, json.loads(encoded)["numbers"], folder)
+            (folder / SECTION).write_text(section_html(audit, (folder / SVG).read_bytes()), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"cannot write {out}: {error.strerror or error}") from error
+    return out
+
+
+def plain(value: Any) -> Any:
+    """The same content as JSON can say it: arrays as lists, NaN and infinities as null."""
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def draw_figure(audit: Audit, numbers: Numbers, folder: Path) -> None:
+    """Draw as PNG and SVG; equal numbers give equal bytes."""
+    import matplotlib
+    from cycler import cycler
+    from matplotlib.figure import Figure
+
+    style = {
+        "svg.hashsalt": audit.name, "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False,
+        "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False,
+        "axes.titlelocation": "left", "figure.facecolor": "white", "axes.prop_cycle": cycler(color=COLOURS),
+    }  # fmt: skip
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=audit.size, layout="constrained")
+        audit.draw(figure, numbers)
+        figure.savefig(folder / PNG, dpi=DOTS_PER_INCH, metadata={"Software": None})
+        figure.savefig(folder / SVG, metadata={"Date": None, "Creator": None})
+
+
+#: The report's colours, in its order.
+COLOURS = ("#0b62b0", "#c44d12", "#087f5b", "#94478a", "#8f6c00", "#217fa3", "#666a70", "#8b1e45")
+
+
+def section_html(audit: Audit, svg: bytes) -> str:
+    """The audit as a fragment of the report; it asks nothing of the network."""
+    picture = base64.b64encode(svg).decode("ascii")
+    title, note = html.escape(audit.title), html.escape(audit.note)
+    return (
+        f'<article class="audit"><h3>{title}</h3><p class="note">{note}</p>'
+        f'<img alt="{title}" style="max-width:100%;background:#fff" src="data:image/svg+xml;base64,{picture}">'
+        f'<div class="scroll">{_table_html(audit.table)}</div></article>\n'
+    )
+
+
+def _table_html(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.heads)
+    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def text_table(table: Table) -> str:
+    """The table for a terminal."""
+    lines: list[Sequence[str]] = [table.heads, *table.rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(table.heads))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

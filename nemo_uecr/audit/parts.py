@@ -1,0 +1,88 @@
+"""Writes a folder of scores: the plan first, then part after part, each complete or absent.
+
+Shape legend: b = responses of one part, N = their tokens in a flat list.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from nemo_uecr.audit.schema import COLUMNS, FORMAT, PLAN, part_numbers, row_path, token_path
+from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.errors import RunFolderError
+
+#: Grows with every checkpoint scored; everything else of the plan is fixed by the first call.
+GROWING = ("students", "sources")
+
+
+def keep_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Write the plan, or add to the one that is there.
+
+    Args:
+        folder: the folder of scores.
+        plan: ``teacher``, ``anchors``, ``students``, ``sources`` and the settings of the scoring.
+
+    Returns:
+        The plan as it now stands.
+
+    Raises:
+        RunFolderError: If the folder's scores were made differently; the message names the first key.
+    """
+    path = folder / PLAN
+    wanted = json.loads(json.dumps({"format": FORMAT, **plan}))
+    if path.is_file():
+        written = json.loads(path.read_text(encoding="utf-8"))
+        for key in sorted(wanted.keys() | written.keys()):
+            if key not in GROWING and wanted.get(key) != written.get(key):
+                raise RunFolderError(
+                    f"{folder} holds scores with {key}={written.get(key)!r}, this call has {wanted.get(key)!r}; "
+                    "choose another --out"
+                )
+        wanted = {**written, **{key: _joined(written[key], wanted[key], folder) for key in GROWING}}
+    replace_file(path, (json.dumps(wanted, indent=1) + "\n").encode())
+    return wanted
+
+
+def _joined(before: dict[str, Any], now: dict[str, Any], folder: Path) -> dict[str, Any]:
+    for key in before.keys() & now.keys():
+        if before[key] != now[key]:
+            raise RunFolderError(f"{folder} was begun with {key} = {before[key]}, now {now[key]}; choose another --out")
+    return {**before, **now}
+
+
+def next_number(folder: Path) -> int:
+    """Number of the part to write: a part that a kill left without its rows is written over."""
+    numbers = part_numbers(folder)
+    return numbers[-1] + 1 if numbers else 0
+
+
+def write_part(folder: Path, number: int, rows: Sequence[Mapping[str, Any]], tensors: dict[str, Tensor]) -> None:
+    """Write a part: the tokens, then the rows that make it count."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+    from safetensors.torch import save
+
+    types = {
+        "string": pyarrow.string(),
+        "int64": pyarrow.int64(),
+        "double": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+        "list<int32>": pyarrow.list_(pyarrow.int32()),
+    }
+    fields = [
+        pyarrow.field(name, types[kind.removesuffix("?")], nullable=kind.endswith("?"))
+        for name, kind in COLUMNS.items()
+    ]
+    table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=pyarrow.schema(fields))
+    table.validate(full=True)
+    content = io.BytesIO()
+    parquet.write_table(table, content)
+    packed = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    replace_file(token_path(folder, number), save(packed, metadata={"format": FORMAT}))
+    replace_file(row_path(folder, number), content.getvalue())

@@ -1,0 +1,37 @@
+"""The sections of the audits that were run on a run folder, as `nemo-uecr audit` wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.report.run_folder import RunFolder
+from nemo_uecr.report.section import Section, run_key
+
+FOLDER, FRAGMENT = "audits", "section.html"
+
+
+def audits_section(runs: list[RunFolder]) -> Section | None:
+    """Every audit of every run, or None where no run has one."""
+    rows = []
+    for index, run in enumerate(runs):
+        fragments = [_fragment(path) for path in audit_fragments(run.path)]
+        if fragments:
+            name = f"<h3>{run_key(run.label, index)}</h3>" if len(runs) > 1 else ""
+            rows.append(f'<div class="run-row">{name}{"".join(fragments)}</div>')
+    return Section("audits", "Audits", "".join(rows)) if rows else None
+
+
+def audit_fragments(folder: Path) -> list[Path]:
+    """The audits' sections of a run folder; one that is being written has another name."""
+    return sorted(path for path in folder.glob(f"{FOLDER}/*/{FRAGMENT}") if not path.parent.name.startswith("."))
+
+
+def _fragment(path: Path) -> str:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); run the audit again") from error
+    if not content.startswith('<article class="audit">') or content.count("</article>") != 1:
+        raise RunFolderError(f"{path} is no section of an audit; run the audit again or remove its folder")
+    return content
