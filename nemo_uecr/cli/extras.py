@@ -12,12 +12,9 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "local": ("transformers", "tokenizers", "jinja2"),
     "verify": ("math_verify",),
     "tensorboard": ("tensorboard",),
-<<<<<<< HEAD
     "wandb": ("wandb",),
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
-=======
     "plots": ("matplotlib",),
->>>>>>> audit7
     "data": ("pyarrow", "huggingface_hub"),
 }
 """Extra of the package -> the modules that it brings."""

@@ -18,6 +18,7 @@ from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.order import step_indices
 from nemo_uecr.errors import InvariantError, ScoreError
 from nemo_uecr.evaluation.engines.base import Decoding
+from nemo_uecr.local.artifacts import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.batch import StepBatch, method_settings, turn_segments
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.evaluate import evaluate
@@ -140,7 +141,7 @@ class Trainer:
             leave_failure(self._folder, batch, self._config.method, settings, error)
             raise
         metrics["count/global_steps"] = float(step)
-        self._keep(step, batch, settings)
+        self._keep(step, batch, settings, advantages)
         self._advance(step, outcome, watch, progress)
         return metrics | _timing(watch, int(scored.mask_BT.sum()))
 
@@ -225,13 +226,14 @@ class Trainer:
         done = self._position.optimizer_steps
         return update(self._models.student, self._optimizer, inputs, config, steps_done=done)
 
-    def _keep(self, step: int, batch: StepBatch, settings: Settings) -> None:
+    def _keep(self, step: int, batch: StepBatch, settings: Settings, advantages: Advantages) -> None:
         every = self._config.telemetry.save_batch_every
         if every == 0 or (step > 1 and step % every):  # the first step shows the student as it was
             return
         folder, name = self._folder / "batches", f"step-{step:06d}"
-        batch.save(folder, name, self._config.method, settings)
+        batch.save(folder, name, self._config.method, settings, advantages)
         batch.save_texts(folder / f"{name}.json", self._models.student.tokenizer)
+        list_files(self._folder, step, (f"batches/{name}.safetensors", f"batches/{name}.json"))
 
     def _advance(self, step: int, outcome: UpdateOutcome, watch: Stopwatch, progress: Progress) -> None:
         best_step, best_average = self._position.best_step, self._position.best_average
@@ -249,10 +251,12 @@ class Trainer:
         best_now = wanted.keep_best and self._position.best_step == step
         if last or best_now or _due(step, wanted.every):
             self._checkpoints.save(self._models.student, self._optimizer, self._position)
+            list_files(self._folder, step, (checkpoint_entry(step), *GROWING))
 
     def _evaluate(self, step: int, progress: Progress) -> float:
         result = evaluate(self._models.student, self._benchmarks, self._config, step=step, folder=self._folder)
         append_record(self._folder / "evaluation.jsonl", result.record)
+        list_files(self._folder, step, (f"evaluations/step-{step:06d}.jsonl",))
         self._log.evaluation(step, vars(result.average))
         progress.evaluation(step, result.record)
         return result.average.avg
