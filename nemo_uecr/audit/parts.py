@@ -35,7 +35,7 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
         RunFolderError: If the folder's scores were made differently; the message names the first key.
     """
     path = folder / PLAN
-    wanted = json.loads(json.dumps({"format": FORMAT, **plan}))
+    wanted: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **plan}))
     if path.is_file():
         written = json.loads(path.read_text(encoding="utf-8"))
         for key in sorted(wanted.keys() | written.keys()):

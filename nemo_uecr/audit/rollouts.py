@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nemo_uecr.audit.schema import ANCHOR, COLUMNS, FORMAT, PLAN, TENSORS, part_numbers, rank_path, row_path, token_path
-from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 
 Array = np.ndarray
@@ -94,20 +92,6 @@ class Tokens:
     teacher_top1: Tensor
     anchor_logp: Tensor
 
-    def batch(self, responses: Responses) -> ScoredBatch:
-        """The packed record that the methods read, in float64."""
-        reward_B = torch.from_numpy(responses.verified_rewards()[self.rows].copy())
-        return ScoredBatch(
-            task_reward_B=reward_B.double(),
-            group_B=torch.from_numpy(responses.group_B[self.rows].copy()),
-            mask_BT=torch.ones(self.token_ids.shape, dtype=torch.bool),
-            old_logp_BT=self.anchor_logp.double(),
-            teacher_logp_BT=self.teacher_logp.double(),
-            teacher_entropy_BT=self.teacher_entropy.double(),
-            offsets=self.offsets,
-            sample_ids=responses.ids[self.rows],
-        )
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -138,7 +122,7 @@ class Scores:
                 f"{self.folder} has no scores of anchor {anchor!r} (it has {have}); score into a new folder with {hint}"
             )
         for number, rows in self.parts:
-            tensors = _tensors(token_path(self.folder, number), (*TENSORS, ANCHOR + anchor))
+            tensors = part_tensors(self.folder, number, (*TENSORS, ANCHOR + anchor))
             anchor_logp = tensors.pop(ANCHOR + anchor)
             found = Tokens(rows, **tensors, anchor_logp=anchor_logp)
             _check_part(found, self.responses, token_path(self.folder, number))
@@ -168,7 +152,7 @@ class Scores:
 
     def column(self, name: str) -> list[Any]:
         """One column of the responses as Python values, for example ``response``."""
-        return [value for number, _ in self.parts for value in _rows(self.folder, number, [name])[name]]
+        return [value for number, _ in self.parts for value in part_table(self.folder, number, [name])[name]]
 
 
 def read_scores(folder: Path) -> Scores:
@@ -186,7 +170,7 @@ def read_scores(folder: Path) -> Scores:
     if not numbers:
         raise DataError(f"{folder} holds no complete part; run the same `nemo-uecr score` again to finish it")
     names = [name for name in COLUMNS if name not in ("prompt_ids", "question", "answer", "response", "sample")]
-    parts = [_rows(folder, number, names) for number in numbers]
+    parts = [part_table(folder, number, names) for number in numbers]
     table = {name: [value for part in parts for value in part[name]] for name in names}
     ends = np.cumsum([0, *(len(part["id"]) for part in parts)])
     spans = tuple((number, slice(int(ends[i]), int(ends[i + 1]))) for i, number in enumerate(numbers))
@@ -222,7 +206,8 @@ def numbered(names: Sequence[str]) -> Array:
     return np.asarray([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
-def _rows(folder: Path, number: int, names: list[str]) -> dict[str, list[Any]]:
+def part_table(folder: Path, number: int, names: list[str]) -> dict[str, list[Any]]:
+    """Columns of one part's responses."""
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -235,6 +220,11 @@ def _rows(folder: Path, number: int, names: list[str]) -> dict[str, list[Any]]:
     if missing:
         raise DataError(f"{path} has no column {missing[0]!r}; expected the file as `nemo-uecr score` wrote it")
     return columns
+
+
+def part_tensors(folder: Path, number: int, names: Sequence[str]) -> dict[str, Tensor]:
+    """Token tensors of one part."""
+    return _tensors(token_path(folder, number), names)
 
 
 def _tensors(path: Path, names: Sequence[str]) -> dict[str, Tensor]:

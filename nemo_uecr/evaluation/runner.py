@@ -139,6 +139,7 @@ def _judged(
             verdict=outcome.verdict.value,
             tokens=len(generation.token_ids),
             truncated=generation.truncated,
+            token_ids=list(generation.token_ids),
         )
         for each, generation, text, outcome in zip(chunk, generations, texts, checked, strict=True)
     ]

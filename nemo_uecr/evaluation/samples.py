@@ -28,6 +28,7 @@ class Sample:
     verdict: str
     tokens: int
     truncated: bool
+    token_ids: list[int] | None = None  # what was sampled; files written before it was kept have none
 
     @property
     def key(self) -> Key:

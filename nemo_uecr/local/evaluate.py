@@ -83,6 +83,7 @@ def _benchmark(
                 "verdict": checked.verdict.value,
                 "tokens": len(response.token_ids),
                 "truncated": response.truncated,
+                "token_ids": list(response.token_ids),
             }
         )
     return rewards, rows

@@ -27,6 +27,7 @@ class Scores:
 
     logp: tuple[Tensor, ...]
     entropy_BT: Tensor | None
+    top1_BT: Tensor | None = None
 
 
 @torch.no_grad()
@@ -37,6 +38,7 @@ def score(
     *,
     temperatures: tuple[float, ...],
     entropy: bool,
+    top1: bool = False,
 ) -> Scores:
     """Log-probability of every response token at each temperature, and the entropy at temperature 1, in one forward.
 
@@ -46,6 +48,7 @@ def score(
         slices: rows of each forward pass.
         temperatures: K temperatures.
         entropy: whether to return the full-vocabulary entropy.
+        top1: whether to return if the token has the largest logit.
 
     Returns:
         The scores; a token whose logits are not finite stays NaN.
@@ -53,26 +56,37 @@ def score(
     shape = (len(sequences.responses), sequences.width)
     logp = tuple(torch.full(shape, torch.nan) for _ in temperatures)
     entropy_BT = torch.full(shape, torch.nan) if entropy else None
+    top1_BT = torch.zeros(shape, dtype=torch.bool) if top1 else None
     for rows in slices:
         micro = sequences.micro_batch(rows)
-        features_NF = _features(model, micro)
-        for tokens in _chunks(features_NF.shape[0], model.vocabulary):
-            with model.forward_context():
-                logits_NV = model.head(features_NF[tokens])
-            target_N, place = micro.target_N[tokens].to(model.device), _place(micro, tokens)
+        for tokens, logits_NV, target_N in token_logits(model, micro):
+            place = _place(micro, tokens)
             try:
-                found = score_logits(logits_NV, target_N, temperatures=temperatures, entropy=entropy)
+                found = score_logits(logits_NV, target_N, temperatures=temperatures, entropy=entropy, top1=top1)
             except NonFiniteScoreError:  # these tokens stay NaN; whoever knows the samples names the first of them
                 good_N = _usable(logits_NV, target_N)
                 if not bool(good_N.any()):
                     continue
-                found = score_logits(logits_NV[good_N], target_N[good_N], temperatures=temperatures, entropy=entropy)
+                found = score_logits(
+                    logits_NV[good_N], target_N[good_N], temperatures=temperatures, entropy=entropy, top1=top1
+                )
                 place = (place[0][good_N.cpu()], place[1][good_N.cpu()])
             for target_BT, values_N in zip(logp, found.logp_KN, strict=True):
                 target_BT[rows][place] = values_N.cpu()
             if entropy_BT is not None and found.entropy_N is not None:
                 entropy_BT[rows][place] = found.entropy_N.cpu()
-    return Scores(logp, entropy_BT)
+            if top1_BT is not None and found.top1_N is not None:
+                top1_BT[rows][place] = found.top1_N.cpu()
+    return Scores(logp, entropy_BT, top1_BT)
+
+
+def token_logits(model: TokenModel, micro: MicroBatch) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Logits [N, V] of a bounded number of response tokens at a time, with their place and the sampled ids [N]."""
+    features_NF = _features(model, micro)
+    for tokens in _chunks(features_NF.shape[0], model.vocabulary):
+        with model.forward_context():
+            logits_NV = model.head(features_NF[tokens])
+        yield tokens, logits_NV, micro.target_N[tokens].to(model.device)
 
 
 def training_logp(model: TokenModel, micro: MicroBatch, *, temperature: float) -> Tensor:

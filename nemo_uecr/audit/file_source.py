@@ -1,0 +1,128 @@
+"""Responses of an evaluation folder, and of a JSONL file of anyone's making."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.audit.sources import Encode, Rollout, Source, encode_text, fixed, parse_lines, step_of
+from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens
+from nemo_uecr.evaluation.plan import PLAN
+from nemo_uecr.evaluation.runner import SAMPLES
+from nemo_uecr.evaluation.samples import read_samples
+from nemo_uecr.verifier.equivalence import check_response
+
+#: Fields of a JSONL row that must be there, with their types.
+NEEDED: dict[str, type] = {"problem": str, "response": str}
+#: Fields that may be there.
+OPTIONAL: dict[str, type | tuple[type, ...]] = {
+    "id": str, "checkpoint": int, "benchmark": str, "sample": int, "group": str, "question": str, "answer": str,
+    "reward": (int, float), "prompt": str, "prompt_ids": list, "token_ids": list, "truncated": bool,
+}  # fmt: skip
+
+
+def evaluation_source(folder: Path, *, step: int | None) -> Source:
+    """Responses of a folder of `nemo-uecr evaluate`.
+
+    Args:
+        folder: one model's folder.
+        step: training steps of the model; None reads it from the model's name.
+
+    Raises:
+        DataError: If the step is not known.
+    """
+    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    model = plan["model"]["name"]
+    checkpoint = step_of(model) if step is None else step
+    if checkpoint is None:
+        raise DataError(f"{folder} evaluates {model!r}, whose name says no step; give it as STEP={folder}, 0 at first")
+    chat = ChatSettings(**plan["chat"])
+    rollouts = [
+        Rollout(
+            id=f"step {checkpoint}/{each.benchmark}/{each.problem}/{each.sample}",
+            checkpoint=checkpoint,
+            benchmark=each.benchmark,
+            problem=each.problem,
+            sample=each.sample,
+            group=f"{checkpoint}/{each.benchmark}/{each.problem}",
+            question=each.question,
+            answer=each.answer,
+            response=each.response,
+            reward=each.reward,
+            prompt=_with_chat(each.question, chat),
+            token_ids=None if each.token_ids is None else tuple(each.token_ids),
+            truncated=each.truncated,
+        )
+        for each in read_samples(folder / SAMPLES)
+    ]
+    return Source(rollouts, lambda _: str(model), None, [folder / SAMPLES])
+
+
+def _with_chat(question: str, chat: ChatSettings) -> Encode:
+    return lambda tokenizer: Tokens(tokenizer, frozenset()).prompt(question, chat)
+
+
+def jsonl_source(path: Path, *, step: int | None) -> Source:
+    """Responses of a JSONL file: ``problem``, ``response`` and ``prompt`` (the text the model read) or ``prompt_ids``.
+
+    ``checkpoint`` must stand in each row unless ``step`` is given. A row with ``answer`` and no ``reward`` is verified.
+
+    Raises:
+        DataError: naming the line and the field.
+    """
+    counts: dict[str, int] = {}
+    rollouts = [_rollout(row, place, step, counts) for place, row in parse_lines(path)]
+    return Source(rollouts, None, None, [path])
+
+
+def _rollout(row: Mapping[str, Any], place: str, step: int | None, counts: dict[str, int]) -> Rollout:
+    _check_fields(row, place)
+    checkpoint = row.get("checkpoint", step)
+    if checkpoint is None:
+        raise DataError(f"{place}: no 'checkpoint'; expected the generating policy's step in each row, or STEP=FILE")
+    benchmark = row.get("benchmark", "file")
+    group = row.get("group", f"{checkpoint}/{benchmark}/{row['problem']}")
+    number = counts[group] = counts.get(group, -1) + 1
+    sample = row.get("sample", number)
+    reward = row.get("reward")
+    if reward is None and "answer" in row:
+        reward = check_response(row["response"], row["answer"]).reward
+    ids = row.get("token_ids")
+    if ids is not None and not ids:
+        raise DataError(f"{place}: token_ids is empty; expected at least one sampled token (an end token counts)")
+    return Rollout(
+        id=row.get("id", f"step {checkpoint}/{benchmark}/{row['problem']}/{sample}"),
+        checkpoint=checkpoint,
+        benchmark=benchmark,
+        problem=row["problem"],
+        sample=sample,
+        group=group,
+        question=row.get("question"),
+        answer=row.get("answer"),
+        response=row["response"],
+        reward=None if reward is None else float(reward),
+        prompt=fixed(row["prompt_ids"]) if "prompt_ids" in row else encode_text(row["prompt"]),
+        token_ids=None if ids is None else tuple(ids),
+        truncated=row.get("truncated"),
+    )
+
+
+def _check_fields(row: Mapping[str, Any], place: str) -> None:
+    for name, kind in NEEDED.items():
+        if not isinstance(row.get(name), kind):
+            raise DataError(f"{place}: {name!r} is {row.get(name)!r}; expected a text in every row")
+    if "prompt" not in row and "prompt_ids" not in row:
+        raise DataError(f"{place}: neither 'prompt' nor 'prompt_ids'; expected what the model read before it answered")
+    for name, legal in OPTIONAL.items():
+        value = row.get(name)
+        wrong = isinstance(value, bool) and legal is not bool
+        if name in row and (wrong or not isinstance(value, legal)):
+            raise DataError(f"{place}: {name!r} is {value!r}; see `nemo-uecr score --help` for what it may be")
+    if row.get("token_ids") is None and row.get("truncated") is None:
+        raise DataError(
+            f"{place}: neither 'token_ids' nor 'truncated'; expected one of them, because the end token of a response "
+            "that was not truncated is scored too"
+        )

@@ -1,0 +1,207 @@
+"""How much response-level signal PUU has in groups of training size, against a fixed base model.
+
+Shape legend: B = responses, P = pseudo-groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from nemo_uecr.audit.figure import band, percent_axis
+from nemo_uecr.audit.groups import GroupTable, table_of
+from nemo_uecr.audit.output import Audit, Numbers, Table
+from nemo_uecr.audit.pseudo_groups import pseudo_groups
+from nemo_uecr.audit.rollouts import Scores
+from nemo_uecr.audit.share import Sampler, percent
+from nemo_uecr.audit.teacher_reward import teacher_rewards
+from nemo_uecr.core.groups import Groups, normalised
+from nemo_uecr.core.puu import UnifiedAdvantage, unified_advantage
+from nemo_uecr.core.records import GAP_CLIP
+from nemo_uecr.errors import DataError
+from nemo_uecr.verifier.extract import last_boxed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = np.ndarray
+
+ALPHA = 1.0
+#: A pseudo-group has signal when Std(R^U) or the range of R^T exceeds these, nats.
+STD, RANGE = 0.1, 0.05
+SIZES = (8, 4)
+#: Components of the figure and their meaning.
+COMPONENTS = {"grpo": "|A^GRPO|", "unified": "|A^U|", "task": "|A^task|U|", "teacher": "|alpha A^T|U|"}
+NOTE = (
+    "Responses to a problem are split into pseudo-groups of eight and four by a fixed seed. Teacher score: against the "
+    "fixed base model, clipped at 5 nats a token, alpha = 1. (a) shares of all pseudo-groups; (b) mean absolute "
+    "advantage over the responses of mixed pseudo-groups, and the teacher's share of the two components. A picture of "
+    "signal geometry: training itself compares with the behaviour policy, and magnitudes are no gradients."
+)
+
+
+def group_signal_audit(
+    scores: Scores, *, anchor: str, sizes: Sequence[int], integer_verdicts: bool, replicates: int, seed: int
+) -> Audit:
+    """Degenerate pseudo-groups, those with unified signal, and the components of mixed ones, by checkpoint.
+
+    Args:
+        scores: responses scored by the teacher and the anchor.
+        anchor: name of the fixed base model among the scores.
+        sizes: of the pseudo-groups.
+        integer_verdicts: judge anew, by the boxed integer alone.
+        replicates: of the bootstrap.
+        seed: of the partition and the bootstrap.
+
+    References:
+        app:puu-signal-audit, fig:puu-group-signal, eq:app-puu-audit-reward.
+    """
+    responses = scores.responses
+    reward = teacher_rewards(scores, anchor, clip=GAP_CLIP)
+    task_B = exact_integer_rewards(scores) if integer_verdicts else responses.verified_rewards()
+    group_B, _ = pseudo_groups(responses, sizes, seed=seed)
+    table = table_of(task_B, group_B, responses.checkpoint_B, responses.problem_B)
+    groups = Groups.of(torch.from_numpy(table.index_B))
+    task, teacher = torch.from_numpy(task_B), torch.from_numpy(reward.reward_B)
+    parts = unified_advantage(task, teacher, groups, alpha=ALPHA, floor=0.0, sample=False)
+    grpo_B = normalised(task, groups, floor=0.0, sample=False)[0]
+    sampler = Sampler.draw(table.problem_P, replicates=replicates, seed=seed)
+    spread = {"std": _of_group(parts.std_B.numpy(), table) > STD, "range": table.range(reward.reward_B) > RANGE}
+    magnitude = _magnitudes(parts, grpo_B)
+    checkpoints = [
+        _coverage(step, table, spread, sampler)
+        | _composition(step, table, magnitude, sampler)
+        | {"nonfinite_tokens": int(reward.nonfinite_B[responses.checkpoint_B == step].sum())}
+        for step in responses.checkpoints
+    ]
+    numbers: Numbers = {
+        "settings": {
+            "anchor": anchor, "clip": GAP_CLIP, "alpha": ALPHA, "std_above": STD, "range_above": RANGE,
+            "sizes": list(sizes), "std": "population", "integer_verdicts": integer_verdicts,
+            "replicates": replicates, "seed": seed,
+        },
+        "scores": scores.provenance(),
+        "verdicts_changed_by_integer_rule": int((task_B != responses.reward_B).sum()),
+        "checkpoints": checkpoints,
+    }  # fmt: skip
+    return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, _table(numbers), draw, (9.6, 3.3))
+
+
+def _of_group(value_B: Array, table: GroupTable) -> Array:
+    """[P] a value that all responses of a group share."""
+    value_P = np.empty(table.size_P.shape)
+    value_P[table.index_B] = value_B
+    return value_P
+
+
+def _magnitudes(parts: UnifiedAdvantage, grpo_B: torch.Tensor) -> dict[str, Array]:
+    found = {"grpo": grpo_B, "unified": parts.unified_B, "task": parts.task_B, "teacher": ALPHA * parts.teacher_B}
+    return {name: value_B.abs().numpy() for name, value_B in found.items()}
+
+
+def _coverage(step: int, table: GroupTable, spread: dict[str, Array], sampler: Sampler) -> Numbers:
+    here_P = table.checkpoint_P == step
+
+    def share(value_P: Array) -> dict[str, float | int]:
+        return sampler.mean(value_P, here_P, table.problem_P)
+
+    return {
+        "checkpoint": step,
+        "groups": int(here_P.sum()),
+        "groups_by_size": {str(size): int((table.size_P[here_P] == size).sum()) for size in np.unique(table.size_P)},
+        "degenerate": share(~table.mixed_P),
+        "all_wrong": share(table.all_wrong_P),
+        "all_right": share(table.all_right_P),
+        "std_above": share(spread["std"]),
+        "range_above": share(spread["range"]),
+    }
+
+
+def _composition(step: int, table: GroupTable, magnitude: dict[str, Array], sampler: Sampler) -> Numbers:
+    """Response means over mixed groups, and the teacher's share of the summed components."""
+    kept_B = ((table.checkpoint_P == step) & table.mixed_P)[table.index_B]
+    problem = table.problem_P[table.index_B][kept_B]
+    chosen = {name: value_B[kept_B] for name, value_B in magnitude.items()}
+    ones = np.ones(int(kept_B.sum()))
+    return {
+        "mixed_responses": len(ones),
+        "mean_absolute": {name: sampler.ratio(value, ones, problem) for name, value in chosen.items()},
+        "teacher_share": sampler.ratio(chosen["teacher"], chosen["task"] + chosen["teacher"], problem),
+    }
+
+
+def exact_integer_rewards(scores: Scores) -> Array:
+    r"""[B] 1 where the boxed answer is the very integer of the reference answer, 0 otherwise.
+
+    Raises:
+        DataError: If a reference answer is no integer.
+    """
+    rewards = []
+    for name, response, answer in zip(
+        scores.responses.ids, scores.column("response"), scores.column("answer"), strict=True
+    ):
+        expected = integer(answer)
+        if expected is None:
+            raise DataError(f"the reference answer of {name!r} is {answer!r}; expected an integer for this verdict")
+        rewards.append(float(integer(last_boxed(response)) == expected))
+    return np.asarray(rewards)
+
+
+def integer(text: str | None) -> int | None:
+    """The integer that a text is, blanks around it and a trailing ``.0`` allowed; None for anything else."""
+    found = None if text is None else re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", text)
+    return None if found is None else int(found.group(1))
+
+
+def _table(numbers: Numbers) -> Table:
+    heads = (
+        "checkpoint", "groups", "degenerate %", "all wrong %", "all right %", "Std(R^U) > 0.1 %",
+        "range(R^T) > 0.05 %", "|A^GRPO|", "|A^U|", "|A^task|U|", "|A^T|U|", "teacher share %",
+    )  # fmt: skip
+    rows = []
+    for row in numbers["checkpoints"]:
+        shares = (percent(row[key]) for key in ("degenerate", "all_wrong", "all_right", "std_above", "range_above"))
+        sizes = (f"{row['mean_absolute'][name]['value']:.3f}" for name in COMPONENTS)
+        rows.append((str(row["checkpoint"]), str(row["groups"]), *shares, *sizes, percent(row["teacher_share"])))
+    return Table(heads, tuple(rows))
+
+
+def draw(figure: Figure, numbers: Numbers) -> None:
+    """Coverage of all groups, composition of mixed ones."""
+    left, middle, right = figure.subplots(1, 3)
+    rows = numbers["checkpoints"]
+    steps = [row["checkpoint"] for row in rows]
+    _draw_coverage(left, steps, rows)
+    for colour, (key, label) in enumerate(COMPONENTS.items()):
+        band(middle, steps, [row["mean_absolute"][key] for row in rows], _mathtext(label), colour)
+    middle.set_title("(b) advantage in mixed groups")
+    middle.set_ylabel("mean absolute value")
+    middle.set_ylim(bottom=0)
+    middle.legend(fontsize=8)
+    band(right, steps, [row["teacher_share"] for row in rows], "teacher share", 3)
+    percent_axis(right, "(c) teacher's share of the components", "share")
+    for axes in (left, middle, right):
+        axes.set_xlabel("checkpoint, training steps")
+
+
+def _mathtext(label: str) -> str:
+    inner = {"|A^GRPO|": r"A^{GRPO}", "|A^U|": "A^U", "|A^task|U|": r"A^{task|U}", "|alpha A^T|U|": r"\alpha A^{T|U}"}
+    return rf"$|{inner[label]}|$"
+
+
+def _draw_coverage(axes: Axes, steps: list[int], rows: list[Numbers]) -> None:
+    """Degenerate groups as stacked bars of all wrong and all right, the two kinds of signal as lines."""
+    width = 0.6 * min((b - a for a, b in itertools.pairwise(steps)), default=1)
+    wrong, right = ([row[key]["value"] for row in rows] for key in ("all_wrong", "all_right"))
+    axes.bar(steps, wrong, width, color="#e59a5c", label="all wrong")
+    axes.bar(steps, right, width, bottom=wrong, color="#5b93c9", label="all right")
+    band(axes, steps, [row["std_above"] for row in rows], "Std(R$^U$) > 0.1", 2)
+    band(axes, steps, [row["range_above"] for row in rows], "range(R$^T$) > 0.05", 3)
+    percent_axis(axes, "(a) all pseudo-groups", "share of groups")
+    axes.legend(fontsize=8)

@@ -1,0 +1,124 @@
+"""Blinded pairs for a judge of process quality, and the judge's agreement with the teacher's score.
+
+The judge sees a problem, its reference answer and two responses in random order. Which responses they are stands in a
+key that the judge does not get.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_uecr.audit.groups import group_table
+from nemo_uecr.audit.rollouts import Responses, Scores
+from nemo_uecr.audit.share import Sampler
+from nemo_uecr.audit.sources import parse_lines
+from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.errors import DataError
+
+Array = np.ndarray
+
+PAIRS, KEY = "pairs.jsonl", "key.jsonl"
+PREFERENCES = ("first", "second", "tie", "unjudgeable")
+
+
+@dataclass(frozen=True)
+class JudgedPair:
+    """A judge's word on two responses of one verifier-degenerate group."""
+
+    first: str
+    second: str
+    preferred: str
+
+
+def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
+    """Write pairs to judge, and their key: one pair of each of randomly chosen verifier-degenerate groups.
+
+    Returns:
+        How many pairs were written: fewer than asked where there are fewer such groups.
+    """
+    table, generator = group_table(scores.responses), np.random.default_rng(seed)
+    tied = np.flatnonzero(~table.mixed_P)
+    chosen = generator.permutation(tied)[:pairs]
+    columns = {name: scores.column(name) for name in ("question", "answer", "response")}
+    shown, key = [], []
+    for group in chosen:
+        first, second = generator.choice(np.flatnonzero(table.index_B == group), size=2, replace=False)
+        ids = scores.responses.ids[first], scores.responses.ids[second]
+        name = hashlib.sha256(f"{seed}:{ids[0]}:{ids[1]}".encode()).hexdigest()[:16]  # tells the judge nothing
+        texts = {"first": columns["response"][first], "second": columns["response"][second]}
+        shown.append(
+            {"pair": name, "question": columns["question"][first], "answer": columns["answer"][first], **texts}
+        )
+        key.append({"pair": name, "first": ids[0], "second": ids[1]})
+    for file, rows in ((PAIRS, shown), (KEY, key)):
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        replace_file(folder / file, lines.encode())
+    return len(chosen)
+
+
+def read_judge(verdicts: Path, key: Path) -> list[JudgedPair]:
+    """Join a judge's file, ``{"pair": ..., "preferred": "first|second|tie|unjudgeable"}`` a line, with the key.
+
+    Raises:
+        DataError: naming file and line.
+    """
+    for path in (verdicts, key):
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; expected the judge's verdicts and the key of `--write-pairs`")
+    names = {row.get("pair"): row for _, row in parse_lines(key)}
+    judged: dict[str, JudgedPair] = {}
+    for place, row in parse_lines(verdicts):
+        pair, preferred = str(row.get("pair")), row.get("preferred")
+        if pair not in names:
+            raise DataError(f"{place}: pair {pair!r} is not in {key}; expected the pairs of that key")
+        if preferred not in PREFERENCES:
+            raise DataError(f"{place}: preferred is {preferred!r}; expected one of {', '.join(PREFERENCES)}")
+        if pair in judged:
+            raise DataError(f"{place}: pair {pair!r} stands twice; expected each once")
+        judged[pair] = JudgedPair(names[pair]["first"], names[pair]["second"], preferred)
+    if not judged:
+        raise DataError(f"{verdicts} holds no verdict; expected one a line")
+    return list(judged.values())
+
+
+def agreement(judged: Sequence[JudgedPair], responses: Responses, reward_B: Array, sampler: Sampler) -> dict[str, Any]:
+    """Share of judgeable pairs on which the teacher's score prefers what the judge prefers; equal scores count half.
+
+    Raises:
+        DataError: If a pair is not of one group, or its responses have different verdicts.
+    """
+    place = {name: row for row, name in enumerate(responses.ids)}
+    agrees, problems, steps = [], [], []
+    for pair in judged:
+        if pair.first not in place or pair.second not in place:
+            raise DataError(f"the judge's pair {pair.first!r}, {pair.second!r} is not among the scored responses")
+        first, second = place[pair.first], place[pair.second]
+        if responses.group_B[first] != responses.group_B[second]:
+            raise DataError(f"{pair.first!r} and {pair.second!r} answer different prompts; expected one group")
+        if responses.reward_B[first] != responses.reward_B[second]:
+            raise DataError(
+                f"{pair.first!r} and {pair.second!r} have different verdicts; expected a verifier-tied pair"
+            )
+        if pair.preferred not in ("first", "second"):
+            continue
+        lead = reward_B[first] - reward_B[second] if pair.preferred == "first" else reward_B[second] - reward_B[first]
+        agrees.append(0.5 + 0.5 * np.sign(lead))
+        problems.append(responses.problem_B[first])
+        steps.append(responses.checkpoint_B[first])
+    value, problem, step = np.asarray(agrees), np.asarray(problems, dtype=np.int64), np.asarray(steps, dtype=np.int64)
+    every = np.ones(len(value), dtype=bool)
+    return {
+        "pairs": len(judged),
+        "judgeable": len(value),
+        "all": sampler.mean(value, every, problem),
+        "checkpoints": [
+            {"checkpoint": int(each)} | sampler.mean(value, step == each, problem) for each in np.unique(step)
+        ],
+    }

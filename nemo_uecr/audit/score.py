@@ -1,0 +1,238 @@
+"""Scores responses with a teacher and the anchors, a part at a time, so that a kill loses one part at most.
+
+Shape legend: B = responses, b = responses of one part, T = tokens (padded), N = tokens in a flat list.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.audit.parts import keep_plan, next_number, write_part
+from nemo_uecr.audit.progress import ProgressLine
+from nemo_uecr.audit.rollouts import Scores, read_scores
+from nemo_uecr.audit.schema import ANCHOR, STUDENT, part_numbers
+from nemo_uecr.audit.sources import Rollout
+from nemo_uecr.data.manifest import file_sha256
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.evaluation.plan import model_digest
+from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
+from nemo_uecr.local.prompts import Prompt
+from nemo_uecr.local.rollout import Response
+from nemo_uecr.local.run import locked
+from nemo_uecr.local.scores import score
+from nemo_uecr.local.sequences import Sequences, micro_slices
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How responses are scored.
+
+    Attributes:
+        teacher: model folder or hub name.
+        student_of: the model that generated the responses of a checkpoint.
+        anchors: further anchors by name, the same for every checkpoint.
+        dtype: "float32" or "bfloat16".
+        device: where the forward passes run.
+        max_length: longest prompt and response together; a longer response keeps its head. None for no limit.
+        batch: responses of one forward pass.
+        part: responses written at once.
+    """
+
+    teacher: str
+    student_of: Callable[[int], str]
+    anchors: Mapping[str, str]
+    dtype: str
+    device: torch.device
+    max_length: int | None
+    batch: int
+    part: int
+
+
+def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> Scores:
+    """Score what the folder does not hold yet.
+
+    Log-probabilities and entropy are those of temperature 1, from float32 logits. Prompt and padding have none.
+
+    Args:
+        folder: the folder of scores, new or begun by the same call.
+        rollouts: the responses.
+        files: where they come from; their hashes are kept.
+        scoring: models and limits.
+
+    Returns:
+        Everything that the folder now holds.
+
+    Raises:
+        DataError: If two responses have one name, or a model cannot be loaded or has another tokenizer.
+        RunFolderError: If the folder is in use, or its scores were made differently.
+    """
+    _check_unique(rollouts)
+    try:
+        with locked(folder):
+            _score_missing(folder, rollouts, files, scoring)
+    except RunFolderError as error:
+        if "is in use" not in str(error):
+            raise
+        raise RunFolderError(f"{folder} is in use by another process; wait for it or choose another --out") from error
+    return read_scores(folder)
+
+
+def _check_unique(rollouts: Sequence[Rollout]) -> None:
+    seen: set[str] = set()
+    for rollout in rollouts:
+        if rollout.id in seen:
+            raise DataError(f"response {rollout.id!r} is given twice; expected each once. Name the sources apart")
+        seen.add(rollout.id)
+
+
+def _score_missing(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> None:
+    steps = sorted({rollout.checkpoint for rollout in rollouts})
+    keep_plan(folder, _plan(steps, files, scoring))
+    done = set(read_scores(folder).responses.ids) if part_numbers(folder) else set()
+    missing = sorted((each for each in rollouts if each.id not in done), key=lambda each: each.checkpoint)
+    log.info("%d responses are scored, %d to score", len(done & {each.id for each in rollouts}), len(missing))
+    if not missing:
+        return
+    teacher = _load(scoring.teacher, "teacher", scoring)
+    fixed = {name: _load(model, f"anchor {name}", scoring) for name, model in scoring.anchors.items()}
+    with ProgressLine("responses", len(missing)) as progress:
+        for step, own in groupby(missing, key=lambda each: each.checkpoint):
+            student = _load(scoring.student_of(step), STUDENT, scoring)
+            anchors = {STUDENT: student, **fixed}
+            for anchor in anchors.values():
+                check_same_tokens(anchor, teacher)
+            encoded = [_encode(each, student, scoring.max_length) for each in own]
+            _warn_of_text(encoded, step)
+            encoded.sort(key=lambda each: len(each.prompt.token_ids) + len(each.response.token_ids))
+            for start in range(0, len(encoded), scoring.part):
+                part = encoded[start : start + scoring.part]
+                tensors, nonfinite = _part_tensors(part, teacher, anchors, scoring.batch)
+                rows = [_row(each, count) for each, count in zip(part, nonfinite, strict=True)]
+                write_part(folder, next_number(folder), rows, tensors)
+                progress.advance(len(part))
+
+
+def _plan(steps: Sequence[int], files: Sequence[Path], scoring: Scoring) -> dict[str, Any]:
+    def named(model: str) -> dict[str, str | None]:
+        return {"name": model, "sha256": model_digest(model)}
+
+    return {
+        "teacher": named(scoring.teacher),
+        "anchors": {STUDENT: "the checkpoint that generated the response"}
+        | {name: named(model) for name, model in scoring.anchors.items()},
+        "students": {str(step): named(scoring.student_of(step)) for step in steps},
+        "sources": {str(path): file_sha256(path) for path in files},
+        "dtype": scoring.dtype,
+        "temperature": 1.0,
+        "max_length": scoring.max_length,
+        "engine": "transformers",
+    }
+
+
+def _load(model: str, role: str, scoring: Scoring) -> TokenModel:
+    loaded = load_model(model, role=role, dtype=scoring.dtype, device=scoring.device, trained=False)
+    loaded.module.requires_grad_(False)
+    return loaded
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A response as token ids, cut to the length limit."""
+
+    rollout: Rollout
+    prompt: Prompt
+    response: Response
+    sampled: int
+
+
+def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> _Encoded:
+    tokenizer = student.tokenizer
+    prompt_ids = tuple(rollout.prompt(tokenizer))
+    ids = rollout.token_ids
+    if ids is None:
+        ids = tuple(tokenizer(rollout.response, add_special_tokens=False)["input_ids"])
+        ids += () if rollout.truncated else (_end_id(student),)
+    if not ids or not prompt_ids:
+        raise DataError(f"response {rollout.id!r} has no token, or its prompt has none; expected at least one of each")
+    room = len(ids) if max_length is None else max_length - len(prompt_ids)
+    if room < 1:
+        raise DataError(
+            f"the prompt of response {rollout.id!r} has {len(prompt_ids)} tokens; expected fewer than "
+            f"--max-length {max_length}, so that a response token can be scored"
+        )
+    truncated = rollout.truncated if rollout.truncated is not None else ids[-1] not in student.end_ids
+    problem = Problem(rollout.problem, rollout.question or "", rollout.answer or "")
+    response = Response(ids[:room], rollout.response, truncated)
+    return _Encoded(rollout, Prompt(problem, prompt_ids), response, len(ids))
+
+
+def _end_id(student: TokenModel) -> int:
+    own = student.tokenizer.eos_token_id
+    return int(own) if own in student.end_ids else min(student.end_ids)
+
+
+def _warn_of_text(encoded: Sequence[_Encoded], step: int) -> None:
+    count = sum(each.rollout.token_ids is None for each in encoded)
+    if count:
+        log.warning(
+            "%d of %d responses of step %d were kept as text only: their tokens are the tokenizer's, which may differ "
+            "from those that were sampled (column ids_from)", count, len(encoded), step,
+        )  # fmt: skip
+
+
+def _part_tensors(
+    part: Sequence[_Encoded], teacher: TokenModel, anchors: Mapping[str, TokenModel], batch: int
+) -> tuple[dict[str, Tensor], list[int]]:
+    """The packed tokens of a part, and how many of each response have a score that is not finite."""
+    sequences = Sequences([each.prompt for each in part], [each.response for each in part])
+    slices = [rows for group in micro_slices(len(part), minibatch=len(part), microbatch=batch) for rows in group]
+    mask_BT = sequences.mask()
+    found = score(teacher, sequences, slices, temperatures=(1.0,), entropy=True, top1=True)
+    if found.entropy_BT is None or found.top1_BT is None:
+        raise AssertionError("both were asked for")
+    lengths_b = mask_BT.sum(dim=1)
+    fields = {"teacher_logp": found.logp[0], "teacher_entropy": found.entropy_BT}
+    for name, model in anchors.items():
+        fields[ANCHOR + name] = score(model, sequences, slices, temperatures=(1.0,), entropy=False).logp[0]
+    bad_BT = ~torch.stack([value_BT.isfinite() for value_BT in fields.values()]).all(dim=0) & mask_BT
+    tensors = {
+        "offsets": torch.cat([torch.zeros(1, dtype=torch.long), lengths_b.cumsum(0)]),
+        "token_ids": sequences.token_ids()[mask_BT].int(),
+        "teacher_top1": found.top1_BT[mask_BT],
+        **{name: value_BT[mask_BT] for name, value_BT in fields.items()},
+    }
+    return tensors, bad_BT.sum(dim=1).tolist()
+
+
+def _row(each: _Encoded, nonfinite: int) -> dict[str, Any]:
+    rollout, scored = each.rollout, len(each.response.token_ids)
+    return {
+        "id": rollout.id,
+        "checkpoint": rollout.checkpoint,
+        "benchmark": rollout.benchmark,
+        "problem": rollout.problem,
+        "sample": rollout.sample,
+        "group": rollout.group,
+        "question": rollout.question,
+        "answer": rollout.answer,
+        "response": rollout.response,
+        "reward": rollout.reward,
+        "prompt_ids": list(each.prompt.token_ids),
+        "sampled_tokens": each.sampled,
+        "scored_tokens": scored,
+        "truncated": each.response.truncated,
+        "cut": scored < each.sampled,
+        "ids_from": "text" if rollout.token_ids is None else "sampled",
+        "nonfinite_tokens": nonfinite,
+    }

@@ -1,0 +1,157 @@
+"""Signal complementarity: what the teacher's score adds to the verifier's verdict, and how often it contradicts it.
+
+Shape legend: B = responses, P = groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nemo_uecr.audit.figure import band, percent_axis
+from nemo_uecr.audit.groups import GroupTable, group_table
+from nemo_uecr.audit.judge import JudgedPair, agreement
+from nemo_uecr.audit.output import Audit, Numbers, Table
+from nemo_uecr.audit.rollouts import Scores
+from nemo_uecr.audit.schema import STUDENT
+from nemo_uecr.audit.share import Sampler, percent
+from nemo_uecr.audit.teacher_reward import teacher_rewards
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = np.ndarray
+
+#: A group is distinguished by the teacher when R^T spreads over more than this, nats (the paper's eps_gap).
+GAP_RANGE = 0.05
+NOTE = (
+    "Teacher score: token mean of the unclipped gap between the teacher and the checkpoint that generated the "
+    "response. A degenerate group is all wrong or all right. Distinguished groups are a share of the degenerate ones. "
+    "The conflict rate is the share of correct-incorrect pairs that the teacher score orders the wrong way, ties "
+    "counting half, each mixed group with equal weight. Bands: 95% bootstrap intervals over problems."
+)
+
+
+def signal_audit(scores: Scores, judged: list[JudgedPair] | None, *, replicates: int, seed: int) -> Audit:
+    """Degenerate groups, teacher-distinguished groups, conflicts and the agreement with a judge, by checkpoint.
+
+    Args:
+        scores: responses scored by the teacher and the checkpoints that generated them.
+        judged: a judge's preferences on verifier-tied pairs; None without a judge.
+        replicates: of the bootstrap.
+        seed: of the bootstrap.
+
+    References:
+        fig:signal-complementarity, app:signal-diagnosis.
+    """
+    reward = teacher_rewards(scores, STUDENT, clip=None)
+    table = group_table(scores.responses)
+    sampler = Sampler.draw(table.problem_P, replicates=replicates, seed=seed)
+    checkpoints = [
+        _checkpoint(step, table, reward.reward_B, sampler) | _counts(scores, reward.nonfinite_B, step)
+        for step in scores.responses.checkpoints
+    ]
+    numbers: Numbers = {
+        "settings": {"anchor": STUDENT, "clip": None, "range": GAP_RANGE, "replicates": replicates, "seed": seed},
+        "scores": scores.provenance(),
+        "checkpoints": checkpoints,
+        "judge": None if judged is None else agreement(judged, scores.responses, reward.reward_B, sampler),
+    }
+    return Audit("signal", "Signal complementarity", NOTE, numbers, _table(numbers), draw, (9.6, 3.1))
+
+
+def _checkpoint(step: int, table: GroupTable, reward_B: Array, sampler: Sampler) -> Numbers:
+    here_P = table.checkpoint_P == step
+    degenerate_P = ~table.mixed_P
+    spread_P = table.range(reward_B) > GAP_RANGE
+    conflict_P = conflicts(table, reward_B)
+
+    def mean(value_P: Array, among_P: Array) -> dict[str, float | int]:
+        return sampler.mean(value_P, here_P & among_P, table.problem_P)
+
+    every_P = np.ones_like(here_P)
+    return {
+        "checkpoint": step,
+        "groups": int(here_P.sum()),
+        "degenerate": mean(degenerate_P, every_P),
+        "all_wrong": mean(table.all_wrong_P, every_P),
+        "all_right": mean(table.all_right_P, every_P),
+        "distinguished_of_degenerate": mean(spread_P, degenerate_P),
+        "distinguished_degenerate_of_all": mean(spread_P & degenerate_P, every_P),
+        "conflict": mean(conflict_P, table.mixed_P),
+        "pairs": int((table.correct_P * (table.size_P - table.correct_P))[here_P].sum()),
+    }
+
+
+def _counts(scores: Scores, nonfinite_B: Array, step: int) -> Numbers:
+    found = scores.responses
+    here_B = found.checkpoint_B == step
+    return {
+        "responses": int(here_B.sum()),
+        "truncated": int(found.truncated_B[here_B].sum()),
+        "cut": int(found.cut_B[here_B].sum()),
+        "nonfinite_tokens": int(nonfinite_B[here_B].sum()),
+    }
+
+
+def conflicts(table: GroupTable, reward_B: Array) -> Array:
+    """[P] share of a mixed group's correct-incorrect pairs that R^T orders the wrong way; ties count half."""
+    rate_P = np.zeros(table.size_P.shape)
+    for group, correct_C, wrong_W in table.mixed(reward_B):
+        difference_WC = wrong_W[:, None] - correct_C[None, :]
+        rate_P[group] = ((difference_WC > 0) + 0.5 * (difference_WC == 0)).mean()
+    return rate_P
+
+
+def _table(numbers: Mapping[str, Any]) -> Table:
+    heads = ("checkpoint", "groups", "degenerate %", "of these distinguished %", "pairs", "conflict %")
+    rows = tuple(
+        (
+            str(row["checkpoint"]),
+            str(row["groups"]),
+            percent(row["degenerate"]),
+            percent(row["distinguished_of_degenerate"]),
+            str(row["pairs"]),
+            percent(row["conflict"]),
+        )
+        for row in numbers["checkpoints"]
+    )
+    judge = numbers["judge"]
+    if judge is not None:
+        said = f"judge agrees on {percent(judge['all'])} of {judge['all']['of']}"
+        rows += ((said, "", "", "", "", ""),)
+    return Table(heads, rows)
+
+
+def draw(figure: Figure, numbers: Numbers) -> None:
+    """Three panels: degenerate groups and the distinguished ones, conflicts, the judge."""
+    left, middle, right = figure.subplots(1, 3)
+    rows = numbers["checkpoints"]
+    steps = [row["checkpoint"] for row in rows]
+    band(left, steps, [row["degenerate"] for row in rows], "verifier-degenerate", 0)
+    band(left, steps, [row["distinguished_degenerate_of_all"] for row in rows], "of these, range of R$^T$ > 0.05", 1)
+    percent_axis(left, "(a) groups without a verdict to compare", "share of groups")
+    band(middle, steps, [row["conflict"] for row in rows], "conflict rate", 0)
+    middle.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
+    percent_axis(middle, "(b) teacher against verifier", "share of pairs, group-balanced")
+    for axes in (left, middle):
+        axes.set_xlabel("checkpoint, training steps")
+    left.legend(loc="best", fontsize=8)
+    _draw_judge(right, numbers["judge"])
+
+
+def _draw_judge(axes: Axes, judge: Numbers | None) -> None:
+    percent_axis(axes, "(c) judge on verifier-tied pairs", "teacher agrees with judge")
+    axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
+    if judge is None:
+        axes.text(0.5, 0.25, "no judge's file was given", ha="center", transform=axes.transAxes, color="0.4")
+        axes.set_xticks([])
+        return
+    rows = judge["checkpoints"]
+    band(axes, [row["checkpoint"] for row in rows], rows, "by checkpoint", 0)
+    axes.axhline(judge["all"]["value"], color="#c44d12", linewidth=1, label=f"all {judge['all']['of']} pairs")
+    axes.set_xlabel("checkpoint, training steps")
+    axes.legend(loc="best", fontsize=8)
