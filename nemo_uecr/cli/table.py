@@ -38,6 +38,9 @@ COMMANDS: tuple[Command, ...] = (
     Command(("replay",), "nemo_uecr.cli.replay", "recompute the advantages of a saved batch, or check a run's"),
     Command(("pack",), "nemo_uecr.cli.pack", "a run folder as one archive"),
     Command(("unpack",), "nemo_uecr.cli.unpack", "an archive as a run folder"),
+    Command(
+        ("audit", "localization"), "nemo_uecr.cli.audit_localization", "where ECR puts the blame, by a judge's steps"
+    ),
     Command(("config",), "nemo_uecr.cli.config_command", "show or check a configuration"),
     Command(("data", "prepare"), "nemo_uecr.cli.data_prepare", "filter, screen and sample training problems"),
     Command(("data", "screen"), "nemo_uecr.cli.data_screen", "screen prepared problems by sentence embeddings"),
