@@ -75,7 +75,7 @@ def draw(figure: Figure, numbers: Numbers) -> None:
     _lines(right, alpha, shown)
     highest = max((max(row["conflict"]) for row in shown), default=0.0)
     for axes in (left, right):
-        axes.set_ylim(0, max(0.02, 1.1 * highest))
+        axes.set_ylim(0, max(0.02, 1.3 * highest))
     _marks((left, middle, right), alpha, shown)
 
 
@@ -86,7 +86,7 @@ def _lines(axes: Axes, alpha: list[float], shown: list[dict[str, Any]]) -> None:
         colour = colormaps["viridis"](number / max(1, len(shown) - 1) * 0.9)
         axes.plot(alpha, row["conflict"], color=colour, linewidth=1.1, label=f"step {row['checkpoint']}")
     if shown:
-        axes.legend(fontsize=6 if len(shown) > 8 else 8, ncols=2 if len(shown) > 8 else 1)
+        axes.legend(fontsize=6 if len(shown) > 8 else 7, ncols=3 if len(shown) > 4 else 1, loc="upper left")
 
 
 def _marks(panels: tuple[Axes, ...], alpha: list[float], shown: list[dict[str, Any]]) -> None:

@@ -80,7 +80,7 @@ def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
         "checkpoints": [_checkpoint(step, scores, table, reward, mixed, sign_BA, alpha_A) for step in steps],
     }
     return Audit(
-        "alpha-sweep", "Sensitivity of the ordering to alpha", NOTE, numbers, summary_table(numbers), draw, (9.6, 3.2)
+        "alpha-sweep", "Sensitivity of the ordering to alpha", NOTE, numbers, summary_table(numbers), draw, (9.8, 3.3)
     )
 
 

@@ -90,7 +90,7 @@ def group_signal_audit(
         "verdicts_changed_by_integer_rule": int((task_B != responses.reward_B).sum()),
         "checkpoints": checkpoints,
     }  # fmt: skip
-    return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, _table(numbers), draw, (9.6, 3.3))
+    return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, _table(numbers), draw, (9.8, 3.4))
 
 
 def _of_group(value_B: Array, table: GroupTable) -> Array:
@@ -185,7 +185,7 @@ def draw(figure: Figure, numbers: Numbers) -> None:
     middle.set_ylim(bottom=0)
     middle.legend(fontsize=8)
     band(right, steps, [row["teacher_share"] for row in rows], "teacher share", 3)
-    percent_axis(right, "(c) teacher's share of the components", "share")
+    percent_axis(right, "(c) teacher's share of (b)", "share")
     for axes in (left, middle, right):
         axes.set_xlabel("checkpoint, training steps")
 
@@ -204,4 +204,5 @@ def _draw_coverage(axes: Axes, steps: list[int], rows: list[Numbers]) -> None:
     band(axes, steps, [row["std_above"] for row in rows], "Std(R$^U$) > 0.1", 2)
     band(axes, steps, [row["range_above"] for row in rows], "range(R$^T$) > 0.05", 3)
     percent_axis(axes, "(a) all pseudo-groups", "share of groups")
-    axes.legend(fontsize=8)
+    axes.set_ylim(0, 1.35)
+    axes.legend(fontsize=7, ncols=2, loc="upper right")

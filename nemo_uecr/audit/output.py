@@ -97,6 +97,7 @@ def draw_figure(audit: Audit, numbers: Numbers, folder: Path) -> None:
     import matplotlib
     from cycler import cycler
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     style = {
         "svg.hashsalt": audit.name, "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False,
@@ -104,7 +105,7 @@ def draw_figure(audit: Audit, numbers: Numbers, folder: Path) -> None:
         "axes.titlelocation": "left", "figure.facecolor": "white", "axes.prop_cycle": cycler(color=COLOURS),
     }  # fmt: skip
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=audit.size, layout="constrained")
+        figure = Figure(figsize=audit.size, layout=ConstrainedLayoutEngine(wspace=0.06))
         audit.draw(figure, numbers)
         figure.savefig(folder / PNG, dpi=DOTS_PER_INCH, metadata={"Software": None})
         figure.savefig(folder / SVG, metadata={"Date": None, "Creator": None})

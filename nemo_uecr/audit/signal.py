@@ -60,7 +60,7 @@ def signal_audit(scores: Scores, judged: list[JudgedPair] | None, *, replicates:
         "checkpoints": checkpoints,
         "judge": None if judged is None else agreement(judged, scores.responses, reward.reward_B, sampler),
     }
-    return Audit("signal", "Signal complementarity", NOTE, numbers, _table(numbers), draw, (9.6, 3.1))
+    return Audit("signal", "Signal complementarity", NOTE, numbers, _table(numbers), draw, (9.8, 3.4))
 
 
 def _checkpoint(step: int, table: GroupTable, reward_B: Array, sampler: Sampler) -> Numbers:

@@ -53,8 +53,10 @@ COMMANDS: tuple[Command, ...] = (
     Command(("table",), "nemo_uecr.cli.table_command", "the paper's tables from evaluations"),
     Command(("score",), "nemo_uecr.cli.score", "score responses with teacher and anchors, for the audits"),
     Command(("audit", "signal"), "nemo_uecr.cli.audit_signal", "what the teacher adds to the verifier, by checkpoint"),
+    Command(("audit", "token-credit"), "nemo_uecr.cli.audit_token_credit", "token signals, entropy strata, budgets"),
     Command(("audit", "group-signal"), "nemo_uecr.cli.audit_group_signal", "PUU's signal in pseudo-groups"),
     Command(("audit", "alpha-sweep"), "nemo_uecr.cli.audit_alpha_sweep", "where alpha overturns the verifier's order"),
+    Command(("audit", "synthetic"), "nemo_uecr.cli.audit_synthetic", "made scores of the paper's sizes"),
     Command(("bench", "advantage"), "nemo_uecr.cli.bench_advantage", "time and memory of the advantages"),
     Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),
 )

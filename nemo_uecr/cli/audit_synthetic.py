@@ -1,0 +1,41 @@
+"""Write made scores of the paper's sizes, to try an audit or to time it. They say nothing about any model.
+
+nemo-uecr audit synthetic alpha-sweep made/alpha-sweep
+nemo-uecr audit alpha-sweep made/alpha-sweep
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from nemo_uecr.cli.extras import require_extra
+from nemo_uecr.errors import DataError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    names = ["signal", "token-credit", "group-signal", "alpha-sweep"]
+    parser.add_argument("audit", choices=names, help="whose sizes: checkpoints, problems, samples")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the scores")
+    parser.add_argument("--tokens", type=int, metavar="N", help="mean tokens a response (token-credit 8980, else 64)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make."""
+    require_extra("data")
+    from nemo_uecr.audit.synthetic import PAPER, make_scores
+
+    if args.out.exists():
+        raise DataError(f"{args.out} exists; expected a new folder")
+    if args.tokens is not None and args.tokens < 2:
+        raise DataError(f"--tokens: got {args.tokens}, expected a whole number from 2")
+    size = PAPER[args.audit]
+    make_scores(args.out, size if args.tokens is None else replace(size, tokens=args.tokens), seed=args.seed)
+    sys.stdout.write(f"scores: {args.out}\n")
+    return 0
