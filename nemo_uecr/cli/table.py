@@ -41,6 +41,10 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         ("audit", "localization"), "nemo_uecr.cli.audit_localization", "where ECR puts the blame, by a judge's steps"
     ),
+    Command(("audit", "batch"), "nemo_uecr.cli.audit_batch", "batch facts of a run, and every fault in them"),
+    Command(
+        ("audit", "efficiency"), "nemo_uecr.cli.audit_efficiency", "time, tokens a second, memory, scorer overhead"
+    ),
     Command(("config",), "nemo_uecr.cli.config_command", "show or check a configuration"),
     Command(("data", "prepare"), "nemo_uecr.cli.data_prepare", "filter, screen and sample training problems"),
     Command(("data", "screen"), "nemo_uecr.cli.data_screen", "screen prepared problems by sentence embeddings"),
