@@ -45,6 +45,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         ("audit", "efficiency"), "nemo_uecr.cli.audit_efficiency", "time, tokens a second, memory, scorer overhead"
     ),
+    Command(("audit", "teacher"), "nemo_uecr.cli.audit_teacher", "one teacher under several engines"),
     Command(("config",), "nemo_uecr.cli.config_command", "show or check a configuration"),
     Command(("data", "prepare"), "nemo_uecr.cli.data_prepare", "filter, screen and sample training problems"),
     Command(("data", "screen"), "nemo_uecr.cli.data_screen", "screen prepared problems by sentence embeddings"),
