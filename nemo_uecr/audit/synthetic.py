@@ -58,8 +58,8 @@ def make_scores(folder: Path, size: Size, *, seed: int) -> None:
             "temperature": 1.0, "max_length": None, "engine": "made",
         },
     )  # fmt: skip
-    # A wide spread over problems: about a third are never or always solved.
-    ability = generator.normal(-1.0, 2.6, size.problems)
+    # So wide a spread over problems that about two fifths are never or always solved, as in the paper's sweep.
+    ability = generator.normal(-1.0, 3.6, size.problems)
     part = 0
     with ProgressLine("made responses", sum(size.samples.values()) * size.problems) as progress:
         for step, samples in size.samples.items():

@@ -17,11 +17,13 @@ Estimate = dict[str, Array]
 
 
 def entropy_boundaries(entropy_N: Array, strata: int) -> Array:
-    """Upper boundaries of all strata but the last: the entropy's quantiles, equal ones collapsed.
+    """Upper boundaries of all strata but the last: quantiles that are values of some token, equal ones collapsed.
 
-    Near-deterministic tokens share one entropy, so that low quantiles may coincide: strata, not strict deciles.
+    Near-deterministic tokens share one entropy, so that low quantiles may coincide: strata, not strict deciles. No
+    stratum is empty.
     """
-    return np.unique(np.quantile(entropy_N, np.arange(1, strata) / strata))
+    found = np.unique(np.quantile(entropy_N, np.arange(1, strata) / strata, method="inverted_cdf"))
+    return found[found < entropy_N.max()]
 
 
 def stratum_of(entropy_N: Array, boundaries: Array) -> Array:

@@ -1,0 +1,163 @@
+"""The alpha sweep: hand values, an independent slow version, tie points, bounds, time at the paper's size."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_uecr.audit.alpha_sweep import alpha_sweep_audit, rule_of_three, sign_changes
+from nemo_uecr.audit.groups import group_table
+from nemo_uecr.audit.rollouts import Scores, read_scores
+from nemo_uecr.audit.synthetic import PAPER, Size, make_scores
+from nemo_uecr.audit.teacher_reward import teacher_rewards
+from nemo_uecr.audit.thresholds import conflict_rate, first_alpha, grid_mismatches, margin, sweep_grid, tie_point
+from tests.audit.made import Made, write_scores
+
+pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
+
+rewards = st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=5).map(np.asarray)
+
+
+def numbers_of(scores: Scores, replicates: int = 20) -> dict[str, Any]:
+    return alpha_sweep_audit(scores, replicates=replicates, seed=42).numbers
+
+
+def test_a_group_by_hand() -> None:
+    correct_C, wrong_W = np.asarray([0.1, -0.3]), np.asarray([0.2, -0.1])
+    # differences w - c: 0.1, 0.5, -0.2, 0.2; a pair inverts beyond alpha = 10, 2, never, 5
+    assert tie_point(correct_C, wrong_W) == pytest.approx(2.0)
+    rate_A = conflict_rate(correct_C, wrong_W, np.asarray([0.0, 1.9, 2.1, 4.9, 5.1, 9.9, 10.1, 1e6]))
+    assert rate_A.tolist() == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
+    # min(1 - 0.3 a, 1 + 0.1 a) - 0.2 a at a = 0 and 1
+    np.testing.assert_allclose(margin(correct_C, wrong_W, np.asarray([0.0, 1.0])), [1.0, 0.5])
+    assert tie_point(wrong_W + 1, wrong_W) == math.inf
+
+
+def test_a_tie_is_no_inversion_and_no_safety() -> None:
+    correct_C, wrong_W = np.asarray([0.0]), np.asarray([0.5])
+    two = np.asarray([2.0])  # 0.5 * 2 = 1 + 0 * 2
+    assert conflict_rate(correct_C, wrong_W, two).tolist() == [0.0]
+    assert (margin(correct_C, wrong_W, two) > 1e-6).tolist() == [False]
+    # within the tolerance: U_w - U_c = 5e-7
+    assert conflict_rate(correct_C, wrong_W, two + 1e-6).tolist() == [0.0]
+    assert conflict_rate(correct_C, wrong_W, two + 4e-6).tolist() == [1.0]
+
+
+@given(rewards, rewards)
+def test_tie_points_foretell_the_grid(correct_C: np.ndarray, wrong_W: np.ndarray) -> None:
+    alpha_A = sweep_grid((1.0,), 8.0, 161)
+    tie_G = np.asarray([tie_point(correct_C, wrong_W)])
+    safe_GA = (margin(correct_C, wrong_W, alpha_A) > 1e-6)[None]
+    inverted_GA = (conflict_rate(correct_C, wrong_W, alpha_A) > 0)[None]
+    assert grid_mismatches(tie_G, safe_GA, inverted_GA, alpha_A) == 0
+    if tie_G[0] < 7:  # and a state that contradicts the tie point is found
+        assert grid_mismatches(tie_G, ~safe_GA, inverted_GA, alpha_A) > 0
+        assert grid_mismatches(2 * tie_G + 1, safe_GA, inverted_GA, alpha_A) > 0
+
+
+def test_first_alpha_completes_the_share() -> None:
+    ties = np.asarray([5.0, math.inf, 3.0, 4.0, math.inf, 9.0, 8.0, 7.0, 6.0, math.inf])
+    assert first_alpha(ties, 0.1) == 3.0  # one of ten
+    assert first_alpha(ties, 0.11) == 4.0  # two of ten
+    assert first_alpha(ties, 0.8) == math.inf
+    assert first_alpha(np.asarray([2.0, 4.0, 8.0]), 0.1) == 2.0
+
+
+def test_rule_of_three() -> None:
+    assert rule_of_three(0, 451) == pytest.approx(3 / 451)
+    assert rule_of_three(1, 451) is None
+    assert rule_of_three(0, 0) is None
+
+
+def test_sign_changes_by_hand(tmp_path: Path) -> None:
+    # Mixed: rewards 1, 0, 0 and R^T 0.0, 0.9, 0.0. Centred at alpha 1: U = 1, 0.9, 0, mean 19/30, so the second
+    # response (centred task -1/3) lies above the mean. Two of the paper's words for it: order kept, sign changed.
+    made = [Made("a", 1.0, [0.0]), Made("a", 0.0, [0.9]), Made("a", 0.0, [0.0])]
+    made += [Made("b", 0.0, [0.9]), Made("b", 0.0, [0.0])]  # degenerate: not counted
+    scores = write_scores(tmp_path, made)
+    reward_B = teacher_rewards(scores, "student", clip=5.0).reward_B
+    changed = sign_changes(group_table(scores.responses), reward_B, np.asarray([0.0, 1.0]))
+    assert changed.tolist() == [[False, False], [False, True], [False, False], [False, False], [False, False]]
+
+
+def test_against_a_slow_version(tmp_path: Path) -> None:
+    make_scores(tmp_path / "s", Size({30: 6, 60: 4}, 15, 6), seed=8)
+    scores = read_scores(tmp_path / "s")
+    numbers = numbers_of(scores)
+    found, reward_B = scores.responses, teacher_rewards(scores, "student", clip=5.0).reward_B
+    for place in (0, 20, 60, len(numbers["alpha"]) - 1):
+        alpha, by_step, pairs_lost, pairs = float(numbers["alpha"][place]), [], 0, 0
+        for row in numbers["checkpoints"]:
+            rates = []
+            for group in np.unique(found.group_B[found.checkpoint_B == row["checkpoint"]]):
+                rows = np.flatnonzero(found.group_B == group)
+                right, wrong = (rows[found.reward_B[rows] == verdict] for verdict in (1, 0))
+                lost = [
+                    alpha * reward_B[w] > 1 + alpha * reward_B[c] + 1e-6 for c, w in itertools.product(right, wrong)
+                ]
+                if lost:
+                    rates.append(sum(lost) / len(lost))
+                    pairs_lost, pairs = pairs_lost + sum(lost), pairs + len(lost)
+            by_step.append(sum(rates) / len(rates))
+            assert row["conflict"][place] == pytest.approx(by_step[-1])
+        assert numbers["overall"]["conflict"]["value"][place] == pytest.approx(sum(by_step) / 2)
+        assert numbers["overall"]["pair_conflict"][place] == pytest.approx(pairs_lost / pairs)
+    assert numbers["overall"]["pairs"] == pairs
+
+
+def test_what_alpha_zero_and_the_second_grid_promise(tmp_path: Path) -> None:
+    make_scores(tmp_path / "s", Size({0: 8, 30: 8}, 40, 6), seed=1)
+    numbers = numbers_of(read_scores(tmp_path / "s"))
+    whole = numbers["overall"]
+    assert numbers["alpha"][0] == 0
+    assert whole["conflict_at_zero"] == 0.0
+    assert whole["grid_mismatches"] == 0
+    assert whole["tie_points_within_grid"] > 0  # so the check had something to check
+    assert whole["conflict"]["low"][-1] < whole["conflict"]["value"][-1] < whole["conflict"]["high"][-1]
+    for row in numbers["checkpoints"]:
+        grid = row["below_a10"]
+        assert len(grid["alpha"]) == 10
+        assert grid["alpha"][0] > 0
+        assert grid["alpha"][-1] < grid["a10"]
+        assert (grid["any_inversion"] < 0.1).all()
+
+
+def test_where_nothing_inverts(tmp_path: Path) -> None:
+    """No tie point, no second grid, an upper bound from groups and one from pairs."""
+    made = [Made(name, reward, [0.1 * reward]) for name in "abcd" for reward in (1.0, 0.0, 0.0)]
+    made += [Made("e", 1.0, [0.3], truncated=True), Made("e", 1.0, [0.1, float("inf")], cut=True)]
+    numbers = numbers_of(write_scores(tmp_path, made))
+    whole, row = numbers["overall"], numbers["checkpoints"][0]
+    assert (whole["mixed_groups"], whole["pairs"]) == (4, 8)
+    assert whole["rule_of_three_groups"] == pytest.approx(3 / 4)
+    assert whole["rule_of_three_pairs"] == pytest.approx(3 / 8)
+    assert row["tie_point"]["infinite_share"] == 1.0
+    assert row["below_a10"] == {"a10": None, "skipped": "fewer than 10% of the mixed groups ever invert"}
+    assert (row["all_right_groups"], row["degenerate_groups_with_teacher_variation"]) == (1, 1)
+    assert (row["truncated"], row["cut"], row["nonfinite_tokens"]) == (1, 1, 1)
+
+
+def test_a_checkpoint_without_a_mixed_group_is_skipped(tmp_path: Path) -> None:
+    made = [Made("a", 1.0, [0.1]), Made("a", 1.0, [0.2])]
+    made += [Made("a", reward, [0.1], checkpoint=5) for reward in (0.0, 1.0)]
+    first, second = numbers_of(write_scores(tmp_path, made))["checkpoints"]
+    assert first["skipped"] == "no mixed group"
+    assert second["mixed_groups"] == 1
+
+
+def test_the_papers_size_takes_less_than_a_minute(tmp_path: Path) -> None:
+    make_scores(tmp_path / "s", PAPER["alpha-sweep"], seed=0)
+    scores = read_scores(tmp_path / "s")
+    began = time.perf_counter()
+    whole = numbers_of(scores, replicates=2000)["overall"]
+    assert time.perf_counter() - began < 60
+    assert whole["pairs"] >= 22_811
+    assert whole["mixed_groups"] > 400

@@ -1,0 +1,87 @@
+"""What an audit leaves behind: four files or none, and a figure that knows only the numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from nemo_uecr.audit.output import Audit, Table, plain, text_table, write_audit
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
+
+seen: list[dict[str, Any]] = []
+
+
+def draw(figure: Figure, numbers: dict[str, Any]) -> None:
+    seen.append(numbers)
+    figure.subplots().plot(numbers["x"])
+
+
+AUDIT = Audit(
+    name="made",
+    title="A <title>",
+    note="Says & shows.",
+    numbers={"x": np.asarray([1.0, 2.0]), "none": float("nan"), "far": [np.inf], 3: np.int64(4)},
+    table=Table(("a", "b"), (("1", "<2>"),)),
+    draw=draw,
+    size=(3.0, 2.0),
+)
+
+
+def test_numbers_figure_and_section(tmp_path: Path) -> None:
+    seen.clear()
+    out = write_audit(tmp_path / "audits" / "made", AUDIT)
+    assert sorted(path.name for path in out.iterdir()) == ["figure.png", "figure.svg", "numbers.json", "section.html"]
+    written = json.loads((out / "numbers.json").read_text())
+    assert written["numbers"] == {"x": [1.0, 2.0], "none": None, "far": [None], "3": 4}
+    assert seen == [written["numbers"]]  # the figure is drawn from what stands in the file
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    section = (out / "section.html").read_text()
+    assert section.startswith('<article class="audit">')
+    assert "<h3>A &lt;title&gt;</h3>" in section
+    assert "<td>&lt;2&gt;</td>" in section
+    assert "http" not in section.split("base64,")[0]
+
+
+def test_equal_numbers_give_equal_bytes(tmp_path: Path) -> None:
+    one, two = (write_audit(tmp_path / name, AUDIT) for name in ("one", "two"))
+    for name in ("figure.png", "figure.svg", "numbers.json", "section.html"):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def test_a_failure_leaves_the_older_audit_whole(tmp_path: Path) -> None:
+    out = write_audit(tmp_path / "made", AUDIT)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def fail(figure: Figure, numbers: dict[str, Any]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_audit(out, replace(AUDIT, numbers={"x": [9.0]}, draw=fail))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_what_is_no_audit_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    with pytest.raises(DataError, match="holds no audit"):
+        write_audit(tmp_path / "mine", AUDIT)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
+
+
+def test_plain_keeps_what_json_knows() -> None:
+    assert plain({"a": (1, True, None, "x", np.float32(0.5))}) == {"a": [1, True, None, "x", 0.5]}
+
+
+def test_the_terminal_table_is_aligned() -> None:
+    assert text_table(Table(("a", "long"), (("123", "4"),))) == "  a  long\n123     4"

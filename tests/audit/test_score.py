@@ -1,0 +1,318 @@
+"""Scoring with real, tiny models: against whole logits, resumed after a kill, from every kind of source."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("pyarrow", reason="scores are written with pyarrow (extra 'data')")
+
+from nemo_uecr.audit import parts, rank, score
+from nemo_uecr.audit.file_source import evaluation_source, jsonl_source
+from nemo_uecr.audit.rollouts import Scores, read_scores
+from nemo_uecr.audit.run_source import run_source
+from nemo_uecr.audit.score import Scoring, score_rollouts
+from nemo_uecr.audit.sources import Source
+from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.local.models import TokenModel, load_model
+from tests.local.tiny import assets, in_child, run
+
+CPU = torch.device("cpu")
+
+
+def scoring(**changes: Any) -> Scoring:
+    own = assets()
+    fields: dict[str, Any] = {
+        "teacher": str(own.teacher),
+        "student_of": lambda step: str(own.student),
+        "anchors": {},
+        "dtype": "float32",
+        "device": CPU,
+        "max_length": None,
+        "batch": 3,
+        "part": 4,
+    }
+    return Scoring(**(fields | changes))
+
+
+def model(path: Path, role: str) -> TokenModel:
+    return load_model(str(path), role=role, dtype="float32", device=CPU, trained=False)
+
+
+def rollouts(folder: Path, rows: int = 10) -> Source:
+    """A JSONL file with sampled ids of different lengths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    student = model(assets().student, "student")
+    prompt = student.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1"}], add_generation_prompt=True, tokenize=False, enable_thinking=False
+    )
+    lines = []
+    for row in range(rows):
+        text = ("1=" * (row % 3)) + rf"\boxed{{{row % 4}}}"
+        ids = [*student.tokenizer(text, add_special_tokens=False)["input_ids"], student.tokenizer.eos_token_id]
+        lines.append(
+            {
+                "problem": f"p{row // 2}", "checkpoint": 0, "prompt": prompt, "response": text, "answer": "1",
+                "token_ids": ids, "question": "1",
+            }
+        )  # fmt: skip
+    path = folder / "rollouts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return jsonl_source(path, step=None)
+
+
+def scored(folder: Path, source: Source, **changes: Any) -> Scores:
+    return score_rollouts(folder, source.rollouts, source.files, scoring(**changes))
+
+
+def direct(path: Path, prompt_ids: Sequence[int], ids: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Log-probability, entropy, first choice and rank from the whole logits of one unpadded sequence."""
+    found = model(path, "teacher")
+    with torch.no_grad():
+        logits_SV = found.module(torch.tensor([[*prompt_ids, *ids]])).logits[0].double()
+    logits_NV = logits_SV[len(prompt_ids) - 1 : -1]
+    log_NV = logits_NV.log_softmax(dim=-1)
+    own_N1 = torch.tensor(ids).unsqueeze(1)
+    return {
+        "logp": log_NV.gather(1, own_N1)[:, 0],
+        "entropy": -(log_NV.exp() * log_NV).sum(dim=1),
+        "top1": logits_NV.argmax(dim=1) == own_N1[:, 0],
+        "rank": 1 + (logits_NV > logits_NV.gather(1, own_N1)).sum(dim=1),
+    }
+
+
+def by_response(scores: Scores, anchor: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Every response's tokens by its id."""
+    found = {}
+    ranks = scores.ranks()
+    for tokens in scores.tokens(anchor):
+        rank_N = next(ranks) if ranks is not None else torch.zeros_like(tokens.token_ids)
+        for place, name in enumerate(scores.responses.ids[tokens.rows]):
+            span = slice(int(tokens.offsets[place]), int(tokens.offsets[place + 1]))
+            found[name] = {
+                "ids": tokens.token_ids[span],
+                "logp": tokens.teacher_logp[span],
+                "entropy": tokens.teacher_entropy[span],
+                "top1": tokens.teacher_top1[span],
+                "anchor": tokens.anchor_logp[span],
+                "rank": rank_N[span],
+            }
+    return found
+
+
+def test_scores_are_those_of_the_whole_logits(tmp_path: Path) -> None:
+    source = rollouts(tmp_path)
+    scores = scored(tmp_path / "s", source, anchors={"base": str(assets().teacher)})
+    rank.rank_parts(tmp_path / "s", model(assets().teacher, "teacher"), batch=3)
+    found, base = by_response(scores, "student"), by_response(scores, "base")
+    prompts = dict(zip(scores.responses.ids, scores.column("prompt_ids"), strict=True))
+    assert len(found) == 10
+    for rollout in source.rollouts:
+        own = found[rollout.id]
+        assert own["ids"].tolist() == list(rollout.token_ids or ())  # no prompt, no padding, the end token included
+        teacher = direct(assets().teacher, prompts[rollout.id], own["ids"].tolist())
+        student = direct(assets().student, prompts[rollout.id], own["ids"].tolist())
+        torch.testing.assert_close(own["logp"].double(), teacher["logp"], atol=2e-5, rtol=0)
+        torch.testing.assert_close(own["entropy"].double(), teacher["entropy"], atol=2e-5, rtol=0)
+        torch.testing.assert_close(own["anchor"].double(), student["logp"], atol=2e-5, rtol=0)
+        assert own["top1"].tolist() == teacher["top1"].tolist()
+        assert own["rank"].tolist() == teacher["rank"].tolist()
+        torch.testing.assert_close(base[rollout.id]["anchor"], own["logp"], atol=2e-5, rtol=0)
+    assert any(not each["top1"].all() for each in found.values())
+    rewards = dict(zip(scores.responses.ids, scores.responses.reward_B, strict=True))
+    assert [rewards[each.id] for each in source.rollouts] == [0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # verified: the answer is 1
+
+
+@pytest.mark.parametrize("writes", [2, 3, 4])
+def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
+    tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is written first; then it dies before the first tokens, the first rows, or the second tokens."""
+    source = rollouts(tmp_path)
+    whole = by_response(scored(tmp_path / "whole", source), "student")
+    done = 0
+
+    def replace_file(path: Path, content: bytes) -> None:
+        nonlocal done
+        done += 1
+        if done == writes:
+            os.kill(os.getpid(), signal.SIGKILL)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "replace_file", replace_file)
+        code, text = in_child(lambda: scored(tmp_path / "s", source))
+    assert code == -signal.SIGKILL, text
+    calls: list[int] = []
+    own = score._part_tensors
+
+    def counted(part: Sequence[Any], *rest: Any) -> Any:
+        calls.append(len(part))
+        return own(part, *rest)
+
+    monkeypatch.setattr(score, "_part_tensors", counted)
+    again = by_response(scored(tmp_path / "s", source), "student")
+    assert sum(calls) == {2: 10, 3: 10, 4: 6}[writes]
+    assert again.keys() == whole.keys()
+    for name, tokens in whole.items():
+        for key, value in tokens.items():
+            torch.testing.assert_close(again[name][key], value, atol=1e-6, rtol=0)
+
+
+def test_more_responses_are_added_and_nothing_is_scored_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored(tmp_path / "s", rollouts(tmp_path / "four", rows=4))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "s").glob("part-*")}
+    scores = scored(tmp_path / "s", rollouts(tmp_path / "ten", rows=10))
+    assert sorted(scores.responses.ids) == sorted(each.id for each in rollouts(tmp_path / "ten").rollouts)
+    assert {name: (tmp_path / "s" / name).read_bytes() for name in before} == before
+    assert len(scores.plan["sources"]) == 2
+    with pytest.raises(RunFolderError, match="holds scores with max_length=None, this call has 40"):
+        scored(tmp_path / "s", rollouts(tmp_path / "ten"), max_length=40)
+
+
+def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path) -> None:
+    source = rollouts(tmp_path)
+    whole = by_response(scored(tmp_path / "whole", source), "student")
+    prompt = len(scored(tmp_path / "whole", source).column("prompt_ids")[0])
+    scores = scored(tmp_path / "cut", source, max_length=prompt + 5)
+    found = scores.responses
+    assert set(found.scored_B.tolist()) <= {4, 5}
+    assert found.cut_B.tolist() == (found.sampled_B > 5).tolist()
+    assert found.cut_B.any()
+    for name, tokens in by_response(scores, "student").items():
+        for key, value in tokens.items():
+            torch.testing.assert_close(value, whole[name][key][: len(value)], atol=1e-5, rtol=0)
+    with pytest.raises(DataError, match=f"expected fewer than --max-length {prompt}"):
+        scored(tmp_path / "none", source, max_length=prompt)
+
+
+def test_a_run_of_the_training_loop(tmp_path: Path) -> None:
+    """Evaluations of each checkpoint, with the ids that were sampled, and the batch of the first step."""
+    own = assets()
+    folder = run(
+        tmp_path / "run", "train.steps=2", "evaluation.at_start=true", "evaluation.every=1", "checkpoint.every=1",
+        "checkpoint.keep_last=5", "telemetry.save_batch_every=1", f"evaluation.benchmarks={{tiny: {own.problems}}}",
+    )  # fmt: skip
+    source = run_source(folder, take="evaluations", steps=frozenset({0, 2}))
+    assert source.teacher == str(own.teacher)
+    assert source.student_of is not None
+    scores = scored(tmp_path / "s", source, student_of=source.student_of)
+    assert scores.responses.checkpoints == [0, 2]
+    assert not scores.responses.from_text_B.any()
+    assert scores.plan["students"]["2"]["name"] == str(folder / "checkpoints" / "step-000002")
+    batch = run_source(folder, take="batches", steps=frozenset({1}))
+    found = by_response(scored(tmp_path / "b", batch), "student")
+    from safetensors.torch import load_file
+
+    saved = load_file(folder / "batches" / "step-000001.safetensors")
+    for row, rollout in enumerate(batch.rollouts):
+        length = int(saved["mask"][row].sum())
+        # what training computed for this step, scored again: the student before its first update, and the teacher
+        torch.testing.assert_close(found[rollout.id]["anchor"], saved["old_logp"][row, :length], atol=2e-5, rtol=0)
+        torch.testing.assert_close(found[rollout.id]["logp"], saved["teacher_logp"][row, :length], atol=2e-5, rtol=0)
+    with pytest.raises(DataError, match="no evaluations of step 7"):
+        run_source(folder, take="evaluations", steps=frozenset({7}))
+
+
+def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path) -> None:
+    source = rollouts(tmp_path, rows=4)
+    rows = [json.loads(line) for line in source.files[0].read_text().splitlines()]
+    path = tmp_path / "text.jsonl"
+    path.write_text(
+        "".join(json.dumps({**row, "token_ids": None, "truncated": False}) + "\n" for row in rows).replace(
+            '"token_ids": null, ', ""
+        )
+    )
+    by_text = scored(tmp_path / "t", jsonl_source(path, step=None))
+    assert by_text.responses.from_text_B.all()
+    expected = by_response(scored(tmp_path / "i", source), "student")
+    for name, tokens in by_response(by_text, "student").items():
+        assert tokens["ids"].tolist() == expected[name]["ids"].tolist()  # the tiny tokenizer has one reading
+
+
+def test_an_evaluation_folder(tmp_path: Path) -> None:
+    from nemo_uecr.data.benchmarks import load_benchmarks
+    from nemo_uecr.evaluation.engines.base import Decoding
+    from nemo_uecr.evaluation.engines.tokens import ChatSettings
+    from nemo_uecr.evaluation.plan import Settings
+    from nemo_uecr.evaluation.runner import evaluate
+
+    own = assets()
+    settings = Settings(
+        2, Decoding(0.8, 1.0, 0, 6), 1, ChatSettings("{question}", None, False), "transformers", "float32", 8
+    )
+    benchmarks = load_benchmarks([f"tiny={own.problems}"])
+    evaluate("student", str(own.student), benchmarks, settings, tmp_path / "e")
+    source = evaluation_source(tmp_path / "e", step=0)
+    assert source.student_of is not None
+    assert source.student_of(0) == str(own.student)
+    scores = scored(tmp_path / "s", source)
+    assert len(scores.responses.ids) == 12
+    assert not scores.responses.from_text_B.any()
+    with pytest.raises(DataError, match="says no step; give it as STEP="):
+        evaluation_source(tmp_path / "e", step=None)
+
+
+GOOD = {"problem": "p", "response": "1", "prompt": "1", "checkpoint": 0, "truncated": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"response": None}, "'response' is None; expected a text"),
+        ({"prompt": None}, "'prompt' is None"),
+        ({"checkpoint": None}, "'checkpoint' is None"),
+        ({"truncated": 1}, "'truncated' is 1"),
+        ({"reward": True}, "'reward' is True"),
+        ({"token_ids": []}, "token_ids is empty"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps({**GOOD, **change}) + "\n")
+    with pytest.raises(DataError, match=f"rows.jsonl:2: {complaint}"):
+        jsonl_source(path, step=None)
+
+
+@pytest.mark.parametrize(
+    ("missing", "complaint"),
+    [
+        ("checkpoint", "no 'checkpoint'"),
+        ("truncated", "neither 'token_ids' nor 'truncated'"),
+        ("prompt", "neither 'prompt'"),
+    ],
+)
+def test_a_row_that_lacks_a_field_is_named(tmp_path: Path, missing: str, complaint: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({key: value for key, value in GOOD.items() if key != missing}) + "\n")
+    with pytest.raises(DataError, match=f"rows.jsonl:1: {complaint}"):
+        jsonl_source(path, step=None)
+
+
+def test_one_name_twice_is_refused(tmp_path: Path) -> None:
+    source = rollouts(tmp_path, rows=2)
+    with pytest.raises(DataError, match="is given twice"):
+        score_rollouts(tmp_path / "s", source.rollouts * 2, source.files, scoring())
+    assert not (tmp_path / "s").exists()
+
+
+def test_tokens_that_are_not_finite_are_kept_and_counted(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    teacher = model(assets().teacher, "teacher")
+    with torch.no_grad():
+        teacher.module.get_input_embeddings().weight[teacher.tokenizer("=")["input_ids"][0]] = torch.nan
+    teacher.module.save_pretrained(broken)
+    teacher.tokenizer.save_pretrained(broken)
+    scores = scored(tmp_path / "s", rollouts(tmp_path), teacher=str(broken))
+    counts = dict(zip(scores.responses.ids, scores.column("nonfinite_tokens"), strict=True))
+    # a tied embedding: the NaN column spoils every token's logits
+    assert min(counts.values()) >= 1
+    assert read_scores(tmp_path / "s").responses.scored_B.min() >= 1

@@ -1,0 +1,150 @@
+"""Signal complementarity: hand values, an independent slow version, the judge's file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nemo_uecr.audit.groups import group_table
+from nemo_uecr.audit.judge import JudgedPair, agreement, read_judge, write_pairs
+from nemo_uecr.audit.rollouts import Scores, read_scores
+from nemo_uecr.audit.share import Sampler
+from nemo_uecr.audit.signal import conflicts, signal_audit
+from nemo_uecr.audit.synthetic import Size, make_scores
+from nemo_uecr.audit.teacher_reward import teacher_rewards
+from nemo_uecr.errors import DataError
+from tests.audit.made import Made, write_scores
+
+pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
+
+#: Checkpoint 0: "a" mixed, "b" all wrong and apart, "c" all right and together. Checkpoint 5: "a" all right.
+HAND = [
+    Made("a", 1.0, [0.2]), Made("a", 1.0, [0.4]), Made("a", 0.0, [0.4]), Made("a", 0.0, [0.0]),
+    Made("b", 0.0, [0.1]), Made("b", 0.0, [0.2]),
+    Made("c", 1.0, [0.10]), Made("c", 1.0, [0.13]),
+    Made("a", 1.0, [0.0], checkpoint=5), Made("a", 1.0, [0.1], checkpoint=5),
+]  # fmt: skip
+
+
+def numbers_of(scores: Scores) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = signal_audit(scores, None, replicates=50, seed=0).numbers["checkpoints"]
+    return rows
+
+
+def test_hand_values(tmp_path: Path) -> None:
+    first, second = numbers_of(write_scores(tmp_path, HAND, part=3))
+    assert first["groups"] == 3
+    assert first["degenerate"]["value"] == pytest.approx(2 / 3)  # type: ignore[index]
+    assert first["all_wrong"]["value"] == pytest.approx(1 / 3)  # type: ignore[index]
+    # of "b" (range 0.1) and "c" (range 0.03) one is beyond 0.05
+    assert first["distinguished_of_degenerate"]["value"] == pytest.approx(1 / 2)  # type: ignore[index]
+    # pairs (c, w): 0.2<0.4 wrong order 1, 0.2>0 right 0, 0.4=0.4 tie one half, 0.4>0 right 0: 1.5 of 4
+    assert first["conflict"]["value"] == pytest.approx(1.5 / 4)  # type: ignore[index]
+    assert first["pairs"] == 4
+    assert second["conflict"]["of"] == 0  # type: ignore[index]
+    assert np.isnan(second["conflict"]["value"])  # type: ignore[index]
+
+
+def test_against_a_slow_version(tmp_path: Path) -> None:
+    make_scores(tmp_path / "s", Size({0: 6, 9: 6}, 12, 8), seed=3)
+    scores = read_scores(tmp_path / "s")
+    found = scores.responses
+    reward = {}
+    for part in scores.tokens("student"):
+        for row in range(part.rows.start, part.rows.stop):
+            span = slice(*part.offsets[row - part.rows.start : row - part.rows.start + 2].tolist())
+            gaps = (part.teacher_logp[span].double() - part.anchor_logp[span].double()).tolist()
+            reward[row] = sum(gaps) / len(gaps)
+    for numbers in numbers_of(scores):
+        rates, degenerate, apart = [], 0, 0
+        for group in np.unique(found.group_B[found.checkpoint_B == numbers["checkpoint"]]):
+            rows = np.flatnonzero(found.group_B == group).tolist()
+            right = [row for row in rows if found.reward_B[row] == 1]
+            wrong = [row for row in rows if found.reward_B[row] == 0]
+            pairs = list(itertools.product(right, wrong))
+            if pairs:
+                lost = sum((reward[w] > reward[c]) + 0.5 * (reward[w] == reward[c]) for c, w in pairs)
+                rates.append(lost / len(pairs))
+            else:
+                degenerate += 1
+                apart += max(reward[r] for r in rows) - min(reward[r] for r in rows) > 0.05
+        assert numbers["conflict"]["value"] == pytest.approx(sum(rates) / len(rates))  # type: ignore[index]
+        assert numbers["degenerate"]["value"] == pytest.approx(degenerate / 12)  # type: ignore[index]
+        assert numbers["distinguished_of_degenerate"]["value"] == pytest.approx(apart / degenerate)  # type: ignore[index]
+
+
+def test_the_gap_is_not_clipped(tmp_path: Path) -> None:
+    """A gap of 9 and one of 6 are alike under the clip and distinguished without."""
+    scores = write_scores(tmp_path, [Made("a", 0.0, [9.0]), Made("a", 0.0, [6.0])])
+    assert numbers_of(scores)[0]["distinguished_of_degenerate"]["value"] == 1.0  # type: ignore[index]
+
+
+def test_rewards_other_than_0_and_1_are_refused(tmp_path: Path) -> None:
+    scores = write_scores(tmp_path, [Made("a", 0.5, [1.0]), Made("a", 0.0, [1.0])])
+    with pytest.raises(DataError, match=r"reward is 0\.5"):
+        group_table(scores.responses)
+
+
+def test_a_group_of_one_is_refused(tmp_path: Path) -> None:
+    scores = write_scores(tmp_path, [Made("a", 1.0, [1.0]), Made("a", 0.0, [1.0]), Made("b", 0.0, [1.0])])
+    with pytest.raises(DataError, match="1 of 2 groups have one response"):
+        group_table(scores.responses)
+
+
+def test_conflicts_do_not_depend_on_the_order_of_responses(tmp_path: Path) -> None:
+    table = group_table(write_scores(tmp_path / "x", HAND).responses)
+    back = group_table(write_scores(tmp_path / "y", HAND[::-1]).responses)
+    reward_B = teacher_rewards(read_scores(tmp_path / "x"), "student", clip=None).reward_B
+    assert sorted(conflicts(table, reward_B)) == sorted(conflicts(back, reward_B[::-1]))
+
+
+def test_the_judge_sees_no_method_and_the_key_says_who_was_who(tmp_path: Path) -> None:
+    scores = write_scores(tmp_path / "s", [Made(*("b", 0.0), [0.1 * i], response=f"text {i}") for i in range(4)])
+    assert write_pairs(scores, tmp_path / "judging", pairs=5, seed=1) == 1  # one tied group, one pair
+    shown = json.loads((tmp_path / "judging" / "pairs.jsonl").read_text())
+    key = json.loads((tmp_path / "judging" / "key.jsonl").read_text())
+    assert set(shown) == {"pair", "question", "answer", "first", "second"}
+    assert shown["first"] == f"text {key['first'][1:]}"  # "r2" is the response "text 2"
+    assert shown["second"] == f"text {key['second'][1:]}"
+    assert key["first"] not in json.dumps(shown)
+
+
+def test_agreement_by_hand(tmp_path: Path) -> None:
+    scores = write_scores(tmp_path, HAND)
+    reward_B = teacher_rewards(scores, "student", clip=None).reward_B
+    judged = [
+        JudgedPair("r4", "r5", "second"),  # 0.1 < 0.2: agrees
+        JudgedPair("r6", "r7", "first"),  # 0.10 < 0.13: disagrees
+        JudgedPair("r1", "r0", "first"),  # both right, 0.4 > 0.2: agrees
+        JudgedPair("r8", "r9", "tie"),
+        JudgedPair("r8", "r9", "unjudgeable"),
+    ]
+    sampler = Sampler.draw(scores.responses.problem_B, replicates=50, seed=0)
+    found = agreement(judged, scores.responses, reward_B, sampler)
+    assert (found["pairs"], found["judgeable"]) == (5, 3)
+    assert found["all"]["value"] == pytest.approx(2 / 3)
+    with pytest.raises(DataError, match="different verdicts"):
+        agreement([JudgedPair("r0", "r2", "first")], scores.responses, reward_B, sampler)
+    with pytest.raises(DataError, match="different prompts"):
+        agreement([JudgedPair("r0", "r6", "first")], scores.responses, reward_B, sampler)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"pair": "x", "preferred": "first"}', "not in"),
+        ('{"pair": "p", "preferred": "left"}', "expected one of first"),
+        ('{"pair": "p", "preferred": "tie"}\n{"pair": "p", "preferred": "tie"}', ":2: pair 'p' stands twice"),
+        ("", "no verdict"),
+        ("[1]", "holds a list"),
+    ],
+)
+def test_a_judges_file_that_cannot_be_used(tmp_path: Path, line: str, complaint: str) -> None:
+    (tmp_path / "key").write_text('{"pair": "p", "first": "r0", "second": "r1"}\n')
+    (tmp_path / "verdicts").write_text(line + "\n")
+    with pytest.raises(DataError, match=complaint):
+        read_judge(tmp_path / "verdicts", tmp_path / "key")

@@ -1,0 +1,142 @@
+"""Token credit: strata, the place of large gaps, calibration, and budgets of exactly one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nemo_uecr.audit.rollouts import Scores, read_scores
+from nemo_uecr.audit.synthetic import Size, make_scores
+from nemo_uecr.audit.token_credit import token_credit_audit
+from nemo_uecr.audit.token_strata import entropy_boundaries, largest, stratum_of
+from nemo_uecr.audit.token_table import TokenTable, token_table
+from nemo_uecr.core.records import Settings
+from nemo_uecr.errors import DataError, ScoreError
+from tests.audit.made import Made, write_scores
+
+pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
+
+SETTINGS = Settings(alpha=1.0, rho=0.5, tau_delta=0.8, tau_entropy=1.5, std_floor=0.0, sample_std=False)
+
+
+def numbers_of(scores: Scores, checkpoint: int | None = None) -> dict[str, Any]:
+    return token_credit_audit(scores, SETTINGS, checkpoint=checkpoint, replicates=40, seed=42).numbers
+
+
+def test_strata_by_hand() -> None:
+    entropy_N = np.asarray([0.0] * 6 + [1.0, 2.0, 3.0, 4.0])
+    boundaries = entropy_boundaries(entropy_N, 5)
+    # the 2nd, 4th, 6th and 8th smallest values are 0, 0, 0 and 2: three collapse
+    assert boundaries.tolist() == [0.0, 2.0]
+    assert stratum_of(entropy_N, boundaries).tolist() == [0] * 6 + [1, 1, 2, 2]
+    assert entropy_boundaries(np.asarray([1.0, 1.0]), 5).tolist() == []
+
+
+def test_largest_takes_ties() -> None:
+    among, threshold = largest(np.asarray([3.0, 1.0, 2.0, 2.0]), 0.5)
+    assert (among.tolist(), threshold) == ([True, False, True, True], 2.0)
+
+
+def test_means_by_hand(tmp_path: Path) -> None:
+    """Two strata; a long response outweighs a short one in the token mean and not in the balanced one."""
+    quarter, whole = math.log(0.25), 0.0
+    made = [
+        Made("a", 1.0, [0.1] * 4, entropies=[0.0, 0.0, 2.0, 2.0], logp=quarter),
+        Made("a", 0.0, [0.2], entropies=[2.0], logp=whole),
+    ]
+    strata = numbers_of(write_scores(tmp_path, made))["strata"]
+    assert strata["tokens"].tolist() == [2, 3]
+    # high stratum: tokens 0.25, 0.25, 1 -> 0.5; responses 0.25 and 1 -> 0.625
+    np.testing.assert_allclose(strata["probability"]["token_weighted"]["value"], [0.25, 0.5])
+    np.testing.assert_allclose(strata["probability"]["response_balanced"]["value"], [0.25, 0.625])
+    np.testing.assert_allclose(strata["top1"]["token_weighted"]["value"], [0.0, 1 / 3])
+    np.testing.assert_allclose(strata["top1"]["response_balanced"]["value"], [0.0, 0.5])
+
+
+def test_against_a_slow_version(tmp_path: Path) -> None:
+    make_scores(tmp_path / "s", Size({0: 4}, 9, 30), seed=2)
+    scores = read_scores(tmp_path / "s")
+    numbers = numbers_of(scores)
+    table = token_table(scores, "student", 0)
+    entropy = table.teacher_entropy.double().tolist()
+    gap = [abs(a - b) for a, b in zip(table.teacher_logp.double(), table.anchor_logp.double(), strict=True)]
+    cuts = sorted(entropy)
+    limit = cuts[math.ceil(0.75 * len(cuts)) - 1]
+    for row in numbers["large_gaps"]:
+        top = sorted(range(len(gap)), key=lambda n: -gap[n])[: round(row["share"] * len(gap))]
+        inside = [n for n in top if entropy[n] > limit]
+        place = row["in_highest_quartile"]
+        assert row["tokens"] == len(top)
+        assert place["token_weighted"]["value"] == pytest.approx(len(inside) / len(top))
+        per_response = []
+        for response in range(len(table.rows)):
+            span = table.span(response)
+            own = [n for n in top if span.start <= n < span.stop]
+            if own:
+                per_response.append(sum(n in inside for n in own) / len(own))
+        assert place["response_balanced"]["value"] == pytest.approx(sum(per_response) / len(per_response))
+        before = [math.tanh(float(gap[n]) / (2 * 0.8)) for n in top]
+        after = [value * math.exp(-entropy[n] / 1.5) for n, value in zip(top, before, strict=True)]
+        assert row["reduction"]["token_weighted"] == pytest.approx(1 - sum(after) / sum(before))
+        assert sum(row["by_stratum"]["token_weighted"]["value"]) == pytest.approx(1.0)
+
+
+def slow_budgets(table: TokenTable, *, projected: bool) -> list[float]:
+    """B_i from the equations, token by token in Python floats; responses of degenerate groups are left out."""
+    budgets = []
+    for response, reward in enumerate(table.reward_B):
+        own = table.reward_B[table.group_B == table.group_B[response]]
+        if own.min() == own.max():
+            continue
+        sign = 1.0 if reward > own.mean() else -1.0
+        span = table.span(response)
+        gap = (table.teacher_logp[span].double() - table.anchor_logp[span].double()).tolist()
+        d = [math.tanh(sign * value / (2 * 0.8)) for value in gap]
+        c = [math.exp(-value / 1.5) for value in table.teacher_entropy[span].double().tolist()]
+        centre = sum(x * y for x, y in zip(c, d, strict=True)) / sum(c) if projected else 0.0
+        weights = [1 + 0.5 * 0.5 * x * (y - centre) for x, y in zip(c, d, strict=True)]
+        budgets.append(math.fsum(weights) / len(weights))
+    return budgets
+
+
+def test_the_projection_holds_every_budget_at_one(tmp_path: Path) -> None:
+    make_scores(tmp_path / "s", Size({0: 8}, 12, 400), seed=6)
+    scores = read_scores(tmp_path / "s")
+    table = token_table(scores, "student", 0)
+    weights = numbers_of(scores)["weights"]
+    held, free = slow_budgets(table, projected=True), slow_budgets(table, projected=False)
+    assert weights["projected"]["responses"] == len(held)
+    assert weights["projected"]["largest_error"] <= 1e-14
+    assert max(abs(value - 1) for value in held) <= 1e-14
+    assert weights["unprojected"]["smallest"] == pytest.approx(min(free), rel=1e-12)
+    assert weights["unprojected"]["largest"] == pytest.approx(max(free), rel=1e-12)
+    assert weights["unprojected"]["response_balanced_mean"] == pytest.approx(sum(free) / len(free), rel=1e-12)
+    assert weights["unprojected"]["largest_error"] > 1e-3  # so the projection had something to do
+    assert sum(weights["unprojected"]["histogram"]["counts"]) == len(free)
+
+
+def test_strata_are_those_of_the_first_checkpoint(tmp_path: Path) -> None:
+    made = [Made("a", reward, [0.1] * 4, entropies=[0.0, 1.0, 2.0, 3.0]) for reward in (1.0, 0.0)]
+    made += [Made("a", reward, [0.1] * 4, entropies=[9.0] * 4, checkpoint=30) for reward in (1.0, 0.0)]
+    scores = write_scores(tmp_path, made)
+    first, later = numbers_of(scores), numbers_of(scores, checkpoint=30)
+    assert later["strata_from_checkpoint"] == 0
+    assert later["strata"]["boundaries"].tolist() == first["strata"]["boundaries"].tolist()
+    assert later["strata"]["tokens"].tolist()[-1] == 8  # all beyond the highest boundary
+    with pytest.raises(DataError, match="no response of checkpoint 7; expected one of 0, 30"):
+        numbers_of(scores, checkpoint=7)
+
+
+def test_a_token_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    made = [Made("a", 1.0, [0.1]), Made("a", 0.0, [0.1, 0.2, float("nan")])]
+    with pytest.raises(ScoreError, match="anchor_logp of 'r1' at token 2 is not finite"):
+        numbers_of(write_scores(tmp_path, made))
+
+
+def test_without_a_mixed_group_there_is_no_budget(tmp_path: Path) -> None:
+    weights = numbers_of(write_scores(tmp_path, [Made("a", 1.0, [0.1, 0.3])] * 2))["weights"]
+    assert weights["projected"]["responses"] == 0
