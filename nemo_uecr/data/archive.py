@@ -41,7 +41,7 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
         The number of files packed.
 
     Raises:
-        RunFolderError: If the folder holds a link, or a file changes while it is packed.
+        RunFolderError: If the folder holds a link that leads outside, or a file changes while it is packed.
         DataError: If the archive cannot be written.
     """
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
@@ -104,18 +104,17 @@ def safe_name(name: str, archive: Path) -> PurePosixPath:
 
 
 def _names(folder: Path) -> list[str]:
-    names = []
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if path.is_symlink():
-            raise RunFolderError(f"{path} is a link; expected plain files in a run folder. Replace it by what it names")
-        if (
-            path.is_file()
-            and relative.as_posix() not in LEFT_OUT
-            and not any(p.startswith(".") for p in relative.parts)
-        ):
-            names.append(relative.as_posix())
-    return names
+    """The files of a run. A link to something else in the folder (W&B makes some) is left out, and none is followed."""
+    names, root = [], folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place) / name for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise RunFolderError(f"{path} links to something outside the run; replace the link by what it names")
+            relative = path.relative_to(folder)
+            hidden = any(part.startswith(".") for part in relative.parts)
+            if path.is_file() and not (path.is_symlink() or hidden or relative.as_posix() in LEFT_OUT):
+                names.append(relative.as_posix())
+    return sorted(names)
 
 
 def _add_file(archive: tarfile.TarFile, folder: Path, name: str, digest: str) -> None:
