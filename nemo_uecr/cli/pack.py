@@ -1,6 +1,7 @@
 """Pack a run folder into one archive (.tar.gz), to be unpacked and replayed elsewhere.
 
-Every file goes in with its sha256, the lock and half-written files excepted. Equal folders give equal archives.
+Every file goes in with its sha256; the lock, half-written files and links are left out. Equal folders give equal
+archives.
 
   nemo-uecr pack runs/demo demo.tar.gz --without-checkpoints
 """

@@ -30,7 +30,7 @@ CHUNK = 1 << 20
 def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
     """Write every file of a run folder into one gzipped tar file, complete or not at all.
 
-    Names and modes are fixed and times are left out, so that equal folders give equal archives.
+    Names and modes are fixed and times are left out, so that equal folders give equal archives. Links are left out.
 
     Args:
         folder: the run folder.
@@ -41,7 +41,7 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
         The number of files packed.
 
     Raises:
-        RunFolderError: If the folder holds a link that leads outside, or a file changes while it is packed.
+        RunFolderError: If a file changes while it is packed.
         DataError: If the archive cannot be written.
     """
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
@@ -104,12 +104,10 @@ def safe_name(name: str, archive: Path) -> PurePosixPath:
 
 
 def _names(folder: Path) -> list[str]:
-    """The files of a run. A link to something else in the folder (W&B makes some) is left out, and none is followed."""
-    names, root = [], folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place) / name for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise RunFolderError(f"{path} links to something outside the run; replace the link by what it names")
+    """The files of a run; links (W&B makes some, to its own logs) are neither followed nor packed."""
+    names = []
+    for place, _, files in os.walk(folder):
+        for path in (Path(place) / name for name in files):
             relative = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in relative.parts)
             if path.is_file() and not (path.is_symlink() or hidden or relative.as_posix() in LEFT_OUT):
