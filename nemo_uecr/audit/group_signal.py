@@ -205,4 +205,5 @@ def _draw_coverage(axes: Axes, steps: list[int], rows: list[Numbers]) -> None:
     band(axes, steps, [row["range_above"] for row in rows], "range(R$^T$) > 0.05", 3)
     percent_axis(axes, "(a) all pseudo-groups", "share of groups")
     axes.set_ylim(0, 1.35)
+    axes.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     axes.legend(fontsize=7, ncols=2, loc="upper right")

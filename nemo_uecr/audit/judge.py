@@ -38,18 +38,22 @@ class JudgedPair:
 
 
 def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
-    """Write pairs to judge, and their key: one pair of each of randomly chosen verifier-degenerate groups.
+    """Write pairs to judge, and their key: one pair of different texts of each of randomly chosen degenerate groups.
 
     Returns:
         How many pairs were written: fewer than asked where there are fewer such groups.
     """
     table, generator = group_table(scores.responses), np.random.default_rng(seed)
     tied = np.flatnonzero(~table.mixed_P)
-    chosen = generator.permutation(tied)[:pairs]
     columns = {name: scores.column(name) for name in ("question", "answer", "response")}
-    shown, key = [], []
-    for group in chosen:
-        first, second = generator.choice(np.flatnonzero(table.index_B == group), size=2, replace=False)
+    shown: list[dict[str, Any]] = []
+    key: list[dict[str, str]] = []
+    for group in generator.permutation(tied):
+        first, *others = generator.permutation(np.flatnonzero(table.index_B == group))
+        different = [each for each in others if columns["response"][each] != columns["response"][first]]
+        if not different or len(shown) == pairs:
+            continue
+        second = different[0]
         ids = scores.responses.ids[first], scores.responses.ids[second]
         name = hashlib.sha256(f"{seed}:{ids[0]}:{ids[1]}".encode()).hexdigest()[:16]  # tells the judge nothing
         texts = {"first": columns["response"][first], "second": columns["response"][second]}
@@ -60,7 +64,7 @@ def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
     for file, rows in ((PAIRS, shown), (KEY, key)):
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         replace_file(folder / file, lines.encode())
-    return len(chosen)
+    return len(shown)
 
 
 def read_judge(verdicts: Path, key: Path) -> list[JudgedPair]:

@@ -129,7 +129,7 @@ def section_html(audit: Audit, svg: bytes) -> str:
 def _table_html(table: Table) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.heads)
     rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<table style="white-space:nowrap"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def text_table(table: Table) -> str:

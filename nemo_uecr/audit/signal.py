@@ -107,8 +107,13 @@ def conflicts(table: GroupTable, reward_B: Array) -> Array:
 
 
 def _table(numbers: Mapping[str, Any]) -> Table:
-    heads = ("checkpoint", "groups", "degenerate %", "of these distinguished %", "pairs", "conflict %")
-    rows = tuple(
+    heads = (
+        "checkpoint", "groups", "degenerate %", "of these distinguished %", "pairs", "conflict %", "judged",
+        "judge agrees %",
+    )  # fmt: skip
+    judge = numbers["judge"]
+    judged = {} if judge is None else {row["checkpoint"]: row for row in judge["checkpoints"]}
+    rows = [
         (
             str(row["checkpoint"]),
             str(row["groups"]),
@@ -116,14 +121,17 @@ def _table(numbers: Mapping[str, Any]) -> Table:
             percent(row["distinguished_of_degenerate"]),
             str(row["pairs"]),
             percent(row["conflict"]),
+            *_judged(judged.get(row["checkpoint"])),
         )
         for row in numbers["checkpoints"]
-    )
-    judge = numbers["judge"]
+    ]
     if judge is not None:
-        said = f"judge agrees on {percent(judge['all'])} of {judge['all']['of']}"
-        rows += ((said, "", "", "", "", ""),)
-    return Table(heads, rows)
+        rows.append(("all", "", "", "", "", "", *_judged(judge["all"])))
+    return Table(heads, tuple(rows))
+
+
+def _judged(share: dict[str, Any] | None) -> tuple[str, str]:
+    return ("-", "-") if share is None else (str(share["of"]), percent(share))
 
 
 def draw(figure: Figure, numbers: Numbers) -> None:

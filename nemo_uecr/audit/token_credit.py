@@ -14,6 +14,7 @@ from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.schema import STUDENT
+from nemo_uecr.audit.share import Sampler
 from nemo_uecr.audit.token_figure import NOTE, draw, summary_table
 from nemo_uecr.audit.token_strata import Strata, entropy_boundaries, largest, stratum_of
 from nemo_uecr.audit.token_table import TokenTable, token_table
@@ -54,6 +55,7 @@ def token_credit_audit(
     boundaries = entropy_boundaries(reference_N, STRATA)
     count = len(boundaries) + 1
     strata = Strata.of(table, stratum_of(entropy_N, boundaries), count, replicates=replicates, seed=seed)
+    sampler = Sampler(strata.resamples, strata.resamples.count_SK.shape[1])
     quartile = float(np.quantile(reference_N, 0.75, method="inverted_cdf"))
     used = {key: getattr(settings, key) for key in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")}
     numbers: Numbers = {
@@ -66,7 +68,7 @@ def token_credit_audit(
         "highest_quartile_above": quartile,
         "strata": _strata_numbers(table, strata, entropy_N, boundaries, _ranks(scores, chosen)),
         "large_gaps": _large_gaps(table, strata, entropy_N, quartile, settings),
-        "weights": {name: _weights(table, method, settings) for name, method in WEIGHTS.items()},
+        "weights": {name: _weights(table, method, settings, sampler) for name, method in WEIGHTS.items()},
     }
     _histogram(numbers["weights"])
     return Audit("token-credit", "Token credit", NOTE, numbers, summary_table(numbers), draw, (9.8, 3.3))
@@ -146,7 +148,7 @@ def _large_gaps(
                 "in_highest_quartile": _last(quarters.location(among_N)),
                 "magnitude": _last(before),
                 "calibrated": _last(after),
-                "reduction": {key: 1.0 - float(after[key]["value"][0] / before[key]["value"][0]) for key in before},
+                "reduction": _last(whole.reduction(magnitude_N, calibrated_N, among_N)),
             }
         )
     return rows
@@ -157,7 +159,7 @@ def _last(found: Mapping[str, Mapping[str, Array]]) -> Numbers:
     return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in found.items()}
 
 
-def _weights(table: TokenTable, method: str, settings: Settings) -> Numbers:
+def _weights(table: TokenTable, method: str, settings: Settings, sampler: Sampler) -> Numbers:
     """``B_i = sum_t m w / sum_t m`` in float64, over responses whose verifier advantage has a sign."""
     budget_B = np.ones(len(table.rows))
     sign_B = np.zeros(len(table.rows))
@@ -171,9 +173,9 @@ def _weights(table: TokenTable, method: str, settings: Settings) -> Numbers:
             budget_B[rows] = [float(part.mean()) for part in parts]
             sign_B[rows] = found.advantage_task_B.sign().numpy()
             progress.advance(1)
-    lengths_B = np.diff(table.offsets)
     signed = sign_B != 0
-    own_B = budget_B[signed]
+    own_B, lengths_B = budget_B[signed], np.diff(table.offsets)[signed].astype(np.float64)
+    _, problem_B = np.unique(table.problem_B, return_inverse=True)
     if not len(own_B):
         return {"responses": 0, "method": method}
     return {
@@ -183,8 +185,8 @@ def _weights(table: TokenTable, method: str, settings: Settings) -> Numbers:
         "smallest": float(own_B.min()),
         "largest": float(own_B.max()),
         "quantiles": dict(zip(("q05", "q50", "q95"), np.quantile(own_B, [0.05, 0.5, 0.95]), strict=True)),
-        "response_balanced_mean": float(own_B.mean()),
-        "token_weighted_mean": float((own_B * lengths_B[signed]).sum() / lengths_B[signed].sum()),
+        "response_balanced": sampler.ratio(own_B, np.ones_like(own_B), problem_B[signed]),
+        "token_weighted": sampler.ratio(own_B * lengths_B, lengths_B, problem_B[signed]),
         "correct_mean": float(budget_B[sign_B > 0].mean()) if (sign_B > 0).any() else None,
         "incorrect_mean": float(budget_B[sign_B < 0].mean()) if (sign_B < 0).any() else None,
         "budgets": own_B,

@@ -31,14 +31,18 @@ def summary_table(numbers: Numbers) -> Table:
         rows.append(
             (f"{name} in the highest entropy quartile, %", *(percent(row["in_highest_quartile"][w]) for w in WAYS))
         )
-        shrunk = (f"{100 * row['reduction'][way]:.1f}" for way in WAYS)
+        shrunk = (percent(row["reduction"][way]) for way in WAYS)
         rows.append((f"{name}: calibration lowers |d| by, %", *shrunk))
     for name, row in numbers["weights"].items():
         if row["responses"]:
-            means = (f"{row['token_weighted_mean']:.6f}", f"{row['response_balanced_mean']:.6f}")
+            means = (_weight(row[way]) for way in WAYS)
             rows.append((f"mean weight, {name}", *means))
             rows.append((f"largest |B - 1|, {name}", "", f"{row['largest_error']:.3g}"))
     return Table(heads, tuple(rows))
+
+
+def _weight(found: Numbers) -> str:
+    return f"{found['value']:.4f} [{found['low']:.4f}, {found['high']:.4f}]"
 
 
 def draw(figure: Figure, numbers: Numbers) -> None:
@@ -60,7 +64,8 @@ def draw(figure: Figure, numbers: Numbers) -> None:
 def _line(axes: Axes, found: Numbers, label: str, colour: int, count: int) -> None:
     x = list(range(1, count + 1))
     token, response = found["token_weighted"], found["response_balanced"]
-    axes.plot(x, token["value"], color=f"C{colour}", linewidth=1.4, label=label)
+    style = "--" if colour else "-"  # the two lines may coincide
+    axes.plot(x, token["value"], style, color=f"C{colour}", linewidth=1.4, label=label)
     axes.fill_between(x, _numbers(token["low"]), _numbers(token["high"]), color=f"C{colour}", alpha=0.16, linewidth=0)
     axes.plot(x, _numbers(response["value"]), "o", markersize=3.5, color=f"C{colour}")
 
@@ -77,7 +82,13 @@ def _draw_location(axes: Axes, rows: list[Numbers], tokens: list[int]) -> None:
         x = [place + 0.6 + width * (number + 0.5) for place in range(len(share))]
         axes.bar(x, share, width, color=f"C{number}", label=f"top {100 * row['share']:g}% of |gap|")
     expected = [count / total for count in tokens]
-    axes.step([0.5, *(place + 1.5 for place in range(len(tokens)))], [expected[0], *expected], color="0.3", linewidth=1)
+    axes.step(
+        [0.5, *(place + 1.5 for place in range(len(tokens)))],
+        [expected[0], *expected],
+        color="0.3",
+        linewidth=1,
+        label="all tokens",
+    )
     percent_axis(axes, "(b) where the largest gaps lie", "share of these tokens")
     axes.legend(fontsize=8, loc="upper left")
 

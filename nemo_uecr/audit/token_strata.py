@@ -23,7 +23,8 @@ def entropy_boundaries(entropy_N: Array, strata: int) -> Array:
     stratum is empty.
     """
     found = np.unique(np.quantile(entropy_N, np.arange(1, strata) / strata, method="inverted_cdf"))
-    return found[found < entropy_N.max()]
+    below: Array = found[found < entropy_N.max()]
+    return below
 
 
 def stratum_of(entropy_N: Array, boundaries: Array) -> Array:
@@ -71,6 +72,17 @@ class Strata:
         """Share of chosen tokens that lies in each stratum, [M]; token-weighted and response-balanced."""
         size_BM = self._sums(self._cells(self.stratum_N), None, among_N)
         return self._both(size_BM, np.broadcast_to(size_BM.sum(axis=1, keepdims=True), size_BM.shape))
+
+    def reduction(self, before_N: Array, after_N: Array, among_N: Array) -> dict[str, Estimate]:
+        """``1 - mean(after) / mean(before)`` over chosen tokens of each stratum, [M]."""
+        cell_N = self._cells(self.stratum_N)
+        size_BM = self._sums(cell_N, None, among_N)
+        before_BM, after_BM = self._sums(cell_N, before_N, among_N), self._sums(cell_N, after_N, among_N)
+        length_BM = np.maximum(size_BM, 1)  # a response without such a token has nothing to divide
+        return {
+            "token_weighted": self._estimate(before_BM - after_BM, before_BM),
+            "response_balanced": self._estimate((before_BM - after_BM) / length_BM, before_BM / length_BM),
+        }
 
     def _cells(self, stratum_N: Array) -> Array:
         cells: Array = self.response_N * self.count + stratum_N

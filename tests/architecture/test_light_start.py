@@ -53,7 +53,8 @@ def test_the_probe_sees_a_heavy_module() -> None:
 
 
 COMMANDS = [
-    "demo", "train", "smoke", "report", "replay", "config", "bench advantage", "bench scoring",
+    "demo", "train", "smoke", "report", "replay", "config", "bench advantage", "bench scoring", "score", "audit signal",
+    "audit token-credit", "audit group-signal", "audit alpha-sweep", "audit synthetic",
 ]  # fmt: skip
 
 

@@ -103,8 +103,10 @@ def test_conflicts_do_not_depend_on_the_order_of_responses(tmp_path: Path) -> No
 
 
 def test_the_judge_sees_no_method_and_the_key_says_who_was_who(tmp_path: Path) -> None:
-    scores = write_scores(tmp_path / "s", [Made(*("b", 0.0), [0.1 * i], response=f"text {i}") for i in range(4)])
-    assert write_pairs(scores, tmp_path / "judging", pairs=5, seed=1) == 1  # one tied group, one pair
+    made = [Made("b", 0.0, [0.1 * i], response=f"text {i}") for i in range(4)]
+    made += [Made("c", 1.0, [0.1], response="the same")] * 3  # nothing to judge
+    scores = write_scores(tmp_path / "s", made)
+    assert write_pairs(scores, tmp_path / "judging", pairs=5, seed=1) == 1  # one pair of each tied group with two texts
     shown = json.loads((tmp_path / "judging" / "pairs.jsonl").read_text())
     key = json.loads((tmp_path / "judging" / "key.jsonl").read_text())
     assert set(shown) == {"pair", "question", "answer", "first", "second"}

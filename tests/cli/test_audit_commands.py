@@ -62,7 +62,7 @@ def test_the_report_shows_the_audits_of_a_run(tmp_path: Path) -> None:
 
 def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scores, judging = tmp_path / "scores", tmp_path / "judging"
-    write_scores(scores, [Made(name, 0.0, [0.1 * i]) for name in "abc" for i in range(2)])
+    write_scores(scores, [Made(name, 0.0, [0.1 * i], response=str(i)) for name in "abc" for i in range(2)])
     assert entry_point(["audit", "signal", str(scores), "--write-pairs", str(judging)]) == 0
     assert "3 pairs" in capsys.readouterr().out
     pairs = [json.loads(line)["pair"] for line in (judging / "pairs.jsonl").read_text().splitlines()]
