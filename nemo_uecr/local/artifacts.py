@@ -54,10 +54,14 @@ def compare_files(folder: Path) -> Findings:
         text for name, entry in listed.items() if name not in checkpoints and (text := _fault(folder, name, entry))
     ]
     same = len(listed) - len(checkpoints) - len(changed)
-    kept, faults = _checkpoint_faults(folder, checkpoints)
+    here = (folder / CHECKPOINTS).is_dir()  # an archive may come without them
+    kept, faults = _checkpoint_faults(folder, checkpoints) if here else (0, [])
     present = (path for part in LISTED for path in sorted((folder / part).glob("*")))
     unlisted = [name for path in present if (name := str(path.relative_to(folder))) not in listed]
-    return Findings(same + kept, (*changed, *faults), tuple(f"{name}: not in {FILE}" for name in unlisted))
+    notes = [f"{name}: not in {FILE}" for name in unlisted]
+    if checkpoints and not here:
+        notes.append(f"{CHECKPOINTS}: not here")
+    return Findings(same + kept, (*changed, *faults), tuple(notes))
 
 
 def _checkpoint_faults(folder: Path, listed: dict[str, dict[str, Any]]) -> tuple[int, list[str]]:

@@ -192,6 +192,10 @@ def test_what_is_not_here_is_said_and_is_no_change(copy: Path) -> None:
     assert "input 'train': not here" in found.unknown
     (copy / "run" / "evaluations" / "step-000009.jsonl").write_text("{}")
     assert "evaluations/step-000009.jsonl: not in artifacts.jsonl" in verified(copy).unknown
+    shutil.rmtree(copy / "run" / "checkpoints")  # as in an archive without them
+    found = verified(copy)
+    assert found.changed == ()
+    assert "checkpoints: not here" in found.unknown
 
 
 def test_pruned_checkpoints_are_no_loss(whole: Path) -> None:
