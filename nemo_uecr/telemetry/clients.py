@@ -194,8 +194,12 @@ class Mlflow:
 
     def close(self, *, failed: bool) -> None:
         """Finish the run."""
-        if self._alive:
+        if not self._alive:
+            return
+        try:
             self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED")
+        except self._errors as error:
+            log.warning("MLflow fails (%s); the run itself has ended", error)
 
 
 def _mlflow_address(folder: Path, mode: str) -> str:
