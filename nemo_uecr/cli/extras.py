@@ -12,6 +12,8 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "local": ("transformers", "tokenizers", "jinja2"),
     "verify": ("math_verify",),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "plots": ("matplotlib",),
     "data": ("pyarrow", "huggingface_hub"),
     "study": ("matplotlib", "scipy"),

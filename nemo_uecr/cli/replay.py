@@ -7,6 +7,12 @@ advantage_teacher, teacher_reward and advantage_opd.
 
   nemo-uecr replay runs/demo/batches/step-000010.safetensors --method uecr \
       --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.safetensors
+
+With --check, BATCH is a saved step or a run folder. Its method and settings come from the file, and the advantages
+that the run saved must come out again: bit for bit on the run's own versions and kind of processor, to 1e-6
+elsewhere. The exit code is 1 when they do not.
+
+  nemo-uecr replay runs/demo --check
 """
 
 from __future__ import annotations
@@ -32,7 +38,8 @@ STD = ("population", "sample")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("batch", metavar="BATCH", type=Path, help="saved batch (safetensors)")
-    parser.add_argument("--method", required=True, metavar="NAME", help="method name, e.g. uecr")
+    parser.add_argument("--check", action="store_true", help="compare with the advantages that the run saved")
+    parser.add_argument("--method", metavar="NAME", help="method name, e.g. uecr")
     parser.add_argument(
         "--set",
         dest="settings",
@@ -42,11 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help=f"the method's settings: {', '.join(FLOATS + INTEGERS)}, std={'|'.join(STD)}",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="OUT", help="file to write (safetensors)")
+    parser.add_argument("--out", type=Path, metavar="OUT", help="file to write (safetensors)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay."""
+    if args.check:
+        from nemo_uecr.cli.replay_check import check
+
+        if args.method is not None or args.settings or args.out is not None:
+            raise ConfigError("--check takes method and settings from the saved step; drop --method, --set and --out")
+        return check(args.batch)
+    if args.method is None or args.out is None:
+        raise ConfigError("expected --method NAME and --out OUT, or --check alone; see nemo-uecr replay --help")
+    return _write(args)
+
+
+def _write(args: argparse.Namespace) -> int:
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.data.atomic import replace_file
     from nemo_uecr.data.batch_file import load_batch

@@ -35,7 +35,17 @@ COMMANDS: tuple[Command, ...] = (
     Command(("train",), "nemo_uecr.cli.train", "train a student from a configuration file"),
     Command(("smoke",), "nemo_uecr.cli.smoke", "short runs with every check on, before a long one"),
     Command(("report",), "nemo_uecr.cli.report", "one HTML page about one or several runs"),
-    Command(("replay",), "nemo_uecr.cli.replay", "recompute the advantages of a saved batch"),
+    Command(("replay",), "nemo_uecr.cli.replay", "recompute the advantages of a saved batch, or check a run's"),
+    Command(("pack",), "nemo_uecr.cli.pack", "a run folder as one archive"),
+    Command(("unpack",), "nemo_uecr.cli.unpack", "an archive as a run folder"),
+    Command(
+        ("audit", "localization"), "nemo_uecr.cli.audit_localization", "where ECR puts the blame, by a judge's steps"
+    ),
+    Command(("audit", "batch"), "nemo_uecr.cli.audit_batch", "batch facts of a run, and every fault in them"),
+    Command(
+        ("audit", "efficiency"), "nemo_uecr.cli.audit_efficiency", "time, tokens a second, memory, scorer overhead"
+    ),
+    Command(("audit", "teacher"), "nemo_uecr.cli.audit_teacher", "one teacher under several engines"),
     Command(("config",), "nemo_uecr.cli.config_command", "show or check a configuration"),
     Command(("plan",), "nemo_uecr.cli.plan", "layout, memory and time of a run before it starts"),
     Command(("doctor",), "nemo_uecr.cli.doctor", "check machine, models and folders, with remedies"),

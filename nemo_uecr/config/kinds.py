@@ -24,6 +24,7 @@ __all__ = [
     "Switch",
     "Text",
     "TopP",
+    "Tracking",
 ]
 
 Count = Annotated[int, Field(ge=1)]
@@ -50,6 +51,7 @@ def _word_of_switch(value: object) -> object:
 
 
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_word_of_switch)]
+Tracking = Annotated[Literal["off", "offline", "online"], BeforeValidator(_word_of_switch)]
 Progress = Annotated[Literal["auto", "bar", "lines", "off"], BeforeValidator(_word_of_switch)]
 
 

@@ -28,6 +28,7 @@ from nemo_uecr.config.kinds import (
     Switch,
     Text,
     TopP,
+    Tracking,
 )
 
 __all__ = [
@@ -287,6 +288,15 @@ class TelemetryConfig(Section):
 
     tensorboard: Switch
     """TensorBoard events; auto: when it is installed."""
+
+    wandb: Tracking = "off"
+    """Weights & Biases; offline: into the run folder, for `wandb sync`; online: to its service."""
+
+    mlflow: Tracking = "off"
+    """MLflow; offline: into the run folder's mlflow.db; online: to the server that MLFLOW_TRACKING_URI names."""
+
+    project: Text = "nemo-uecr"
+    """W&B project and MLflow experiment."""
 
     save_batch_every: NonNegativeInt
     """Steps between saved batches (replay and credit map), the first step included; 0: none."""

@@ -42,12 +42,21 @@ class Groups:
 
     def flat(self, value_B: Tensor) -> Tensor:
         """[B] bool, True where max == min in the response's group (a degenerate group)."""
+        low_B, high_B = self._ends(value_B)
+        return high_B == low_B
+
+    def spread(self, value_B: Tensor) -> Tensor:
+        """[B] float64 ``max - min`` of each response's group."""
+        low_B, high_B = self._ends(value_B)
+        return high_B - low_B
+
+    def _ends(self, value_B: Tensor) -> tuple[Tensor, Tensor]:
         value_B = value_B.to(torch.float64)
         low_P = torch.full(self.size_P.shape, torch.inf, dtype=torch.float64, device=value_B.device)
         high_P = -low_P
         low_P = low_P.scatter_reduce(0, self.index_B, value_B, "amin")
         high_P = high_P.scatter_reduce(0, self.index_B, value_B, "amax")
-        return (high_P == low_P)[self.index_B]
+        return low_P[self.index_B], high_P[self.index_B]
 
     def centre(self, value_B: Tensor) -> Tensor:
         """[B] float64 value minus its group mean; exactly 0 in a group whose values are all equal."""

@@ -30,17 +30,44 @@ class SavedBatch:
         return self.header.get("method")
 
     @property
+    def arithmetic(self) -> str | None:
+        """What the saved advantages were computed with; None in a file without them."""
+        return self.header.get("arithmetic")
+
+    @property
     def settings(self) -> dict[str, float]:
         """The method's settings in the run; empty in a file written by hand."""
         settings: dict[str, float] = json.loads(self.header.get("settings", "{}"))
         return settings
 
 
-def save_batch(path: Path, tensors: dict[str, Tensor], *, method: str, settings: dict[str, object], step: int) -> None:
-    """Write a batch, complete or not at all."""
+def arithmetic() -> str:
+    """What the bits of a result depend on besides its inputs: versions and kind of processor."""
+    import platform
+
+    import torch
+
+    import nemo_uecr
+
+    kind = torch.backends.cpu.get_cpu_capability()
+    return f"nemo_uecr {nemo_uecr.__version__}, torch {torch.__version__}, {platform.machine()} {kind}"
+
+
+def save_batch(
+    path: Path,
+    tensors: dict[str, Tensor],
+    *,
+    method: str,
+    settings: dict[str, object],
+    step: int,
+    arithmetic: str | None = None,
+) -> None:
+    """Write a batch, complete or not at all; ``arithmetic`` says what its saved advantages were computed with."""
     from safetensors.torch import save
 
     header = {"format": FORMAT, "method": method, "settings": json.dumps(settings), "step": str(step)}
+    if arithmetic is not None:
+        header["arithmetic"] = arithmetic
     replace_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header))
 
 

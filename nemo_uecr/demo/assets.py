@@ -93,6 +93,15 @@ def resolve(uri: str) -> str:
     return str(root / (name if name in MODELS else f"{name}.jsonl"))
 
 
+def locate(uri: str) -> str:
+    """Like `resolve`, but the demo is never prepared: the path may lead nowhere."""
+    if not uri.startswith(SCHEME):
+        return uri
+    name = uri.removeprefix(SCHEME)
+    root = cache_root() / f"demo-{fingerprint(DEMO_RECIPE, DEMO_SEED)}"
+    return str(root / (name if name in MODELS else f"{name}.jsonl"))
+
+
 def cache_root() -> Path:
     """Return the folder of the caches: `$NEMO_UECR_CACHE`, else `nemo_uecr` in the user's cache folder."""
     if chosen := os.environ.get("NEMO_UECR_CACHE"):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import MethodConfig
-from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.atomic import replace_file
-from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.data.batch_file import arithmetic, save_batch
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.seeds import derive
@@ -101,8 +101,10 @@ class StepBatch:
         """[B] whether the response reached the token limit."""
         return torch.tensor([response.truncated for response in self.sequences.responses])
 
-    def save(self, folder: Path, name: str, method: MethodConfig, settings: Settings) -> None:
-        """Write the tensors and the texts as ``<name>.safetensors`` and ``<name>.json``."""
+    def save(
+        self, folder: Path, name: str, method: MethodConfig, settings: Settings, advantages: Advantages | None
+    ) -> None:
+        """Write the tensors, the advantages among them where there are any, as ``<name>.safetensors``."""
         scored = self.scored()
         tensors = {
             "task_reward": scored.task_reward_B,
@@ -117,9 +119,18 @@ class StepBatch:
             "teacher_entropy": scored.teacher_entropy_BT,
             "ref_logp": None if self.reference is None else self.reference.logp[0],
             "segments": scored.segments_BT,
+            "advantage": None if advantages is None else advantages.advantage_BT,
+            "advantage_opd": None if advantages is None else advantages.advantage_opd_BT,
         }
         tensors |= {key: value for key, value in optional.items() if value is not None}
-        save_batch(folder / f"{name}.safetensors", tensors, method=method.name, settings=vars(settings), step=self.step)
+        save_batch(
+            folder / f"{name}.safetensors",
+            tensors,
+            method=method.name,
+            settings=vars(settings),
+            step=self.step,
+            arithmetic=arithmetic(),
+        )
 
     def save_texts(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write questions, responses and the text of every sampled token."""

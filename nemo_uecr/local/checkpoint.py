@@ -164,7 +164,7 @@ def check_same_configuration(where: Path, config: Config, saved: dict[str, Any])
     Raises:
         CheckpointError: naming the first key that differs and may not.
     """
-    ours, theirs = _flat(config.model_dump(mode="json")), _flat(saved)
+    ours, theirs = flat(config.model_dump(mode="json")), flat(saved)
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key) and not key.startswith(FREE_KEYS):
             raise CheckpointError(
@@ -206,14 +206,15 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted keys."""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found
 
 
 def _reason(error: Exception) -> str:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings: Settings, error: UecrError) -> None:
     """Save the step's batch and the error under ``failure/``, and say how to look at it."""
     target = folder / "failure"
-    batch.save(target, "batch", method, settings)
+    batch.save(target, "batch", method, settings, None)
     assignments = [f"{name}={value}" for name, value in vars(settings).items() if value is not None]
     words = ["nemo-uecr", "replay", str(target / "batch.safetensors"), "--method", method.name]
     command = shlex.join([*words, "--set", *assignments, "--out", str(target / "advantages.safetensors")])

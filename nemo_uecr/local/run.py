@@ -7,7 +7,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,20 +19,21 @@ from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.prepared import training_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import CheckpointError, RunFolderError
-from nemo_uecr.local.checkpoint import Checkpoints, Position, check_same_configuration, restore_optimizer
+from nemo_uecr.local import artifacts
+from nemo_uecr.local.checkpoint import Checkpoints, Position, check_same_configuration, flat, restore_optimizer
+from nemo_uecr.local.input_hashes import Locate, input_hashes
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
-from nemo_uecr.local.provenance import input_hashes, provenance
+from nemo_uecr.local.provenance import provenance, write_provenance
+from nemo_uecr.local.source import package_source
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.stopping import StopRequest
+from nemo_uecr.telemetry.clients import Choice, open_clients
 from nemo_uecr.telemetry.progress import Progress
-from nemo_uecr.telemetry.sinks import truncate_records
+from nemo_uecr.telemetry.sinks import StepLog, truncate_records
 
 log = logging.getLogger(__name__)
-
-#: Maps a name in the configuration to a model folder, hub name or file.
-Locate = Callable[[str], str]
 
 
 def train(
@@ -102,8 +103,9 @@ def _train_in(
         log.info("resuming after step %d from %s", position.step, start[0])
     _write_run_files(folder, config, origins, objective, locate)
     _retire_failure(folder)
-    for name in ("metrics.jsonl", "evaluation.jsonl"):
+    for name in ("metrics.jsonl", "evaluation.jsonl", artifacts.FILE):
         truncate_records(folder / name, last_step=position.step if start is not None else -1)
+    artifacts.list_files(folder, position.step, ("origins.json", "tolerances.json"))
     trainer = Trainer(
         config,
         models=models,
@@ -111,6 +113,7 @@ def _train_in(
         prompts=prompts,
         benchmarks=benchmarks,
         folder=folder,
+        steps_log=StepLog(folder, open_clients(folder, _clients(config))),
         checkpoints=checkpoints,
         position=position,
         stop=stop,
@@ -202,9 +205,15 @@ def _problems(config: Config, student: TokenModel, locate: Locate) -> tuple[list
     return prompts(training_file(Path(locate(data.train)), "data.train")), benchmarks
 
 
+def _clients(config: Config) -> Choice:
+    wanted = config.telemetry
+    parameters = flat(config.model_dump(mode="json"))
+    return Choice(wanted.tensorboard, wanted.wandb, wanted.mlflow, wanted.project, parameters)
+
+
 def _write_run_files(folder: Path, config: Config, origins: Mapping[str, str], objective: str, locate: Locate) -> None:
     replace_file(folder / "tolerances.json", config.tolerances.model_dump_json(indent=1).encode())
     replace_file(folder / "origins.json", json.dumps(dict(origins), indent=1).encode())
-    record = provenance(config, objective, locate)
-    replace_file(folder / "provenance.json", json.dumps(record, indent=1).encode())
+    source = package_source()
+    write_provenance(folder, provenance(config, objective, locate, source), source)
     replace_file(folder / "config.yaml", dump_config(config).encode())

@@ -14,6 +14,7 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
 from nemo_uecr.telemetry import statistics as batch_statistics
+from nemo_uecr.telemetry.splits import split_metrics
 
 #: Residuals whose telemetry name says "error".
 ERROR_NAMES = {"budget": "budget_error", "decomposition": "decomposition_error"}
@@ -38,6 +39,7 @@ def step_metrics(
         **batch_statistics.advantage_metrics(scored, advantages, settings),
         **batch_statistics.teacher_metrics(scored),
         **batch_statistics.credit_metrics(scored, advantages),
+        **split_metrics(scored, advantages),
         **batch_statistics.ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, **clip),
         **batch_statistics.length_metrics(scored.mask_BT, batch.truncated()),
         **{f"identity/{ERROR_NAMES.get(name, name)}": value for name, value in residuals.items()},

@@ -18,6 +18,7 @@ from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.order import step_indices
 from nemo_uecr.errors import InvariantError, ScoreError
 from nemo_uecr.evaluation.engines.base import Decoding
+from nemo_uecr.local.artifacts import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.batch import StepBatch, method_settings, turn_segments
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.evaluate import evaluate
@@ -80,6 +81,7 @@ class Trainer:
         prompts: Sequence[Prompt],
         benchmarks: Mapping[str, Sequence[Prompt]],
         folder: Path,
+        steps_log: StepLog,
         checkpoints: Checkpoints,
         position: Position,
         stop: StopRequest,
@@ -91,6 +93,7 @@ class Trainer:
         self._prompts = prompts
         self._benchmarks = benchmarks
         self._folder = folder
+        self._log = steps_log
         self._checkpoints = checkpoints
         self._position = position
         self._stop = stop
@@ -110,14 +113,13 @@ class Trainer:
             RunStopped: If the run was asked to end; the step under way is finished and saved.
         """
         config = self._config
-        steps_log = StepLog(self._folder, tensorboard=config.telemetry.tensorboard)
         saving = 0.0
-        try:
+        with self._log, contextlib.closing(progress):
             if self._position.step == 0 and config.evaluation.at_start and self._benchmarks:
                 self._evaluate(0, progress)
             for step in range(self._position.step + 1, config.train.steps + 1):
                 metrics = self._step(step, progress) | {"time/save_s": saving}
-                steps_log.write(step, metrics)
+                self._log.write(step, metrics)
                 progress.step(step, metrics)
                 # After the record: a checkpoint of a step must never exist without the step's record.
                 started = time.perf_counter()
@@ -129,9 +131,6 @@ class Trainer:
                         f"stopped by {self._stop.reason} after step {step} of {config.train.steps}; "
                         f"{self._checkpoints.path(step)} is complete. Run again with --resume to continue"
                     )
-        finally:
-            steps_log.close()
-            progress.close()
 
     def _step(self, step: int, progress: Progress) -> dict[str, float]:
         watch = Stopwatch()
@@ -153,7 +152,7 @@ class Trainer:
             leave_failure(self._folder, batch, self._config.method, settings, error)
             raise
         metrics["count/global_steps"] = float(step)
-        self._keep(step, batch, settings)
+        self._keep(step, batch, settings, advantages)
         self._advance(step, outcome, watch, progress)
         return metrics | _timing(watch, int(scored.mask_BT.sum()))
 
@@ -238,13 +237,14 @@ class Trainer:
         done = self._position.optimizer_steps
         return update(self._models.student, self._optimizer, inputs, config, steps_done=done)
 
-    def _keep(self, step: int, batch: StepBatch, settings: Settings) -> None:
+    def _keep(self, step: int, batch: StepBatch, settings: Settings, advantages: Advantages) -> None:
         every = self._config.telemetry.save_batch_every
         if every == 0 or (step > 1 and step % every):  # the first step shows the student as it was
             return
         folder, name = self._folder / "batches", f"step-{step:06d}"
-        batch.save(folder, name, self._config.method, settings)
+        batch.save(folder, name, self._config.method, settings, advantages)
         batch.save_texts(folder / f"{name}.json", self._models.student.tokenizer)
+        list_files(self._folder, step, (f"batches/{name}.safetensors", f"batches/{name}.json"))
 
     def _advance(self, step: int, outcome: UpdateOutcome, watch: Stopwatch, progress: Progress) -> None:
         best_step, best_average = self._position.best_step, self._position.best_average
@@ -262,10 +262,13 @@ class Trainer:
         best_now = wanted.keep_best and self._position.best_step == step
         if last or best_now or asked or _due(step, wanted.every):
             self._checkpoints.save(self._models.student, self._optimizer, self._position)
+            list_files(self._folder, step, (checkpoint_entry(step), *GROWING))
 
     def _evaluate(self, step: int, progress: Progress) -> float:
         result = evaluate(self._models.student, self._benchmarks, self._config, step=step, folder=self._folder)
         append_record(self._folder / "evaluation.jsonl", result.record)
+        list_files(self._folder, step, (f"evaluations/step-{step:06d}.jsonl",))
+        self._log.evaluation(step, vars(result.average))
         progress.evaluation(step, result.record)
         return result.average.avg
 

@@ -11,6 +11,7 @@ from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.facts import trained_rows, trained_tokens
 from nemo_uecr.nemo_adapter.loss import PREFIX
 from nemo_uecr.telemetry import statistics
+from nemo_uecr.telemetry.splits import split_metrics
 
 #: Residuals whose telemetry name says "error".
 ERROR_NAMES = {"budget": "budget_error", "decomposition": "decomposition_error"}
@@ -30,6 +31,7 @@ def step_metrics(context: StepContext, data: Any, result: Any) -> dict[str, floa
         **statistics.advantage_metrics(batch, advantages, outcome.settings),
         **statistics.teacher_metrics(batch),
         **statistics.credit_metrics(batch, advantages),
+        **split_metrics(batch, advantages),
         **statistics.length_metrics(batch.mask_BT, outcome.truncated_B),
         **{f"identity/{ERROR_NAMES.get(name, name)}": value for name, value in outcome.residuals.items()},
         **_policy(context, result),

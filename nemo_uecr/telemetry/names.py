@@ -5,6 +5,7 @@ A metric that a method does not have is absent from the records, never zero.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -41,6 +42,12 @@ _TABLE = (
     ("group/all_wrong_share", "share", "mean over groups", "groups in which no response is rewarded"),
     ("group/mixed_share", "share", "mean over groups", "groups with unequal task rewards"),
     (
+        "group/teacher_only_share",
+        "share",
+        "mean over groups",
+        "groups with equal task rewards whose teacher rewards R^T range over more than 0.05 nats",
+    ),
+    (
         "group/below_noise_share",
         "share",
         "mean over groups",
@@ -54,6 +61,12 @@ _TABLE = (
     ("advantage/unified_abs_mean", "1", "mean over responses", "magnitude of A^U"),
     ("advantage/task_abs_mean", "1", "mean over responses", "magnitude of A^task|U"),
     ("advantage/teacher_abs_mean", "1", "mean over responses", "magnitude of alpha A^T|U"),
+    (
+        "advantage/sign_flip_share",
+        "share",
+        "mean over responses of mixed groups",
+        "responses whose unified advantage A^U has another sign than the verifier's own advantage",
+    ),
     (
         "advantage/degenerate_abs_mean",
         "1",
@@ -140,6 +153,9 @@ _TABLE = (
         "max over responses",
         "mean log weight of a positive response (distilled_rl)",
     ),
+    ("evaluation/avg", "share", "mean over sets", "avg@k of the evaluation after the step, all sets weighing the same"),
+    ("evaluation/low", "share", "2.5% quantile", "lower end of its 95% interval over problems"),
+    ("evaluation/high", "share", "97.5% quantile", "upper end of its 95% interval over problems"),
     ("memory/peak_rss_mb", "MiB", "max", "peak resident memory of the process"),
     ("memory/peak_gpu_mb", "MiB", "max", "peak allocated GPU memory since the step began"),
     ("time/rollout_s", "s", "sum", "sampling the responses"),
@@ -156,4 +172,47 @@ _TABLE = (
     ("throughput/tokens_per_s", "tokens/s", "mean", "sampled tokens by step time"),
 )
 
-METRICS: dict[str, Metric] = {row[0]: Metric(*row) for row in _TABLE}
+#: Upper edges of the entropy bins, nats; the last bin is open. Fixed, so that steps and runs can be compared.
+ENTROPY_EDGES = (0.01, 0.1, 1.0)
+
+#: What a token belongs to: split -> (suffix, whose tokens).
+SPLITS: dict[str, tuple[tuple[str, str], ...]] = {
+    "outcome": (("right", "responses that are rewarded"), ("wrong", "responses that are not rewarded")),
+    "position": (
+        ("q1", "the first quarter of a response"),
+        ("q2", "the second quarter of a response"),
+        ("q3", "the third quarter of a response"),
+        ("q4", "the last quarter of a response"),
+    ),
+    "entropy_bin": (
+        ("e1", "teacher entropy below 0.01 nats"),
+        ("e2", "teacher entropy from 0.01 to 0.1 nats"),
+        ("e3", "teacher entropy from 0.1 to 1 nats"),
+        ("e4", "teacher entropy of 1 nat or more"),
+    ),
+}
+
+#: What is split, token by token: name -> (unit, meaning).
+SPLIT_VALUES = {
+    "advantage_mean": ("1", "final token advantage"),
+    "advantage_abs_mean": ("1", "magnitude of the final token advantage"),
+    "gap_mean": ("nats", "delta"),
+    "gap_abs_mean": ("nats", "magnitude of delta"),
+    "entropy_mean": ("nats", "H^T"),
+    "weight_mean": ("1", "token weight w"),
+}
+
+
+def _split_rows() -> Iterator[tuple[str, str, str, str]]:
+    for split, bins in SPLITS.items():
+        for suffix, whose in bins:
+            for value, (unit, meaning) in SPLIT_VALUES.items():
+                yield f"{split}/{value}_{suffix}", unit, "mean over tokens", f"{meaning}; {whose}"
+            yield f"{split}/token_share_{suffix}", "share", "mean over tokens", f"tokens of the step; {whose}"
+    for suffix, whose in SPLITS["outcome"]:
+        yield f"outcome/length_mean_{suffix}", "tokens", "mean over responses", f"sampled tokens; {whose}"
+        yield f"outcome/teacher_reward_mean_{suffix}", "nats", "mean over responses", f"R^T; {whose}"
+
+
+_ROWS = (*_TABLE, *_split_rows())
+METRICS: dict[str, Metric] = {row[0]: Metric(*row) for row in _ROWS}

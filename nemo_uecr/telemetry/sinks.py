@@ -1,19 +1,18 @@
-"""Where step records go: a JSONL file always, TensorBoard when asked for."""
+"""Where step records go: a JSONL file always, and the clients that a run asks for."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Self
 
-from nemo_uecr.errors import DependencyError, InvariantError, RunFolderError
+from nemo_uecr.errors import InvariantError, RunFolderError
+from nemo_uecr.telemetry.clients import Client
 from nemo_uecr.telemetry.names import METRICS
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 def append_record(path: Path, record: Mapping[str, object]) -> None:
@@ -77,12 +76,21 @@ def check_record(step: int, metrics: Mapping[str, float]) -> None:
 
 
 class StepLog:
-    """Writes one record a step under the names of `nemo_uecr.telemetry.names`."""
+    """Writes one record a step under the names of `nemo_uecr.telemetry.names`, as a context manager."""
 
-    def __init__(self, folder: Path, *, tensorboard: str) -> None:
-        """Open the sinks; ``tensorboard`` is "auto", "on" or "off"."""
+    def __init__(self, folder: Path, clients: Sequence[Client]) -> None:
+        """Write into ``folder / "metrics.jsonl"`` and tell the clients."""
         self._path = folder / "metrics.jsonl"
-        self._events = _tensorboard(folder / "tensorboard", tensorboard)
+        self._clients = clients
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self._clients:
+            client.close(failed=kind is not None)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics.
@@ -92,26 +100,14 @@ class StepLog:
         """
         check_record(step, metrics)
         append_record(self._path, {"step": step, **metrics})
-        if self._events is not None:
-            for name, value in metrics.items():
-                self._events.add_scalar(name, value, step)
-            self._events.flush()
+        self._tell(step, metrics)
 
-    def close(self) -> None:
-        """Close the sinks."""
-        if self._events is not None:
-            self._events.close()
+    def evaluation(self, step: int, average: Mapping[str, float]) -> None:
+        """Tell the clients of an evaluation; its record is a line of ``evaluation.jsonl``."""
+        metrics = {f"evaluation/{name}": average[name] for name in ("avg", "low", "high")}
+        check_record(step, metrics)
+        self._tell(step, metrics)
 
-
-def _tensorboard(folder: Path, switch: str) -> SummaryWriter | None:
-    if switch == "off":
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as missing:
-        if switch == "auto":
-            return None
-        raise DependencyError(
-            "telemetry.tensorboard is on, but TensorBoard is not installed; pip install 'nemo-uecr[tensorboard]'"
-        ) from missing
-    return SummaryWriter(str(folder))
+    def _tell(self, step: int, metrics: Mapping[str, float]) -> None:
+        for client in self._clients:
+            client.write(step, metrics)

@@ -10,6 +10,9 @@ from torch import Tensor
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
 
+#: The teacher tells the responses of a group apart when their rewards R^T range over more than this, nats (the paper).
+TEACHER_RANGE = 0.05
+
 
 def reward_metrics(batch: ScoredBatch, advantages: Advantages, settings: Settings) -> dict[str, float]:
     """Rewards and their spread; the teacher's where the method has one."""
@@ -41,6 +44,9 @@ def group_metrics(batch: ScoredBatch, advantages: Advantages, *, noise: float) -
         "group/all_wrong_share": share(flat_B & ~right_B),
         "group/mixed_share": share(~flat_B),
     }
+    if advantages.teacher_reward_B is not None:
+        spread_B = groups.spread(advantages.teacher_reward_B)
+        metrics["group/teacher_only_share"] = share(flat_B & (spread_B > TEACHER_RANGE))
     if advantages.unified_std_B is not None:
         metrics["group/below_noise_share"] = share(advantages.unified_std_B < noise)
     return metrics
@@ -64,11 +70,21 @@ def advantage_metrics(batch: ScoredBatch, advantages: Advantages, settings: Sett
         if value_B is not None and scale is not None:
             metrics[f"advantage/{name}_abs_mean"] = float((scale * value_B.double()).abs().mean())
     flat_B = Groups.of(batch.group_B).flat(batch.task_reward_B)
+    metrics |= _sign_flips(advantages, flat_B)
     flat_N = advantages.advantage_BT[batch.mask_BT & flat_B.unsqueeze(1)].double().abs()
     if flat_N.numel():
         metrics["advantage/degenerate_abs_mean"] = float(flat_N.mean())
         metrics["advantage/degenerate_abs_max"] = float(flat_N.max())
     return metrics
+
+
+def _sign_flips(advantages: Advantages, flat_B: Tensor) -> dict[str, float]:
+    """Share of the responses of mixed groups that the unified advantage pushes against the verifier."""
+    unified_B, task_B = advantages.advantage_unified_B, advantages.advantage_task_B
+    if unified_B is None or task_B is None or bool(flat_B.all()):
+        return {}
+    flipped_B = unified_B.sign() != task_B.sign()
+    return {"advantage/sign_flip_share": float(flipped_B[~flat_B].double().mean())}
 
 
 def teacher_metrics(batch: ScoredBatch) -> dict[str, float]:

@@ -48,7 +48,7 @@ CONTRACT: dict[str, Rule] = {
         "config", "core", "data", "evaluation", "scoring", "telemetry", "verifier",
         packages="torch transformers safetensors",
     ),
-    "audit": rule("config", "core", "data", "evaluation", "local", "verifier", packages="numpy torch"),
+    "audit": rule("config", "core", "data", "evaluation", "local", "scoring", "verifier", packages="numpy torch"),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
     "checkpoint": rule("data", "scoring"),
     "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.errors import DependencyError, InvariantError, RunFolderError
+from nemo_uecr.errors import InvariantError, RunFolderError
 from nemo_uecr.telemetry.progress import Progress
 from nemo_uecr.telemetry.sinks import StepLog, append_record, truncate_records
 
@@ -61,33 +60,12 @@ def test_altered_line_is_refused_by_number(tmp_path: Path, line: str) -> None:
 
 
 def test_unknown_name_and_infinite_number_are_refused(tmp_path: Path) -> None:
-    log = StepLog(tmp_path, tensorboard="off")
+    log = StepLog(tmp_path, [])
     with pytest.raises(InvariantError, match="metric 'policy/lose' is not in the table"):
         log.write(1, {"policy/lose": 1.0})
     with pytest.raises(InvariantError, match="metric policy/loss is inf at step 3"):
         log.write(3, {"policy/loss": float("inf")})
     assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    log = StepLog(tmp_path, tensorboard="on")
-    log.write(1, {"policy/loss": 0.5})
-    log.write(2, {"policy/loss": 0.25})
-    log.close()
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("policy/loss")] == [(1, 0.5), (2, 0.25)]
-
-
-def test_missing_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(DependencyError, match=r"pip install 'nemo-uecr\[tensorboard\]'"):
-        StepLog(tmp_path, tensorboard="on")
-    log = StepLog(tmp_path, tensorboard="auto")
-    log.write(1, {"policy/loss": 0.5})
-    log.close()
-    assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 class Terminal(io.StringIO):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,9 +52,32 @@ def test_groups(batch: ScoredBatch, advantages: Advantages) -> None:
             "group/all_right_share": 1 / 3,
             "group/all_wrong_share": 1 / 3,
             "group/mixed_share": 1 / 3,
+            "group/teacher_only_share": 0.0,
             "group/below_noise_share": 1 / 3,
         }
     )
+
+
+def test_groups_that_only_the_teacher_tells_apart(batch: ScoredBatch, advantages: Advantages) -> None:
+    """Ranges of R^T: 5 in the mixed group, 0.06 in the wrong one, 0.04 in the right one; only 0.06 is degenerate
+    and above 0.05."""
+    teacher_B = torch.tensor([0.0, 5, 0.06, 0, 0.01, 0.05])
+    found = statistics.group_metrics(batch, replace(advantages, teacher_reward_B=teacher_B), noise=1e-3)
+    assert found["group/teacher_only_share"] == pytest.approx(1 / 3)
+    without = statistics.group_metrics(batch, replace(advantages, teacher_reward_B=None), noise=1e-3)
+    assert "group/teacher_only_share" not in without
+
+
+def test_sign_flips_are_those_of_mixed_groups(batch: ScoredBatch, advantages: Advantages) -> None:
+    """One of the two mixed responses is pushed against the verifier; degenerate groups do not count."""
+    flipped = replace(advantages, advantage_unified_B=torch.tensor([-0.1, -1, 3, 3, 3, 3]))
+    found = statistics.advantage_metrics(batch, flipped, Settings(alpha=1.0))
+    assert found["advantage/sign_flip_share"] == 0.5
+    assert statistics.advantage_metrics(batch, advantages, Settings(alpha=1.0))["advantage/sign_flip_share"] == 0.0
+    tied = replace(batch, task_reward_B=torch.ones(6))
+    assert "advantage/sign_flip_share" not in statistics.advantage_metrics(tied, advantages, Settings(alpha=1.0))
+    no_teacher = Advantages(advantages.advantage_BT, advantage_task_B=advantages.advantage_task_B)
+    assert "advantage/sign_flip_share" not in statistics.advantage_metrics(batch, no_teacher, Settings())
 
 
 def test_ragged_groups_count_once_each() -> None:

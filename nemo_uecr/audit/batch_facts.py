@@ -1,0 +1,236 @@
+"""Batch facts over a run: what was drawn, judged and trained on, against what the configuration says.
+
+A run that changes the intended batch, draws a prompt twice, drops trajectories, or counts micro-batches as steps has
+faults here. The facts come from the step records; where batches were saved, their tensors and texts must agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nemo_uecr.audit.output import Audit, Numbers, Table
+from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Record = Mapping[str, Any]
+
+#: What is shown a step, and how it is called.
+FACTS = {
+    "count/prompts": "prompts",
+    "count/unique_prompts": "problems",
+    "count/trajectories": "generated",
+    "count/rewarded": "rewarded",
+    "count/trained": "in the loss",
+    "count/valid_tokens": "tokens in the loss",
+    "count/global_steps": "global steps",
+    "count/optimizer_steps": "optimizer steps",
+}
+NOTE = (
+    "What each step drew, judged and trained on, against the configuration (dashed). A fault is a step whose counts "
+    "are not the configured ones, a prompt drawn twice in a step, a trajectory that was generated and not trained on, "
+    "a step that is missing or counted twice, or a saved batch that disagrees with its record."
+)
+
+
+@dataclass(frozen=True)
+class Intended:
+    """The batch that the configuration asks for.
+
+    Attributes:
+        prompts: a step.
+        responses: a prompt.
+        minibatch: responses of one optimizer step.
+        overlong_filter: whether truncated responses leave the loss.
+        problems: how many there are to draw from; None where the file is not here.
+        order: names of the problems of a step in drawing order; None where the file is not here.
+    """
+
+    prompts: int
+    responses: int
+    minibatch: int
+    overlong_filter: bool
+    problems: int | None
+    order: Mapping[int, Sequence[str]] | None
+
+    @property
+    def trajectories(self) -> int:
+        """Responses a step."""
+        return self.prompts * self.responses
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps a step."""
+        return -(-self.trajectories // self.minibatch)
+
+
+def read_lines(path: Path) -> list[Record]:
+    """Every complete line of a run's ``metrics.jsonl``, a step that stands twice included.
+
+    Raises:
+        DataError: If there is none.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    if not lines:
+        raise DataError(f"{path} has no step; expected the metrics of a run that has trained")
+    return [json.loads(line) for line in lines if line]
+
+
+def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], intended: Intended) -> Audit:
+    """Facts and faults of a run.
+
+    Args:
+        steps: step records in the order of the file.
+        batches: step and tensors of each saved batch, with its texts beside it.
+        intended: what the configuration asks for.
+
+    References:
+        The paper's appendix on efficiency and batch-fact auditing.
+    """
+    faults = [
+        *_sequence_faults(steps),
+        *(fault for place, step in enumerate(steps) for fault in _step_faults(step, steps[:place], intended)),
+        *(fault for number, path in batches for fault in _saved_faults(number, path, steps, intended)),
+    ]
+    numbers: Numbers = {
+        "intended": {
+            "prompts": intended.prompts,
+            "responses_per_prompt": intended.responses,
+            "trajectories": intended.trajectories,
+            "optimizer_steps_per_step": intended.optimizer_steps,
+        },
+        "steps": [int(step["step"]) for step in steps],
+        "facts": {name: [step.get(name) for step in steps] for name in FACTS},
+        "truncated_share": [step.get("response/truncated_share") for step in steps],
+        "totals": _totals(steps),
+        "saved_batches_checked": len(batches),
+        "prompt_order_checked": intended.order is not None,
+        "faults": [{"step": step, "fault": text} for step, text in faults],
+    }
+    return Audit("batch", "Batch facts", NOTE, numbers, _table(numbers), draw, (9.6, 3.0))
+
+
+def _sequence_faults(steps: Sequence[Record]) -> Iterator[tuple[int, str]]:
+    seen: set[int] = set()
+    for step in steps:
+        number = int(step["step"])
+        if number in seen:
+            yield number, f"step {number} stands twice in the record"
+        seen.add(number)
+    for number in range(1, max(seen) + 1):
+        if number not in seen:
+            yield number, f"step {number} is missing in the record"
+
+
+def _step_faults(step: Record, before: Sequence[Record], intended: Intended) -> Iterator[tuple[int, str]]:
+    number = int(step["step"])
+    filtered = step["response/truncated_share"] * step["count/trajectories"] if intended.overlong_filter else 0
+    different = intended.prompts if intended.problems is None else min(intended.prompts, intended.problems)
+    expected = {
+        "count/prompts": intended.prompts,
+        "count/unique_prompts": different,
+        "count/trajectories": intended.trajectories,
+        "count/rewarded": step["count/trajectories"],
+        "count/trained": round(step["count/trajectories"] - filtered),
+        "count/global_steps": number,
+    }
+    if not filtered:
+        expected["count/valid_tokens"] = round(step["response/length_mean"] * step["count/trajectories"])
+    earlier = next((each for each in reversed(before) if int(each["step"]) == number - 1), None)
+    if earlier is not None or number == 1:
+        done = 0 if earlier is None else earlier["count/optimizer_steps"]
+        expected["count/optimizer_steps"] = done + intended.optimizer_steps
+    for name, value in expected.items():
+        if step.get(name) != value:
+            yield number, f"{FACTS[name]}: {_shown(step.get(name))}, expected {_shown(value)}"
+
+
+def _saved_faults(number: int, path: Path, steps: Sequence[Record], intended: Intended) -> Iterator[tuple[int, str]]:
+    tensors = load_batch(path).tensors
+    group, mask = tensors["group"].numpy(), tensors["mask"].numpy().astype(bool)
+    _, sizes = np.unique(group, return_counts=True)
+    if len(sizes) != intended.prompts or (sizes != intended.responses).any():
+        yield number, f"saved batch: groups of {sorted(set(sizes.tolist()))} responses, {len(sizes)} of them"
+    if not mask.any(axis=1).all():
+        yield number, f"saved batch: response {int(np.flatnonzero(~mask.any(axis=1))[0])} is empty"
+    record = next((step for step in steps if int(step["step"]) == number), None)
+    tokens = None if record is None or intended.overlong_filter else record["count/valid_tokens"]
+    if tokens is not None and int(mask.sum()) != tokens:
+        yield number, f"saved batch: {int(mask.sum())} tokens, {_shown(tokens)} in the record"
+    texts = path.with_suffix(".json")
+    if texts.is_file():
+        yield from _prompt_faults(number, json.loads(texts.read_text(encoding="utf-8"))["responses"], group, intended)
+
+
+def _prompt_faults(
+    number: int, rows: Sequence[Record], group: np.ndarray, intended: Intended
+) -> Iterator[tuple[int, str]]:
+    problem: dict[int, str] = {}
+    for row, label in zip(rows, group.tolist(), strict=True):
+        if problem.setdefault(label, row["problem"]) != row["problem"]:
+            yield number, f"saved batch: group {label} has responses to {problem[label]!r} and {row['problem']!r}"
+            return
+    drawn = list(problem.values())
+    twice = next((name for place, name in enumerate(drawn) if name in drawn[:place]), None)
+    if twice is not None and (intended.problems is None or intended.problems >= intended.prompts):
+        yield number, f"saved batch: problem {twice!r} was drawn twice"
+    if intended.order is not None and drawn != list(intended.order[number]):
+        yield number, "saved batch: its problems are not those that seed and data give for this step"
+
+
+def _totals(steps: Sequence[Record]) -> Numbers:
+    names = ("count/prompts", "count/trajectories", "count/rewarded", "count/trained", "count/valid_tokens")
+    return {FACTS[name]: sum(step.get(name, 0) for step in steps) for name in names} | {
+        "steps": len(steps),
+        "optimizer steps": steps[-1].get("count/optimizer_steps"),
+    }
+
+
+def _table(numbers: Numbers) -> Table:
+    rows = [(name, _shown(value)) for name, value in numbers["totals"].items()]
+    rows.append(("saved batches checked", str(numbers["saved_batches_checked"])))
+    rows.append(("prompts compared with the order of the data", "yes" if numbers["prompt_order_checked"] else "no"))
+    rows.append(("faults", str(len(numbers["faults"]))))
+    rows += [(f"fault at step {each['step']}", each["fault"]) for each in numbers["faults"]]
+    return Table(("fact", "value"), tuple(rows))
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
+
+
+def draw(figure: Figure, numbers: Numbers) -> None:
+    """Trajectories, tokens and steps by training step; faults as red crosses."""
+    axes = figure.subplots(1, 3)
+    steps, facts, intended = numbers["steps"], numbers["facts"], numbers["intended"]
+    for place, name in enumerate(("count/trajectories", "count/rewarded", "count/trained")):
+        shown = {"linewidth": 4.5 - 1.6 * place, "label": FACTS[name]}  # equal lines stay visible under each other
+        axes[0].plot(steps, facts[name], color=f"C{(0, 2, 1)[place]}", **shown)
+    axes[0].plot(steps, facts["count/unique_prompts"], color="C3", label=FACTS["count/unique_prompts"])
+    axes[0].axhline(intended["trajectories"], color="black", linestyle="--", linewidth=0.8)
+    axes[0].axhline(intended["prompts"], color="black", linestyle="--", linewidth=0.8)
+    axes[0].set_ylim(0, 1.45 * intended["trajectories"])
+    axes[0].set_title("(a) responses and problems")
+    axes[0].legend(loc="upper left", fontsize=8, ncols=2, columnspacing=1.0, handlelength=1.4)
+    axes[1].plot(steps, facts["count/valid_tokens"], color="C0")
+    axes[1].set_ylim(bottom=0)
+    axes[1].set_title("(b) tokens in the loss")
+    axes[2].plot(steps, facts["count/global_steps"], color="C0", linewidth=3.0, label="global steps")
+    axes[2].plot(steps, facts["count/optimizer_steps"], color="C1", label="optimizer steps")
+    wanted = [step * intended["optimizer_steps_per_step"] for step in steps]
+    axes[2].plot(steps, wanted, color="black", linestyle="--", linewidth=0.8)
+    axes[2].set_title("(c) steps counted")
+    axes[2].legend(loc="upper left", fontsize=8)
+    faulty = sorted({each["step"] for each in numbers["faults"]})
+    for panel in axes:
+        panel.set_xlabel("training step")
+        if faulty:  # an empty line without clipping upsets the layout
+            panel.plot(faulty, [0] * len(faulty), "x", color="red", markersize=8, clip_on=False, zorder=5)

@@ -1,0 +1,295 @@
+"""Where ECR puts the blame inside a failed response: token weights on steps that a judge calls invalid and valid.
+
+Shape legend: I = responses with both kinds of steps, N = tokens of one response, S = shuffles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nemo_uecr.audit.localization_figure import NOTE, draw, summary_table
+from nemo_uecr.audit.output import Audit, Numbers
+from nemo_uecr.audit.progress import ProgressLine
+from nemo_uecr.audit.rollouts import Scores
+from nemo_uecr.audit.schema import STUDENT
+from nemo_uecr.audit.segment import is_reasoning_free, segment, token_steps
+from nemo_uecr.audit.share import Sampler
+from nemo_uecr.audit.step_judge import INVALID, VALID, Item, Labels
+from nemo_uecr.audit.token_table import TokenTable, token_table
+from nemo_uecr.core import ecr
+from nemo_uecr.core.layout import Block
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.errors import DataError
+
+Array = np.ndarray
+Rule = Callable[[ScoredBatch, Block, Tensor], ecr.Residual]
+
+#: Responses to a prompt in a group of the audit.
+GROUP_SIZE = 8
+#: Label of the variants in the figure's order; the shuffles are reported by their mean.
+PUU, NO_ENTROPY, FULL = "PUU", "no entropy", "full ECR"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Failed responses of mixed groups: their rows in the token table and why others were left out."""
+
+    rows: Array
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One response with both kinds of steps: its tokens in each."""
+
+    row: int
+    invalid_N: Array
+    valid_N: Array
+    first_error_N: Array
+    valid_before_N: Array
+
+
+def candidates(scores: Scores, table: TokenTable, settings: Settings) -> Candidates:
+    """Incorrect responses with A^task|U < 0 of mixed groups of eight, without empty or reasoning-free ones.
+
+    Nothing of the teacher decides: the sign of A^task|U is the verifier's.
+    """
+    texts = scores.column("response")
+    kept: list[int] = []
+    counts = dict.fromkeys(("groups", "mixed_groups_of_eight", "incorrect_in_them", "reasoning_free"), 0)
+    for rows, batch in table.group_batches():
+        counts["groups"] += 1
+        if len(rows) != GROUP_SIZE or np.ptp(table.reward_B[rows]) == 0:
+            continue
+        counts["mixed_groups_of_eight"] += 1
+        task_b = METHODS["puu"].compute(batch, settings, detail=False).advantage_task_B
+        if task_b is None:
+            raise AssertionError("puu has a task component")
+        for row in rows[(task_b < 0).numpy() & (table.reward_B[rows] <= 0)]:
+            counts["incorrect_in_them"] += 1
+            free = is_reasoning_free(texts[table.rows[row]])
+            counts["reasoning_free"] += free
+            if not free:
+                kept.append(int(row))
+    return Candidates(np.asarray(sorted(kept), dtype=np.int64), counts)
+
+
+def items_to_judge(scores: Scores, settings: Settings, *, checkpoint: int, limit: int | None, seed: int) -> list[Item]:
+    """The candidates for a judge; with a limit, that many drawn by the seed.
+
+    Raises:
+        DataError: If there is no candidate, or a problem's text is not known.
+    """
+    table = token_table(scores, STUDENT, checkpoint)
+    rows = candidates(scores, table, settings).rows
+    if not len(rows):
+        raise DataError(
+            f"{scores.folder} has no failed response in a mixed group of {GROUP_SIZE} at checkpoint {checkpoint}; "
+            "expected eight responses a prompt, for example `nemo-uecr score RUN --take batches --steps 1`"
+        )
+    if limit is not None:
+        rows = np.sort(np.random.default_rng(seed).permutation(rows)[:limit])
+    columns = {name: scores.column(name) for name in ("question", "answer", "response")}
+    places = table.rows[rows]
+    if any(columns["question"][place] is None or columns["answer"][place] is None for place in places):
+        raise DataError(f"{scores.folder} does not know every question and answer; expected both in the rollouts")
+    return [
+        Item(scores.responses.ids[place], *(columns[name][place] for name in ("question", "answer", "response")))
+        for place in places
+    ]
+
+
+def localization_audit(
+    scores: Scores,
+    labels: Mapping[str, Labels],
+    settings: Settings,
+    tokenizer: Any,
+    *,
+    checkpoint: int,
+    shuffles: int,
+    replicates: int,
+    seed: int,
+) -> Audit:
+    """Invalid-minus-valid weight gaps of PUU, ECR without entropy, shuffled entropies and full ECR.
+
+    ``D_i = mean of w over tokens of invalid steps - mean of w over tokens of valid steps``
+
+    Args:
+        scores: responses to prompts in groups of eight, scored by the teacher and the policy that generated them.
+        labels: a judge's labels by response.
+        settings: alpha, rho, tau_delta and tau_entropy.
+        tokenizer: of the policy that generated the responses.
+        checkpoint: training steps of that policy; 0 is the initialisation.
+        shuffles: within-response permutations of the teacher's entropies.
+        replicates: of the bootstrap over prompts.
+        seed: of shuffles and bootstrap.
+
+    Raises:
+        DataError: If a labelled response is no candidate, or no response has both kinds of steps.
+
+    References:
+        eq:ecr-localization-gap, fig:ecr-token-localization, app:ecr-localization.
+    """
+    table = token_table(scores, STUDENT, checkpoint)
+    chosen = candidates(scores, table, settings)
+    judged, counts = _judged(scores, table, chosen.rows, labels, tokenizer)
+    batch = table.batch(np.asarray([each.row for each in judged]))
+    sampler = Sampler.draw(table.problem_B, replicates=replicates, seed=seed)
+    problem_I = table.problem_B[[each.row for each in judged]]
+    weights = {
+        PUU: [np.ones(len(each.valid_N)) for each in judged],
+        NO_ENTROPY: _weights(batch, settings, _without_entropy(settings)),
+        FULL: _weights(batch, settings, _projected(settings)),
+    }
+    shuffled_SI = _shuffled_gaps(batch, settings, judged, shuffles=shuffles, seed=seed)
+    variants = {name: _variant(judged, found, sampler, problem_I) for name, found in weights.items()}
+    variants["shuffled, mean"] = _summary(shuffled_SI.mean(axis=0), sampler, problem_I)
+    numbers: Numbers = {
+        "settings": {
+            **{name: getattr(settings, name) for name in ("alpha", "rho", "tau_delta", "tau_entropy")},
+            "checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed,
+        },
+        "scores": scores.provenance(),
+        "selection": {**chosen.counts, "candidates": len(chosen.rows), **counts, "eligible": len(judged)},
+        "variants": variants,
+        "shuffles": _position(shuffled_SI.mean(axis=1), float(variants[FULL]["gap"]["value"])),
+        "responses": _per_response(table, judged, weights),
+    }  # fmt: skip
+    return Audit("localization", "ECR credit localization", NOTE, numbers, summary_table(numbers), draw, (9.2, 3.3))
+
+
+def _judged(
+    scores: Scores, table: TokenTable, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
+) -> tuple[list[Judged], dict[str, int]]:
+    texts = scores.column("response")
+    known = {table.ids[row]: int(row) for row in rows}
+    strange = next((name for name in labels if name not in known), None)
+    if strange is not None:
+        raise DataError(
+            f"the judge's response {strange!r} is no candidate of this audit; expected the labels of its items"
+        )
+    judged = []
+    for name, found in labels.items():
+        row = known[name]
+        text = texts[table.rows[row]]
+        steps = segment(text)
+        if len(steps) != len(found.labels):
+            raise DataError(f"response {name!r} has {len(steps)} steps, its labels {len(found.labels)}; judge it again")
+        step_N = token_steps(text, steps, table.token_ids[table.span(row)].tolist(), tokenizer)
+        each = _tokens_by_label(row, step_N, found)
+        if each.invalid_N.any() and each.valid_N.any():
+            judged.append(each)
+    if not judged:
+        raise DataError("no judged response has tokens in a valid and in an invalid step; expected at least one")
+    every = [label for found in labels.values() for label in found.labels]
+    return judged, {"judged": len(labels), "steps": len(every)} | {
+        f"steps_{name}": every.count(name) for name in set(every)
+    }
+
+
+def _tokens_by_label(row: int, step_N: Array, found: Labels) -> Judged:
+    def tokens(chosen: Sequence[int]) -> Array:
+        return np.isin(step_N, np.asarray(chosen, dtype=np.int64))
+
+    valid = [number for number, label in enumerate(found.labels) if label == VALID]
+    first = found.first_error
+    return Judged(
+        row=row,
+        invalid_N=tokens([number for number, label in enumerate(found.labels) if label == INVALID]),
+        valid_N=tokens(valid),
+        first_error_N=tokens([] if first is None else [first]),
+        valid_before_N=tokens([] if first is None else [number for number in valid if number < first]),
+    )
+
+
+def _projected(settings: Settings) -> Rule:
+    tau_delta, tau_entropy = settings.need("tau_delta", "uecr"), settings.need("tau_entropy", "uecr")
+    return lambda batch, block, sign: ecr.projected(batch, block, sign, tau_delta=tau_delta, tau_entropy=tau_entropy)
+
+
+def _without_entropy(settings: Settings) -> Rule:
+    tau_delta = settings.need("tau_delta", "ecr_no_entropy")
+    return lambda batch, block, sign: ecr.without_entropy(batch, block, sign, tau_delta=tau_delta)
+
+
+def _weights(batch: ScoredBatch, settings: Settings, rule: Rule) -> list[Array]:
+    """Token weights of every response by the training code; A^task|U is negative on all of them."""
+    rho = settings.need("rho", "uecr")
+    sign_b = torch.full((1,), -1.0, dtype=torch.float64)
+    return [(1.0 + rho * rule(batch, block, sign_b).q[0]).numpy() for block in batch.blocks]
+
+
+def _shuffled_gaps(
+    batch: ScoredBatch, settings: Settings, judged: Sequence[Judged], *, shuffles: int, seed: int
+) -> Array:
+    """[S, I] gaps, each response's entropies permuted by a stream of its own."""
+    rule, found = _projected(settings), []
+    streams = [np.random.default_rng((seed, place)) for place in range(len(judged))]
+    with ProgressLine("shuffles", shuffles) as progress:
+        for _ in range(shuffles):
+            weights = _weights(_permuted(batch, streams), settings, rule)
+            found.append([_gap(each, w_N) for each, w_N in zip(judged, weights, strict=True)])
+            progress.advance(1)
+    return np.asarray(found).reshape(shuffles, len(judged))
+
+
+def _permuted(batch: ScoredBatch, streams: Sequence[np.random.Generator]) -> ScoredBatch:
+    if batch.teacher_entropy_BT is None:
+        raise AssertionError("scores have the teacher's entropy")
+    parts = [block.of(batch.teacher_entropy_BT)[0] for block in batch.blocks]
+    mixed = [part[torch.from_numpy(stream.permutation(len(part)))] for part, stream in zip(parts, streams, strict=True)]
+    return replace(batch, teacher_entropy_BT=torch.cat(mixed))
+
+
+def _gap(each: Judged, weight_N: Array) -> float:
+    return float(weight_N[each.invalid_N].mean() - weight_N[each.valid_N].mean())
+
+
+def _first_error(each: Judged, weight_N: Array) -> float:
+    """First erroneous step against the valid steps before it; NaN where one of the two is missing."""
+    if not (each.first_error_N.any() and each.valid_before_N.any()):
+        return float("nan")
+    return float(weight_N[each.first_error_N].mean() - weight_N[each.valid_before_N].mean())
+
+
+def _variant(judged: Sequence[Judged], weights: Sequence[Array], sampler: Sampler, problem_I: Array) -> Numbers:
+    gap_I = np.asarray([_gap(each, w_N) for each, w_N in zip(judged, weights, strict=True)])
+    first_I = np.asarray([_first_error(each, w_N) for each, w_N in zip(judged, weights, strict=True)])
+    known_I = np.isfinite(first_I)
+    return _summary(gap_I, sampler, problem_I) | {
+        "first_error": sampler.mean(np.where(known_I, first_I, 0.0), known_I, problem_I),
+        "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in weights),
+    }
+
+
+def _summary(gap_I: Array, sampler: Sampler, problem_I: Array) -> Numbers:
+    every_I = np.ones(len(gap_I), dtype=bool)
+    return {
+        "gap": sampler.mean(gap_I, every_I, problem_I),
+        "positive": sampler.mean((gap_I > 0).astype(np.float64), every_I, problem_I),
+    }
+
+
+def _position(gap_S: Array, full: float) -> Numbers:
+    """Where the original positions lie among the shuffled ones."""
+    above = int((gap_S >= full).sum())
+    return {"gap": gap_S, "mean": gap_S.mean(), "at_least_full": above, "p": (above + 1) / (len(gap_S) + 1)}
+
+
+def _per_response(table: TokenTable, judged: Sequence[Judged], weights: Mapping[str, Sequence[Array]]) -> list[Numbers]:
+    return [
+        {
+            "response": table.ids[each.row],
+            "invalid_tokens": int(each.invalid_N.sum()),
+            "valid_tokens": int(each.valid_N.sum()),
+            "gap": {name: _gap(each, found[place]) for name, found in weights.items()},
+        }
+        for place, each in enumerate(judged)
+    ]

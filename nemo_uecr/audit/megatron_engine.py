@@ -1,0 +1,147 @@
+"""Scores tokens with megatron-core on the CPU: a process of its own, one rank over gloo, float32.
+
+`python -m nemo_uecr.audit.megatron_engine MODEL REQUEST OUT` builds Megatron's GPT model from a Qwen3 folder, which
+gives the same numbers on every machine. REQUEST has ``ids`` [N], ``offsets`` [b + 1] and ``prompts`` [b] (tokens that
+are read and not scored); OUT gets ``logp`` and ``entropy`` of the scored tokens in a flat list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Last parts of Megatron's names -> of the Hugging Face names, for what is copied as it is.
+_COPIED = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+}
+_WHOLE = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "output_layer.weight": "lm_head.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+}
+
+
+def main(model: str, request: Path, out: Path) -> None:
+    """Score a request."""
+    from safetensors.torch import load_file, save_file
+
+    given = load_file(request)
+    with _on_cpu():
+        save_file(_score(_build(model), given), out)
+
+
+@torch.no_grad()
+def _score(model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    from nemo_uecr.scoring.dense import score_logits
+
+    logp, entropy = [], []
+    ends = given["offsets"].tolist()
+    for row, (start, end) in enumerate(itertools.pairwise(ends)):
+        ids_S = given["ids"][start:end].long()
+        size, prompt = len(ids_S), int(given["prompts"][row])
+        future_SS = torch.triu(torch.ones(1, 1, size, size, dtype=torch.bool), 1)
+        logits_SV = model(input_ids=ids_S[None], position_ids=torch.arange(size)[None], attention_mask=future_SS)[0]
+        found = score_logits(logits_SV[prompt - 1 : -1], ids_S[prompt:], temperatures=(1.0,), entropy=True)
+        if found.entropy_N is None:
+            raise AssertionError("the entropy was asked for")
+        logp.append(found.logp_KN[0])
+        entropy.append(found.entropy_N)
+    return {"logp": torch.cat(logp), "entropy": torch.cat(entropy)}
+
+
+def _build(folder: str) -> Any:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from transformers import AutoModelForCausalLM
+
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    shape = whole.config
+    rope = getattr(shape, "rope_parameters", None) or {"rope_theta": shape.rope_theta}
+    config = TransformerConfig(
+        num_layers=shape.num_hidden_layers, hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads, num_query_groups=shape.num_key_value_heads,
+        kv_channels=shape.head_dim, ffn_hidden_size=shape.intermediate_size, normalization="RMSNorm",
+        layernorm_epsilon=shape.rms_norm_eps, gated_linear_unit=True, activation_func=torch.nn.functional.silu,
+        add_bias_linear=False, add_qkv_bias=False, qk_layernorm=True, hidden_dropout=0.0, attention_dropout=0.0,
+        use_cpu_initialization=True, perform_initialization=False, params_dtype=torch.float32,
+        bias_activation_fusion=False, masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
+        gradient_accumulation_fusion=False, persist_layer_norm=False,
+    )  # fmt: skip
+    model = GPTModel(
+        config=config, transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"),
+        vocab_size=shape.vocab_size, max_sequence_length=shape.max_position_embeddings,
+        share_embeddings_and_output_weights=shape.tie_word_embeddings, position_embedding_type="rope",
+        rotary_base=rope["rope_theta"], parallel_output=True,
+    )  # fmt: skip
+    state = whole.state_dict()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(_weight(name, state, shape))
+    return model.eval()
+
+
+def _weight(name: str, state: Mapping[str, Tensor], shape: Any) -> Tensor:
+    """One of Megatron's weights from the Hugging Face ones: fused queries by group, gate before up."""
+    if name in _WHOLE:
+        return state[_WHOLE[name]]
+    _, _, layer, kind = name.split(".", 3)
+    prefix = f"model.layers.{layer}."
+    if kind == "self_attention.linear_qkv.weight":
+        groups = shape.num_key_value_heads
+        whole = [state[f"{prefix}self_attn.{each}_proj.weight"] for each in "qkv"]
+        return torch.cat([each.reshape(groups, -1, each.shape[1]) for each in whole], dim=1).flatten(0, 1)
+    if kind == "mlp.linear_fc1.weight":
+        return torch.cat([state[f"{prefix}mlp.{each}_proj.weight"] for each in ("gate", "up")])
+    return state[prefix + _COPIED[kind]]
+
+
+@contextlib.contextmanager
+def _on_cpu() -> Iterator[None]:
+    """One rank over gloo. Megatron asks for the CUDA device and its random states whatever runs.
+
+    They are answered with the CPU, in this process alone, which ends after the scoring.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    warnings.simplefilter("ignore")  # dozens of "Apex is not installed"
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import random
+
+    class NoStates:
+        """Nothing here draws a random number."""
+
+        def is_initialized(self) -> bool:
+            return True
+
+        def fork(self, name: str = "") -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
+    random._CUDA_RNG_STATE_TRACKER = NoStates()
+    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,103 @@
+"""Numbered reasoning steps for a judge who sees nothing of the method, and the judge's labels.
+
+``steps.jsonl`` has problem, reference answer and numbered steps, in random order and under names that tell nothing.
+``key.jsonl`` says which responses they are; the judge does not get it. The judge writes one line an item::
+
+    {"item": "9c0f...", "labels": ["valid", "invalid", "uncertain", "not_reasoning"], "first_error": 2}
+
+with one label a step, and the number of the first substantive error (from 1) or null.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_uecr.audit.segment import segment
+from nemo_uecr.audit.sources import parse_lines
+from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.errors import DataError
+
+STEPS, KEY = "steps.jsonl", "key.jsonl"
+VALID, INVALID, UNCERTAIN, NOT_REASONING = LABELS = ("valid", "invalid", "uncertain", "not_reasoning")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A judge's word on one response: a label a step, and the first error's number from 0, None without one."""
+
+    labels: tuple[str, ...]
+    first_error: int | None
+
+
+@dataclass(frozen=True)
+class Item:
+    """What a judge is shown of one response, and whose it is."""
+
+    response_id: str
+    question: str
+    answer: str
+    response: str
+
+
+def write_items(items: Sequence[Item], folder: Path, *, seed: int) -> int:
+    """Write the items to judge and their key.
+
+    Returns:
+        How many steps there are.
+    """
+    shown, key = [], []
+    for place in np.random.default_rng(seed).permutation(len(items)):
+        item = items[place]
+        name = hashlib.sha256(f"{seed}:{item.response_id}".encode()).hexdigest()[:16]  # tells the judge nothing
+        steps = [{"number": n, "text": step.text(item.response)} for n, step in enumerate(segment(item.response), 1)]
+        shown.append({"item": name, "question": item.question, "answer": item.answer, "steps": steps})
+        key.append({"item": name, "response": item.response_id, "steps": len(steps)})
+    for file, rows in ((STEPS, shown), (KEY, key)):
+        replace_file(folder / file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    return sum(len(row["steps"]) for row in shown)
+
+
+def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
+    """The judge's labels by response; an item that the judge left out has none.
+
+    Raises:
+        DataError: naming file and line.
+    """
+    for path in (verdicts, key):
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; expected the judge's labels and the key of `--write-steps`")
+    names = {str(row.get("item")): row for _, row in parse_lines(key)}
+    found: dict[str, Labels] = {}
+    for place, row in parse_lines(verdicts):
+        item = str(row.get("item"))
+        if item not in names:
+            raise DataError(f"{place}: item {item!r} is not in {key}; expected the items of that key")
+        response = str(names[item]["response"])
+        if response in found:
+            raise DataError(f"{place}: item {item!r} stands twice; expected each once")
+        found[response] = _labels(row, int(names[item]["steps"]), place)
+    if not found:
+        raise DataError(f"{verdicts} holds no item; expected one a line")
+    return found
+
+
+def _labels(row: Mapping[str, Any], steps: int, place: str) -> Labels:
+    labels, first = row.get("labels"), row.get("first_error")
+    if not isinstance(labels, list) or len(labels) != steps:
+        got = len(labels) if isinstance(labels, list) else labels
+        raise DataError(f"{place}: labels are {got!r}; expected a list of {steps}, one a step")
+    odd = next((label for label in labels if label not in LABELS), None)
+    if odd is not None:
+        raise DataError(f"{place}: label {odd!r}; expected one of {', '.join(LABELS)}")
+    if first is not None and (isinstance(first, bool) or not isinstance(first, int) or not 1 <= first <= steps):
+        raise DataError(f"{place}: first_error is {first!r}; expected a step's number from 1 to {steps}, or null")
+    if first is not None and labels[first - 1] != INVALID:
+        raise DataError(f"{place}: first_error {first} is labelled {labels[first - 1]!r}; expected {INVALID!r}")
+    return Labels(tuple(labels), None if first is None else first - 1)

@@ -1,0 +1,126 @@
+"""The list of what a run has written, with hashes: one line a file, added when the file is complete."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.local.checkpoint import MANIFEST, file_sha256
+from nemo_uecr.telemetry.sinks import append_record
+
+FILE = "artifacts.jsonl"
+#: Files that grow: of them the part that was there is hashed.
+GROWING = ("metrics.jsonl", "evaluation.jsonl")
+CHECKPOINTS = "checkpoints"
+#: Folders in which nothing lies that a run did not list.
+LISTED = ("batches", "evaluations")
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a comparison found: files that are as listed, and sentences about the others."""
+
+    same: int
+    changed: tuple[str, ...]
+    unlisted: tuple[str, ...]
+
+
+def list_files(folder: Path, step: int, names: Iterable[str]) -> None:
+    """Add files to the list, those of them that exist."""
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            size = path.stat().st_size
+            append_record(
+                folder / FILE, {"step": step, "path": name, "bytes": size, "sha256": _prefix_sha256(path, size)}
+            )
+
+
+def compare_files(folder: Path) -> Findings:
+    """Compare a run folder with its list.
+
+    Raises:
+        RunFolderError: If there is no list or it cannot be read.
+    """
+    listed = _read(folder)
+    checkpoints = {name: entry for name, entry in listed.items() if name.startswith(f"{CHECKPOINTS}/")}
+    changed = [
+        text for name, entry in listed.items() if name not in checkpoints and (text := _fault(folder, name, entry))
+    ]
+    same = len(listed) - len(checkpoints) - len(changed)
+    here = (folder / CHECKPOINTS).is_dir()  # an archive may come without them
+    kept, faults = _checkpoint_faults(folder, checkpoints) if here else (0, [])
+    present = (path for part in LISTED for path in sorted((folder / part).glob("*")))
+    unlisted = [name for path in present if (name := str(path.relative_to(folder))) not in listed]
+    notes = [f"{name}: not in {FILE}" for name in unlisted]
+    if checkpoints and not here:
+        notes.append(f"{CHECKPOINTS}: not here")
+    return Findings(same + kept, (*changed, *faults), tuple(notes))
+
+
+def _checkpoint_faults(folder: Path, listed: dict[str, dict[str, Any]]) -> tuple[int, list[str]]:
+    """Checkpoints that are here against their manifests; of those that are gone only the newest is missed."""
+    newest = max(listed, default=None)
+    good, faults = 0, []
+    for name, entry in listed.items():
+        place = (folder / name).parent
+        if not place.is_dir() and name != newest:
+            continue  # pruned, as the configuration says
+        fault = _fault(folder, name, entry)
+        if fault is not None:
+            faults.append(fault)
+            continue
+        for file, digest in json.loads((folder / name).read_text(encoding="utf-8")).items():
+            path = place / file
+            if path.is_file() and file_sha256(path) == digest:
+                good += 1
+            else:
+                faults.append(f"{path.relative_to(folder)}: {'content changed' if path.is_file() else 'missing'}")
+    return good, faults
+
+
+def checkpoint_entry(step: int) -> str:
+    """The file that stands for a checkpoint: it has the hashes of the others."""
+    return f"{CHECKPOINTS}/step-{step:06d}/{MANIFEST}"
+
+
+def _fault(folder: Path, name: str, entry: dict[str, Any]) -> str | None:
+    path = folder / name
+    if not path.is_file():
+        return f"{name}: missing"
+    size, expected = path.stat().st_size, int(entry["bytes"])
+    if size < expected or (size > expected and name not in GROWING):
+        return f"{name}: {size} bytes, {expected} when it was written"
+    return None if _prefix_sha256(path, expected) == entry["sha256"] else f"{name}: content changed"
+
+
+def _prefix_sha256(path: Path, size: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (block := file.read(min(CHUNK, size))):
+            digest.update(block)
+            size -= len(block)
+    return digest.hexdigest()
+
+
+def _read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The newest entry of each file."""
+    path = folder / FILE
+    if not path.is_file():
+        raise RunFolderError(f"{folder} has no {FILE}; expected a run folder of this version. Nothing can be verified")
+    entries = {}
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line:
+            continue
+        try:
+            entry = json.loads(line)
+            entries[str(entry["path"])] = {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(f"{path}:{number}: not an entry of the list; the file was altered") from error
+    return entries

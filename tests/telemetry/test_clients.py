@@ -1,0 +1,144 @@
+"""TensorBoard, Weights & Biases and MLflow: the real clients, offline; skipped where one is not installed."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.errors import ConfigError, DependencyError, InvariantError
+from nemo_uecr.telemetry.clients import Choice, open_clients, run_key
+from nemo_uecr.telemetry.sinks import StepLog
+
+AVERAGE = {"avg": 0.5, "low": 0.25, "high": 0.75}
+
+
+def choice(tensorboard: str = "off", wandb: str = "off", mlflow: str = "off") -> Choice:
+    return Choice(tensorboard, wandb, mlflow, "project", {"run.seed": 7, "threads": None})
+
+
+def two_steps(folder: Path, wanted: Choice) -> None:
+    with StepLog(folder, open_clients(folder, wanted)) as log:
+        log.write(1, {"policy/loss": 0.5})
+        log.evaluation(2, AVERAGE)
+        log.write(2, {"policy/loss": 0.25})
+
+
+def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    two_steps(tmp_path, choice(tensorboard="on"))
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("policy/loss")] == [(1, 0.5), (2, 0.25)]
+    assert [(event.step, event.value) for event in events.Scalars("evaluation/avg")] == [(2, 0.5)]
+
+
+def test_missing_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(DependencyError, match=r"pip install 'nemo-uecr\[tensorboard\]'"):
+        open_clients(tmp_path, choice(tensorboard="on"))
+    two_steps(tmp_path, choice(tensorboard="auto"))
+    assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_missing_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    wanted = choice(wandb="offline") if name == "wandb" else choice(mlflow="offline")
+    with pytest.raises(DependencyError, match=rf"telemetry\.{name} asks for {name}.*pip install 'nemo-uecr\[{name}\]'"):
+        open_clients(tmp_path, wanted)
+
+
+def test_the_key_is_made_once(tmp_path: Path) -> None:
+    assert run_key(tmp_path) == run_key(tmp_path)
+    assert len(run_key(tmp_path)) == 32
+
+
+def wandb_records(folder: Path) -> tuple[list[dict[str, float]], dict[str, object], list[int]]:
+    """History, configuration and exit codes in an offline run's file: LevelDB's log of protocol buffers."""
+    from wandb.proto import wandb_internal_pb2 as messages
+
+    history, config, codes = [], {}, []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        raw, at = path.read_bytes(), 7
+        while at + 7 <= len(raw):
+            (length,) = struct.unpack_from("<H", raw, at + 4)
+            record = messages.Record()
+            record.ParseFromString(raw[at + 7 : at + 7 + length])
+            at += 7 + length
+            if record.HasField("history"):
+                items = record.history.item
+                history.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items})
+            if record.HasField("run"):
+                config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
+            if record.HasField("exit"):
+                codes.append(record.exit.exit_code)
+    return history, config, codes
+
+
+def test_wandb_offline_run_can_be_read(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    two_steps(tmp_path, choice(wandb="offline"))
+    history, config, codes = wandb_records(tmp_path)
+    assert [(line["_step"], line["policy/loss"]) for line in history] == [(1, 0.5), (2, 0.25)]
+    assert history[1]["evaluation/avg"] == 0.5
+    assert config["run.seed"] == 7
+    assert codes == [0]
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    assert folder.name.endswith(run_key(tmp_path))
+
+
+def test_wandb_is_told_that_a_run_failed(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    with pytest.raises(ZeroDivisionError), StepLog(tmp_path, open_clients(tmp_path, choice(wandb="offline"))):
+        raise ZeroDivisionError
+    assert wandb_records(tmp_path)[2] == [1]
+
+
+def continued(folder: Path) -> None:
+    """A third step, and one that stops the run."""
+    with StepLog(folder, open_clients(folder, choice(mlflow="offline"))) as log:
+        log.write(3, {"policy/loss": 0.125})
+        log.write(4, {"policy/loss": float("nan")})
+
+
+def test_mlflow_offline_run_can_be_read_and_continued(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    two_steps(tmp_path, choice(mlflow="offline"))
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("project").experiment_id
+    (run,) = client.search_runs([experiment])
+    assert (run.info.status, run.data.params["run.seed"], run.data.params["threads"]) == ("FINISHED", "7", "None")
+    history = client.get_metric_history(run.info.run_id, "policy/loss")
+    assert [(point.step, point.value) for point in history] == [(1, 0.5), (2, 0.25)]
+    assert run.data.metrics["evaluation/high"] == 0.75
+    with pytest.raises(InvariantError):
+        continued(tmp_path)
+    (run,) = client.search_runs([experiment])
+    assert run.info.status == "FAILED"
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "policy/loss")] == [1, 2, 3]
+
+
+def test_mlflow_online_needs_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI is not set"):
+        open_clients(tmp_path, choice(mlflow="online"))
+
+
+def test_a_server_that_fails_does_not_stop_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    clients = open_clients(tmp_path, choice(mlflow="offline"))
+    clients[0]._id = "no such run"
+    with StepLog(tmp_path, clients) as log:
+        log.write(1, {"policy/loss": 0.5})
+        log.write(2, {"policy/loss": 0.25})
+    assert [record.message.partition(" (")[0] for record in caplog.records if "MLflow" in record.message] == [
+        "MLflow fails"
+    ]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
