@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from nemo_uecr.cli.extras import require_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from nemo_uecr.config.load import LoadedConfig
-    from nemo_uecr.config.schema import Config
+    from nemo_uecr.config.nemo_schema import AnyConfig
 
-__all__ = ["add_config_arguments", "load_and_report", "objective_of", "train_loaded"]
+__all__ = ["add_config_arguments", "load_and_report", "objective_of", "summary", "train_loaded"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,20 @@ def train_loaded(loaded: LoadedConfig, *, resume: bool) -> Path:
     return train(loaded.config, resume=resume, origins=loaded.origins, objective=objective, locate=resolve)
 
 
-def objective_of(config: Config) -> str:
+def objective_of(config: AnyConfig) -> str:
     """The objective of a configuration; joins the loss of `config` with the method's equation of `core`."""
     from nemo_uecr.config.objective import objective
     from nemo_uecr.core.methods import METHODS
 
     return objective(config, advantage=METHODS[config.method.name].equation)
+
+
+def summary(config: AnyConfig, origins: Mapping[str, str], *, prefix: str) -> str:
+    """The objective, and the settings that the method does not use, each on a line of its own."""
+    from nemo_uecr.config.unused import unused_line
+
+    lines = [f"objective: {objective_of(config)}"]
+    unused = unused_line(config, origins)
+    if unused is not None:
+        lines.append(unused)
+    return "".join(f"{prefix}{line}\n" for line in lines)

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
+from nemo_uecr.config.continuation import check_same_configuration
 from nemo_uecr.config.load import dump_config, load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import CheckpointError, RunFolderError
-from nemo_uecr.local.checkpoint import Checkpoints, Position, check_same_configuration, restore_optimizer
+from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
 from nemo_uecr.local.provenance import input_hashes, provenance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import Settings
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.nemo_adapter import upstream
+from nemo_uecr.nemo_adapter import run_folder, upstream, verifier_environment
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
+from nemo_uecr.nemo_adapter.evaluation import training_evaluation
+from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
@@ -24,22 +27,34 @@ from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenize
 log = logging.getLogger(__name__)
 
 
-def train(config: NemoConfig) -> Path:
+def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objective: str) -> Path:
     """Run to the last step; returns the run folder.
+
+    Args:
+        config: the resolved configuration.
+        resume: continue from the newest checkpoint in the run folder.
+        origins: where each value came from, for the run folder.
+        objective: the loss as one equation, for the run folder.
 
     Raises:
         UpstreamError: another NeMo-RL is installed.
         DataError: student and teacher have different vocabularies.
+        RunFolderError: the folder holds a run that was not asked to be resumed.
+        CheckpointError: the folder's run has another configuration.
     """
     version = upstream.check()
+    run_folder.check_folder(config, resume=resume)
     spec, plan = run_spec(config), teacher_plan(config)
     check_models(config)
+    evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
     folder = Path(config.run.folder)
     folder.mkdir(parents=True, exist_ok=True)
+    run_folder.write_run_files(config, origins=origins, objective=objective, version=version)
     native_config = upstream.master_config_class()(
         **master_config(config, prompt_file=str(_prompt_file(config, folder)))
     )
     log.info("NeMo-RL %s, method %s, %d responses a step", version, spec.method_name, spec.responses)
+    verifier_environment.register()
     parts = upstream.prepare_run(native_config)
     context = StepContext(spec, completed_steps=0, tokenizer=parts.tokenizer)
     groups = 3 if plan is not None and not plan.dedicated else 2
@@ -52,9 +67,14 @@ def train(config: NemoConfig) -> Path:
             context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given
         )
 
-    with upstream.substitutions(estimator=lambda: UecrEstimator(context), colocated_worker_groups=groups):
+    with upstream.substitutions(
+        estimator=lambda: UecrEstimator(context), colocated_worker_groups=groups, evaluation=evaluation
+    ):
         run = upstream.set_up(native_config, parts, make_policy)
+        if evaluation is not None:
+            upstream.schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
         context.resume_at(run.completed_steps)
+        run_folder.drop_later_records(config, completed_steps=run.completed_steps)
         upstream.run_loop(run, parts, _loss(spec))
     return folder
 
@@ -155,6 +175,11 @@ def _teacher(plan: TeacherPlan, config: NemoConfig, given: dict[str, Any]) -> Ra
             name="uecr_teacher_cluster",
         )
     return RayTeacher(plan, student_config=given["config"], cluster=cluster, tokenizer=given["tokenizer"])
+
+
+def _engine(config: NemoConfig, generation: Any, end_ids: frozenset[int]) -> WorkersEngine:
+    """Evaluation on the run's own vLLM engines."""
+    return WorkersEngine(upstream.generation_leaders(generation), end_ids, seconds=config.scoring.timeout_s)
 
 
 def _prompt_file(config: NemoConfig, folder: Path) -> Path:

@@ -47,7 +47,9 @@ CONTRACT: dict[str, Rule] = {
         packages="torch transformers safetensors",
     ),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
-    "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
+    "nemo_adapter": rule(
+        "config", "core", "data", "evaluation", "megatron_worker", "telemetry", "verifier", packages="torch ray"
+    ),
     "cli": rule(
         "config", "core", "data", "demo", "evaluation", "local", "report", "scoring", "telemetry", "verifier",
         "bench", "nemo_adapter",

@@ -131,7 +131,7 @@ def main(tokenizer: str, target: str) -> None:
         loop(run, parts, loss)
 
     with patch.object(upstream, "run_loop", checked_loop):
-        launcher.train(config)
+        launcher.train(config, resume=False, origins={}, objective="")
     saved = sorted((folder / "run" / "batches").glob("*.safetensors"))
     report("ten training steps", passed=len(saved) == STEPS, detail=f"{len(saved)} steps left a batch")
     entropy = load_batch(saved[-1]).tensors["teacher_entropy"]

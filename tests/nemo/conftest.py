@@ -40,6 +40,9 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or ""])
+    before = os.environ.get("PYTHONPATH")
+    # NeMo-RL hands this process's variables to its environments, over those of the runtime environment.
+    os.environ["PYTHONPATH"] = paths
     os.environ.pop("RAY_ADDRESS", None)
     ray.init(
         num_cpus=2,
@@ -53,3 +56,7 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
     yield
     del os.environ["RAY_ADDRESS"]
     ray.shutdown()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before

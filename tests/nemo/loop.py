@@ -80,7 +80,7 @@ def train_ours(
     )
     if teacher is not None:
         teacher.events = made.events
-    with upstream.substitutions(estimator=lambda: UecrEstimator(context), colocated_worker_groups=3):
+    with upstream.substitutions(estimator=lambda: UecrEstimator(context), colocated_worker_groups=3, evaluation=None):
         metrics = _loop(made, loss_of(spec), spec, steps, problems or TinyProblems())
     return Run(made, metrics, teacher)
 
