@@ -45,6 +45,8 @@ COMMANDS: tuple[Command, ...] = (
     Command(("evaluate", "compare"), "nemo_uecr.cli.evaluate_compare", "paired comparison of two evaluations"),
     Command(("evaluate", "sweep"), "nemo_uecr.cli.evaluate_sweep", "evaluate checkpoints and select one"),
     Command(("evaluate",), "nemo_uecr.cli.evaluate", "avg@k of a model on benchmarks"),
+    Command(("teacher", "score"), "nemo_uecr.cli.teacher_score", "score a saved batch with a Megatron teacher"),
+    Command(("teacher", "compare"), "nemo_uecr.cli.teacher_compare", "what FP8 changes in a teacher's scores"),
     Command(("table",), "nemo_uecr.cli.table_command", "the paper's tables from evaluations"),
     Command(("bench", "advantage"), "nemo_uecr.cli.bench_advantage", "time and memory of the advantages"),
     Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),

@@ -20,8 +20,8 @@ from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
-from nemo_uecr.nemo_adapter.teachers import RayTeacher, TeacherPlan, scoring_policy_class
-from nemo_uecr.nemo_adapter.translate import master_config
+from nemo_uecr.nemo_adapter.teachers import RayTeacher, TeacherPlan, scoring_policy_class, teacher_cluster
+from nemo_uecr.nemo_adapter.translate import master_config, teacher_gpus_of_nodes
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
 
 log = logging.getLogger(__name__)
@@ -165,15 +165,7 @@ def _teacher(plan: TeacherPlan, config: NemoConfig, given: dict[str, Any]) -> Ra
     """The teacher, built before the student and asleep when the student is built."""
     cluster = given["cluster"]
     if plan.dedicated:
-        own, per_node = config.teacher.dedicated_gpus, config.cluster.gpus_per_node
-        counts = [own] if config.cluster.nodes == 1 else [per_node] * (own // per_node)
-        cluster = upstream.cluster_class()(
-            bundle_ct_per_node_list=counts,
-            use_gpus=True,
-            max_colocated_worker_groups=1,
-            num_gpus_per_node=counts[0],
-            name="uecr_teacher_cluster",
-        )
+        cluster = teacher_cluster(teacher_gpus_of_nodes(config))
     return RayTeacher(plan, student_config=given["config"], cluster=cluster, tokenizer=given["tokenizer"])
 
 

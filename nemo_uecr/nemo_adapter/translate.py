@@ -349,3 +349,9 @@ def _cluster(config: NemoConfig) -> dict[str, Any]:
         "master_port_range_high": 28000,
         "segment_size": None,
     }
+
+
+def teacher_gpus_of_nodes(config: NemoConfig) -> list[int]:
+    """A dedicated teacher's GPUs on each of its nodes: some of the only node, or whole ones."""
+    own, per_node = config.teacher.dedicated_gpus, config.cluster.gpus_per_node
+    return [own] if config.cluster.nodes == 1 else [per_node] * (own // per_node)

@@ -341,12 +341,24 @@ class SetUp:
     completed_steps: int
 
 
-def prepare_run(config: Any) -> Prepared:
-    """Start Ray, and load tokenizer, problems and environment, in NeMo-RL's own order."""
+def start(config: Any) -> Any:
+    """Start Ray, load the tokenizer and complete the configuration with it; returns the tokenizer."""
     importlib.import_module(_CLUSTER).init_ray()
     tokenizer = importlib.import_module("nemo_rl.algorithms.utils").get_tokenizer(config.policy["tokenizer"])
     generation = importlib.import_module("nemo_rl.models.generation")
     config.policy["generation"] = generation.configure_generation_config(config.policy["generation"], tokenizer)
+    return tokenizer
+
+
+def scoring_policy_config(config: Any) -> Any:
+    """The policy's configuration with what the loop's set-up adds to it; a scorer makes no training step."""
+    config.policy["megatron_cfg"]["train_iters"] = 1
+    return config.policy
+
+
+def prepare_run(config: Any) -> Prepared:
+    """Start Ray, and load tokenizer, problems and environment, in NeMo-RL's own order."""
+    tokenizer = start(config)
     data = importlib.import_module("nemo_rl.data.utils")
     dataset, _, environments, _ = data.setup_response_data(tokenizer, config.data, config.env)
     return Prepared(tokenizer, dataset, environments)

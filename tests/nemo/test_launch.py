@@ -172,7 +172,8 @@ def check_second_start(config: NemoConfig) -> None:
 def native_rewards(responses: list[str], answer: str) -> list[float]:
     """What NeMo-RL's own math verifier gives."""
     worker = importlib.import_module("nemo_rl.environments.math_environment").HFVerifyWorker
-    found: list[float] = worker.__ray_metadata__.modified_class().verify(responses, [answer] * len(responses))
+    verify = worker.__ray_metadata__.modified_class().verify
+    found: list[float] = verify(responses, [answer] * len(responses), math_verify_impl="hf_math_verify")
     return found
 
 

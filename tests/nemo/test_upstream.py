@@ -103,7 +103,8 @@ def test_nothing_that_nemo_rl_ships_is_left_out(nemo_rl: str) -> None:
     missing = {name for name in paths_of(shipped()) if not is_in(ours, name)}
     unused = (
         "policy.dtensor_cfg", "policy.generation.mcore_generation_config", "policy.megatron_cfg.peft", "policy.draft",
-        "policy.dynamic_batching", "policy.optimizer", "policy.scheduler", "data_plane", "data.default", "data.train", "env.math",
+        "policy.dynamic_batching", "policy.optimizer", "policy.scheduler", "data_plane", "data.default", "data.train",
+        "env.math",
         "grpo.reward_shaping", "grpo.reward_scaling", "grpo.async_grpo", "loss_fn", "logger.mlflow.tracking_uri",
     )  # fmt: skip
     assert {name for name in missing if not name.startswith(unused)} == set()
