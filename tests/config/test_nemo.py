@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
+from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import flat_values, stated_values
 from nemo_uecr.config.methods import METHOD_NEEDS
 from nemo_uecr.config.nemo_load import backend_of, load_nemo, load_nemo_config
@@ -135,3 +137,15 @@ def test_every_value_has_its_origin() -> None:
     assert loaded.origins["student.parallel.context"] == base
     assert loaded.origins["method.std"] == "default"
     assert loaded.config.student.parallel.tensor == 2
+
+
+def test_show_says_where_every_value_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    path = CONFIGS / "qwen3_1p7b" / "grpo.yaml"
+    assert entry_point(["config", "show", str(path), "train.steps=7"]) == 0
+    shown = capsys.readouterr().out
+    lines = {line.split(":")[0].strip(): line for line in shown.splitlines() if not line.startswith("#")}
+    assert lines["steps"].endswith("# override")
+    assert lines["gpus_per_node"].endswith("nemo_rl_base.yaml")
+    assert lines["difficulty_low"].endswith("uecr_qwen3_1p7b.yaml")
+    assert "# not used by method grpo: method.alpha, method.rho" in shown
+    assert yaml.safe_load(shown)["train"]["steps"] == 7

@@ -35,7 +35,7 @@ def nemo_rl() -> str:
 
 @pytest.fixture(scope="session")
 def ray_cluster(nemo_rl: str) -> Iterator[None]:
-    """A local Ray with two CPUs."""
+    """A local Ray that is told it has six CPUs and three GPUs, so that clusters find their places."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -45,7 +45,8 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
     os.environ["PYTHONPATH"] = paths
     os.environ.pop("RAY_ADDRESS", None)
     ray.init(
-        num_cpus=2,
+        num_cpus=6,
+        num_gpus=3,
         include_dashboard=False,
         logging_level="ERROR",
         log_to_driver=False,

@@ -36,7 +36,7 @@ def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: i
 
 @pytest.mark.slow
 def test_the_ratio_is_one_in_sixteen_bits() -> None:
-    """bf16 logits are divided by T_r in bf16 at both ends: the first ratio is off 1 only by how float32 sums are ordered."""
+    """bf16 logits are divided by T_r in bf16 at both ends: the first ratio is off 1 only by the order of sums."""
     pytest.importorskip("megatron.core")
     results = run_ranks(2, score_and_compare, tensor=2, pipeline=1, packed=True, sixteen_bit=True)
     for result in results:
