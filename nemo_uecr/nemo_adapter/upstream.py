@@ -144,9 +144,8 @@ def substitutions(
         assert evaluation is not None  # noqa: S101  put in place only then
         return evaluation(policy_generation, step)
 
-    replaced = {"_create_advantage_estimator": make_estimator, "RayVirtualCluster": make_cluster}
-    if evaluation is not None:
-        replaced["validate"] = validate
+    replaced: dict[str, Any] = {"_create_advantage_estimator": make_estimator, "RayVirtualCluster": make_cluster}
+    replaced |= {} if evaluation is None else {"validate": validate}
     saved = {name: getattr(grpo, name) for name in replaced}
     try:
         for name, substitute in replaced.items():
