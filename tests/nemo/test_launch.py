@@ -134,6 +134,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(grpo, "maybe_gpu_profile_step", lambda *args, **given: None)
     monkeypatch.setattr(importlib.import_module("nemo_rl.distributed.virtual_cluster"), "init_ray", lambda: None)
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
+    monkeypatch.setattr(upstream, "cluster_class", lambda: cluster)
     monkeypatch.setattr(launcher, "scoring_policy_class", lambda timeout_s: LaunchedPolicy)
     monkeypatch.setattr(launcher, "check_models", lambda config: None)
     monkeypatch.setattr(launcher, "_engine", lambda config, generation, end_ids: Examinee())
@@ -178,9 +179,9 @@ def native_rewards(responses: list[str], answer: str) -> list[float]:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", ["uecr", "grpo"])
+@pytest.mark.parametrize(("method", "dedicated"), [("uecr", 0), ("uecr", 1), ("grpo", 0)])
 def test_a_run_from_its_configuration_file(
-    method: str, tmp_path: Path, clusters: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    method: str, dedicated: int, tmp_path: Path, clusters: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocabulary = make_tokenizer(tmp_path / "student")
     problems = tmp_path / "problems.jsonl"
@@ -188,18 +189,19 @@ def test_a_run_from_its_configuration_file(
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     teachers: list[Any] = []
 
-    def make_teacher(plan: Any, config: Any, given: Any) -> Any:
-        teachers.append(plan.configuration(given["config"]))
+    def make_teacher(plan: Any, *, student_config: Any, cluster: Any, tokenizer: Any) -> Any:
+        teachers.append(plan.configuration(student_config) | {"cluster": cluster.name, "stays": plan.dedicated})
         return TinyTeacher(TinyModel(9, vocabulary=vocabulary), [])
 
-    monkeypatch.setattr(launcher, "_teacher", make_teacher)
+    monkeypatch.setattr(launcher, "RayTeacher", make_teacher)
     config = load_nemo_config(
         CONFIGS / "uecr_qwen3_1p7b.yaml",
         [
             f"method.name={method}", f"run.folder={tmp_path / 'run'}", f"student.model_name={tmp_path / 'student'}",
             "teacher.model_name=teacher", f"student.vocabulary={vocabulary}", f"data.train={problems}",
             "data.verifier_workers=1", "rollout.prompts_per_step=2", "rollout.responses_per_prompt=4",
-            "train.minibatch_responses=8", f"train.steps={STEPS}", "checkpoint.every=0", "cluster.gpus_per_node=1",
+            "train.minibatch_responses=8", f"train.steps={STEPS}", "checkpoint.every=0",
+            f"cluster.gpus_per_node={1 + dedicated}", f"teacher.dedicated_gpus={dedicated}",
             "telemetry.save_batch_every=1", "tolerances.first_ratio=1e-5", "evaluation.every=5",
             "evaluation.samples=2", "evaluation.bootstrap=100", *make_benchmarks(tmp_path),
         ],
@@ -216,10 +218,18 @@ def test_a_run_from_its_configuration_file(
     assert sorted(path.name for path in (tmp_path / "run" / "batches").iterdir()) == [
         "step-000001.safetensors", "step-000002.safetensors",
     ]  # fmt: skip
-    assert [given["max_colocated_worker_groups"] for given in clusters] == [3 if method == "uecr" else 2]
+    # Engine, student and a colocated teacher share the policy's GPU; a dedicated teacher is alone on another.
+    own = [("uecr_teacher_cluster", [1], 1)] if dedicated else []
+    sharing = 3 if method == "uecr" and not dedicated else 2
+    asked = [
+        (given["name"], given["bundle_ct_per_node_list"], given["max_colocated_worker_groups"]) for given in clusters
+    ]
+    assert asked == [(upstream.POLICY_CLUSTER, [1], sharing), *own]
     assert LaunchedPolicy.given["fqn"] == upstream.WORKER_FQN
     assert LaunchedPolicy.given["init_reference_model"] is True
     assert len(teachers) == (method == "uecr")
     if teachers:
+        assert teachers[0]["stays"] is bool(dedicated)
+        assert teachers[0]["cluster"] == (own[0][0] if own else upstream.POLICY_CLUSTER)
         assert teachers[0]["generation"]["temperature"] == 1.0
         assert teachers[0]["megatron_cfg"]["train_iters"] == STEPS
