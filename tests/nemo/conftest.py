@@ -39,8 +39,8 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or ""])
     before = os.environ.get("PYTHONPATH")
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or "", before or ""])
     # NeMo-RL hands this process's variables to its environments, over those of the runtime environment.
     os.environ["PYTHONPATH"] = paths
     os.environ.pop("RAY_ADDRESS", None)
