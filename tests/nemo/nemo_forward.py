@@ -69,6 +69,7 @@ def score_and_compare(
     )  # fmt: skip
     if sixteen_bit:
         worker.cfg["logprob_chunk_size"] = 5
+        _keep_sixteen_bits(model)
     groups = upstream.model_parallel_groups()
     ours = score_tokens(
         megatron_forward.MegatronForward(worker), _data(packed=packed),
@@ -82,6 +83,17 @@ def score_and_compare(
         "native": _native(worker, _data(packed=packed), sampling if groups.last_stage else None),
         "every_stage": _native(worker, _data(packed=packed), sampling),
     }
+
+
+def _keep_sixteen_bits(model: Any) -> None:
+    """NeMo-RL asks its mixed-precision wrapper not to widen the logits; a bare model never widens them."""
+    bare = model.forward
+
+    def forward(*arguments: Any, fp32_output: bool, **named: Any) -> Any:
+        assert not fp32_output
+        return bare(*arguments, **named)
+
+    model.forward = forward
 
 
 def _for_older_megatron() -> None:
