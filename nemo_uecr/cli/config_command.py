@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli import nemo_rl
-from nemo_uecr.cli.configuration import add_config_arguments, objective_of
+from nemo_uecr.cli.configuration import add_config_arguments, summary
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.load import LoadedConfig
     from nemo_uecr.config.schema import Config
 
 __all__ = ["add_arguments", "run"]
@@ -42,18 +41,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(annotated_yaml(loaded.config, loaded.origins))
     else:
         _check_files(loaded.config)
-    sys.stdout.write(_summary(loaded, prefix="# " if args.action == "show" else ""))
+    sys.stdout.write(summary(loaded.config, loaded.origins, prefix="# " if args.action == "show" else ""))
     return 0
-
-
-def _summary(loaded: LoadedConfig, *, prefix: str) -> str:
-    from nemo_uecr.config.unused import unused_line
-
-    lines = [f"objective: {objective_of(loaded.config)}"]
-    unused = unused_line(loaded.config, loaded.origins)
-    if unused is not None:
-        lines.append(unused)
-    return "".join(f"{prefix}{line}\n" for line in lines)
 
 
 def _check_files(config: Config) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from nemo_uecr.cli.extras import require_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from nemo_uecr.config.load import LoadedConfig
-    from nemo_uecr.config.schema import Config
+    from nemo_uecr.config.nemo_schema import AnyConfig
     from nemo_uecr.stopping import StopRequest
 
-__all__ = ["add_config_arguments", "load_and_report", "objective_of", "train_loaded", "train_until"]
+__all__ = ["add_config_arguments", "load_and_report", "objective_of", "summary", "train_loaded", "train_until"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +63,20 @@ def train_until(loaded: LoadedConfig, *, resume: bool, stop: StopRequest) -> Pat
     return train(loaded.config, resume=resume, origins=loaded.origins, objective=objective, locate=resolve, stop=stop)
 
 
-def objective_of(config: Config) -> str:
+def objective_of(config: AnyConfig) -> str:
     """The objective of a configuration; joins the loss of `config` with the method's equation of `core`."""
     from nemo_uecr.config.objective import objective
     from nemo_uecr.core.methods import METHODS
 
     return objective(config, advantage=METHODS[config.method.name].equation)
+
+
+def summary(config: AnyConfig, origins: Mapping[str, str], *, prefix: str) -> str:
+    """The objective, and the settings that the method does not use, each on a line of its own."""
+    from nemo_uecr.config.unused import unused_line
+
+    lines = [f"objective: {objective_of(config)}"]
+    unused = unused_line(config, origins)
+    if unused is not None:
+        lines.append(unused)
+    return "".join(f"{prefix}{line}\n" for line in lines)

@@ -57,6 +57,8 @@ COMMANDS: tuple[Command, ...] = (
     Command(("evaluate", "compare"), "nemo_uecr.cli.evaluate_compare", "paired comparison of two evaluations"),
     Command(("evaluate", "sweep"), "nemo_uecr.cli.evaluate_sweep", "evaluate checkpoints and select one"),
     Command(("evaluate",), "nemo_uecr.cli.evaluate", "avg@k of a model on benchmarks"),
+    Command(("teacher", "score"), "nemo_uecr.cli.teacher_score", "score a saved batch with a Megatron teacher"),
+    Command(("teacher", "compare"), "nemo_uecr.cli.teacher_compare", "what FP8 changes in a teacher's scores"),
     Command(("table",), "nemo_uecr.cli.table_command", "the paper's tables from evaluations"),
     Command(("study",), "nemo_uecr.cli.study", "a grid of methods on several students, with tables and figures"),
     Command(("convert",), "nemo_uecr.cli.convert", "Megatron to Hugging Face or back, verified"),

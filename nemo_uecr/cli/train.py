@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train."""
     if nemo_rl.is_nemo_rl(args.config, args.overrides):
-        folder = nemo_rl.train(args.config, args.overrides)
+        folder = nemo_rl.train(args.config, args.overrides, resume=args.resume)
     else:
         folder = train_loaded(load_and_report(args.config, args.overrides), resume=args.resume)
     sys.stdout.write(f"run: {folder}\n")

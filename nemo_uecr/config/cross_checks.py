@@ -8,9 +8,10 @@ from nemo_uecr.config.methods import METHOD_NEEDS, REQUIRED_SETTINGS, needs_of
 from nemo_uecr.config.nearest import nearest_name
 
 if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import AnyConfig
     from nemo_uecr.config.schema import Config, MethodConfig
 
-__all__ = ["batch_sizes", "evaluation", "known_method", "method_settings", "teacher"]
+__all__ = ["batch_sizes", "best_checkpoint", "decoding", "known_method", "method_settings", "teacher"]
 
 
 def known_method(name: str) -> str:
@@ -47,13 +48,17 @@ def batch_sizes(config: Config) -> None:
         )
 
 
-def evaluation(config: Config) -> None:
-    """Refuse several greedy samples, and a best checkpoint without anything to compare it by."""
+def decoding(config: AnyConfig) -> None:
+    """Refuse several greedy samples."""
     if config.evaluation.temperature == 0 and config.evaluation.samples != 1:
         raise ValueError(
             f"evaluation.samples: got {config.evaluation.samples}, expected 1 because "
             "evaluation.temperature = 0 is greedy and every sample would be the same"
         )
+
+
+def best_checkpoint(config: Config) -> None:
+    """Refuse a best checkpoint without anything to compare it by."""
     if config.checkpoint.keep_best and not config.evaluation.benchmarks:
         raise ValueError(
             "checkpoint.keep_best: got true, but evaluation.benchmarks is empty and nothing says which is "

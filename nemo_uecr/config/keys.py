@@ -11,9 +11,12 @@ from pydantic.fields import FieldInfo
 
 from nemo_uecr.config.schema import Config
 
-__all__ = ["Key", "Node", "is_known", "key_of", "known_keys", "known_names", "section_names"]
+__all__ = ["Key", "Node", "Schema", "is_known", "key_of", "known_keys", "known_names", "section_names"]
 
 Node = Mapping[str, object]
+
+#: A back end's whole configuration.
+Schema = type[BaseModel]
 
 
 @dataclass(frozen=True)
@@ -43,42 +46,42 @@ class Key:
 
 
 @cache
-def known_keys() -> dict[str, Key]:
+def known_keys(schema: Schema = Config) -> dict[str, Key]:
     """Every legal key by dotted name, in the order of the schema."""
-    return {key.name: key for key in _keys_of(Config, "")}
+    return {key.name: key for key in _keys_of(schema, "")}
 
 
 @cache
-def section_names() -> dict[str, str]:
-    """Every section with the first sentence about it, in the order of the schema."""
-    return {
-        name: (field.annotation.__doc__ or "").strip()
-        for name, field in Config.model_fields.items()
-        if _is_section(field.annotation)
-    }
+def section_names(schema: Schema = Config) -> dict[str, str]:
+    """Every section by dotted name with the first sentence about it, in the order of the schema."""
+    return dict(_sections_of(schema, ""))
 
 
-def known_names() -> list[str]:
+def known_names(schema: Schema = Config) -> list[str]:
     """Sections and keys together: everything a misspelt name can have meant."""
-    return [*section_names(), *known_keys()]
+    return [*section_names(schema), *known_keys(schema)]
 
 
-def is_known(name: str) -> bool:
+def is_known(name: str, schema: Schema = Config) -> bool:
     """Whether a dotted name is a section, a key, or an entry of a free mapping."""
-    return name in section_names() or key_of(name) is not None
+    return name in section_names(schema) or key_of(name, schema) is not None
 
 
-def key_of(name: str) -> Key | None:
+def key_of(name: str, schema: Schema = Config) -> Key | None:
     """The key that a dotted name is, or is an entry of; None for a section or an unknown name."""
-    keys = known_keys()
+    keys = known_keys(schema)
     if name in keys:
         return keys[name]
     mappings = (key for key in keys.values() if key.free_mapping)
     return next((key for key in mappings if name.startswith(f"{key.name}.")), None)
 
 
-def _is_section(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _sections_of(schema: Schema, prefix: str) -> Iterator[tuple[str, str]]:
+    for name, field in schema.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield f"{prefix}{name}", (inner.__doc__ or "").strip()
+            yield from _sections_of(inner, f"{prefix}{name}.")
 
 
 def _keys_of(model: type[BaseModel], prefix: str) -> Iterator[Key]:

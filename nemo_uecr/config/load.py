@@ -7,10 +7,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Generic, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from nemo_uecr.config.files import read_chain
 from nemo_uecr.config.messages import explain, set_where
@@ -19,26 +20,48 @@ from nemo_uecr.config.overrides import override_layers
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ConfigError
 
-__all__ = ["LoadedConfig", "dump_config", "escaped", "flat_values", "load_config", "register_resolvers"]
+__all__ = [
+    "Loaded",
+    "LoadedConfig",
+    "dump_config",
+    "escaped",
+    "flat_values",
+    "flattened",
+    "load_as",
+    "load_config",
+    "register_resolvers",
+    "stated_values",
+]
 
 _MISSING = "???"
 
+C = TypeVar("C", bound=BaseModel)
+
 
 @dataclass(frozen=True)
-class LoadedConfig:
+class Loaded(Generic[C]):
     """A validated configuration and where it came from."""
 
-    config: Config
+    config: C
     """Every value, resolved."""
 
     origins: dict[str, str]
     """By dotted key: the file as the user wrote it, `override`, or `default`."""
 
 
+LoadedConfig = Loaded[Config]
+
+
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> LoadedConfig:
+    """The configuration of a run of the local back end; see `load_as`."""
+    return load_as(Config, path, overrides)
+
+
+def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[C]:
     """Read a configuration file with what it inherits, apply the overrides, resolve and validate.
 
     Args:
+        schema: the back end's whole configuration.
         path: YAML file.
         overrides: `dotted.key=value` texts of the command line; may be empty.
 
@@ -49,25 +72,37 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> Loade
         ConfigError: with one line that says what was got, what was expected and where it was set.
     """
     shown = os.fspath(path)
-    merged = reduce(overlay, override_layers(overrides), read_chain(shown))
-    stated = origins_of(merged)
-    values = _resolved(values_of(merged), stated, shown)
+    values, stated = stated_values(schema, shown, overrides)
     try:
-        config = Config.model_validate(values)
+        config = schema.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, stated, shown)) from error
-    return LoadedConfig(config, {key: stated.get(key, DEFAULT) for key in flat_values(config)})
+        raise ConfigError(explain(error, stated, shown, schema)) from error
+    return Loaded(config, {key: stated.get(key, DEFAULT) for key in flat_values(config)})
 
 
-def dump_config(config: Config) -> str:
+def stated_values(
+    schema: type[BaseModel], path: str, overrides: Sequence[str]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Every stated value, resolved but not validated, with the origin of each; values yet to be given are absent."""
+    merged = reduce(overlay, override_layers(overrides, schema), read_chain(path))
+    stated = origins_of(merged)
+    return _resolved(values_of(merged), stated, path), stated
+
+
+def dump_config(config: BaseModel) -> str:
     """The complete configuration as YAML; `load_config` of it gives the same configuration back."""
     text: str = OmegaConf.to_yaml(OmegaConf.create(escaped(config.model_dump(mode="json"))))
     return text
 
 
-def flat_values(config: Config) -> dict[str, object]:
+def flat_values(config: BaseModel) -> dict[str, object]:
     """Every value by dotted key, in the order of the schema; lists and empty mappings are values."""
-    return _flat(config.model_dump(mode="json"), "")
+    return flattened(config.model_dump(mode="json"))
+
+
+def flattened(tree: Mapping[str, object]) -> dict[str, object]:
+    """The same of a plain tree."""
+    return _flat(tree, "")
 
 
 def register_resolvers() -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nemo_uecr.config.keys import key_of, known_keys, known_names, section_names
+from nemo_uecr.config.keys import Schema, key_of, known_keys, known_names, section_names
 from nemo_uecr.config.nearest import nearest_name
 from nemo_uecr.config.origins import OVERRIDE
 
@@ -20,7 +20,7 @@ _SHOWN_VALUE = 60
 _SHOWN_OTHERS = 3
 
 
-def explain(error: ValidationError, origins: Mapping[str, str], path: str) -> str:
+def explain(error: ValidationError, origins: Mapping[str, str], path: str, schema: Schema) -> str:
     """The first fault in full and the names of the others.
 
     An unknown key comes before a missing one, because a misspelt key is both at once.
@@ -29,12 +29,13 @@ def explain(error: ValidationError, origins: Mapping[str, str], path: str) -> st
         error: what the schema found.
         origins: origin by dotted key.
         path: the file that was asked for.
+        schema: what refused it.
 
     Returns:
         One line.
     """
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
-    line = _line(details[0], origins, path)
+    line = _line(details[0], origins, path, schema)
     others = list(dict.fromkeys(_name(detail["loc"]) for detail in details[1:] if detail["loc"]))
     if others:
         shown = ", ".join(others[:_SHOWN_OTHERS]) + (", ..." if len(others) > _SHOWN_OTHERS else "")
@@ -42,13 +43,13 @@ def explain(error: ValidationError, origins: Mapping[str, str], path: str) -> st
     return line
 
 
-def _line(detail: ErrorDetails, origins: Mapping[str, str], path: str) -> str:
+def _line(detail: ErrorDetails, origins: Mapping[str, str], path: str, schema: Schema) -> str:
     kind, name = detail["type"], _name(detail["loc"])
     if kind == "value_error":
         return str(detail["ctx"]["error"])
     if kind == "extra_forbidden":
-        return f"{_origin(name, origins, path)}: unknown key {name}; {_suggestion(name)}"
-    expected = _expected(name)
+        return f"{_origin(name, origins, path)}: unknown key {name}; {_suggestion(name, schema)}"
+    expected = _expected(name, schema)
     if kind == "missing" and isinstance(detail["loc"][-1], str):  # else a list is too short
         return f"{path}: missing {name}, expected {expected}; write it in the file or pass {name}=VALUE"
     return f"{name}: got {_shown(detail['input'])}, expected {expected} ({set_where(name, origins, path)})"
@@ -59,15 +60,15 @@ def _name(loc: Sequence[int | str]) -> str:
     return ".".join(part for part in loc if isinstance(part, str) and part != "[key]")
 
 
-def _suggestion(name: str) -> str:
-    return f"the nearest known key is {nearest_name(name, known_names())}"
+def _suggestion(name: str, schema: Schema) -> str:
+    return f"the nearest known key is {nearest_name(name, known_names(schema))}"
 
 
-def _expected(name: str) -> str:
-    if name in section_names():
-        keys = [key.rpartition(".")[2] for key in known_keys() if key.startswith(f"{name}.")]
+def _expected(name: str, schema: Schema) -> str:
+    if name in section_names(schema):
+        keys = [key.rpartition(".")[2] for key in known_keys(schema) if key.startswith(f"{name}.")]
         return f"a section with the keys {', '.join(keys)}"
-    key = key_of(name)
+    key = key_of(name, schema)
     if key is None:
         return "a legal value"
     return key.expectation if key.name == name else "a text that is not empty"

@@ -6,9 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nemo_uecr.config import nemo_checks
+from nemo_uecr.config import cross_checks, nemo_checks
 from nemo_uecr.config.kinds import Count, NonNegative, NonNegativeInt, Pair, Positive, PromptTemplate, Share, Text, TopP
 from nemo_uecr.config.schema import (
+    Config,
+    EvaluationConfig,
     LossConfig,
     MethodConfig,
     RunConfig,
@@ -16,7 +18,7 @@ from nemo_uecr.config.schema import (
     TolerancesConfig,
 )
 
-__all__ = ["NemoConfig"]
+__all__ = ["AnyConfig", "NemoConfig"]
 
 Form = Literal["paper", "nemo_rl"]
 
@@ -190,7 +192,7 @@ class ScoringConfig(Section):
     """Tokens whose logits are reduced at once; bounds memory."""
 
     timeout_s: Positive
-    """Longest wait for a scoring pass; then the run ends and names the workers that are silent."""
+    """Longest wait for a scoring pass or an evaluation; then the run ends and names the workers that are silent."""
 
 
 class ClusterConfig(Section):
@@ -258,6 +260,7 @@ class NemoConfig(Section):
     train: NemoTrainConfig
     scoring: ScoringConfig
     cluster: ClusterConfig
+    evaluation: EvaluationConfig
     checkpoint: NemoCheckpointConfig
     telemetry: NemoTelemetryConfig
     conventions: ConventionsConfig
@@ -269,4 +272,9 @@ class NemoConfig(Section):
         nemo_checks.teacher(self)
         nemo_checks.layout(self)
         nemo_checks.lengths(self)
+        cross_checks.decoding(self)
         return self
+
+
+#: The configuration of either back end; `run`, `method`, `loss` and `tolerances` are the same sections.
+AnyConfig = Config | NemoConfig

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from nemo_uecr.config.methods import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, needs_of
-from nemo_uecr.config.schema import Config, MethodConfig
+from nemo_uecr.config.nemo_schema import AnyConfig
+from nemo_uecr.config.schema import MethodConfig
 
 __all__ = ["objective"]
 
 
-def objective(config: Config, *, advantage: str) -> str:
+def objective(config: AnyConfig, *, advantage: str) -> str:
     """What the run minimises, on one line.
 
     PG is the clipped surrogate, averaged over the valid tokens of the optimizer step; KL3 is the low-variance
@@ -33,14 +34,14 @@ def objective(config: Config, *, advantage: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _surrogates(config: Config) -> str:
+def _surrogates(config: AnyConfig) -> str:
     clip = f"clip {config.loss.clip_low:g}/{config.loss.clip_high:g}"
     if "opd_coef" in needs_of(config.method.name).settings:
         return f"PG(A^GRPO; {clip}) + {config.method.opd_coef:g} PG(clip(delta, -5, 5); {clip})"
     return f"PG(A; {clip})"
 
 
-def _reference(config: Config) -> str:
+def _reference(config: AnyConfig) -> str:
     return f" + {config.loss.reference_kl:g} KL3(ref)" if config.loss.reference_kl > 0 else ""
 
 

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_uecr.config.keys import is_known, key_of, known_names
+from nemo_uecr.config.keys import Schema, is_known, key_of, known_names
 from nemo_uecr.config.nearest import nearest_name
 from nemo_uecr.config.origins import OVERRIDE, REPLACE_MARKER, Branch, branch_of
 from nemo_uecr.errors import ConfigError
@@ -18,7 +18,7 @@ __all__ = ["override_layers"]
 _NULLS = {"null", "Null", "NULL", "~"}
 
 
-def override_layers(overrides: Sequence[str]) -> list[Branch]:
+def override_layers(overrides: Sequence[str], schema: Schema) -> list[Branch]:
     """One layer an override, in their order; a later one wins.
 
     `+key=value` and `++key=value`, Hydra's spellings for a key that the files may lack, mean the same as
@@ -26,6 +26,7 @@ def override_layers(overrides: Sequence[str]) -> list[Branch]:
 
     Args:
         overrides: texts of the form `dotted.key=value`; the value is read as YAML.
+        schema: says which keys there are and which of them are texts.
 
     Returns:
         The layers, every value with the origin `override`.
@@ -33,39 +34,39 @@ def override_layers(overrides: Sequence[str]) -> list[Branch]:
     Raises:
         ConfigError: no `=`, an unknown key, or a value that is no YAML.
     """
-    return [_layer(*_parse(text)) for text in overrides]
+    return [_layer(*_parse(text, schema), schema) for text in overrides]
 
 
-def _layer(name: str, value: object) -> Branch:
-    first, *rest = _parts(name)
+def _layer(name: str, value: object, schema: Schema) -> Branch:
+    first, *rest = _parts(name, schema)
     for part in reversed(rest):
         value = {part: value}
     return branch_of({first: value}, OVERRIDE)
 
 
-def _parse(text: str) -> tuple[str, object]:
+def _parse(text: str, schema: Schema) -> tuple[str, object]:
     name, equals, written = text.partition("=")
     name = name.strip()
     if name.startswith("+"):
         name = name.removeprefix("+").removeprefix("+")
     if not equals or not name:
         raise ConfigError(f"override {text!r}: expected key=value, for example train.steps=10")
-    if not is_known(name):
-        nearest = nearest_name(name, known_names())
+    if not is_known(name, schema):
+        nearest = nearest_name(name, known_names(schema))
         raise ConfigError(f"override {text!r}: unknown key {name}; the nearest known key is {nearest}")
-    return name, _value(name, written)
+    return name, _value(name, written, schema)
 
 
-def _parts(name: str) -> list[str]:
+def _parts(name: str, schema: Schema) -> list[str]:
     """The path of a name; an entry of a free mapping is one part even where it has dots."""
-    key = key_of(name)
+    key = key_of(name, schema)
     if key is None or key.name == name:
         return name.split(".")
     return [*key.name.split("."), name.removeprefix(f"{key.name}.")]
 
 
-def _value(name: str, written: str) -> object:
-    key = key_of(name)
+def _value(name: str, written: str, schema: Schema) -> object:
+    key = key_of(name, schema)
     if written == "" or (key is not None and (key.takes_text or key.name != name)):
         return _text(written)
     try:

@@ -1,6 +1,7 @@
-"""The reference page of the configuration, written from the schema.
+"""The reference pages of the configuration, written from the schema; a test holds them current.
 
-`python -m nemo_uecr.config.reference > docs/configuration.md` renews the page; a test holds it current.
+python -m nemo_uecr.config.reference > docs/configuration.md
+python -m nemo_uecr.config.reference nemo_rl > docs/configuration-nemo-rl.md
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from nemo_uecr.config.keys import Key, known_keys, section_names
+from nemo_uecr.config.keys import Key, Schema, known_keys, section_names
 from nemo_uecr.config.methods import METHOD_NEEDS, OPTIONAL_SETTINGS, REQUIRED_SETTINGS
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.schema import Config
 
-__all__ = ["reference_page"]
+__all__ = ["nemo_reference_page", "reference_page"]
 
 _OPENING = """\
 # Configuration
@@ -46,6 +49,15 @@ and infinity are refused.
 
 """
 
+_NEMO_OPENING = """\
+# Configuration of a run inside NeMo-RL
+
+Every key of `backend: nemo_rl`. Files, inheritance and the command line work as configuration.md says; the page is
+written from `nemo_uecr/config/nemo_schema.py` by `python -m nemo_uecr.config.reference nemo_rl`. What every shipped run
+shares is in `examples/configs/nemo_rl_base.yaml`. Which method uses what is in configuration.md.
+
+"""
+
 _METHODS = """
 
 ## Which method uses what
@@ -58,14 +70,19 @@ tau_delta and tau_entropy have no default: a method that uses one refuses to sta
 
 def reference_page() -> str:
     """The page as Markdown."""
-    return _OPENING + "\n".join(_tables()) + _METHODS + "\n".join(_methods()) + "\n"
+    return _OPENING + "\n".join(_tables(Config)) + _METHODS + "\n".join(_methods()) + "\n"
 
 
-def _tables() -> Iterator[str]:
-    top = [key for key in known_keys().values() if "." not in key.name]
+def nemo_reference_page() -> str:
+    """The page of the NeMo-RL back end as Markdown."""
+    return _NEMO_OPENING + "\n".join(_tables(NemoConfig)) + "\n"
+
+
+def _tables(schema: Schema) -> Iterator[str]:
+    top = [key for key in known_keys(schema).values() if "." not in key.name]
     yield from _table("Top level", "What executes the run, and where.", top)
-    for section, meaning in section_names().items():
-        keys = [key for key in known_keys().values() if key.name.startswith(f"{section}.")]
+    for section, meaning in section_names(schema).items():
+        keys = [key for key in known_keys(schema).values() if key.name.rpartition(".")[0] == section]
         yield ""
         yield from _table(f"`{section}`", meaning, keys)
 
@@ -100,4 +117,4 @@ def _methods() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference_page())
+    sys.stdout.write(nemo_reference_page() if sys.argv[1:] == ["nemo_rl"] else reference_page())

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import yaml
+from pydantic import BaseModel
 
 from nemo_uecr.config.load import escaped
-from nemo_uecr.config.schema import Config
 
 __all__ = ["annotated_yaml"]
 
 _COLUMN = 48
 
 
-def annotated_yaml(config: Config, origins: Mapping[str, str]) -> str:
+def annotated_yaml(config: BaseModel, origins: Mapping[str, str]) -> str:
     """The complete configuration; the text is a valid configuration file itself.
 
     Args:

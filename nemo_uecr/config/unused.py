@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nemo_uecr.config.methods import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, needs_of
+from nemo_uecr.config.nemo_schema import AnyConfig
 from nemo_uecr.config.origins import DEFAULT
-from nemo_uecr.config.schema import Config
 
 __all__ = ["unused_line", "unused_settings"]
 
 
-def unused_settings(config: Config, origins: Mapping[str, str]) -> tuple[str, ...]:
+def unused_settings(config: AnyConfig, origins: Mapping[str, str]) -> tuple[str, ...]:
     """Keys that a file or an override states and that the method does not use.
 
     Args:
@@ -29,7 +29,7 @@ def unused_settings(config: Config, origins: Mapping[str, str]) -> tuple[str, ..
     return tuple(stated)
 
 
-def unused_line(config: Config, origins: Mapping[str, str]) -> str | None:
+def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:
     """The report on one line, `not used by method grpo: method.alpha, ...`; None when everything is used."""
     unused = unused_settings(config, origins)
     return f"not used by method {config.method.name}: {', '.join(unused)}" if unused else None

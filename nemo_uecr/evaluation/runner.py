@@ -118,15 +118,16 @@ def _generate(wanted: list[Wanted], engine: Engine, settings: Settings, tokens: 
         for start in range(0, len(wanted), settings.batch):
             chunk = wanted[start : start + settings.batch]
             generations = engine.generate([each.request for each in chunk], settings.decoding)
-            append_samples(path, _judged(chunk, generations, tokens, pool))
+            append_samples(path, judged(chunk, generations, tokens, pool))
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
             log.info("%d of %d samples, %.0f tokens a second", start + len(chunk), len(wanted), rate)
 
 
-def _judged(
+def judged(
     chunk: Sequence[Wanted], generations: Sequence[Generation], tokens: Tokens, pool: ComparisonPool
 ) -> list[Sample]:
+    """The samples of generations, each with the verifier's verdict."""
     texts = [tokens.text(generation.token_ids) for generation in generations]
     checked = check_responses(texts, [each.problem.answer for each in chunk], pool)
     return [

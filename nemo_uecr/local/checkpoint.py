@@ -9,13 +9,13 @@ import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nemo_uecr.config.continuation import check_same_configuration
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.atomic import new_folder
 from nemo_uecr.errors import CheckpointError, RunFolderError
@@ -27,8 +27,6 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
 _STEP = re.compile(r"step-(\d{6,})")
-#: Keys that a resumed run may change: they alter what is written, not what is trained.
-FREE_KEYS = ("train.steps", "telemetry.", "checkpoint.", "run.folder")
 
 
 @dataclass(frozen=True)
@@ -153,26 +151,6 @@ class Checkpoints:
                 )
 
 
-def check_same_configuration(where: Path, config: Config, saved: dict[str, Any]) -> None:
-    """Refuse to continue a run under another configuration.
-
-    Args:
-        where: what was written with ``saved``, for the message.
-        config: the present run's.
-        saved: the configuration that stands there.
-
-    Raises:
-        CheckpointError: naming the first key that differs and may not.
-    """
-    ours, theirs = flat(config.model_dump(mode="json")), flat(saved)
-    for key in sorted(ours.keys() | theirs.keys()):
-        if ours.get(key) != theirs.get(key) and not key.startswith(FREE_KEYS):
-            raise CheckpointError(
-                f"{where} was written with {key}={theirs.get(key)!r}, this run has {ours.get(key)!r}; resume with "
-                "the same configuration or choose another run.folder"
-            )
-
-
 def _save_tokenizer(model: TokenModel, folder: Path) -> None:
     try:
         model.tokenizer.save_pretrained(folder)
@@ -204,17 +182,6 @@ def file_sha256(path: Path) -> str:
     """Hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from nemo_uecr.config.load import dump_config, load_config
+from nemo_uecr.config.continuation import check_same_configuration
+from nemo_uecr.config.load import dump_config, flat_values, load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.atomic import replace_file
@@ -20,7 +21,7 @@ from nemo_uecr.data.prepared import training_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.local import artifacts
-from nemo_uecr.local.checkpoint import Checkpoints, Position, check_same_configuration, flat, restore_optimizer
+from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
 from nemo_uecr.local.input_hashes import Locate, input_hashes
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
@@ -207,8 +208,7 @@ def _problems(config: Config, student: TokenModel, locate: Locate) -> tuple[list
 
 def _clients(config: Config) -> Choice:
     wanted = config.telemetry
-    parameters = flat(config.model_dump(mode="json"))
-    return Choice(wanted.tensorboard, wanted.wandb, wanted.mlflow, wanted.project, parameters)
+    return Choice(wanted.tensorboard, wanted.wandb, wanted.mlflow, wanted.project, flat_values(config))
 
 
 def _write_run_files(folder: Path, config: Config, origins: Mapping[str, str], objective: str, locate: Locate) -> None:

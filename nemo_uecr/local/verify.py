@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import load_config
+from nemo_uecr.config.load import flattened, load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local import provenance as made
 from nemo_uecr.local.artifacts import compare_files
-from nemo_uecr.local.checkpoint import flat
 from nemo_uecr.local.input_hashes import HUB, Locate, located_inputs
 from nemo_uecr.local.source import package_source
 
@@ -41,8 +40,8 @@ def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: L
     """
     record = _record(folder)
     config = _config(folder)
-    now = made.statement(config, objective_of(config)) | {"source": package_source().record()}
-    same, changed = _compare(flat(_without_inputs(record)), flat(_without_inputs(json.loads(json.dumps(now)))))
+    now = json.loads(json.dumps(made.statement(config, objective_of(config)) | {"source": package_source().record()}))
+    same, changed = _compare(flattened(_without_inputs(record)), flattened(_without_inputs(now)))
     inputs_same, inputs_changed, unknown = _inputs(record.get("sha256", {}), config, locate)
     files = compare_files(folder)
     own = _own_files(folder, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,40 +11,54 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import Settings
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.nemo_adapter import upstream
+from nemo_uecr.nemo_adapter import run_folder, upstream, verifier_environment
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.early_end import limit_time, report_early_end
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
+from nemo_uecr.nemo_adapter.evaluation import training_evaluation
+from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
-from nemo_uecr.nemo_adapter.teachers import RayTeacher, TeacherPlan, scoring_policy_class
-from nemo_uecr.nemo_adapter.translate import master_config
+from nemo_uecr.nemo_adapter.teachers import RayTeacher, TeacherPlan, scoring_policy_class, teacher_cluster
+from nemo_uecr.nemo_adapter.translate import master_config, teacher_gpus_of_nodes
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
 from nemo_uecr.stopping import listening
 
 log = logging.getLogger(__name__)
 
 
-def train(config: NemoConfig) -> Path:
+def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objective: str) -> Path:
     """Run to the last step; returns the run folder.
+
+    Args:
+        config: the resolved configuration.
+        resume: continue from the newest checkpoint in the run folder.
+        origins: where each value came from, for the run folder.
+        objective: the loss as one equation, for the run folder.
 
     Raises:
         UpstreamError: another NeMo-RL is installed.
         DataError: student and teacher have different vocabularies.
         RunStopped: it was asked to end before its last step, and has saved.
-        RunFolderError: it was asked to end and the configuration saves nothing.
+        RunFolderError: the folder holds a run that was not asked to be resumed, or the run was asked to end and its
+            configuration saves nothing.
+        CheckpointError: the folder's run has another configuration.
     """
     version = upstream.check()
+    run_folder.check_folder(config, resume=resume)
     spec, plan = run_spec(config), teacher_plan(config)
     check_models(config)
+    evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
     folder = Path(config.run.folder)
     folder.mkdir(parents=True, exist_ok=True)
+    run_folder.write_run_files(config, origins=origins, objective=objective, version=version)
     native_config = upstream.master_config_class()(
         **master_config(config, prompt_file=str(_prompt_file(config, folder)))
     )
     log.info("NeMo-RL %s, method %s, %d responses a step", version, spec.method_name, spec.responses)
+    verifier_environment.register()
     parts = upstream.prepare_run(native_config)
     context = StepContext(spec, completed_steps=0, tokenizer=parts.tokenizer)
     groups = 3 if plan is not None and not plan.dedicated else 2
@@ -59,11 +74,19 @@ def train(config: NemoConfig) -> Path:
     # Listening begins here: starting Ray sets a handler of its own for SIGTERM.
     with (
         listening() as stop,
-        upstream.substitutions(estimator=lambda: UecrEstimator(context), colocated_worker_groups=groups, stop=stop),
+        upstream.substitutions(
+            estimator=lambda: UecrEstimator(context),
+            colocated_worker_groups=groups,
+            evaluation=evaluation,
+            stop=stop,
+        ),
     ):
         run = upstream.set_up(native_config, parts, make_policy)
+        if evaluation is not None:
+            upstream.schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
         context.resume_at(run.completed_steps)
         limit_time(run.config)
+        run_folder.drop_later_records(config, completed_steps=run.completed_steps)
         upstream.run_loop(run, parts, _loss(spec))
     report_early_end(stop, config, completed=int(run.state["total_steps"]))
     return folder
@@ -155,16 +178,13 @@ def _teacher(plan: TeacherPlan, config: NemoConfig, given: dict[str, Any]) -> Ra
     """The teacher, built before the student and asleep when the student is built."""
     cluster = given["cluster"]
     if plan.dedicated:
-        own, per_node = config.teacher.dedicated_gpus, config.cluster.gpus_per_node
-        counts = [own] if config.cluster.nodes == 1 else [per_node] * (own // per_node)
-        cluster = upstream.cluster_class()(
-            bundle_ct_per_node_list=counts,
-            use_gpus=True,
-            max_colocated_worker_groups=1,
-            num_gpus_per_node=counts[0],
-            name="uecr_teacher_cluster",
-        )
+        cluster = teacher_cluster(teacher_gpus_of_nodes(config))
     return RayTeacher(plan, student_config=given["config"], cluster=cluster, tokenizer=given["tokenizer"])
+
+
+def _engine(config: NemoConfig, generation: Any, end_ids: frozenset[int]) -> WorkersEngine:
+    """Evaluation on the run's own vLLM engines."""
+    return WorkersEngine(upstream.generation_leaders(generation), end_ids, seconds=config.scoring.timeout_s)
 
 
 def _prompt_file(config: NemoConfig, folder: Path) -> Path:

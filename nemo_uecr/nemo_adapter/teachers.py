@@ -101,6 +101,17 @@ class RayTeacher:
         return bool(self._policy.shutdown())
 
 
+def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
+    """GPUs for a teacher alone: how many on each of its nodes, the same everywhere."""
+    return upstream.cluster_class()(
+        bundle_ct_per_node_list=gpus_of_nodes,
+        use_gpus=True,
+        max_colocated_worker_groups=1,
+        num_gpus_per_node=gpus_of_nodes[0],
+        name="uecr_teacher_cluster",
+    )
+
+
 def scoring_policy_class(*, timeout_s: float) -> Any:
     """NeMo-RL's policy with a ``score_tokens`` over its workers: the base of our policy."""
 

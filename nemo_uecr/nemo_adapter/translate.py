@@ -6,6 +6,7 @@ from typing import Any
 
 from nemo_uecr.config.nemo_checks import student_gpus
 from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
+from nemo_uecr.nemo_adapter.verifier_environment import ENVIRONMENT
 
 DATASET_FQN = "nemo_uecr.nemo_adapter.problems_dataset.ProblemsDataset"
 
@@ -22,7 +23,7 @@ def master_config(config: NemoConfig, *, prompt_file: str) -> dict[str, Any]:
         "loss_fn": _loss(config),
         "policy": policy(config),
         "data": _data(config, prompt_file),
-        "env": {"math": {"num_workers": config.data.verifier_workers, "math_verify_impl": "hf_math_verify"}},
+        "env": {ENVIRONMENT: {"num_workers": config.data.verifier_workers}},
         "logger": _logger(config),
         "checkpointing": _checkpointing(config),
         "cluster": _cluster(config),
@@ -34,6 +35,10 @@ def master_config(config: NemoConfig, *, prompt_file: str) -> dict[str, Any]:
 def longest(config: NemoConfig) -> int:
     """Tokens of the longest prompt with the longest response."""
     return config.data.max_prompt_tokens + config.rollout.max_response_tokens
+
+
+def _longest_evaluated(config: NemoConfig) -> int:
+    return config.data.max_prompt_tokens + config.evaluation.max_tokens if config.evaluation.benchmarks else 0
 
 
 def sequence_multiple(config: NemoConfig) -> int:
@@ -197,7 +202,7 @@ def _generation(config: NemoConfig) -> dict[str, Any]:
             "pipeline_parallel_size": 1,
             "expert_parallel_size": 1,
             "gpu_memory_utilization": rollout.gpu_memory,
-            "max_model_len": longest(config),
+            "max_model_len": max(longest(config), _longest_evaluated(config)),
             "enforce_eager": rollout.enforce_eager,
             "use_tqdm": False,
             "use_deep_gemm": False,
@@ -283,7 +288,7 @@ def _data(config: NemoConfig, prompt_file: str) -> dict[str, Any]:
         "prompt_file": prompt_file,
         "system_prompt_file": None,
         "processor": "math_hf_data_processor",
-        "env_name": "math",
+        "env_name": ENVIRONMENT,
     }
     return {
         "max_input_seq_length": data.max_prompt_tokens + 1,
@@ -344,3 +349,9 @@ def _cluster(config: NemoConfig) -> dict[str, Any]:
         "master_port_range_high": 28000,
         "segment_size": None,
     }
+
+
+def teacher_gpus_of_nodes(config: NemoConfig) -> list[int]:
+    """A dedicated teacher's GPUs on each of its nodes: some of the only node, or whole ones."""
+    own, per_node = config.teacher.dedicated_gpus, config.cluster.gpus_per_node
+    return [own] if config.cluster.nodes == 1 else [per_node] * (own // per_node)

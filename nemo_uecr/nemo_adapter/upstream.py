@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from typing import Any
 
 from nemo_uecr.nemo_adapter.early_end import also_asked
 from nemo_uecr.nemo_adapter.errors import UpstreamError
+from nemo_uecr.nemo_adapter.replacing import replacing
+from nemo_uecr.nemo_adapter.signatures import check_signature, expected_signatures, load_module, prepare_import
 from nemo_uecr.stopping import StopRequest
 
 #: Versions whose source the table below was checked against.
@@ -30,6 +31,7 @@ _LOSS = "nemo_rl.algorithms.loss.loss_functions"
 _BATCH = "nemo_rl.distributed.batched_data_dict"
 _CLUSTER = "nemo_rl.distributed.virtual_cluster"
 _REGISTRY = "nemo_rl.distributed.ray_actor_environment_registry"
+_ENVIRONMENTS = "nemo_rl.environments.utils"
 
 
 #: Callables that this back end replaces, wraps or calls, with the parameters it counts on; where the list ends in
@@ -39,6 +41,7 @@ TABLE = f"""
 {_GRPO} setup: master_config tokenizer dataset val_dataset processor policy_factory
 {_GRPO} grpo_train: policy policy_generation wrapped_dataloader val_dataloader tokenizer loss_fn task_to_env
     val_task_to_env logger checkpointer grpo_save_state master_config
+{_GRPO} validate: policy_generation val_dataloader tokenizer val_task_to_env step master_config logger
 {_GRPO} RayVirtualCluster.__init__: self bundle_ct_per_node_list use_gpus max_colocated_worker_groups
     num_gpus_per_node name ...
 {_GRPO} TimeoutChecker.__init__: self timeout fit_last_save_time
@@ -58,34 +61,15 @@ TABLE = f"""
 {_GROUPS} RayWorkerGroup.run_all_workers_sharded_data: self method_name args in_sharded_axes replicate_on_axes
     output_is_replicated make_dummy_calls_to_free_axes common_kwargs kwargs
 {_GROUPS} RayWorkerGroup.get_all_worker_results: self future_bundle ...
+{_GROUPS} RayWorkerGroup.get_dp_leader_worker_idx: self dp_shard_idx
 {_LOSS} ClippedPGLossFn.__init__: self cfg
 {_LOSS} ClippedPGLossFn.__call__: self next_token_logprobs data global_valid_seqs global_valid_toks
 {_BATCH} BatchedDataDict.reorder_data: self reorded_indices
 {_BATCH} BatchedDataDict.from_batches: batches pad_value_dict
 {_REGISTRY} get_actor_python_env: actor_class_fqn
+{_ENVIRONMENTS} register_env: env_name actor_class_fqn
+{_ENVIRONMENTS} create_env: env_name env_config
 """
-
-
-@dataclass(frozen=True)
-class Expected:
-    """A line of the table: module, qualified name, parameters in order, and whether more may follow."""
-
-    module: str
-    name: str
-    parameters: tuple[str, ...]
-    open_end: bool
-
-
-def expected_signatures() -> list[Expected]:
-    """The table, line by line."""
-    found = []
-    for line in TABLE.replace("\n    ", " ").strip().splitlines():
-        target, _, names = line.partition(": ")
-        module, name = target.split()
-        parameters = tuple(names.split())
-        open_end = parameters[-1] == "..."
-        found.append(Expected(module, name, parameters[:-1] if open_end else parameters, open_end))
-    return found
 
 
 def check() -> str:
@@ -98,9 +82,9 @@ def check() -> str:
         UpstreamError: NeMo-RL is not importable, is another version, or a callable changed; one line says which.
     """
     version = _version()
-    for expected in expected_signatures():
-        _check_signature(expected, version)
-    registry = _load(_REGISTRY, version).ACTOR_ENVIRONMENT_REGISTRY
+    for expected in expected_signatures(TABLE):
+        check_signature(expected, version)
+    registry = load_module(_REGISTRY, version).ACTOR_ENVIRONMENT_REGISTRY
     if NATIVE_WORKER_FQN not in registry:
         raise UpstreamError(
             f"NeMo-RL {version}: no environment is registered for {NATIVE_WORKER_FQN}; expected its Megatron worker"
@@ -125,47 +109,24 @@ def _version() -> str:
     return str(info.__version__)
 
 
-def prepare_import() -> None:
-    """Let NeMo-RL be imported on Python 3.11, where pydantic asks for the backport of TypedDict."""
-    if sys.version_info < (3, 12):
-        import typing
-
-        import typing_extensions
-
-        typing.TypedDict = typing_extensions.TypedDict
-
-
-def _load(module: str, version: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UpstreamError(
-            f"NeMo-RL {version}: {module} cannot be imported ({error}); expected it to be there"
-        ) from error
-
-
-def _check_signature(expected: Expected, version: str) -> None:
-    target: Any = _load(expected.module, version)
-    for part in expected.name.split("."):
-        if not hasattr(target, part):
-            raise UpstreamError(f"NeMo-RL {version}: {expected.module} has no {expected.name}; expected it there")
-        target = getattr(target, part)
-    found = tuple(inspect.signature(target).parameters)
-    compared = found[: len(expected.parameters)] if expected.open_end else found
-    if compared != expected.parameters:
-        raise UpstreamError(
-            f"NeMo-RL {version}: {expected.module}.{expected.name} takes ({', '.join(found)}); expected "
-            f"({', '.join(expected.parameters)}{', ...' if expected.open_end else ''})"
-        )
+#: An evaluation in the place of NeMo-RL's validation: metrics and timings of a generation object at a step.
+Evaluate = Callable[[Any, int], tuple[dict[str, float], dict[str, float]]]
 
 
 @contextlib.contextmanager
-def substitutions(*, estimator: Callable[[], Any], colocated_worker_groups: int, stop: StopRequest) -> Iterator[None]:
-    """Put our estimator, the wider cluster and the request to stop in NeMo-RL's places, and its own back on leaving.
+def substitutions(
+    *,
+    estimator: Callable[[], Any],
+    colocated_worker_groups: int,
+    evaluation: Evaluate | None,
+    stop: StopRequest,
+) -> Iterator[None]:
+    """Put our estimator, evaluation, stop and the wider cluster in NeMo-RL's places, and its own back on leaving.
 
     Args:
         estimator: called by the training loop for its advantage estimator.
         colocated_worker_groups: how many worker groups share each GPU of the policy cluster.
+        evaluation: called with generation object and step where NeMo-RL validates; None leaves its validation alone.
         stop: once it is asked, the training loop takes its time to be over: it saves after the step and returns.
     """
     grpo = importlib.import_module(_GRPO)
@@ -182,19 +143,18 @@ def substitutions(*, estimator: Callable[[], Any], colocated_worker_groups: int,
     def make_timeout(*args: Any, **kwargs: Any) -> Any:
         return also_asked(native_timeout(*args, **kwargs), stop)
 
-    replaced = {
+    def validate(policy_generation: Any, *unused: Any, step: int, **also_unused: Any) -> Any:
+        assert evaluation is not None  # noqa: S101  put in place only then
+        return evaluation(policy_generation, step)
+
+    replaced: dict[str, Any] = {
         "_create_advantage_estimator": make_estimator,
         "RayVirtualCluster": make_cluster,
         "TimeoutChecker": make_timeout,
     }
-    saved = {name: getattr(grpo, name) for name in replaced}
-    try:
-        for name, substitute in replaced.items():
-            setattr(grpo, name, substitute)
+    replaced |= {} if evaluation is None else {"validate": validate}
+    with replacing(grpo, replaced):
         yield
-    finally:
-        for name, native in saved.items():
-            setattr(grpo, name, native)
 
 
 def register_worker() -> None:
@@ -208,6 +168,20 @@ def register_worker() -> None:
         venvs = importlib.import_module("nemo_rl.utils.venvs")
         environment = venvs.create_local_venv_on_each_node(environment, NATIVE_WORKER_FQN)
     registry_module.ACTOR_ENVIRONMENT_REGISTRY[WORKER_FQN] = environment
+
+
+def register_environment(name: str, actor: str) -> None:
+    """Make an environment known under a name, to be run by this Python."""
+    environments = importlib.import_module(_ENVIRONMENTS)
+    if name not in environments.ENV_REGISTRY:
+        environments.register_env(name, actor)
+    importlib.import_module(_REGISTRY).ACTOR_ENVIRONMENT_REGISTRY[actor] = sys.executable
+
+
+def environment_return() -> Any:
+    """What an environment's step returns."""
+    prepare_import()
+    return importlib.import_module("nemo_rl.environments.interfaces").EnvironmentReturn
 
 
 def policy_class() -> Any:
@@ -367,12 +341,24 @@ class SetUp:
     completed_steps: int
 
 
-def prepare_run(config: Any) -> Prepared:
-    """Start Ray, and load tokenizer, problems and environment, in NeMo-RL's own order."""
+def start(config: Any) -> Any:
+    """Start Ray, load the tokenizer and complete the configuration with it; returns the tokenizer."""
     importlib.import_module(_CLUSTER).init_ray()
     tokenizer = importlib.import_module("nemo_rl.algorithms.utils").get_tokenizer(config.policy["tokenizer"])
     generation = importlib.import_module("nemo_rl.models.generation")
     config.policy["generation"] = generation.configure_generation_config(config.policy["generation"], tokenizer)
+    return tokenizer
+
+
+def scoring_policy_config(config: Any) -> Any:
+    """The policy's configuration with what the loop's set-up adds to it; a scorer makes no training step."""
+    config.policy["megatron_cfg"]["train_iters"] = 1
+    return config.policy
+
+
+def prepare_run(config: Any) -> Prepared:
+    """Start Ray, and load tokenizer, problems and environment, in NeMo-RL's own order."""
+    tokenizer = start(config)
     data = importlib.import_module("nemo_rl.data.utils")
     dataset, _, environments, _ = data.setup_response_data(tokenizer, config.data, config.env)
     return Prepared(tokenizer, dataset, environments)
@@ -383,6 +369,20 @@ def set_up(config: Any, parts: Prepared, make_policy: Callable[..., Any]) -> Set
     made = grpo_module().setup(config, parts.tokenizer, parts.dataset, None, policy_factory=make_policy)
     policy, generation, _, _, dataloader, _, _, logger, checkpointer, state, final, *_ = made
     return SetUp(policy, generation, dataloader, logger, checkpointer, state, final, int(state["total_steps"]))
+
+
+def schedule_evaluation(run: SetUp, *, every: int, at_start: bool) -> None:
+    """Say when the loop validates; set-up would have asked for a data set of NeMo-RL's own."""
+    # The loop takes the first step of any epoch for the start, also after a resume.
+    first = at_start and run.completed_steps == 0
+    run.config.grpo.update(val_period=every, val_at_start=first, val_at_end=True)
+
+
+def generation_leaders(generation: Any) -> list[tuple[str, Any]]:
+    """Name and Ray actor of the worker that drives each vLLM engine."""
+    group = generation.worker_group
+    leaders = [group.get_dp_leader_worker_idx(place) for place in range(group.dp_size)]
+    return [(str(group.worker_metadata[leader]["name"]), group.workers[leader]) for leader in leaders]
 
 
 def run_loop(run: SetUp, parts: Prepared, loss: Any) -> None:

@@ -1,21 +1,17 @@
 """Our verifier as a NeMo-RL environment: the same verdicts and rewards as in the local back end.
 
-`register` makes it known under the name `ENVIRONMENT`, for ``data.default.env_name`` and the section ``env``:
-
-  env:
-    nemo_uecr_math: {num_workers: 8}
+`register` makes it known under the name `ENVIRONMENT`, which a data set's ``env_name`` and the section ``env`` name.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.verifier.conversations import check_conversations
 from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.verdict import Verdict
@@ -40,11 +36,10 @@ class VerifierEnvironmentImpl:
         return_extracted_answer: bool = False,
     ) -> Any:
         """Judge each conversation's answer against ``metadata[...]["ground_truth"]``; every conversation ends."""
-        returned = importlib.import_module("nemo_rl.environments.interfaces").EnvironmentReturn
         checked = check_conversations(message_log_batch, [str(each["ground_truth"]) for each in metadata], self._pool)
         self._verdicts.update(outcome.verdict.value for outcome in checked)
         rewards_B = torch.tensor([outcome.reward for outcome in checked])
-        return returned(
+        return upstream.environment_return()(
             observations=[{"role": "environment", "content": OBSERVATION[outcome.reward > 0]} for outcome in checked],
             metadata=list(metadata),
             next_stop_strings=[None] * len(checked),
@@ -68,8 +63,4 @@ class VerifierEnvironmentImpl:
 
 def register() -> None:
     """Make the environment known to NeMo-RL, to be run by this Python."""
-    environments = importlib.import_module("nemo_rl.environments.utils")
-    actors = importlib.import_module("nemo_rl.distributed.ray_actor_environment_registry")
-    if ENVIRONMENT not in environments.ENV_REGISTRY:
-        environments.register_env(ENVIRONMENT, ACTOR)
-    actors.ACTOR_ENVIRONMENT_REGISTRY[ACTOR] = sys.executable
+    upstream.register_environment(ENVIRONMENT, ACTOR)

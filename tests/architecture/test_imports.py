@@ -51,7 +51,9 @@ CONTRACT: dict[str, Rule] = {
     "audit": rule("config", "core", "data", "evaluation", "local", "scoring", "verifier", packages="numpy torch"),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
     "checkpoint": rule("data", "scoring"),
-    "nemo_adapter": rule("config", "core", "data", "megatron_worker", "telemetry", "verifier", packages="torch ray"),
+    "nemo_adapter": rule(
+        "config", "core", "data", "evaluation", "megatron_worker", "telemetry", "verifier", packages="torch ray"
+    ),
     "study": rule("config", "data", "demo", "evaluation", "report", packages="numpy omegaconf pydantic pydantic_core"),
     "cluster": rule("config", "data"),
     "cli": rule(

@@ -7,7 +7,8 @@ from pathlib import Path
 import yaml
 
 from nemo_uecr.config.keys import known_keys, section_names
-from nemo_uecr.config.reference import reference_page
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.reference import nemo_reference_page, reference_page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +22,13 @@ def test_the_page_names_every_key_and_section() -> None:
     page = reference_page()
     assert [name for name in known_keys() if f"| `{name}` |" not in page] == []
     assert [name for name in section_names() if f"## `{name}`" not in page] == []
+
+
+def test_the_page_of_the_nemo_rl_back_end_is_current_and_complete() -> None:
+    page = (ROOT / "docs" / "configuration-nemo-rl.md").read_text(encoding="utf-8")
+    renew = "run: python -m nemo_uecr.config.reference nemo_rl > docs/configuration-nemo-rl.md"
+    assert page == nemo_reference_page(), renew
+    assert [name for name in known_keys(NemoConfig) if page.count(f"| `{name}` |") != 1] == []
 
 
 def test_the_base_states_every_required_key() -> None:

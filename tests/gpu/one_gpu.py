@@ -4,8 +4,10 @@
 
 TOKENIZER is a folder with a Qwen3 tokenizer and its chat template, FOLDER an empty folder for the run. It checks that
 the teacher's offload returns the GPU's memory to within 64 MiB, that `score_tokens` at T_r equals NeMo-RL's own
-log-probabilities, that three worker groups fit beside vLLM, and that ten real training steps end with the ratio of
-the first update at 1 within bf16's reach. It prints one line a check and exits with 1 at the first that fails.
+log-probabilities, that three worker groups fit beside vLLM, that ten real training steps end with the ratio of the
+first update at 1 within bf16's reach, and that the benchmark is evaluated before, between and after them. It prints
+one line a check and exits with 1 at the first that fails. What FP8 does to the teacher's scores is asked afterwards:
+`nemo-uecr teacher score`, with and without teacher.fp8, of a batch in FOLDER/run/batches, then `teacher compare`.
 """
 
 from __future__ import annotations
@@ -47,6 +49,12 @@ def make_model(folder: Path, tokenizer_folder: str, *, seed: int) -> tuple[Path,
     return folder, vocabulary
 
 
+def make_benchmark(path: Path) -> None:
+    """Three sums."""
+    rows = [{"id": str(a), "question": f"{a} + {a} = ?", "answer": str(2 * a)} for a in (11, 12, 13)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def make_problems(path: Path) -> Path:
     """Sixty-four sums."""
     rows = [{"question": f"{a} + {a + 1} = ?", "final_answer": str(2 * a + 1), "difficulty": 6} for a in range(64)]
@@ -63,7 +71,8 @@ def overrides(folder: Path, student: Path, teacher: Path, vocabulary: int) -> li
         "rollout.responses_per_prompt=4", "rollout.gpu_memory=0.3", "rollout.enforce_eager=true",
         "train.minibatch_responses=16", "train.tokens_per_microbatch=1024", "scoring.tokens_per_microbatch=1024",
         f"train.steps={STEPS}", "cluster.gpus_per_node=1", "checkpoint.every=0", "telemetry.save_batch_every=1",
-        f"tolerances.first_ratio={BF16}", "scoring.timeout_s=600",
+        f"tolerances.first_ratio={BF16}", "scoring.timeout_s=600", f"evaluation.benchmarks.sums={folder}/sums.jsonl",
+        "evaluation.every=5", "evaluation.samples=2", "evaluation.max_tokens=32",
     ]  # fmt: skip
 
 
@@ -107,6 +116,24 @@ def check_scores(policy: Any, vocabulary: int) -> None:
     )
 
 
+def check_records(run: Path) -> None:
+    """Evaluations when they were due, with all their samples; and how far the first ratio was from 1."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    records = [json.loads(line) for line in (run / "evaluation.jsonl").read_text().splitlines()]
+    steps = [record["step"] for record in records]
+    report("avg@2 during training", passed=steps == [0, 5, STEPS], detail=f"after steps {steps}")
+    samples = (run / "evaluations" / f"step-{STEPS:06d}.jsonl").read_text().splitlines()
+    report("samples of an evaluation", passed=len(samples) == 6, detail=f"{len(samples)} of 3 problems twice")
+    found = []
+    for file in sorted((run / "logs").rglob("events.out*")):
+        events = EventAccumulator(str(file)).Reload()
+        if "train/policy/first_ratio_error" in events.Tags()["scalars"]:
+            found += [event.value for event in events.Scalars("train/policy/first_ratio_error")]
+    worst = max(found, default=float("inf"))
+    report("ratio of the first update", passed=len(found) == STEPS and worst <= BF16, detail=f"off 1 by {worst:.3g}")
+
+
 def main(tokenizer: str, target: str) -> None:
     """Make the models, hook the checks in before the loop, and train."""
     sys.path.insert(0, str(ROOT))
@@ -118,6 +145,7 @@ def main(tokenizer: str, target: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     student, vocabulary = make_model(folder / "student", tokenizer, seed=0)
     teacher, _ = make_model(folder / "teacher", tokenizer, seed=1)
+    make_benchmark(folder / "sums.jsonl")
     config = load_nemo_config(
         ROOT / "examples" / "configs" / "uecr_qwen3_1p7b.yaml", overrides(folder, student, teacher, vocabulary)
     )
@@ -131,7 +159,8 @@ def main(tokenizer: str, target: str) -> None:
         loop(run, parts, loss)
 
     with patch.object(upstream, "run_loop", checked_loop):
-        launcher.train(config)
+        launcher.train(config, resume=False, origins={}, objective="")
+    check_records(folder / "run")
     saved = sorted((folder / "run" / "batches").glob("*.safetensors"))
     report("ten training steps", passed=len(saved) == STEPS, detail=f"{len(saved)} steps left a batch")
     entropy = load_batch(saved[-1]).tensors["teacher_entropy"]

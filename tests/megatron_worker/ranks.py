@@ -44,7 +44,9 @@ def run_ranks(world: int, function: Callable[..., Any], **arguments: Any) -> lis
 
 def _paths() -> str:
     # Not NeMo-RL's source tree: it has a package `tests` of its own, which would hide ours.
-    return os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    source = os.environ.get("NEMO_RL_SOURCE")
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(ROOT), *(path for path in given if path != source)])
 
 
 def _main(folder: str, rank: int, world: int, call: str) -> None:

@@ -13,6 +13,11 @@ from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
 from nemo_uecr.megatron_worker.layout import MicroBatch
 from nemo_uecr.megatron_worker.request import ScoreRequest
 
+#: vLLM in this process on a CPU, without compilation.
+ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
 TEMPERATURE = 0.7
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 
@@ -36,10 +41,7 @@ def make_model() -> Any:
 @pytest.mark.slow
 def test_generated_log_probabilities_are_the_scored_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm")
-    for name, value in {
-        "TORCHDYNAMO_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-    }.items():  # fmt: skip
+    for name, value in ENVIRONMENT.items():
         monkeypatch.setitem(os.environ, name, value)
     from vllm import LLM, SamplingParams
 

@@ -35,14 +35,18 @@ def nemo_rl() -> str:
 
 @pytest.fixture(scope="session")
 def ray_cluster(nemo_rl: str) -> Iterator[None]:
-    """A local Ray with two CPUs."""
+    """A local Ray that is told it has six CPUs and three GPUs, so that clusters find their places."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or ""])
+    before = os.environ.get("PYTHONPATH")
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or "", before or ""])
+    # NeMo-RL hands this process's variables to its environments, over those of the runtime environment.
+    os.environ["PYTHONPATH"] = paths
     os.environ.pop("RAY_ADDRESS", None)
     ray.init(
-        num_cpus=2,
+        num_cpus=6,
+        num_gpus=3,
         include_dashboard=False,
         logging_level="ERROR",
         log_to_driver=False,
@@ -53,3 +57,7 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
     yield
     del os.environ["RAY_ADDRESS"]
     ray.shutdown()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before

@@ -43,8 +43,13 @@ def _made_up(name: str) -> Any:
     return type(name, (), {})
 
 
-def score_and_compare(rank: int, *, tensor: int, pipeline: int, packed: bool) -> dict[str, Any]:
-    """Our scores through NeMo-RL's forward, and its own log-probabilities at T_r of the same model and batch."""
+def score_and_compare(
+    rank: int, *, tensor: int, pipeline: int, packed: bool, sixteen_bit: bool = False
+) -> dict[str, Any]:
+    """Our scores through NeMo-RL's forward, and its own log-probabilities at T_r of the same model and batch.
+
+    With ``sixteen_bit`` in bf16, the logits left in it until they are reduced in chunks, as the shipped runs do.
+    """
     sys.path.append(os.environ["NEMO_RL_SOURCE"])
     sys.meta_path.insert(0, _AbsentBridge())
     allow_cpu()
@@ -57,10 +62,14 @@ def score_and_compare(rank: int, *, tensor: int, pipeline: int, packed: bool) ->
     _for_older_megatron()
     parallel_state.initialize_model_parallel(tensor, pipeline)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
+    model = parallel_model(tensor, pipeline)
     worker = SimpleNamespace(
-        model=parallel_model(tensor, pipeline), cfg=_settings(tensor, pipeline, packed=packed),
-        mcore_state=SimpleNamespace(straggler_timer=None), delegate_pack_to_model=False, defer_fp32_logits=False,
+        model=model.bfloat16() if sixteen_bit else model, cfg=_settings(tensor, pipeline, packed=packed),
+        mcore_state=SimpleNamespace(straggler_timer=None), delegate_pack_to_model=False, defer_fp32_logits=sixteen_bit,
     )  # fmt: skip
+    if sixteen_bit:
+        worker.cfg["logprob_chunk_size"] = 5
+        _keep_sixteen_bits(model)
     groups = upstream.model_parallel_groups()
     ours = score_tokens(
         megatron_forward.MegatronForward(worker), _data(packed=packed),
@@ -74,6 +83,17 @@ def score_and_compare(rank: int, *, tensor: int, pipeline: int, packed: bool) ->
         "native": _native(worker, _data(packed=packed), sampling if groups.last_stage else None),
         "every_stage": _native(worker, _data(packed=packed), sampling),
     }
+
+
+def _keep_sixteen_bits(model: Any) -> None:
+    """NeMo-RL asks its mixed-precision wrapper not to widen the logits; a bare model never widens them."""
+    bare = model.forward
+
+    def forward(*arguments: Any, fp32_output: bool, **named: Any) -> Any:
+        assert not fp32_output
+        return bare(*arguments, **named)
+
+    model.forward = forward
 
 
 def _for_older_megatron() -> None:
@@ -136,7 +156,7 @@ def _native(worker: Any, data: Any, sampling: Any) -> torch.Tensor | None:
         found = train.megatron_forward_backward(
             model=worker.model, data_iterator=batches, seq_length=padded, mbs=size, num_microbatches=count,
             post_processing_fn=train.LogprobsPostProcessor(worker.cfg, sampling_params=sampling), forward_only=True,
-            sampling_params=sampling,
+            sampling_params=sampling, defer_fp32_logits=worker.defer_fp32_logits,
         )  # fmt: skip
     if not parallel_state.is_pipeline_last_stage():
         return None

@@ -1,9 +1,10 @@
-"""The launcher with NeMo-RL's real set-up, data, math environment and loop; only GPUs are stood in for."""
+"""The launcher with NeMo-RL's real set-up, data, environment actor and loop; only GPUs are stood in for."""
 
 from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,10 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.errors import CheckpointError, RunFolderError
+from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request
 from nemo_uecr.nemo_adapter import launcher, upstream
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.tiny_world import TinyGeneration, TinyModel, TinyPolicy, TinyTeacher
@@ -21,13 +26,14 @@ STEPS = 2
 
 def make_tokenizer(folder: Path) -> int:
     """A tokenizer of single characters with a chat template; returns its vocabulary."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     names = ["<pad>", "<eos>", *CHARACTERS]
     model = models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<pad>")
     plain = Tokenizer(model)
-    plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    plain.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    plain.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>")
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}="
     tokenizer.save_pretrained(folder)
@@ -50,6 +56,66 @@ class LaunchedPolicy(TinyPolicy):
         """No GPU."""
 
 
+class Answering(TinyGeneration):
+    """Answers the sum in each prompt in four ways; only the first and the last earn our verifier's reward."""
+
+    prompts: list[str]
+
+    def __init__(self, *, cluster: Any, config: Any) -> None:
+        super().__init__(TinyModel(0, vocabulary=len(CHARACTERS) + 2), upstream.batch_class(), [])
+        Answering.prompts = []
+
+    def prepare_refit_info(self, info: Any) -> None:
+        """Nothing to receive."""
+
+    def respond(self, prompt: list[int], row: int) -> list[int]:
+        text = "".join(CHARACTERS[token - 2] for token in prompt)
+        Answering.prompts.append(text)
+        return [CHARACTERS.index(character) + 2 for character in ways(int(text.partition("+")[0]) + 1)[row % 4]]
+
+
+def ways(answer: int) -> list[str]:
+    """Right in a box; right without one, which NeMo-RL's verifier rewards and ours does not; wrong; right again."""
+    return [f"\\boxed{{{answer}}}", f"It is {answer}", "\\boxed{0}", f"\\boxed{{\\frac{{{2 * answer}}}{{2}}}}"]
+
+
+class Examinee:
+    """Answers every question of the set `hard` in its first sample only, and every other question always."""
+
+    asked: list[tuple[list[Request], Decoding]]
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
+        Examinee.asked.append((list(requests), decoding))
+        found = []
+        for place, request in enumerate(requests):
+            text = "".join(CHARACTERS[token - 2] for token in request.prompt_ids)
+            first, _, second = text.partition("=")[0].partition("\n")[0].partition("+")
+            answer = int(first) + int(second) if place % 2 == 0 or int(second) == 1 else 0
+            tokens = [CHARACTERS.index(character) + 2 for character in f"\\boxed{{{answer}}}"]
+            found.append(Generation((*tokens, 1), truncated=False))
+        return found
+
+
+def make_benchmarks(folder: Path) -> list[str]:
+    """Two sets of two problems; `easy` adds 1, `hard` adds 10."""
+    for name, added in (("easy", 1), ("hard", 10)):
+        rows = [{"id": str(n), "question": f"{n}+{added}", "answer": str(n + added)} for n in (3, 5)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [f"evaluation.benchmarks.{name}={folder / name}.jsonl" for name in ("easy", "hard")]
+
+
+def logged(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Step and value of every number that NeMo-RL's logger wrote."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    values: dict[str, list[tuple[int, float]]] = {}
+    for file in sorted(folder.rglob("events.out*")):
+        events = EventAccumulator(str(file)).Reload()
+        for tag in events.Tags()["scalars"]:
+            values.setdefault(tag, []).extend((event.step, event.value) for event in events.Scalars(tag))
+    return values
+
+
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The worker groups, engines and refits that need GPUs, stood in for; returns the clusters that were asked for."""
@@ -60,30 +126,62 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append(given)
         return SimpleNamespace(**given)
 
-    class Generation(TinyGeneration):
-        def __init__(self, *, cluster: Any, config: Any) -> None:
-            super().__init__(TinyModel(0, vocabulary=len(CHARACTERS) + 2), upstream.batch_class(), [])
-
-        def prepare_refit_info(self, info: Any) -> None:
-            """Nothing to receive."""
-
     checked = upstream.check()  # before the stand-ins, which it would refuse
     monkeypatch.setattr(upstream, "check", lambda: checked)
     monkeypatch.setattr(grpo, "RayVirtualCluster", cluster)
-    monkeypatch.setattr(grpo, "VllmGeneration", Generation)
+    monkeypatch.setattr(grpo, "VllmGeneration", Answering)
     monkeypatch.setattr(grpo, "refit_policy_generation", lambda *args, **given: None)
     monkeypatch.setattr(grpo, "maybe_gpu_profile_step", lambda *args, **given: None)
     monkeypatch.setattr(importlib.import_module("nemo_rl.distributed.virtual_cluster"), "init_ray", lambda: None)
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
+    monkeypatch.setattr(upstream, "cluster_class", lambda: cluster)
     monkeypatch.setattr(launcher, "scoring_policy_class", lambda timeout_s: LaunchedPolicy)
     monkeypatch.setattr(launcher, "check_models", lambda config: None)
+    monkeypatch.setattr(launcher, "_engine", lambda config, generation, end_ids: Examinee())
+    Examinee.asked = []
     return asked
 
 
+def check_evaluations(folder: Path, config: NemoConfig) -> None:
+    """Before training and after the last step, each set on its own, always with the same decoding and seeds."""
+    records = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, STEPS]
+    for record in records:
+        assert {name: row["avg"] for name, row in record["sets"].items()} == {"easy": 1.0, "hard": 0.5}
+        assert record["average"]["avg"] == 0.75
+    assert len((folder / "evaluations" / "step-000002.jsonl").read_text().splitlines()) == 8
+    (first, decoding), (again, same) = Examinee.asked
+    assert decoding == same == Decoding(0.6, 0.95, 20, config.evaluation.max_tokens)
+    assert first == again
+    assert len({request.seed for request in first}) == 8
+    values = logged(folder / "logs")
+    assert values["validation/hard/avg@2"] == [(0, 0.5), (STEPS, 0.5)]
+    assert values["validation/average/avg@2"] == [(0, 0.75), (STEPS, 0.75)]
+    assert [step for step, _ in values["train/reward/task_mean"]] == [1, 2]
+
+
+def check_second_start(config: NemoConfig) -> None:
+    """A folder that holds a run is continued only when asked to, and only as the same run."""
+    given = {"origins": {}, "objective": ""}
+    with pytest.raises(RunFolderError, match="already holds a run; add --resume"):
+        launcher.train(config, resume=False, **given)
+    other = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": 1.0})})
+    with pytest.raises(CheckpointError, match=r"was written with train\.learning_rate=1e-06, this run has 1\.0"):
+        launcher.train(other, resume=True, **given)
+
+
+def native_rewards(responses: list[str], answer: str) -> list[float]:
+    """What NeMo-RL's own math verifier gives."""
+    worker = importlib.import_module("nemo_rl.environments.math_environment").HFVerifyWorker
+    verify = worker.__ray_metadata__.modified_class().verify
+    found: list[float] = verify(responses, [answer] * len(responses), math_verify_impl="hf_math_verify")
+    return found
+
+
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", ["uecr", "grpo"])
+@pytest.mark.parametrize(("method", "dedicated"), [("uecr", 0), ("uecr", 1), ("grpo", 0)])
 def test_a_run_from_its_configuration_file(
-    method: str, tmp_path: Path, clusters: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    method: str, dedicated: int, tmp_path: Path, clusters: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocabulary = make_tokenizer(tmp_path / "student")
     problems = tmp_path / "problems.jsonl"
@@ -91,29 +189,47 @@ def test_a_run_from_its_configuration_file(
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     teachers: list[Any] = []
 
-    def make_teacher(plan: Any, config: Any, given: Any) -> Any:
-        teachers.append(plan.configuration(given["config"]))
+    def make_teacher(plan: Any, *, student_config: Any, cluster: Any, tokenizer: Any) -> Any:
+        teachers.append(plan.configuration(student_config) | {"cluster": cluster.name, "stays": plan.dedicated})
         return TinyTeacher(TinyModel(9, vocabulary=vocabulary), [])
 
-    monkeypatch.setattr(launcher, "_teacher", make_teacher)
+    monkeypatch.setattr(launcher, "RayTeacher", make_teacher)
     config = load_nemo_config(
         CONFIGS / "uecr_qwen3_1p7b.yaml",
         [
             f"method.name={method}", f"run.folder={tmp_path / 'run'}", f"student.model_name={tmp_path / 'student'}",
             "teacher.model_name=teacher", f"student.vocabulary={vocabulary}", f"data.train={problems}",
             "data.verifier_workers=1", "rollout.prompts_per_step=2", "rollout.responses_per_prompt=4",
-            "train.minibatch_responses=8", f"train.steps={STEPS}", "checkpoint.every=0", "cluster.gpus_per_node=1",
-            "telemetry.save_batch_every=1", "telemetry.tensorboard=false", "tolerances.first_ratio=1e-5",
+            "train.minibatch_responses=8", f"train.steps={STEPS}", "checkpoint.every=0",
+            f"cluster.gpus_per_node={1 + dedicated}", f"teacher.dedicated_gpus={dedicated}",
+            "telemetry.save_batch_every=1", "tolerances.first_ratio=1e-5", "evaluation.every=5",
+            "evaluation.samples=2", "evaluation.bootstrap=100", *make_benchmarks(tmp_path),
         ],
     )  # fmt: skip
-    launcher.train(config)
+    launcher.train(config, resume=False, origins={"run.seed": "a file"}, objective="loss = 0")
+    rewarded = load_batch(tmp_path / "run" / "batches" / "step-000002.safetensors").tensors["task_reward"]
+    assert rewarded.tolist() == [1.0, 0.0, 0.0, 1.0] * 2
+    assert native_rewards(ways(5), "5") == [1.0, 1.0, 0.0, 1.0]
+    # The problems come through our data set: difficulties 5 to 7 of the file, in the configured template.
+    assert {int(prompt.partition("+")[0]) % 10 for prompt in Answering.prompts} <= {5, 6, 7}
+    assert all("within \\boxed{}." in prompt for prompt in Answering.prompts)
+    check_evaluations(tmp_path / "run", config)
+    check_second_start(config)
     assert sorted(path.name for path in (tmp_path / "run" / "batches").iterdir()) == [
         "step-000001.safetensors", "step-000002.safetensors",
     ]  # fmt: skip
-    assert [given["max_colocated_worker_groups"] for given in clusters] == [3 if method == "uecr" else 2]
+    # Engine, student and a colocated teacher share the policy's GPU; a dedicated teacher is alone on another.
+    own = [("uecr_teacher_cluster", [1], 1)] if dedicated else []
+    sharing = 3 if method == "uecr" and not dedicated else 2
+    asked = [
+        (given["name"], given["bundle_ct_per_node_list"], given["max_colocated_worker_groups"]) for given in clusters
+    ]
+    assert asked == [(upstream.POLICY_CLUSTER, [1], sharing), *own]
     assert LaunchedPolicy.given["fqn"] == upstream.WORKER_FQN
     assert LaunchedPolicy.given["init_reference_model"] is True
     assert len(teachers) == (method == "uecr")
     if teachers:
+        assert teachers[0]["stays"] is bool(dedicated)
+        assert teachers[0]["cluster"] == (own[0][0] if own else upstream.POLICY_CLUSTER)
         assert teachers[0]["generation"]["temperature"] == 1.0
         assert teachers[0]["megatron_cfg"]["train_iters"] == STEPS

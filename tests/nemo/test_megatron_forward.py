@@ -32,3 +32,18 @@ def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: i
     # NeMo-RL v0.7 divides hidden states between pipeline stages by the temperature too; our worker prevents that.
     apart = float((every_stage - native)[real].abs().max())
     assert apart > 0.1 if pipeline > 1 else apart == 0
+
+
+@pytest.mark.slow
+def test_the_ratio_is_one_in_sixteen_bits() -> None:
+    """bf16 logits are divided by T_r in bf16 at both ends: the first ratio is off 1 only by the order of sums."""
+    pytest.importorskip("megatron.core")
+    results = run_ranks(2, score_and_compare, tensor=2, pipeline=1, packed=True, sixteen_bit=True)
+    for result in results:
+        ours = result["ours"]["logp_0"]
+        real = ours != 0
+        ratio = (result["native"][real].double() - ours[real].double()).exp()
+        assert float((ratio - 1).abs().max()) <= 2e-6
+    # In float32 the same model scores otherwise: the sixteen bits were there.
+    whole = run_ranks(1, score_and_compare, tensor=1, pipeline=1, packed=True)[0]["ours"]["logp_0"]
+    assert float((whole[real] - ours[real]).abs().max()) > 1e-4

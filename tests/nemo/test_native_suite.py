@@ -27,7 +27,9 @@ native = grpo._create_advantage_estimator
 
 @pytest.fixture(autouse=True)
 def substituted():
-    with upstream.substitutions(estimator=lambda: None, colocated_worker_groups=3, stop=StopRequest()):
+    with upstream.substitutions(
+        estimator=lambda: None, colocated_worker_groups=3, evaluation=None, stop=StopRequest()
+    ):
         substitute = grpo._create_advantage_estimator
         grpo._create_advantage_estimator = lambda config: substitute(config) or native(config)
         yield

@@ -122,7 +122,7 @@ def test_substitutions_are_taken_back() -> None:
     before = (grpo._create_advantage_estimator, grpo.RayVirtualCluster)
 
     def fail_inside() -> None:
-        with upstream.substitutions(estimator=object, colocated_worker_groups=3, stop=StopRequest()):
+        with upstream.substitutions(estimator=object, colocated_worker_groups=3, evaluation=None, stop=StopRequest()):
             assert grpo._create_advantage_estimator is not before[0]
             raise RuntimeError("inside")
 

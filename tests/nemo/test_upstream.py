@@ -93,7 +93,7 @@ def test_every_translated_key_is_one_that_nemo_rl_ships(nemo_rl: str) -> None:
         )),
         "policy.tokenizer.chat_template_kwargs.enable_thinking", "policy.uecr.temperature", "policy.uecr.filters",
         "policy.uecr.vocabulary", "policy.megatron_cfg.use_linear_ce_fusion_loss",
-        "grpo.skip_reference_policy_logprobs_calculation",
+        "grpo.skip_reference_policy_logprobs_calculation", "env.nemo_uecr_math.num_workers",
     }  # fmt: skip
 
 
@@ -104,6 +104,7 @@ def test_nothing_that_nemo_rl_ships_is_left_out(nemo_rl: str) -> None:
     unused = (
         "policy.dtensor_cfg", "policy.generation.mcore_generation_config", "policy.megatron_cfg.peft", "policy.draft",
         "policy.dynamic_batching", "policy.optimizer", "policy.scheduler", "data_plane", "data.default", "data.train",
+        "env.math",
         "grpo.reward_shaping", "grpo.reward_scaling", "grpo.async_grpo", "loss_fn", "logger.mlflow.tracking_uri",
     )  # fmt: skip
     assert {name for name in missing if not name.startswith(unused)} == set()

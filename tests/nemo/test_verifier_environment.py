@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
 
-SOURCE = os.environ.get("NEMO_RL_SOURCE")
-pytestmark = [
-    pytest.mark.nemo,
-    pytest.mark.skipif(SOURCE is None, reason="NEMO_RL_SOURCE is not set; set it to NeMo-RL's source tree"),
-]
+pytestmark = pytest.mark.usefixtures("nemo_rl")
 
 PROMPT = {"role": "user", "content": "What is 2+3? Somebody wrote \\boxed{5}."}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nemo_rl_on_the_path() -> None:
-    import typing
-
-    import typing_extensions
-
-    if sys.version_info < (3, 12):
-        typing.TypedDict = typing_extensions.TypedDict  # type: ignore[misc, assignment] # pydantic asks for it
-    assert SOURCE is not None
-    sys.path.insert(0, SOURCE)
-    # The actor's process gets this process's variables.
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
 
 
 def test_rewards_are_those_of_the_local_back_end() -> None:
@@ -46,20 +25,17 @@ def test_rewards_are_those_of_the_local_back_end() -> None:
     assert returned.observations[0] == {"role": "environment", "content": "Environment: correct"}
 
 
+@pytest.mark.usefixtures("ray_cluster")
 def test_nemo_rl_creates_it_by_its_name() -> None:
     import ray
 
     from nemo_uecr.nemo_adapter.verifier_environment import ENVIRONMENT, register
 
     register()
+    register()  # a second run in one process finds it there
     from nemo_rl.environments.utils import create_env
 
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    try:
-        actor = create_env(ENVIRONMENT, {"num_workers": 1})
-        returned = ray.get(actor.step.remote([[PROMPT, {"role": "assistant", "content": "\\boxed{5}"}]],
-                                             [{"ground_truth": "5"}]))  # fmt: skip
-        assert returned.rewards.tolist() == [1.0]
-        ray.kill(actor)
-    finally:
-        ray.shutdown()
+    actor = create_env(ENVIRONMENT, {"num_workers": 1})
+    log = [PROMPT, {"role": "assistant", "content": "\\boxed{5}"}]
+    assert ray.get(actor.step.remote([log], [{"ground_truth": "5"}])).rewards.tolist() == [1.0]
+    ray.kill(actor)

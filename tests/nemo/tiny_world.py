@@ -193,24 +193,26 @@ class TinyGeneration:
     def __init__(self, model: TinyModel, batch_class: Any, events: list[str]) -> None:
         self.model, self.batch_class, self.events = model, batch_class, events
 
+    def respond(self, prompt: list[int], row: int) -> list[int]:
+        """Tokens of one response, of three lengths so that padding matters."""
+        current = list(prompt)
+        for _ in range(RESPONSE - row % 3):
+            p = torch.softmax(self.model(torch.tensor([current]))[0, -1] / TEMPERATURE, -1)
+            current.append(int(torch.multinomial(p, 1)))
+        return current[len(prompt) :]
+
     def generate(self, data: Any, greedy: bool = False) -> Any:
         ids, lengths = data["input_ids"], data["input_lengths"]
         rows = ids.shape[0]
-        out = torch.zeros(rows, ids.shape[1] + RESPONSE, dtype=torch.long)
-        logp = torch.zeros(rows, ids.shape[1] + RESPONSE)
-        spent = torch.empty(rows, dtype=torch.long)
         with torch.no_grad():
-            for row in range(rows):
-                current = ids[row, : lengths[row]].tolist()
-                start = len(current)
-                # Ragged responses, so that padding and lengths matter.
-                for _ in range(RESPONSE - row % 3):
-                    p = torch.log_softmax(self.model(torch.tensor([current]))[0, -1] / TEMPERATURE, -1)
-                    token = int(torch.multinomial(p.exp(), 1))
-                    logp[row, len(current)] = p[token]
-                    current.append(token)
-                out[row, : len(current)] = torch.tensor(current)
-                spent[row] = len(current) - start
+            found = [self.respond(ids[row, : lengths[row]].tolist(), row) for row in range(rows)]
+            spent = torch.tensor([len(response) for response in found])
+            out = torch.zeros(rows, int((lengths + spent).max()), dtype=torch.long)
+            logp = torch.zeros(out.shape)
+            for row, response in enumerate(found):
+                start, end = int(lengths[row]), int(lengths[row]) + len(response)
+                out[row, :start], out[row, start:end] = ids[row, :start], torch.tensor(response)
+                logp[row, start:end] = training_logp(self.model, out[row : row + 1, :end])[0, start - 1 :]
         return self.batch_class(
             {
                 "output_ids": out,

@@ -123,7 +123,9 @@ def test_without_nemo_rl_a_run_stops_in_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "nemo_rl", None)
     monkeypatch.delitem(sys.modules, "nemo_rl.package_info", raising=False)
     with pytest.raises(UpstreamError, match="NeMo-RL cannot be imported") as caught:
-        launcher.train(load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", []))
+        launcher.train(
+            load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", []), resume=False, origins={}, objective=""
+        )
     assert "\n" not in str(caught.value)
 
 

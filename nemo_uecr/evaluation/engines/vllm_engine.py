@@ -46,20 +46,34 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
         """One generation a request, in order; vLLM batches them as it likes."""
-        from vllm import SamplingParams
+        return generate_with(self._engine, requests, decoding, self._end_ids)
 
-        parameters = [
-            SamplingParams(
-                temperature=decoding.temperature,
-                top_p=decoding.top_p,
-                top_k=decoding.top_k,
-                seed=request.seed % (1 << SEED_BITS),
-                max_tokens=decoding.max_tokens,
-                stop_token_ids=sorted(self._end_ids),
-                detokenize=False,
-            )
-            for request in requests
-        ]
-        prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
-        outputs = self._engine.generate(prompts, parameters, use_tqdm=False)
-        return [until_end(list(each.outputs[0].token_ids), self._end_ids, decoding.max_tokens) for each in outputs]
+
+def generate_with(
+    engine: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int]
+) -> list[Generation]:
+    """One generation a request, in order, by an engine that is running.
+
+    Args:
+        engine: vLLM's ``LLM``, here or inside a worker.
+        requests: prompts and seeds.
+        decoding: how tokens are drawn, whatever the engine was started for.
+        end_ids: token ids that end a response.
+    """
+    from vllm import SamplingParams
+
+    parameters = [
+        SamplingParams(
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
+            seed=request.seed % (1 << SEED_BITS),
+            max_tokens=decoding.max_tokens,
+            stop_token_ids=sorted(end_ids),
+            detokenize=False,
+        )
+        for request in requests
+    ]
+    prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
+    outputs = engine.generate(prompts, parameters, use_tqdm=False)
+    return [until_end(list(each.outputs[0].token_ids), end_ids, decoding.max_tokens) for each in outputs]

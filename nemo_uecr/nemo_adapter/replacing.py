@@ -1,0 +1,21 @@
+"""Names of a module replaced for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+
+@contextlib.contextmanager
+def replacing(module: ModuleType, substitutes: Mapping[str, Any]) -> Iterator[None]:
+    """Put substitutes in the place of a module's names; what stood there comes back however the block ends."""
+    native = {name: getattr(module, name) for name in substitutes}
+    try:
+        for name, substitute in substitutes.items():
+            setattr(module, name, substitute)
+        yield
+    finally:
+        for name, former in native.items():
+            setattr(module, name, former)

@@ -1,0 +1,95 @@
+"""The run folder of a NeMo-RL run: begun once, continued only when asked to, with the files that say what it is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import nemo_uecr
+from nemo_uecr.config.continuation import check_same_configuration
+from nemo_uecr.config.load import dump_config
+from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.core.records import EPSILON, GAP_CLIP
+from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.telemetry.sinks import truncate_records
+
+PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")
+EVALUATIONS = "evaluation.jsonl"
+
+
+def check_folder(config: NemoConfig, *, resume: bool) -> None:
+    """Refuse a folder that holds a run, unless that run is to be continued under the same configuration.
+
+    NeMo-RL continues from the newest checkpoint that it finds, asked or not.
+
+    Raises:
+        RunFolderError: it holds a run that was not asked to be continued.
+        CheckpointError: its run has another configuration.
+    """
+    folder = Path(config.run.folder)
+    written = folder / "config.yaml"
+    begun = written.exists() or any((folder / "checkpoints").glob("step_*"))
+    if begun and not resume:
+        raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
+    if written.exists():
+        check_same_configuration(written, config, load_nemo_config(written, ()).model_dump(mode="json"))
+    elif begun:
+        raise RunFolderError(
+            f"{folder} has checkpoints but no config.yaml to compare this configuration with; choose another run.folder"
+        )
+
+
+def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], objective: str, version: str) -> None:
+    """Configuration, origins, tolerances and provenance, before the first step."""
+    folder = Path(config.run.folder)
+    records: dict[str, object] = {
+        "tolerances.json": config.tolerances.model_dump(),
+        "origins.json": dict(origins),
+        "provenance.json": _provenance(config, objective, version),
+    }
+    for name, record in records.items():
+        replace_file(folder / name, json.dumps(record, indent=1).encode())
+    replace_file(folder / "config.yaml", dump_config(config).encode())
+
+
+def drop_later_records(config: NemoConfig, *, completed_steps: int) -> None:
+    """Forget evaluations after the checkpoint that the run continues from; they will be made again."""
+    last = completed_steps if completed_steps else -1
+    truncate_records(Path(config.run.folder) / EVALUATIONS, last_step=last)
+
+
+def _provenance(config: NemoConfig, objective: str, version: str) -> dict[str, object]:
+    return {
+        "objective": objective,
+        "command": sys.argv,
+        "versions": {
+            "nemo_uecr": nemo_uecr.__version__,
+            "nemo_rl": version,
+            "python": platform.python_version(),
+            **{package: _version(package) for package in PACKAGES},
+        },
+        "platform": platform.platform(),
+        "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
+        "conventions": {
+            "reward": "1 for a correct final answer, 0 otherwise",
+            "answer": "content of the last complete \\boxed{...}",
+            "group_std": config.method.std,
+            "epsilon": EPSILON,
+            "gap_clip": GAP_CLIP,
+            "loss": "token mean over the optimizer step's batch",
+            **config.conventions.model_dump(),
+        },
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed in the driver's environment"

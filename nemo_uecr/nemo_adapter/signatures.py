@@ -1,0 +1,77 @@
+"""Whether callables of another package still take the parameters that are counted on."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from nemo_uecr.nemo_adapter.errors import UpstreamError
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A line of a table: module, qualified name, parameters in order, and whether more may follow."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...]
+    open_end: bool
+
+
+def expected_signatures(table: str) -> list[Expected]:
+    """The lines ``module name: parameter ...`` of a table; an indented line continues the one above it."""
+    found = []
+    for line in table.replace("\n    ", " ").strip().splitlines():
+        target, _, names = line.partition(": ")
+        module, name = target.split()
+        parameters = tuple(names.split())
+        open_end = parameters[-1] == "..."
+        found.append(Expected(module, name, parameters[:-1] if open_end else parameters, open_end))
+    return found
+
+
+def load_module(module: str, version: str) -> Any:
+    """Import a module of the version that is named in the error.
+
+    Raises:
+        UpstreamError: it is not there.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UpstreamError(
+            f"NeMo-RL {version}: {module} cannot be imported ({error}); expected it to be there"
+        ) from error
+
+
+def check_signature(expected: Expected, version: str) -> None:
+    """Compare one line with what is installed.
+
+    Raises:
+        UpstreamError: the callable is gone, or takes other parameters.
+    """
+    target: Any = load_module(expected.module, version)
+    for part in expected.name.split("."):
+        if not hasattr(target, part):
+            raise UpstreamError(f"NeMo-RL {version}: {expected.module} has no {expected.name}; expected it there")
+        target = getattr(target, part)
+    found = tuple(inspect.signature(target).parameters)
+    compared = found[: len(expected.parameters)] if expected.open_end else found
+    if compared != expected.parameters:
+        raise UpstreamError(
+            f"NeMo-RL {version}: {expected.module}.{expected.name} takes ({', '.join(found)}); expected "
+            f"({', '.join(expected.parameters)}{', ...' if expected.open_end else ''})"
+        )
+
+
+def prepare_import() -> None:
+    """Let NeMo-RL be imported on Python 3.11, where pydantic asks for the backport of TypedDict."""
+    if sys.version_info < (3, 12):
+        import typing
+
+        import typing_extensions
+
+        typing.TypedDict = typing_extensions.TypedDict

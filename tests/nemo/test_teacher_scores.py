@@ -1,0 +1,88 @@
+"""A saved batch scored by a teacher alone: real NeMo-RL configuration, tokenizer and batches; the GPUs stood in for."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.data.batch_file import load_batch, save_batch
+from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.megatron_worker.request import ScoreRequest
+from nemo_uecr.nemo_adapter import teacher_scores, upstream
+from tests.config.test_nemo import CONFIGS
+from tests.nemo.test_launch import make_tokenizer
+from tests.nemo.tiny_world import TinyModel, TinyTeacher, columns_of
+
+pytestmark = pytest.mark.usefixtures("nemo_rl")
+VOCABULARY = 98
+
+
+def batch_file(folder: Path, **changes: torch.Tensor) -> Path:
+    """Three rows: two prompt tokens, then responses of 3, 4 and 2 tokens."""
+    mask = torch.zeros(3, 6, dtype=torch.bool)
+    for row, length in enumerate((3, 4, 2)):
+        mask[row, 2 : 2 + length] = True
+    ids = torch.randint(2, VOCABULARY, (3, 6), generator=torch.Generator().manual_seed(0))
+    tensors = {
+        "task_reward": torch.tensor([1.0, 0.0, 0.0]), "group": torch.zeros(3, dtype=torch.long), "mask": mask,
+        "old_logp": torch.zeros(3, 6), "token_ids": ids, "teacher_logp": torch.full((3, 6), -7.0),
+    } | changes  # fmt: skip
+    save_batch(folder / "batch.safetensors", tensors, method="uecr", settings={"alpha": 1.0}, step=20)
+    return folder / "batch.safetensors"
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Stands in for GPUs; returns what each teacher was built with."""
+    found: list[dict[str, Any]] = []
+
+    def make(plan: Any, *, student_config: Any, cluster: Any, tokenizer: Any) -> TinyTeacher:
+        found.append(plan.configuration(student_config) | {"gpus": cluster, "dedicated": plan.dedicated})
+        # Three rows do not divide by two: a masked row must come and go.
+        return TinyTeacher(TinyModel(9, vocabulary=VOCABULARY), [], parallel=2)
+
+    monkeypatch.setattr(teacher_scores, "RayTeacher", make)
+    monkeypatch.setattr(teacher_scores, "teacher_cluster", lambda gpus: gpus)
+    monkeypatch.setattr(upstream, "register_worker", lambda: None)
+    monkeypatch.setattr(importlib.import_module("nemo_rl.distributed.virtual_cluster"), "init_ray", lambda: None)
+    return found
+
+
+def configuration(folder: Path, *changes: str) -> Any:
+    make_tokenizer(folder / "student")
+    given = [f"student.model_name={folder / 'student'}", "teacher.model_name=t", f"student.vocabulary={VOCABULARY}"]
+    return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*given, *changes])
+
+
+@pytest.mark.parametrize("fp8", ["false", "true"])
+def test_a_batch_gets_the_teachers_scores(fp8: str, tmp_path: Path, built: list[dict[str, Any]]) -> None:
+    saved, out = load_batch(batch_file(tmp_path)), tmp_path / "scored"
+    config = configuration(tmp_path, f"teacher.fp8={fp8}", "teacher.dedicated_gpus=1")
+    teacher_scores.score_saved_batch(config, saved, out)
+    scored = load_batch(out)
+    assert scored.header == saved.header
+    kept = scored.tensors.keys() - {"teacher_logp", "teacher_entropy"}
+    assert kept == saved.tensors.keys() - {"teacher_logp"}
+    assert all(torch.equal(scored.tensors[name], saved.tensors[name]) for name in kept)
+    tokens = {"input_ids": saved.tensors["token_ids"], "input_lengths": torch.tensor([5, 6, 4])}
+    expected = columns_of(TinyModel(9, vocabulary=VOCABULARY), tokens, ScoreRequest((1.0,), True, VOCABULARY, 64))
+    torch.testing.assert_close(scored.tensors["teacher_logp"], expected["logp_0"])
+    torch.testing.assert_close(scored.tensors["teacher_entropy"], expected["entropy"])
+    (teacher,) = built
+    assert teacher["megatron_cfg"]["fp8_cfg"]["enabled"] is (fp8 == "true")
+    assert teacher["gpus"] == [8]
+    # It comes and goes like a colocated one, so that its offload is checked as well.
+    assert teacher["dedicated"] is False
+
+
+def test_a_batch_without_tokens_is_refused(tmp_path: Path, built: list[dict[str, Any]]) -> None:
+    path = batch_file(tmp_path, token_ids=torch.zeros(3, 4, dtype=torch.long))
+    with pytest.raises(DataError, match=r"token_ids has shape \[3, 4\] and mask \[3, 6\]"):
+        teacher_scores.score_saved_batch(configuration(tmp_path), load_batch(path), tmp_path / "scored")
+    with pytest.raises(ConfigError, match="grpo reads no teacher"):
+        teacher_scores.score_saved_batch(configuration(tmp_path, "method.name=grpo"), load_batch(path), tmp_path / "s")

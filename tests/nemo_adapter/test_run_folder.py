@@ -1,0 +1,68 @@
+"""A run folder is begun once and continued only when asked to, as the same run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.config.nemo_load import load_nemo, load_nemo_config
+from nemo_uecr.errors import CheckpointError, RunFolderError
+from nemo_uecr.nemo_adapter.run_folder import check_folder, drop_later_records, write_run_files
+from tests.config.test_nemo import CONFIGS
+
+
+def configuration(folder: Path, *changes: str) -> Any:
+    return load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", [f"run.folder={folder}", *changes])
+
+
+def begin(folder: Path) -> None:
+    loaded = load_nemo(CONFIGS / "qwen3_1p7b" / "grpo.yaml", [f"run.folder={folder}"])
+    write_run_files(loaded.config, origins=loaded.origins, objective="loss = 0", version="0.7.0")
+
+
+def test_a_new_folder_needs_no_resume(tmp_path: Path) -> None:
+    check_folder(configuration(tmp_path), resume=False)
+    check_folder(configuration(tmp_path), resume=True)
+
+
+def test_a_begun_run_is_continued_only_when_asked_to(tmp_path: Path) -> None:
+    begin(tmp_path)
+    with pytest.raises(RunFolderError, match="already holds a run; add --resume"):
+        check_folder(configuration(tmp_path), resume=False)
+    check_folder(configuration(tmp_path), resume=True)
+    check_folder(configuration(tmp_path, "train.steps=900", "checkpoint.every=5"), resume=True)
+
+
+def test_another_configuration_is_refused(tmp_path: Path) -> None:
+    begin(tmp_path)
+    with pytest.raises(CheckpointError, match=r"was written with rollout\.temperature=0\.7, this run has 0\.9"):
+        check_folder(configuration(tmp_path, "rollout.temperature=0.9"), resume=True)
+
+
+@pytest.mark.parametrize(("resume", "message"), [(False, "add --resume"), (True, r"no config\.yaml to compare")])
+def test_checkpoints_of_another_hand_are_not_continued(resume: bool, message: str, tmp_path: Path) -> None:
+    """NeMo-RL would go on from them without a word."""
+    (tmp_path / "checkpoints" / "step_20").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=message):
+        check_folder(configuration(tmp_path), resume=resume)
+
+
+def test_the_folder_says_what_the_run_is(tmp_path: Path) -> None:
+    begin(tmp_path)
+    assert load_nemo_config(tmp_path / "config.yaml", []) == configuration(tmp_path)
+    assert json.loads((tmp_path / "origins.json").read_text())["run.folder"] == "override"
+    assert json.loads((tmp_path / "tolerances.json").read_text())["first_ratio"] == 0.5
+    record = json.loads((tmp_path / "provenance.json").read_text())
+    assert (record["objective"], record["versions"]["nemo_rl"]) == ("loss = 0", "0.7.0")
+
+
+def test_evaluations_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 20, 40)))
+    drop_later_records(configuration(tmp_path), completed_steps=20)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 20]
+    drop_later_records(configuration(tmp_path), completed_steps=0)
+    assert path.read_text() == ""
