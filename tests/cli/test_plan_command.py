@@ -67,7 +67,7 @@ def test_the_demo_is_planned_without_being_made(capsys: pytest.CaptureFixture[st
     assert entry_point(["plan", *DEMO]) == 0
     printed = capsys.readouterr().out
     assert "179,072 parameters, float32" in printed
-    assert "554,560 parameters, float32" in printed
+    assert "407,104 parameters, float32" in printed
     assert "16 prompts x 8 responses = 128 a step" in printed
 
 
