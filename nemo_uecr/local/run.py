@@ -22,10 +22,10 @@ from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.local import artifacts
 from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
-from nemo_uecr.local.input_hashes import Locate, input_hashes
+from nemo_uecr.local.input_hashes import Locate, input_hashes, renamed
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
-from nemo_uecr.local.provenance import provenance, write_provenance
+from nemo_uecr.local.provenance import provenance, read_provenance, write_provenance
 from nemo_uecr.local.source import package_source
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
@@ -154,7 +154,7 @@ def _check_same_inputs(folder: Path, config: Config, locate: Locate) -> None:
     written = folder / "provenance.json"
     if not written.is_file():
         return
-    before, now = json.loads(written.read_text(encoding="utf-8"))["sha256"], input_hashes(config, locate)
+    before, now = renamed(read_provenance(written)["sha256"], config), input_hashes(config, locate)
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             raise CheckpointError(
