@@ -162,7 +162,12 @@ def _read_state(path: Path) -> tuple[dict[str, object], Position]:
     configuration, position = state.get("config"), state.get("position")
     if not isinstance(configuration, dict) or not isinstance(position, dict):
         raise _corrupt(path, "expected the tables config and position")
-    kinds: dict[str, Any] = {"step": int, "optimizer_steps": int, "best_step": int | None, "best_average": float | int | None}
+    kinds: dict[str, Any] = {
+        "step": int,
+        "optimizer_steps": int,
+        "best_step": int | None,
+        "best_average": float | int | None,
+    }
     if position.keys() != kinds.keys() or not all(isinstance(position[name], kind) for name, kind in kinds.items()):
         raise _corrupt(path, f"position is {position}; expected numbers for {', '.join(kinds)}")
     return configuration, Position(**position)
