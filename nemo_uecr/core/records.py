@@ -122,10 +122,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")
-        for name in ("step", "seed"):
-            value = getattr(self, name)
-            if value is not None and value > LARGEST_INTEGER:
-                raise ConfigError(f"{name} has {len(str(value))} digits; expected at most {LARGEST_INTEGER} (2**53)")
+        _check_exact(self)
 
     def need(self, name: str, method: str) -> float:
         """The value of ``name``; an error naming the key when it was not given."""
@@ -181,6 +178,13 @@ class Advantages:
             for name, tensor in vars(self).items()
             if tensor is not None
         }
+
+
+def _check_exact(settings: Settings) -> None:
+    for name in ("step", "seed"):
+        value = getattr(settings, name)
+        if value is not None and value > LARGEST_INTEGER:
+            raise ConfigError(f"{name} has {len(str(value))} digits; expected at most {LARGEST_INTEGER} (2**53)")
 
 
 def _check_responses(batch: ScoredBatch) -> None:

@@ -51,10 +51,10 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
             problem = _problem(row, f"{path}:{number}", number, (question_key, answer_key, id_key))
             plain = problem.id.strip()  # two ids that a reader cannot tell apart are one
             if plain in seen:
-                line_before, before = seen[plain]
+                other, before = seen[plain]
                 told = "" if before == problem.id else f" as {before!r}; white space around an id does not count"
                 raise DataError(
-                    f"{path}:{number}: duplicate id {problem.id!r}, also on line {line_before}{told}; ids must be unique"
+                    f"{path}:{number}: duplicate id {problem.id!r}, also on line {other}{told}; ids must be unique"
                 )
             seen[plain] = number, problem.id
             problems.append(problem)

@@ -61,14 +61,15 @@ class TokenModel:
 
     @property
     def context(self) -> int | None:
-        """Longest sequence of the model in tokens, a stretched RoPE included; None where its configuration says none."""
+        """Longest sequence in tokens, a stretched RoPE included; None where the configuration says none."""
         config = self.module.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None)
         if not isinstance(positions, int) or positions < 1:
             return None
         rope = getattr(config, "rope_parameters", None) or {}
-        stretched = rope.get("factor", 1.0) * rope.get("original_max_position_embeddings", 0)
-        return max(positions, int(stretched))
+        factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
+        stretched = isinstance(factor, int | float) and isinstance(original, int)
+        return max(positions, int(factor * original)) if stretched else positions
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -169,7 +170,7 @@ def _check_layers(module: PreTrainedModel, name: str, role: str) -> None:
     layers = getattr(module.config.get_text_config(), "num_hidden_layers", None)
     if isinstance(layers, int) and layers < 1:
         raise DataError(
-            f"{role}.model_name {name!r} cannot be loaded: config.json has num_hidden_layers {layers}; expected 1 or more"
+            f"{role}.model_name {name!r} cannot be loaded: num_hidden_layers is {layers}; expected 1 or more"
         )
 
 

@@ -58,10 +58,11 @@ def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, respon
         DataError: naming the problem with the longest prompt, and the numbers.
     """
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-    if model.context is not None and len(longest.token_ids) + response > model.context:
+    length = len(longest.token_ids)
+    if model.context is not None and length + response > model.context:
         raise DataError(
-            f"problem {longest.problem.id!r} has a prompt of {len(longest.token_ids)} tokens, and with {key}={response} "
-            f"a sequence of up to {len(longest.token_ids) + response}; the {model.name} reads at most {model.context} "
+            f"problem {longest.problem.id!r} has a prompt of {length} tokens, and with {key}={response} "
+            f"a sequence of up to {length + response}; the {model.name} reads at most {model.context} "
             f"(max_position_embeddings in its config.json). Lower {key} or drop the long problems"
         )
 
