@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
 
     out: Path | None = args.json
     if out is not None:
-        _refuse_missing_folder(out)
+        _refuse_unwritable(out)
     results = run_all(QUICK if args.quick else FULL)
     sys.stdout.write(table(results))
     if out is not None:
@@ -32,8 +32,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_missing_folder(out: Path) -> None:
+def _refuse_unwritable(out: Path) -> None:
     from nemo_uecr.errors import DataError
 
     if not out.absolute().parent.is_dir():
         raise DataError(f"--json: the folder {out.parent} does not exist; create it first")
+    if out.exists() and not out.is_file():
+        raise DataError(f"--json: {out} exists and is no regular file; expected a file to write")

@@ -61,7 +61,10 @@ def _step_counts(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):
         raise ConfigError(f"--steps: got {text!r}, expected whole numbers >= 1, for example 1,5,10")
-    return [int(part) for part in parts]
+    counts = [int(part) for part in parts]
+    if len(set(counts)) < len(counts):
+        raise ConfigError(f"--steps: got {text!r}, expected each count once, because each run has a folder of its own")
+    return counts
 
 
 def _short_run(steps: int, folder: str) -> list[str]:

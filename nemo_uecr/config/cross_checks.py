@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["batch_sizes", "best_checkpoint", "decoding", "known_method", "method_settings", "teacher"]
 
 
+#: Lowest temperature of sampling, as in `kinds`.
+COLDEST = 1e-3
+
+
 def known_method(name: str) -> str:
     """Refuse a method that does not exist, naming the nearest."""
     if name not in METHOD_NEEDS:
@@ -49,7 +53,12 @@ def batch_sizes(config: Config) -> None:
 
 
 def decoding(config: AnyConfig) -> None:
-    """Refuse several greedy samples."""
+    """Refuse several greedy samples, and a temperature that is neither greedy nor usable in float32."""
+    if 0 < config.evaluation.temperature < COLDEST:
+        raise ValueError(
+            f"evaluation.temperature: got {config.evaluation.temperature:g}, expected 0, or a number from {COLDEST:g} "
+            "to 1000"
+        )
     if config.evaluation.temperature == 0 and config.evaluation.samples != 1:
         raise ValueError(
             f"evaluation.samples: got {config.evaluation.samples}, expected 1 because "

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 __all__ = [
     "Beta",
+    "ClipHigh",
     "Count",
     "Device",
     "Dtype",
@@ -18,11 +19,14 @@ __all__ = [
     "Positive",
     "Progress",
     "PromptTemplate",
+    "SamplingTemperature",
     "Seed",
     "Share",
     "Std",
     "Switch",
+    "Temperature",
     "Text",
+    "Threads",
     "TopP",
     "Tracking",
 ]
@@ -32,6 +36,10 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 LearningRate = Annotated[float, Field(gt=0, le=1e30)]  # float32 arithmetic ends at 3e38
+Threads = Annotated[int, Field(ge=1, le=4096)]  # OpenMP ends the process at numbers that no machine has
+SamplingTemperature = Annotated[float, Field(ge=1e-3, le=1e3)]  # logits / T stay within float32
+Temperature = Annotated[float, Field(ge=0, le=1e3)]
+ClipHigh = Annotated[float, Field(gt=0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 TopP = Annotated[float, Field(gt=0, le=1)]

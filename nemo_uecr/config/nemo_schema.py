@@ -7,7 +7,18 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from nemo_uecr.config import cross_checks, nemo_checks
-from nemo_uecr.config.kinds import Count, NonNegative, NonNegativeInt, Pair, Positive, PromptTemplate, Share, Text, TopP
+from nemo_uecr.config.kinds import (
+    Count,
+    NonNegative,
+    NonNegativeInt,
+    Pair,
+    Positive,
+    PromptTemplate,
+    SamplingTemperature,
+    Share,
+    Text,
+    TopP,
+)
 from nemo_uecr.config.schema import (
     Config,
     EvaluationConfig,
@@ -129,7 +140,7 @@ class NemoRolloutConfig(Section):
     responses_per_prompt: Annotated[int, Field(ge=2)]
     """G: responses a prompt; a group of one has no advantage."""
 
-    temperature: Positive
+    temperature: SamplingTemperature
     """T_r: sampling temperature, also the temperature of the PPO ratio."""
 
     top_p: TopP

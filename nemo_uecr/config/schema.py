@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from nemo_uecr.config import cross_checks
 from nemo_uecr.config.kinds import (
+    ClipHigh,
     Count,
     Device,
     Dtype,
@@ -22,11 +23,14 @@ from nemo_uecr.config.kinds import (
     Positive,
     Progress,
     PromptTemplate,
+    SamplingTemperature,
     Seed,
     Share,
     Std,
     Switch,
+    Temperature,
     Text,
+    Threads,
     TopP,
     Tracking,
 )
@@ -132,7 +136,7 @@ class RolloutConfig(Section):
     responses_per_prompt: Annotated[int, Field(ge=2)]
     """G: responses a prompt; a group of one has no advantage."""
 
-    temperature: Positive
+    temperature: SamplingTemperature
     """T_r: sampling temperature, also the temperature of the PPO ratio."""
 
     top_p: TopP
@@ -201,7 +205,7 @@ class LossConfig(Section):
     clip_low: Share
     """The ratio is clipped below at 1 - clip_low."""
 
-    clip_high: Positive
+    clip_high: ClipHigh
     """The ratio is clipped above at 1 + clip_high."""
 
     reference_kl: NonNegative
@@ -248,8 +252,8 @@ class EvaluationConfig(Section):
     samples: Count
     """k: responses a problem."""
 
-    temperature: NonNegative
-    """Decoding temperature; 0 is greedy and asks for samples = 1."""
+    temperature: Temperature
+    """Decoding temperature, at least 0.001; or 0, which is greedy and asks for samples = 1."""
 
     top_p: TopP
     """Nucleus mass; 1 is off."""
@@ -333,7 +337,7 @@ class Config(Section):
     device: Device
     """Where the models live; auto: the GPU when there is one."""
 
-    threads: Count | None
+    threads: Threads | None
     """CPU threads of the mathematics; null: what torch chooses."""
 
     run: RunConfig

@@ -24,6 +24,8 @@ GAP_CLIP = 5.0
 #: Beyond these, float32 products of settings and scores overflow.
 LARGEST = 1e12
 SMALLEST_SCALE = 1e-12
+#: Integers up to here are exact as floating-point numbers.
+LARGEST_INTEGER = 2**53
 
 SCORE_DTYPES = (torch.float32, torch.float64)
 
@@ -120,6 +122,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")
+        _check_exact(self)
 
     def need(self, name: str, method: str) -> float:
         """The value of ``name``; an error naming the key when it was not given."""
@@ -177,7 +180,16 @@ class Advantages:
         }
 
 
+def _check_exact(settings: Settings) -> None:
+    for name in ("step", "seed"):
+        value = getattr(settings, name)
+        if value is not None and value > LARGEST_INTEGER:
+            raise ConfigError(f"{name} has {len(str(value))} digits; expected at most {LARGEST_INTEGER} (2**53)")
+
+
 def _check_responses(batch: ScoredBatch) -> None:
+    if batch.task_reward_B.ndim != 1:
+        raise ScoreError(f"task_reward has shape {list(batch.task_reward_B.shape)}; expected [B], one value a response")
     for name, tensor in (("task_reward", batch.task_reward_B), ("group", batch.group_B)):
         if tensor.ndim != 1 or tensor.shape[0] != batch.responses:
             raise ScoreError(
@@ -228,6 +240,11 @@ def _check_offsets(batch: ScoredBatch) -> None:
     offsets, mask = batch.offsets, batch.mask_BT
     if offsets is None or mask.ndim != 1:
         raise ScoreError(f"a packed batch has shape {list(mask.shape)} for mask; expected [N]")
+    if offsets.ndim != 1 or offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:
+        raise ScoreError(
+            f"offsets has shape {list(offsets.shape)} and dtype {offsets.dtype}; expected integers "
+            f"[{batch.responses + 1}]"
+        )
     ends = offsets.tolist()
     if len(ends) != batch.responses + 1 or ends[0] != 0 or ends[-1] != mask.shape[0] or sorted(ends) != ends:
         raise ScoreError(

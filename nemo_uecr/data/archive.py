@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from nemo_uecr.data.atomic import new_folder, sync_folder
+from nemo_uecr.data.atomic import check_replaceable, new_folder, sync_folder
 from nemo_uecr.errors import DataError, RunFolderError
 
 FORMAT = "nemo_uecr.archive/1"
@@ -48,6 +48,7 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
     digests = {name: _sha256(folder / name) for name in names}
     aside = out.with_name(f".{out.name}.tmp")
     try:
+        check_replaceable(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("wb") as raw:
             with (

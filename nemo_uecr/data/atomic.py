@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,7 +11,12 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Raises:
+        OSError: If it cannot be written, or the path is a device, a pipe or a folder: a rename would put a file there.
+    """
+    check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.tmp")
     try:
@@ -26,9 +32,25 @@ def replace_file(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def check_replaceable(path: Path) -> None:
+    """Refuse a device, a pipe or a folder, in whose place a rename would put a regular file.
+
+    Raises:
+        OSError: naming the path.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it exists and is no regular file", str(path))
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that appears under its name only when the block ends without an error."""
+    """A folder to fill that appears under its name only when the block ends without an error.
+
+    Raises:
+        OSError: If it cannot be written, or the path is something other than a folder.
+    """
+    if path.exists() and not path.is_dir():
+        raise OSError(errno.ENOTDIR, "it exists and is no folder", str(path))
     aside = path.with_name(f".{path.name}.tmp")
     old = path.with_name(f".{path.name}.old.tmp")
     shutil.rmtree(aside, ignore_errors=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.data.hub import locate
-from nemo_uecr.data.problems import Problem
+from nemo_uecr.data.problems import Problem, empty_box, usable
 from nemo_uecr.data.rows import ANSWER_KEYS, QUESTION_KEYS, Row, data_files, read_rows, text_of
 from nemo_uecr.errors import DataError
 
@@ -87,9 +87,9 @@ def _problems(files: list[Path]) -> list[Problem]:
     for file in files:
         for number, row in enumerate(read_rows(file, columns=None), start=1):
             problem = _problem(row, f"{file}: row {number}", str(len(problems) + 1))
-            if problem.id in seen:
+            if problem.id.strip() in seen:
                 raise DataError(f"{file}: row {number}: duplicate id {problem.id!r}; ids must be unique")
-            seen.add(problem.id)
+            seen.add(problem.id.strip())
             problems.append(problem)
     if not problems:
         raise DataError(f"{files[0]}: no problems; expected at least one row")
@@ -101,5 +101,8 @@ def _problem(row: Row, where: str, number: str) -> Problem:
     answer = next((text for key in ANSWER_KEYS if (text := text_of(row.get(key)))), None)
     if question is None or answer is None:
         raise DataError(f"{where}: no question or no answer; the row has {', '.join(row) or 'no fields'}")
+    answer = answer.rpartition(ANSWER_MARKER)[2].strip()
+    if not usable(answer) or empty_box(answer):
+        raise DataError(f"{where}: the answer is {answer!r}; expected one that can be seen")
     identity = next((str(row[key]) for key in ID_KEYS if row.get(key) is not None), number)
-    return Problem(identity, question, answer.rpartition(ANSWER_MARKER)[2].strip())
+    return Problem(identity, question, answer)

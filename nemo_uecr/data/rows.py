@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.problems import usable
+from nemo_uecr.data.problems import RepeatedKeyError, row_of_pairs, usable
 from nemo_uecr.errors import DataError, DependencyError
 
 #: Field names by meaning, tried in this order.
@@ -101,7 +101,9 @@ def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 def parse_row(line: bytes, where: str) -> Row:
     """One line of JSONL as a row."""
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=row_of_pairs)
+    except RepeatedKeyError as error:
+        raise DataError(f"{where}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: malformed JSON ({error}); expected one object a line in UTF-8") from error
     if not isinstance(row, dict):

@@ -121,6 +121,6 @@ def _read(folder: Path) -> dict[str, dict[str, Any]]:
         try:
             entry = json.loads(line)
             entries[str(entry["path"])] = {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise RunFolderError(f"{path}:{number}: not an entry of the list; the file was altered") from error
     return entries

@@ -9,6 +9,7 @@ import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +19,8 @@ from torch import Tensor
 from nemo_uecr.config.continuation import check_same_configuration
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.atomic import new_folder
-from nemo_uecr.errors import CheckpointError, RunFolderError
+from nemo_uecr.data.rows import read_object
+from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.local.models import TokenModel
 
 log = logging.getLogger(__name__)
@@ -85,15 +87,15 @@ class Checkpoints:
         """
         folder = self.path(step)
         self._verify(folder)
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        check_same_configuration(folder, self._config, state["config"])
+        configuration, position = _read_state(folder / STATE)
+        check_same_configuration(folder, self._config, configuration)
         try:
             tensors = load_file(folder / OPTIMIZER)
         except SafetensorError as error:
             raise CheckpointError(
                 f"{folder / OPTIMIZER}: unreadable ({error}); delete {folder} to use an earlier one"
             ) from error
-        return folder, tensors, Position(**state["position"])
+        return folder, tensors, position
 
     def _write(self, aside: Path, model: TokenModel, optimizer: torch.optim.AdamW, position: Position) -> None:
         model.module.save_pretrained(aside)
@@ -129,7 +131,7 @@ class Checkpoints:
             )
         try:
             hashes = dict(json.loads(manifest.read_bytes()))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{manifest}: unreadable ({error}); the checkpoint is corrupt. Delete {folder} and run again with "
                 "--resume to use an earlier one"
@@ -149,6 +151,33 @@ class Checkpoints:
                     f"{path}: got {found[:12]}, expected sha256 {str(expected)[:12]}; the checkpoint is corrupt. "
                     f"Delete {folder} and run again with --resume to use an earlier one"
                 )
+
+
+def _read_state(path: Path) -> tuple[dict[str, object], Position]:
+    """The configuration and the position that a checkpoint was saved with."""
+    try:
+        state = read_object(path)
+    except DataError as error:
+        raise _corrupt(path, str(error)) from error
+    configuration, position = state.get("config"), state.get("position")
+    if not isinstance(configuration, dict) or not isinstance(position, dict):
+        raise _corrupt(path, "expected the tables config and position")
+    kinds: dict[str, Any] = {
+        "step": int,
+        "optimizer_steps": int,
+        "best_step": int | None,
+        "best_average": float | int | None,
+    }
+    if position.keys() != kinds.keys() or not all(isinstance(position[name], kind) for name, kind in kinds.items()):
+        raise _corrupt(path, f"position is {position}; expected numbers for {', '.join(kinds)}")
+    return configuration, Position(**position)
+
+
+def _corrupt(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: {reason}; the checkpoint is corrupt. Delete {path.parent} and run again with --resume to use an "
+        "earlier one"
+    )
 
 
 def _save_tokenizer(model: TokenModel, folder: Path) -> None:

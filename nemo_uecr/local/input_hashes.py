@@ -12,6 +12,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.manifest import MANIFEST
 from nemo_uecr.data.prepared import training_file
+from nemo_uecr.data.rows import read_object
 from nemo_uecr.local.checkpoint import file_sha256
 
 #: A model on the hub of which no complete copy lies here.
@@ -24,6 +25,14 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 CHAT_TEMPLATE = "chat_template.jinja"
 
+#: Begins the entry of a benchmark, and no other: a benchmark may be called "train" or "teacher".
+BENCHMARK = "benchmark "
+#: The entries that are no benchmark's.
+OWN = frozenset(
+    {"train", "train manifest"}
+    | {f"{role}{suffix}" for role in ("student", "teacher") for suffix in ("", " tokenizer", " chat template")}
+)
+
 Locate = Callable[[str], str]
 
 
@@ -32,6 +41,7 @@ def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
 
     Raises:
         OSError: an input is not there.
+        DataError: a model's tokenizer_config.json is no JSON object.
     """
     return {name: digest for hashes in located_inputs(config, locate) for name, digest in hashes().items()}
 
@@ -43,9 +53,19 @@ def located_inputs(config: Config, locate: Locate) -> Iterator[Callable[[], dict
         models["teacher"] = config.teacher.model_name
     yield partial(_train_hashes, config.data.train, locate)
     for name, path in config.evaluation.benchmarks.items():
-        yield partial(_file_hash, name, path, locate)
+        yield partial(_file_hash, f"{BENCHMARK}{name}", path, locate)
     for role, name in models.items():
         yield partial(_role_hashes, role, name, locate)
+
+
+def renamed(recorded: dict[str, str], config: Config) -> dict[str, str]:
+    """A record with the present names; earlier versions named a benchmark's entry as the benchmark.
+
+    Such an entry under a name of `OWN` may be another input's. It stays as it is: where it was the benchmark's, it
+    differs from that input's digest, and the resume is refused.
+    """
+    bare = {name for name in config.evaluation.benchmarks if f"{BENCHMARK}{name}" not in recorded} - OWN
+    return {f"{BENCHMARK}{name}" if name in bare else name: digest for name, digest in recorded.items()}
 
 
 def _train_hashes(name: str, locate: Locate) -> dict[str, str]:
@@ -100,7 +120,7 @@ def _chat_template(folder: Path) -> str:
     if (folder / CHAT_TEMPLATE).is_file():
         return file_sha256(folder / CHAT_TEMPLATE)
     config = folder / "tokenizer_config.json"
-    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
+    template = read_object(config).get("chat_template") if config.is_file() else None
     return NONE if template is None else hashlib.sha256(json.dumps(template).encode()).hexdigest()
 
 

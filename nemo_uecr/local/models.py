@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SPLIT_TOLERANCE = 1e-4
 #: How much the features are enlarged to look for a cap on the logits.
 PROBE_SCALE = 1e4
+#: Files of a model folder that hold one JSON object, where they are there.
+OBJECTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,18 @@ class TokenModel:
     def vocabulary(self) -> int:
         """Columns of the output layer."""
         return int(self.module.config.get_text_config().vocab_size)
+
+    @property
+    def context(self) -> int | None:
+        """Longest sequence in tokens, a stretched RoPE included; None where the configuration says none."""
+        config = self.module.config.get_text_config()
+        positions = getattr(config, "max_position_embeddings", None)
+        if not isinstance(positions, int) or positions < 1:
+            return None
+        rope = getattr(config, "rope_parameters", None) or {}
+        factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
+        stretched = isinstance(factor, int | float) and isinstance(original, int)
+        return max(positions, int(factor * original)) if stretched else positions
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -101,23 +115,27 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
         trained: keep float32 weights and lower only the computation, so that small updates are not lost.
 
     Raises:
-        DataError: If the model is missing, incomplete, or no causal language model.
+        DataError: If the model is missing, incomplete, or no causal language model; naming the folder and the reason.
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _check_exists(name, role)
     low = dtype == "bfloat16"
-    source = str(Path(name).expanduser())
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        module, report = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=torch.bfloat16 if low and not trained else torch.float32,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        return _loaded(name, role, torch.bfloat16 if low and not trained else torch.float32, device, low and trained)
+    except DataError:
+        raise
+    except Exception as error:
         raise DataError(f"{role}.model_name {name!r} cannot be loaded: {_one_line(error)}") from error
+
+
+def _loaded(name: str, role: str, dtype: torch.dtype, device: torch.device, lowered: bool) -> TokenModel:
+    source = str(Path(name).expanduser())
+    _check_files(Path(source), name, role)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    module, report = AutoModelForCausalLM.from_pretrained(
+        source, dtype=dtype, use_safetensors=True, output_loading_info=True
+    )
     if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
         raise DataError(f"{role}.model_name {name!r} has a tokenizer without tokens; expected tokenizer.json beside it")
     missing = sorted(report["missing_keys"])
@@ -125,15 +143,35 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
         raise DataError(
             f"{role}.model_name {name!r} lacks {len(missing)} weights ({missing[0]}, ...); expected a complete model"
         )
+    _check_layers(module, name, role)
     module = module.to(device).eval()  # dropout would make the PPO ratio differ from 1 before any update
-    compute = torch.bfloat16 if low and trained else None
-    model = TokenModel(module, tokenizer, _splits(module), compute, f"{role} {name}")
+    model = TokenModel(module, tokenizer, _splits(module), torch.bfloat16 if lowered else None, f"{role} {name}")
     if not model.end_ids:
         raise DataError(
             f"{role}.model_name {name!r} names no end token; expected eos_token_id in generation_config.json or "
             "eos_token in tokenizer_config.json, because a response ends with it"
         )
     return model
+
+
+def _check_files(folder: Path, name: str, role: str) -> None:
+    """Refuse files of a folder that are no JSON objects; of some of them transformers takes the content for absent."""
+    for file in OBJECTS:
+        path = folder / file
+        if path.is_file():
+            try:
+                read_object(path)
+            except DataError as error:
+                raise DataError(f"{role}.model_name {name!r} cannot be loaded: {error}") from error
+
+
+def _check_layers(module: PreTrainedModel, name: str, role: str) -> None:
+    """Refuse a model without layers: its weights of the layers would be left unread in silence."""
+    layers = getattr(module.config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise DataError(
+            f"{role}.model_name {name!r} cannot be loaded: num_hidden_layers is {layers}; expected 1 or more"
+        )
 
 
 def _check_exists(name: str, role: str) -> None:

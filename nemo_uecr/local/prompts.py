@@ -13,6 +13,8 @@ from nemo_uecr.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from nemo_uecr.local.models import TokenModel
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -43,6 +45,28 @@ def encode_prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBa
     return prompts
 
 
+def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, response: int) -> None:
+    """Refuse sequences that the model was not made for.
+
+    Args:
+        prompts: encoded problems.
+        model: what reads prompt and response.
+        key: the configuration's key of the longest response, for the message.
+        response: longest response in tokens.
+
+    Raises:
+        DataError: naming the problem with the longest prompt, and the numbers.
+    """
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+    length = len(longest.token_ids)
+    if model.context is not None and length + response > model.context:
+        raise DataError(
+            f"problem {longest.problem.id!r} has a prompt of {length} tokens, and with {key}={response} "
+            f"a sequence of up to {length + response}; the {model.name} reads at most {model.context} "
+            f"(max_position_embeddings in its config.json). Lower {key} or drop the long problems"
+        )
+
+
 def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[int]:
     if tokenizer.chat_template is None:
         if data.system_prompt is not None:
@@ -51,8 +75,6 @@ def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase, data: DataConfig) 
                 "write it into data.prompt_template"
             )
         return list(tokenizer(text)["input_ids"])
-    from jinja2.exceptions import TemplateError  # noqa: PLC0415 - needed for a chat template alone
-
     turns = [{"role": "user", "content": text}]
     if data.system_prompt is not None:
         turns.insert(0, {"role": "system", "content": data.system_prompt})
@@ -60,9 +82,10 @@ def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase, data: DataConfig) 
         rendered = tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, tokenize=False, enable_thinking=data.enable_thinking
         )
-    except TemplateError as error:
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
         raise DataError(
-            f"the student's chat template refuses the prompt: {error}; some templates take no system turn: try "
+            f"the student's chat template refuses the prompt: {reason}; some templates take no system turn: try "
             "data.system_prompt=null"
         ) from error
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])

@@ -17,6 +17,8 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.batch_file import arithmetic
+from nemo_uecr.data.rows import read_object
+from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local.input_hashes import input_hashes
 from nemo_uecr.local.source import Source
 
@@ -24,6 +26,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "omeg
 FILE, DIFF = "provenance.json", "source.diff"
 #: What may differ between two starts of one run.
 VOLATILE = ("command",)
+REMEDY = "Put the file back or choose another run.folder"
 
 
 def provenance(config: Config, objective: str, locate: Callable[[str], str], source: Source) -> dict[str, Any]:
@@ -55,12 +58,30 @@ def write_provenance(folder: Path, record: dict[str, Any], source: Source) -> No
     """Write the record and the code's difference; an earlier record that says something else is kept beside it."""
     path = folder / FILE
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_provenance(path)
         if _lasting(before) != _lasting(json.loads(json.dumps(record))):
             number = 1 + sum(1 for _ in folder.glob("provenance-*.json"))
             replace_file(folder / f"provenance-{number}.json", path.read_bytes())
     replace_file(folder / DIFF, source.diff)
     replace_file(path, json.dumps(record, indent=1).encode())
+
+
+def read_provenance(path: Path) -> dict[str, Any]:
+    """A run's record, as far as its form was looked at: digests by input, and the code's own section.
+
+    Raises:
+        RunFolderError: naming the file, when it is damaged.
+    """
+    try:
+        record = read_object(path)
+    except DataError as error:
+        raise RunFolderError(f"{error}; expected the file as the run wrote it. {REMEDY}") from error
+    digests = record.get("sha256")
+    if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+        raise RunFolderError(f"{path}: sha256 is no table of digests by input; the file was altered. {REMEDY}")
+    if not isinstance(record.get("source", {}), dict):
+        raise RunFolderError(f"{path}: source is no table; the file was altered. {REMEDY}")
+    return record
 
 
 def _lasting(record: dict[str, Any]) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.local import artifacts
 from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
-from nemo_uecr.local.input_hashes import Locate, input_hashes
-from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
-from nemo_uecr.local.prompts import Prompt, encode_prompts
-from nemo_uecr.local.provenance import provenance, write_provenance
+from nemo_uecr.local.input_hashes import Locate, input_hashes, renamed
+from nemo_uecr.local.models import check_same_tokens, load_model
+from nemo_uecr.local.prompts import Prompt, check_context, encode_prompts
+from nemo_uecr.local.provenance import provenance, read_provenance, write_provenance
 from nemo_uecr.local.source import package_source
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
@@ -94,7 +94,7 @@ def _train_in(
     student_name = locate(config.student.model_name) if start is None else str(start[0])
     _check_same_inputs(folder, config, locate)
     models = _models(config, student_name, device, locate)
-    prompts, benchmarks = _problems(config, models.student, locate)
+    prompts, benchmarks = _problems(config, models, locate)
     optimizer = build_optimizer(models.student, config)
     position = Position(0, 0, None, None)
     if start is not None:
@@ -154,7 +154,7 @@ def _check_same_inputs(folder: Path, config: Config, locate: Locate) -> None:
     written = folder / "provenance.json"
     if not written.is_file():
         return
-    before, now = json.loads(written.read_text(encoding="utf-8"))["sha256"], input_hashes(config, locate)
+    before, now = renamed(read_provenance(written)["sha256"], config), input_hashes(config, locate)
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             raise CheckpointError(
@@ -195,15 +195,21 @@ def _models(config: Config, student_name: str, device: torch.device, locate: Loc
     return Models(student, teacher, reference)
 
 
-def _problems(config: Config, student: TokenModel, locate: Locate) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
+def _problems(config: Config, models: Models, locate: Locate) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
     data = config.data
 
     def prompts(path: Path) -> list[Prompt]:
         problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
-        return encode_prompts(problems, student.tokenizer, data)
+        return encode_prompts(problems, models.student.tokenizer, data)
 
     benchmarks = {name: prompts(Path(locate(path))) for name, path in config.evaluation.benchmarks.items()}
-    return prompts(training_file(Path(locate(data.train)), "data.train")), benchmarks
+    training = prompts(training_file(Path(locate(data.train)), "data.train"))
+    for model in (models.student, models.teacher):
+        if model is not None:
+            check_context(training, model, "rollout.max_response_tokens", config.rollout.max_response_tokens)
+    for found in benchmarks.values():
+        check_context(found, models.student, "evaluation.max_tokens", config.evaluation.max_tokens)
+    return training, benchmarks
 
 
 def _clients(config: Config) -> Choice:

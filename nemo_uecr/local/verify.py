@@ -14,7 +14,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local import provenance as made
 from nemo_uecr.local.artifacts import compare_files
-from nemo_uecr.local.input_hashes import HUB, Locate, located_inputs
+from nemo_uecr.local.input_hashes import HUB, Locate, located_inputs, renamed
 from nemo_uecr.local.source import package_source
 
 
@@ -42,7 +42,7 @@ def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: L
     config = _config(folder)
     now = json.loads(json.dumps(made.statement(config, objective_of(config)) | {"source": package_source().record()}))
     same, changed = _compare(flattened(_without_inputs(record)), flattened(_without_inputs(now)))
-    inputs_same, inputs_changed, unknown = _inputs(record.get("sha256", {}), config, locate)
+    inputs_same, inputs_changed, unknown = _inputs(renamed(record["sha256"], config), config, locate)
     files = compare_files(folder)
     own = _own_files(folder, record)
     return Verification(
@@ -116,11 +116,7 @@ def _record(folder: Path) -> dict[str, Any]:
     path = folder / made.FILE
     if not path.is_file():
         raise RunFolderError(f"{folder} has no {made.FILE}; expected the run folder that `nemo-uecr train` wrote")
-    try:
-        record: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise RunFolderError(f"{path} is no valid JSON ({error}); expected the file as the run wrote it") from error
-    return record
+    return made.read_provenance(path)
 
 
 def _config(folder: Path) -> Config:

@@ -8,7 +8,7 @@ from typing import Any
 from nemo_uecr.report.accuracy import Lift, difference_of, lift_of
 from nemo_uecr.report.identities import HOLDS, VIOLATED, verdicts
 from nemo_uecr.report.lines import ticks
-from nemo_uecr.report.markup import DASH, duration, equation, points, signed_points, text
+from nemo_uecr.report.markup import DASH, duration, equation, points, shown_change, signed_points, text
 from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import run_key
 
@@ -48,7 +48,7 @@ def masthead(runs: list[RunFolder]) -> str:
     many = " many" if len(runs) > 1 else ""
     return (
         '<header class="masthead"><p class="kicker">nemo_uecr <span>run report</span></p>'
-        f"<h1>{headline(runs, outcomes)}</h1>{_scale(runs, outcomes)}{_differences(runs)}"
+        f"<h1>{headline(runs, outcomes)}</h1>{_scale(runs, outcomes)}{_differences(runs, outcomes)}"
         f'<div class="cards{many}">{cards}</div></header>'
     )
 
@@ -61,7 +61,7 @@ def headline(runs: list[RunFolder], outcomes: list[Outcome]) -> str:
     name = f'<em class="run-0">{text(run.method)}</em>'
     if outcome.lift is None or outcome.before is None or outcome.after is None:
         return f"{name}: {run.last_step} of {run.planned_steps} steps"
-    change = points(abs(outcome.lift.change))
+    change = points(abs(shown_change(outcome.before["avg"], outcome.after["avg"])))
     figure = f"avg@{outcome.samples}"
     span = f"from {points(outcome.before['avg'])} to {points(outcome.after['avg'])} %"
     span += "" if run.complete else ", so far"
@@ -86,18 +86,19 @@ def _headline_of_many(runs: list[RunFolder], outcomes: list[Outcome]) -> str:
     return f"avg@{'/'.join(map(str, counts))} {when}, in %: {parts}{more}"
 
 
-def _differences(runs: list[RunFolder]) -> str:
+def _differences(runs: list[RunFolder], outcomes: list[Outcome]) -> str:
     """How the other runs end against the first, with paired intervals: two points on a scale do not say that."""
+    ends_of = [outcome.after or outcome.before for outcome in outcomes]
     parts = []
     for index, run in enumerate(runs[1:], start=1):
         difference = difference_of(runs[0], run)
-        if difference is None or difference.low is None or difference.high is None:
+        first, last = ends_of[0], ends_of[index]
+        if first is None or last is None or difference is None or difference.low is None or difference.high is None:
             continue
+        change = signed_points(shown_change(first["avg"], last["avg"]))
         ends = f"{signed_points(difference.low)} to {signed_points(difference.high)}"
         word = "" if difference.clear else ", no clear difference"
-        parts.append(
-            f"<span>{run_key(run.label, index)} {signed_points(difference.change)} points ({ends}{word})</span>"
-        )
+        parts.append(f"<span>{run_key(run.label, index)} {change} points ({ends}{word})</span>")
     if not parts:
         return ""
     against = run_key(runs[0].label, 0)
@@ -126,8 +127,9 @@ def _scale(runs: list[RunFolder], outcomes: list[Outcome]) -> str:
     named = " named" if len(runs) > 1 else ""
     return (
         f'<div class="scale{named}"><p class="scale-title">avg@{count} over all sets, % '
-        '<span class="legend-dot hollow"></span> first evaluation <span class="legend-dot"></span> last '
-        '<span class="legend-bar"></span> 95% interval</p>'
+        '<span class="legend-entry"><span class="legend-dot hollow"></span> first evaluation</span> '
+        '<span class="legend-entry"><span class="legend-dot"></span> last</span> '
+        '<span class="legend-entry"><span class="legend-bar"></span> 95% interval</span></p>'
         f'<div class="scale-body"><div class="rules" aria-hidden="true">{rules}</div>{rows}'
         f'<div class="axis" aria-hidden="true">{axis}</div></div></div>'
     )
@@ -194,8 +196,8 @@ def _figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str]]:
         found.append((f"{figure} at step {_step(run, 0)}", _interval(outcome.before)))
         if outcome.after is not None:
             found.append((f"{figure} at step {_step(run, -1)}", _interval(outcome.after)))
-    if outcome.lift is not None:
-        shown = f"{signed_points(outcome.lift.change)} points"
+    if outcome.lift is not None and outcome.before is not None and outcome.after is not None:
+        shown = f"{signed_points(shown_change(outcome.before['avg'], outcome.after['avg']))} points"
         if outcome.lift.low is not None and outcome.lift.high is not None:
             ends = f"{signed_points(outcome.lift.low)} to {signed_points(outcome.lift.high)}"
             shown += f" <small>{ends}, paired by problem</small>"

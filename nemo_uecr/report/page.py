@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from nemo_uecr import __version__
+from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.accuracy import accuracy_section
 from nemo_uecr.report.audits import audits_section
@@ -45,12 +46,11 @@ def write_report(folders: list[Path], out: Path) -> Path:
     if len(folders) > MOST_RUNS:
         raise RunFolderError(f"{len(folders)} runs were given; expected at most {MOST_RUNS} on one page. Give fewer")
     page = render_page(read_runs(folders))
-    aside = out.with_name(f".{out.name}.part")
+    if not out.parent.is_dir():
+        raise RunFolderError(f"{out} cannot be written (no folder {out.parent}); expected a writable place. Give --out")
     try:
-        aside.write_text(page, encoding="utf-8")
-        aside.replace(out)
+        replace_file(out, page.encode("utf-8"))
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise RunFolderError(
             f"{out} cannot be written ({error.strerror}); expected a writable place. Give --out"
         ) from error

@@ -156,7 +156,7 @@ def _first_repeat(paths: list[Path]) -> Path:
 def _read_json(path: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path} is no valid JSON ({error}); expected the file as the run wrote it") from error
     if not isinstance(content, dict):
         raise RunFolderError(f"{path} holds a {type(content).__name__}; expected a JSON object")
@@ -192,7 +192,8 @@ def _read_lines(path: Path, is_whole: Callable[[Record], bool], notes: list[str]
 
 
 def _is_step(record: Record) -> bool:
-    return all(_is_number(value) for value in record.values())
+    """A step with metrics, all of them numbers; a run writes no step without any."""
+    return len(record) > 1 and all(_is_number(value) for value in record.values())
 
 
 def _is_evaluation(record: Record) -> bool:
@@ -217,7 +218,7 @@ def _parse_lines(path: Path, notes: list[str]) -> Iterator[Record]:
             continue
         try:
             record = json.loads(line.decode("utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):  # no newline after it: the run is writing, or was killed while writing
                 notes.append(f"The last line of {path.name} is half-written and was left out.")
                 return

@@ -55,8 +55,11 @@ def truncate_records(path: Path, *, last_step: int) -> None:
 
 def _step_of(line: bytes, where: str) -> int:
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError) as error:
+        step = json.loads(line)["step"]
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise TypeError("step is no integer")
+        return step
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFolderError(
             f"{where}: not a step's record; the file was altered. Delete the line and run again with --resume"
         ) from error

@@ -201,6 +201,16 @@ BAD_BATCHES = {
     "nan score": (with_value("teacher_logp", 2, 1, math.nan), "teacher_logp of response 2 at token 1 is nan"),
     "infinite score": (with_value("old_logp", 0, 0, -math.inf), "old_logp of response 0 at token 0 is -inf"),
     "negative entropy": (with_value("teacher_entropy", 4, 1, -0.5), "teacher_entropy of response 4 falls to -0.5"),
+    "one reward": (changed(task_reward=torch.tensor(1.0)), "task_reward has shape []; expected [B]"),
+    "rewards in a table": (changed(task_reward=torch.ones(6, 1)), "task_reward has shape [6, 1]; expected [B]"),
+    "float offsets": (
+        changed(mask=torch.ones(9), old_logp=torch.zeros(9), offsets=torch.tensor([0.0, 9.0])),
+        "offsets has shape [2] and dtype torch.float32; expected integers [7]",
+    ),
+    "one offset": (
+        changed(mask=torch.ones(9), old_logp=torch.zeros(9), offsets=torch.tensor(9)),
+        "offsets has shape [] and dtype torch.int64; expected integers [7]",
+    ),
     "bad offsets": (changed(offsets=torch.tensor([0, 3])), "expected [N]"),
 }
 
@@ -246,6 +256,9 @@ def test_unreadable_batch(
         ("uecr", (*ALL, "alhpa=1"), "no key 'alhpa'; did you mean 'alpha'?"),
         ("uecr", (*ALL, "alpha"), "'alpha' has no '='"),
         ("uecr", (*ALL, "alpha=one"), "--set alpha=one; expected a number"),
+        ("uecr", (*ALL, "seed=99999999999999999999999"), "seed has 23 digits; expected at most 9007199254740992"),
+        ("shuffled_entropy", (*ALL, f"seed={2**53 + 1}"), "seed has 16 digits; expected at most 9007199254740992"),
+        ("atod", ("alpha=1", "step=" + "9" * 400), "step has 400 digits"),
         ("uecr", (*ALL, "seed=1.5"), "--set seed=1.5; expected an integer"),
         ("uecr", (*ALL, "std=half"), "--set std=half; expected one of population, sample"),
         ("uecr", ("alpha=1", "rho=.5", "tau_delta=1"), "needs tau_entropy"),

@@ -32,7 +32,7 @@ OUT_OF_RANGE = [
     ("method.std_floor=-1.0", "method.std_floor: got -1.0, expected a number >= 0"),
     ("method.scoring_noise=0.0", "method.scoring_noise: got 0.0, expected a number > 0"),
     ("rollout.responses_per_prompt=1", "rollout.responses_per_prompt: got 1, expected an integer >= 2"),
-    ("rollout.temperature=0.0", "rollout.temperature: got 0.0, expected a number > 0"),
+    ("rollout.temperature=0.0", "rollout.temperature: got 0.0, expected a number >= 0.001"),
     ("rollout.top_p=0.0", "rollout.top_p: got 0.0, expected a number > 0 and <= 1"),
     ("rollout.top_p=1.5", "rollout.top_p: got 1.5, expected a number > 0 and <= 1"),
     ("rollout.top_k=-1", "rollout.top_k: got -1, expected an integer >= 0"),

@@ -81,3 +81,28 @@ def test_folder_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: p
         ("rename", tmp_path / "c"),
         ("sync", tmp_path),
     ]
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    """A rename onto a device node or a pipe would leave a file in its place."""
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("/dev/full")
+    for path in (pipe, folder, link):
+        before = path.lstat().st_mode
+        with pytest.raises(OSError, match="it exists and is no regular file") as error:
+            replace_file(path, b"new")
+        assert error.value.filename == str(path)
+        assert path.lstat().st_mode == before
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["folder", "link", "pipe"]
+
+
+def test_a_file_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(OSError, match="it exists and is no folder"), new_folder(path):
+        pass
+    assert path.read_bytes() == b"old"
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]

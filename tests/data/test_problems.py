@@ -87,6 +87,17 @@ def test_other_field_names(tmp_path: Path) -> None:
         (row(id=[1]), r"id is \[1\]"),
         (row(id="a"), "duplicate id 'a', also on line 1; ids must be unique"),
         (row(question="x" * 0 + "  "), "question"),
+        (row(question="\u200b"), "question is .*; expected a non-empty text"),
+        (row(question="\x00"), "question is .*; expected a non-empty text"),
+        (row(question=" \u200b\ufeff\u2028\x00"), "question is .*; expected a non-empty text"),
+        (row(answer="\u200b"), "answer is .*; expected a non-empty text or a number"),
+        (row(answer=r"\boxed{}"), "answer is .*; expected a non-empty text or a number"),
+        (row(answer=r" \boxed{ }"), "answer is .*; expected a non-empty text or a number"),
+        (row(answer="\\boxed{\u200b}"), "answer is .*; expected a non-empty text or a number"),
+        (row(id="\u200b"), "id is .*; expected a non-empty text or an integer"),
+        (row(id="a "), "duplicate id 'a ', also on line 1 as 'a'; white space around an id does not count"),
+        ('{"id": "b", "question": "q", "answer": "4", "answer": "5"}', "the key 'answer' stands twice in one object"),
+        ('{"id": "b", "question": "q", "answer": "4", "x": {"y": 1, "y": 1}}', "the key 'y' stands twice"),
     ],
 )  # fmt: skip
 def test_bad_row_is_refused_by_file_and_line(tmp_path: Path, bad: str | bytes, message: str) -> None:

@@ -82,7 +82,87 @@ def test_weights_of_another_shape(teacher: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "{}", '{"model_type": "nonsense"}', '{"model_type": "vit"}'])
 def test_configuration_of_no_causal_language_model(teacher: Path, content: str) -> None:
     (teacher / "config.json").write_text(content)
-    refused(teacher, "cannot be loaded: (OSError|ValueError)")
+    refused(teacher, r"cannot be loaded: (OSError|ValueError|.*config\.json: malformed JSON)")
+
+
+NO_OBJECTS = ("[]", "null", '"x"', "[1]")
+
+
+@pytest.mark.parametrize("content", [*NO_OBJECTS, "[" * 100_000])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_files_that_hold_no_object(teacher: Path, name: str, content: str) -> None:
+    (teacher / name).write_text(content)
+    refused(teacher, f"cannot be loaded: {teacher / name}: ")
+
+
+FIELDS = {
+    "heads are a text": {"num_attention_heads": "x"},
+    "no heads": {"num_attention_heads": 0},
+    "no width": {"hidden_size": None},
+    "no layers": {"num_hidden_layers": 0},
+    "layers below none": {"num_hidden_layers": -1},
+    "rope is a number": {"rope_parameters": 5},
+    "dtype is nothing": {"dtype": "nope"},
+    "no vocabulary": {"vocab_size": 0},
+    "activation is nothing": {"hidden_act": "nope"},
+    "quantised": {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS.keys())
+def test_impossible_fields_of_the_configuration(teacher: Path, fields: dict[str, object]) -> None:
+    edit(teacher / "config.json", lambda config: config.update(fields))
+    refused(teacher, "cannot be loaded: ")
+
+
+@pytest.mark.parametrize("template", ["{{ 1 + 'a' }}", "{{ 1/0 }}", "{{ messages[7].content }}", "{% if %}"])
+def test_chat_template_that_fails(teacher: Path, template: str, tiny: Assets) -> None:
+    from nemo_uecr.data.problems import Problem
+    from nemo_uecr.local.prompts import encode_prompts
+    from tests.local.tiny import configured
+
+    model = load(teacher)
+    model.tokenizer.chat_template = template
+    with pytest.raises(DataError, match=r"the student's chat template refuses the prompt: [A-Za-z]+: ") as error:
+        encode_prompts([Problem("a", "1+1?", "2")], model.tokenizer, configured(teacher).config.data)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("role", ["student", "teacher"])
+def test_sequences_beyond_the_models_context_are_refused_before_the_run(
+    tmp_path: Path, tiny: Assets, role: str
+) -> None:
+    from tests.local.tiny import run
+
+    folder = Path(shutil.copytree(tiny.folder / role, tmp_path / role))
+    changes = (f"{role}.model_name={folder}", "train.steps=1")
+    edit(folder / "config.json", lambda config: config.update(max_position_embeddings=12))
+    message = rf"a prompt of (\d+) tokens, and with rollout.max_response_tokens=6 .* the {role} .* reads at most 12 "
+    with pytest.raises(DataError, match=message) as error:
+        run(tmp_path / "run", *changes)
+    prompt = int(str(error.value).split("a prompt of ")[1].split()[0])
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    edit(folder / "config.json", lambda config: config.update(max_position_embeddings=prompt + 6))
+    run(tmp_path / "fits", *changes)
+    edit(folder / "config.json", lambda config: config.update(max_position_embeddings=prompt + 5))
+    with pytest.raises(
+        DataError, match=rf"a sequence of up to {prompt + 6}; the {role} .* reads at most {prompt + 5} "
+    ):
+        run(tmp_path / "close", *changes)
+
+
+def test_benchmarks_beyond_the_models_context_are_refused(tmp_path: Path, tiny: Assets) -> None:
+    from tests.local.tiny import run
+
+    with pytest.raises(DataError, match=r"with evaluation\.max_tokens=510 a sequence .* reads at most 512 "):
+        run(tmp_path / "run", f"evaluation.benchmarks={{a: {tiny.problems}}}", "evaluation.max_tokens=510")
+
+
+def test_a_stretched_rope_counts(teacher: Path) -> None:
+    assert load(teacher).context == 512
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+    edit(teacher / "config.json", lambda config: config.update(rope_parameters=rope))
+    assert load(teacher).context == 2048
 
 
 def test_folder_without_tokenizer(teacher: Path) -> None:

@@ -99,7 +99,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "training problems": (lambda r: appended(r / "problems.jsonl", "\n"), "input 'train': sha256"),
     "data manifest": (lambda r: appended(r / "manifest.json"), "input 'train manifest': sha256"),
-    "benchmark": (lambda r: appended(r / "held_out.jsonl", "\n"), "input 'held_out': sha256"),
+    "benchmark": (lambda r: appended(r / "held_out.jsonl", "\n"), "input 'benchmark held_out': sha256"),
     "configuration": (lambda r: replaced(r / "run" / "config.yaml", "rho: 0.5", "rho: 0.6"), "config.yaml: content"),
     "seed": (lambda r: replaced(r / "run" / "config.yaml", "  seed: 0", "  seed: 1"), "seeds.run: 0 in the run"),
     "decoding": (

@@ -188,6 +188,12 @@ def test_run_before_its_first_step_has_a_page(make_run: RunMaker) -> None:
     assert "save_batch_every" in page
 
 
+def test_metrics_of_half_a_line_have_a_note_on_the_page(make_run: RunMaker) -> None:
+    folder = make_run("cut", steps=0, evaluations=(), batches=())
+    (folder / "metrics.jsonl").write_text("{")
+    assert '<p class="warning">The last line of metrics.jsonl is half-written and was left out.</p>' in page_of(folder)
+
+
 def test_eight_long_runs_with_every_metric_stay_small(make_run: RunMaker) -> None:
     first = make_run("run-0", steps=515, planned=515, batches=(1, 250, 515), prompts=24)
     records = [json.loads(line) for line in (first / "metrics.jsonl").read_text().splitlines()]

@@ -86,7 +86,7 @@ def test_a_step_written_twice_counts_as_written_last(make_run: RunMaker) -> None
 
 def test_values_are_absent_where_the_run_has_none(make_run: RunMaker) -> None:
     folder = make_run("gaps", steps=1)
-    (folder / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\n{"step": 2}\n{"step": 3, "a": 3.0}\n')
+    (folder / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\n{"step": 2, "b": 2.0}\n{"step": 3, "a": 3.0}\n')
     assert read_run(folder).values("a") == ([1, 3], [1.0, 3.0])
 
 
@@ -152,6 +152,7 @@ def test_run_before_its_first_step(make_run: RunMaker) -> None:
     ("name", "line"),
     [
         ("metrics.jsonl", {"step": 1, "reward/task_mean": "high"}),
+        ("metrics.jsonl", {"step": 1}),
         ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1, "low": 0.0, "high": 0.2}}),
         ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1}, "sets": {}}),
     ],
