@@ -160,7 +160,7 @@ def _check_weights(model: TokenModel, optimizer_step: int) -> None:
             raise InvariantError(
                 f"{bad} of {parameter.numel()} weights of {name} are not finite after optimizer step {optimizer_step}; "
                 "expected finite numbers. No checkpoint of them is saved. Lower train.learning_rate or "
-                "train.weight_decay"
+                "train.weight_decay; after the first step, look at the student's own weights too"
             )
 
 
