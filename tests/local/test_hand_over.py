@@ -80,7 +80,7 @@ def test_second_surrogate_counts_with_its_coefficient(tmp_path: Path, coefficien
 def group_advantage(reward_B: Tensor, group_B: Tensor) -> Tensor:
     """(R - mean) / population std of each group, 0 for a group without spread."""
     out_B = torch.zeros(len(reward_B), dtype=torch.float64)
-    for group in group_B.unique():
+    for group in set(group_B.tolist()):
         rows = group_B == group
         reward = reward_B[rows].double()
         spread = reward.std(correction=0)
