@@ -40,8 +40,12 @@ def summarise(samples: Sequence[Sample], *, step: int, bootstrap: int, seed: int
 
 def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> None:
     """Every sample of a step's evaluation, one a line, complete or not at all."""
-    lines = (json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
-    replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", "".join(lines).encode())
+    replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", sample_lines(samples))
+
+
+def sample_lines(samples: Sequence[Sample]) -> bytes:
+    """The samples as a file holds them, one a line."""
+    return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
 
 
 def _summary(rewards: list[list[float]], bootstrap: int, seed: int) -> dict[str, float]:

@@ -10,9 +10,10 @@ from nemo_uecr.config.schema import Config, EvaluationConfig
 from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.evaluation.in_training import Evaluation, summarise, write_samples
 from nemo_uecr.evaluation.samples import Sample
+from nemo_uecr.local.failure import leave_evaluation_failure
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.rollout import sample
+from nemo_uecr.local.rollout import Fault, draw
 from nemo_uecr.local.seeds import derive
 from nemo_uecr.verifier.equivalence import check_response
 
@@ -28,14 +29,21 @@ def evaluate(
         config: the decoding and the bootstrap.
         step: training step, 0 before training.
         folder: run folder.
+
+    Raises:
+        ScoreError: naming the sample whose logits are not finite; what was drawn is then under ``failure/``.
     """
     started = time.perf_counter()
     settings = config.evaluation
-    samples = [
-        each
-        for name, prompts in benchmarks.items()
-        for each in _benchmark(model, name, prompts, settings, config.rollout.microbatch_responses)
-    ]
+    samples: list[Sample] = []
+    for name, prompts in benchmarks.items():
+        found, fault = _benchmark(model, name, prompts, settings, config.rollout.microbatch_responses)
+        samples += found
+        if fault is not None:
+            where = f"step {step}, benchmark {name}, problem {fault.problem}, row {fault.row}"
+            error = fault.error(model, where)
+            leave_evaluation_failure(folder, step, samples, sample=where, error=error)
+            raise error
     write_samples(folder, step, samples)
     seconds = round(time.perf_counter() - started, 3)
     return summarise(samples, step=step, bootstrap=settings.bootstrap, seed=settings.seed, seconds=seconds)
@@ -43,13 +51,13 @@ def evaluate(
 
 def _benchmark(
     model: TokenModel, name: str, prompts: Sequence[Prompt], settings: EvaluationConfig, microbatch: int
-) -> list[Sample]:
+) -> tuple[list[Sample], Fault | None]:
     decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens)
     repeated = [prompt for prompt in prompts for _ in range(settings.samples)]
     seed = derive(settings.seed, "evaluation", name)
-    responses = sample(model, repeated, decoding, seed=seed, microbatch=microbatch)
+    drawn = draw(model, repeated, decoding, seed=seed, microbatch=microbatch)
     found: list[Sample] = []
-    for index, (prompt, response) in enumerate(zip(repeated, responses, strict=True)):
+    for index, (prompt, response) in enumerate(zip(repeated, drawn.responses, strict=True)):
         checked = check_response(response.text, prompt.problem.answer)
         found.append(
             Sample(
@@ -66,4 +74,4 @@ def _benchmark(
                 token_ids=list(response.token_ids),
             )
         )
-    return found
+    return found, drawn.fault

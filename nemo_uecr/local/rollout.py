@@ -50,20 +50,6 @@ class Drawn:
     fault: Fault | None
 
 
-def sample(
-    model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, *, seed: int, microbatch: int
-) -> list[Response]:
-    """`draw`, for a caller that can do nothing with a response that has a fault.
-
-    Raises:
-        ScoreError: naming the problem and the token whose logits are not finite.
-    """
-    drawn = draw(model, prompts, decoding, seed=seed, microbatch=microbatch)
-    if drawn.fault is not None:
-        raise drawn.fault.error(model, f"problem {drawn.fault.problem}, row {drawn.fault.row}")
-    return drawn.responses
-
-
 @torch.no_grad()
 def draw(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, *, seed: int, microbatch: int) -> Drawn:
     """One response for each prompt given; repeat a prompt to sample it again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import statistics
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -49,18 +50,33 @@ def step_metrics(
     }
 
 
-def check_first_ratio(metrics: dict[str, float], tolerances: TolerancesConfig) -> None:
-    """Before any update the student is the old policy, so the ratio is 1; anything else is a scoring fault.
+def check_ratios(outcome: UpdateOutcome, sample_ids: Sequence[str], tolerances: TolerancesConfig) -> None:
+    """Refuse ratios that show a fault: ``r = pi_theta / pi_old`` is 1 before any update, and has a logarithm after one.
 
     Raises:
-        InvariantError: If the first optimizer step's ratio is further from 1 than ``tolerances.first_ratio``.
+        InvariantError: If the first optimizer step's ratio is further from 1 than ``tolerances.first_ratio``, which is
+            a scoring fault, or if a ratio is 0 or not finite; naming the worst or the first such response and token.
     """
-    error = metrics["policy/first_ratio_error"]
-    if not error <= tolerances.first_ratio:
+    off_N = (outcome.first_ratio_N.double() - 1.0).abs()
+    worst = int(off_N.argmax())
+    if not float(off_N[worst]) <= tolerances.first_ratio:
         raise InvariantError(
-            f"the PPO ratio of the first update is off 1 by {error:.3g}; expected at most "
+            f"the PPO ratio of the first update is off 1 by {float(off_N[worst]):.3g} at "
+            f"{_token_name(outcome, worst, sample_ids)}; expected at most "
             f"tolerances.first_ratio={tolerances.first_ratio:g}, because nothing was updated yet"
         )
+    bad = (~outcome.ratio_N.double().log().isfinite()).nonzero()
+    if bad.numel():
+        first = int(bad[0])
+        raise InvariantError(
+            f"the PPO ratio is {float(outcome.ratio_N[first])} at {_token_name(outcome, first, sample_ids)}; expected "
+            "a finite number above 0. One update moved the policy too far: lower train.learning_rate"
+        )
+
+
+def _token_name(outcome: UpdateOutcome, place: int, sample_ids: Sequence[str]) -> str:
+    row, token = outcome.place_N2[place].tolist()
+    return f"response {row} ({sample_ids[row]}) at token {token}"
 
 
 def _policy(batch: StepBatch, scored: ScoredBatch, outcome: UpdateOutcome, *, with_kl: bool) -> dict[str, float]:

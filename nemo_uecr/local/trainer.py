@@ -29,7 +29,7 @@ from nemo_uecr.local.rollout import Fault, draw
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.seeds import derive
 from nemo_uecr.local.sequences import Sequences, micro_slices
-from nemo_uecr.local.step_metrics import check_first_ratio, step_metrics
+from nemo_uecr.local.step_metrics import check_ratios, step_metrics
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, update
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.progress import Progress
@@ -145,8 +145,8 @@ class Trainer:
             with watch.phase("update"):
                 outcome = self._update(batch, advantages)
             with watch.phase("advantage"):
+                check_ratios(outcome, batch.sample_ids, self._config.tolerances)
                 metrics = step_metrics(batch, scored, advantages, residuals, outcome, settings, self._config)
-                check_first_ratio(metrics, self._config.tolerances)
                 check_record(step, metrics)
         except (InvariantError, ScoreError) as error:
             leave_failure(self._folder, batch, self._config.method, settings, error)

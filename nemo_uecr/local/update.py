@@ -44,7 +44,10 @@ class UpdateInputs:
 
 @dataclass(frozen=True)
 class UpdateOutcome:
-    """Per-optimizer-step scalars and the ratio of every trained token, with the first step's apart."""
+    """Per-optimizer-step scalars and the ratio of every trained token, with the first step's apart.
+
+    ``place_N2`` is response and column of each entry of ``ratio_N``, of which ``first_ratio_N`` is the beginning.
+    """
 
     loss: list[float]
     surrogate: list[float]
@@ -53,6 +56,7 @@ class UpdateOutcome:
     learning_rate: float
     ratio_N: Tensor
     first_ratio_N: Tensor
+    place_N2: Tensor
     optimizer_steps: int
 
 
@@ -88,7 +92,8 @@ def update(
         steps_done: optimizer steps before this batch.
 
     Raises:
-        InvariantError: If a loss or a gradient is not finite; the parameters are then untouched by that step.
+        InvariantError: If a loss or a gradient is not finite; the parameters are then untouched by that step. If a
+            parameter is not finite after a step.
     """
     totals: list[tuple[float, float, float, float]] = []
     ratios: list[Tensor] = []
@@ -100,6 +105,7 @@ def update(
             group["lr"] = warmed_rate(config, steps_done + len(totals))
         numbers, ratio_N = _optimizer_step(model, optimizer, inputs, slices, config)
         totals.append(numbers)
+        _check_weights(model, steps_done + len(totals))
         ratios.append(ratio_N)
     if not totals:
         raise InvariantError(
@@ -115,6 +121,7 @@ def update(
         learning_rate=optimizer.param_groups[0]["lr"],
         ratio_N=torch.cat(ratios),
         first_ratio_N=ratios[0],
+        place_N2=inputs.loss_mask_BT.nonzero(),  # mini-batches are rows in their order; one without a token adds none
         optimizer_steps=steps_done + len(totals),
     )
 
@@ -140,6 +147,21 @@ def _optimizer_step(
         )
     optimizer.step()
     return (float(sums[0]), float(sums[1]), float(sums[2]), norm), torch.cat(ratios)
+
+
+def _check_weights(model: TokenModel, optimizer_step: int) -> None:
+    """A finite gradient can still take a weight beyond its type: no checkpoint may hold what comes out of that."""
+    # One fused norm settles it in almost every step; only where that overflows is each weight looked at.
+    if math.isfinite(float(torch.nn.utils.get_total_norm(model.module.parameters()))):
+        return
+    for name, parameter in model.module.named_parameters():
+        bad = int((~parameter.isfinite()).sum())
+        if bad:
+            raise InvariantError(
+                f"{bad} of {parameter.numel()} weights of {name} are not finite after optimizer step {optimizer_step}; "
+                "expected finite numbers. No checkpoint of them is saved. Lower train.learning_rate or "
+                "train.weight_decay; after the first step, look at the student's own weights too"
+            )
 
 
 def _accumulate(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.metrics import average_at_k, bootstrap_interval, pass_at_k
+from nemo_uecr.evaluation.metrics import Interval, average_at_k, bootstrap_interval, pass_at_k
 
 
 def test_hand_values() -> None:
@@ -41,6 +41,24 @@ def test_problems_are_resampled_whole() -> None:
     found = bootstrap_interval({"a": [[1.0] * 8] * 10 + [[0.0] * 8] * 10}, resamples=4000, seed=0)
     assert found.high - found.avg == pytest.approx(0.22, abs=0.04)
     assert found.avg - found.low == pytest.approx(0.22, abs=0.04)
+
+
+def test_interval_ends_at_the_quantiles_of_95_percent() -> None:
+    """Few problems have few averages, so the tail that a quantile falls into can be written down.
+
+    Three problems, one wrong: all three draws are wrong with probability 1/27 = 0.037, more than 0.025, so the low end
+    is 0; a 5% tail would end at 1/3. Six problems, half of them wrong: all six draws wrong with probability
+    1/64 = 0.0156, less than 0.025, so the low end is not 0 but 1/6, up to which lies (1 + 6) / 64. The high ends
+    mirror this. With 20000 replicates a probability is known to 0.0014.
+    """
+
+    def interval(right: int, wrong: int) -> Interval:
+        return bootstrap_interval({"a": [[1.0]] * right + [[0.0]] * wrong}, resamples=20_000, seed=0)
+
+    assert interval(right=2, wrong=1).low == 0.0
+    assert interval(right=1, wrong=2).high == 1.0
+    half = interval(right=3, wrong=3)
+    assert (half.low, half.high) == (pytest.approx(1 / 6), pytest.approx(5 / 6))
 
 
 def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from transformers import GenerationConfig
 from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.demo.tokenizer import build_tokenizer
-from nemo_uecr.errors import DataError, ScoreError
+from nemo_uecr.errors import DataError
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
-from nemo_uecr.local.rollout import Decoding, draw, sample
+from nemo_uecr.local.rollout import Decoding, Response, draw
 from nemo_uecr.local.seeds import derive, seeded
 from tests.local import tiny
 from tests.local.tiny import Assets
@@ -30,6 +31,15 @@ PLAIN = Decoding(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
 @pytest.fixture(scope="module")
 def student(tiny: Assets) -> TokenModel:
     return load_model(str(tiny.student), role="student", dtype="float32", device=CPU, trained=True)
+
+
+def sample(
+    model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, *, seed: int, microbatch: int
+) -> list[Response]:
+    """What a healthy model draws."""
+    drawn = draw(model, prompts, decoding, seed=seed, microbatch=microbatch)
+    assert drawn.fault is None
+    return drawn.responses
 
 
 def prompt(*ids: int) -> Prompt:
@@ -189,12 +199,12 @@ def test_broken_student_is_named_with_the_problem(student: TokenModel, temperatu
     module = copy.deepcopy(student.module)
     with torch.no_grad():
         module.model.norm.weight[0] = math.nan
-    with pytest.raises(
-        ScoreError, match=r"student .* logits that are not finite while it answers \(problem \(9,\), row 0\) at token 0"
-    ):
-        sample(
-            replace(student, module=module), [prompt(9)], replace(PLAIN, temperature=temperature), seed=0, microbatch=1
-        )
+    broken, decoding = replace(student, module=module), replace(PLAIN, temperature=temperature)
+    fault = draw(broken, [prompt(9)], decoding, seed=0, microbatch=1).fault
+    assert fault is not None
+    assert (fault.row, fault.token, fault.problem) == (0, 0, "(9,)")
+    assert "student" in str(fault.error(broken, "here"))
+    assert "logits that are not finite while it answers (here) at token 0" in str(fault.error(broken, "here"))
 
 
 def test_fault_in_the_middle_ends_one_response_where_it_is(student: TokenModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,42 @@ def test_truncation_drops_later_steps_and_half_a_line(tmp_path: Path) -> None:
     assert path.read_text() == ""
     truncate_records(tmp_path / "missing.jsonl", last_step=0)
     assert [found.name for found in tmp_path.iterdir()] == ["lines.jsonl"]
+
+
+def written_at_sync(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bytes]]:
+    """Number and content of the file at every fsync, which still happens."""
+    found: list[tuple[int, bytes]] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        found.append((os.fstat(descriptor).st_ino, Path(name).read_bytes()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads names of open files from /proc")
+def test_each_record_is_on_disk_when_it_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines.jsonl"
+    synced = written_at_sync(monkeypatch)
+    append_record(path, {"step": 1})
+    append_record(path, {"step": 2})
+    file = path.stat().st_ino
+    assert synced == [(file, b'{"step": 1}\n'), (file, b'{"step": 1}\n{"step": 2}\n')]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads names of open files from /proc")
+def test_truncated_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was pushed to disk is the whole content, and it is the file that then stands under the name."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    before = path.stat().st_ino
+    synced = written_at_sync(monkeypatch)
+    truncate_records(path, last_step=1)
+    assert synced == [(path.stat().st_ino, b'{"step": 1}\n')]
+    assert path.stat().st_ino != before
 
 
 @pytest.mark.parametrize("line", ["{}", "nonsense", "[1]", '{"step": null}', "\x00\x00"])

@@ -1,0 +1,121 @@
+"""What the trainer hands over: the temperature of each score, the second surrogate, the schedule's step, the seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.data.batch_file import SavedBatch, load_batch
+from nemo_uecr.data.order import step_indices
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.local.models import load_model
+from nemo_uecr.local.prompts import encode_prompts
+from nemo_uecr.local.rollout import Response
+from nemo_uecr.local.sequences import Sequences
+from tests.local import tiny
+from tests.local.test_scores import by_hand, worst
+from tests.local.tiny import Assets
+
+CPU = torch.device("cpu")
+#: One optimizer step for each batch, so that every ratio of a step is 1.
+ONE_UPDATE = ("train.minibatch_responses=8", "telemetry.save_batch_every=1")
+
+
+def saved(folder: Path, step: int) -> SavedBatch:
+    return load_batch(folder / "batches" / f"step-{step:06d}.safetensors")
+
+
+def texts(folder: Path, step: int) -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = json.loads((folder / "batches" / f"step-{step:06d}.json").read_text())["responses"]
+    return rows
+
+
+def test_each_model_is_scored_at_its_temperature(tmp_path: Path, tiny: Assets) -> None:
+    """T_r = 0.8 for the ratio and the reference, 1 for the gap and the entropy: four float64 forwards of the models."""
+    from tests.local.tiny import configured, run
+
+    overrides = (*ONE_UPDATE, "train.steps=1", "loss.reference_kl=0.1")
+    folder = run(tmp_path / "run", *overrides)
+    found = saved(folder, 1).tensors
+    student, teacher = (
+        load_model(str(path), role=role, dtype="float32", device=CPU, trained=False)
+        for path, role in ((tiny.student, "student"), (tiny.teacher, "teacher"))
+    )
+    problems = [Problem(row["problem"], row["question"], row["answer"]) for row in texts(folder, 1)]
+    prompts = encode_prompts(problems, student.tokenizer, configured(folder, *overrides).config.data)
+    mask_BT = found["mask"]
+    ids = [tuple(row[kept].tolist()) for row, kept in zip(found["token_ids"], mask_BT, strict=True)]
+    sequences = Sequences(prompts, [Response(each, "", truncated=False) for each in ids])
+    for name, model, temperature in (
+        ("old_logp", student, 1.0),
+        ("old_logp_rollout", student, 0.8),
+        ("teacher_logp", teacher, 1.0),
+        ("ref_logp", student, 0.8),  # the initial student
+    ):
+        here, _ = by_hand(model, sequences, temperature)
+        there, _ = by_hand(model, sequences, 1.8 - temperature)
+        assert worst(found[name], here, mask_BT) <= 1e-5, name
+        assert worst(found[name], there, mask_BT) > 0.05, name  # the other temperature would have been seen
+    _, entropy = by_hand(teacher, sequences, 1.0)
+    assert worst(found["teacher_entropy"], entropy, mask_BT) <= 1e-5
+
+
+@pytest.mark.parametrize("coefficient", [0.25, 3.0])
+def test_second_surrogate_counts_with_its_coefficient(tmp_path: Path, coefficient: float) -> None:
+    """At ratio 1 the loss is ``-(sum A + c sum A_opd) / tokens``; the two are saved with the batch."""
+    folder = tiny.run(
+        tmp_path / "run", *ONE_UPDATE, "train.steps=1", "method.name=grpo_plus_opd", f"method.opd_coef={coefficient}"
+    )
+    found = saved(folder, 1).tensors
+    mask_BT = found["mask"]
+    task, opd = (float(found[name][mask_BT].double().mean()) for name in ("advantage", "advantage_opd"))
+    assert abs(opd) > 0.01  # otherwise its coefficient could not be seen
+    assert tiny.metrics(folder)[0]["policy/pg_loss"] == pytest.approx(-(task + coefficient * opd), abs=1e-6)
+
+
+def group_advantage(reward_B: Tensor, group_B: Tensor) -> Tensor:
+    """(R - mean) / population std of each group, 0 for a group without spread."""
+    out_B = torch.zeros(len(reward_B), dtype=torch.float64)
+    for group in set(group_B.tolist()):
+        rows = group_B == group
+        reward = reward_B[rows].double()
+        spread = reward.std(correction=0)
+        out_B[rows] = (reward - reward.mean()) / spread if spread > 0 else 0.0
+    return out_B
+
+
+def test_schedule_counts_completed_steps(tmp_path: Path) -> None:
+    """ATOD with one turn: ``A = kappa 0.75 delta + rho A^GRPO``; kappa = 1, rho = 1 in step 1, with no step completed.
+
+    In step 3 two of 80 are: kappa = 1 - 0.9 * 2 / 80 = 0.9775, rho = 1 + 2 / 80 = 1.025.
+    """
+    folder = tiny.run(tmp_path / "run", *ONE_UPDATE, "train.steps=3", "method.name=atod", "method.std_floor=0")
+    for step, kappa, rho in ((1, 1.0, 1.0), (3, 0.9775, 1.025)):
+        batch = saved(folder, step)
+        assert batch.settings["step"] == step - 1
+        found = batch.tensors
+        delta_BT = (found["teacher_logp"] - found["old_logp"]).double()
+        task_B = group_advantage(found["task_reward"], found["group"])
+        expected_BT = kappa * 0.75 * delta_BT + rho * task_B.unsqueeze(1)
+        assert worst(found["advantage"], expected_BT, found["mask"]) < 1e-5
+        assert float(delta_BT[found["mask"]].abs().max()) > 0.1  # one step's kappa differs by 0.011 * 0.75 * this
+
+
+def test_prompts_come_in_the_order_of_the_runs_seed(tmp_path: Path) -> None:
+    """6 problems, 2 a step, three steps: the whole pass of each seed, and no two seeds the same."""
+    orders = []
+    for seed in (0, 1, 5):
+        folder = tiny.run(tmp_path / f"seed-{seed}", *ONE_UPDATE, "train.steps=3", f"run.seed={seed}")
+        drawn = [row["problem"] for step in (1, 2, 3) for row in texts(folder, step)[::4]]
+        expected = [
+            f"p{index}"
+            for step in (1, 2, 3)
+            for index in step_indices(problems=6, per_step=2, step=step, seed=seed, shuffle=True)
+        ]
+        assert drawn == expected
+        orders.append(tuple(drawn))
+    assert len(set(orders)) == 3
