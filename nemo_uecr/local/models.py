@@ -68,8 +68,9 @@ class TokenModel:
             return None
         rope = getattr(config, "rope_parameters", None) or {}
         factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
-        stretched = isinstance(factor, int | float) and isinstance(original, int)
-        return max(positions, int(factor * original)) if stretched else positions
+        if not isinstance(factor, int | float) or not isinstance(original, int):
+            return positions
+        return max(positions, int(factor * original))
 
     @property
     def end_ids(self) -> frozenset[int]:
