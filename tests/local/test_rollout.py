@@ -262,7 +262,7 @@ def test_tokenizer_without_template_reads_plain_text() -> None:
 def test_template_that_refuses_is_one_line() -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system turn please') }}"
-    with pytest.raises(DataError, match="chat template refuses the prompt: no system turn please"):
+    with pytest.raises(DataError, match="chat template refuses the prompt: TemplateError: no system turn please"):
         encode_prompts([Problem("p", "1+1?", "2")], tokenizer, data())
 
 
