@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from nemo_uecr.data.atomic import new_folder
+from nemo_uecr.data.atomic import new_folder, recover_folder
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.chunks import Work, judged_rows
 from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowRules, row_digest
@@ -68,6 +68,7 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
     Raises:
         DataError: If the source cannot be read or has fewer rows than the sample, or the folder holds other files.
     """
+    recover_folder(folder)
     _check_target(folder)
     source = locate(settings.source, revision=settings.revision)
     files = data_files(source.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nemo_uecr.data.atomic import recover_folder
 from nemo_uecr.data.manifest import HELD, KEPT, MANIFEST, describe_file, read_manifest
 from nemo_uecr.errors import DataError
 
@@ -20,6 +21,7 @@ def training_file(path: Path, key: str) -> Path:
     """
     if path.is_file():
         return path
+    recover_folder(path)
     if not path.is_dir():
         raise DataError(f"{key}: {path}: no such file; give a JSONL file or a folder of `nemo-uecr data prepare`")
     if not (path / MANIFEST).is_file():
