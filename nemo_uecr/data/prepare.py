@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -234,8 +234,3 @@ def _screen_record(benchmark: LoadedBenchmark) -> dict[str, object]:
         "revision": benchmark.revision,
         "files": [{"name": file.name} | describe_file(file) for file in benchmark.files],
     }
-
-
-def reasons_of(rows: Iterator[dict[str, Any]]) -> dict[str, int]:
-    """How often each reason stands in removed rows."""
-    return dict(sorted(Counter(row["reason"] for row in rows).items()))

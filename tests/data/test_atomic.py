@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
