@@ -1,7 +1,7 @@
 r"""Whether a text is one answer, before math-verify reads it, which takes the last of several.
 
-The rule is one of admission: an answer may hold the marks of a number, an expression, a set or an interval, and what its
-reference answer holds. Any other relation, arrow, separator or decoration makes it no single answer: ``6 \approx 5``
+An answer may hold the marks of a number, an expression, a set or an interval, and
+what its reference answer holds. Any other relation, arrow, separator or decoration makes it no single answer: ``6 \approx 5``
 names two numbers, and ``\cancel{6} 5`` as well.
 """
 
@@ -12,18 +12,18 @@ import re
 from nemo_uecr.verifier.units import other_base, other_unit
 
 _ARITHMETIC = """frac dfrac tfrac cfrac sqrt times cdot div binom dbinom tbinom left right big Big bigl bigr Bigl Bigr
-    pm infty displaystyle textstyle sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp min max gcd
-    lcm lfloor rfloor lceil rceil lvert rvert vert sum prod int lim degree prime emptyset mathbb angle triangle begin end
-    text mathrm mbox textbf mathbf textrm textit mathit operatorname mathcal"""
-_GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho sigma tau
-    phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"""
+    pm infty displaystyle textstyle sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp min max
+    gcd lcm lfloor rfloor lceil rceil lvert rvert vert sum prod int lim degree prime emptyset mathbb angle triangle
+    begin end text mathrm mbox textbf mathbf textrm textit mathit operatorname mathcal"""
+_GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho sigma
+    tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"""
 _COMMANDS = {rf"\{name}" for name in f"{_ARITHMETIC} {_GREEK}".split()} | {r"\{", r"\}", r"\,", r"\!", r"\%", r"\$"}
 #: Characters that stand in numbers and expressions; beyond ASCII only Greek and the usual signs.
-_CHARACTERS = frozenset("+-*/^_()[]{}.,=!|' $°−×·√∞²³")
+_CHARACTERS = frozenset("+-*/^_()[]{}.,=!|' $\u00b0\u2212\u00d7\u00b7\u221a\u221e\u00b2\u00b3")
 _TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
 _MATRIX = re.compile(r"\\begin\{[pbvV]?matrix\}")
 #: Marks that a set or an interval may be written with, and a number may not.
-_OF_SETS = {r"\cup", r"\cap", r"\setminus", "∪", "∩"}
+_OF_SETS = {r"\cup", r"\cap", r"\setminus", "\u222a", "\u2229"}
 _SPACE = re.compile(
     r"\\(?:space|enspace|thinspace|quad|qquad|hfill|newline)(?![A-Za-z])|\\[hv]space\*?\{[^{}]*\}|\\[ ;:]|~|\s"
 )
@@ -33,7 +33,8 @@ _OR_WORD = re.compile(r"\s*(?:,?\s*(?:or|and)|,)\s*", re.IGNORECASE)
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}|∅")
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\overline\{(\d+)\}")
 _BOUNDS = re.compile(
-    r"(?P<low>[^<>=]+?)(?P<left><|\\leq?(?![A-Za-z])|≤)\s*[A-Za-z]\s*(?P<right><|\\leq?(?![A-Za-z])|≤)(?P<high>[^<>=]+)"
+    r"(?P<low>[^<>=]+?)(?P<left><|\\leq?(?![A-Za-z])|≤)\s*[A-Za-z]\s*(?P<right><|\\leq?(?![A-Za-z])|≤)"
+    r"(?P<high>[^<>=]+)"
 )
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|∈)\s*(?=[\[(\\])")
 _NAMED = re.compile(r"\s*([A-Za-z]|\\[a-z]+)\s*=(.+)", re.DOTALL)
@@ -131,4 +132,4 @@ def _foreign(answer: str, reference: str) -> bool:
 
 
 def _usual(token: str) -> bool:
-    return token in _CHARACTERS or (token.isascii() and token.isalnum()) or "α" <= token <= "ω" or "Α" <= token <= "Ω"
+    return token in _CHARACTERS or (token.isascii() and token.isalnum()) or "\u0391" <= token <= "\u03c9"  # Greek

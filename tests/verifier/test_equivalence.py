@@ -120,9 +120,10 @@ DIFFERENT = [
     (r"8 \to 7", "7"),
     (r"8 \\ 7", "7"),
     *[(f"6{joint}5", "5") for joint in (
-        r"\lor ", r"\vee ", r"\cup ", r"\space ", r"\enspace ", r"\Leftrightarrow ", r"\longmapsto ", r"\because ", r"\equiv ",
-        r"\cong ", r"\sim ", r"\approx ", r"\mid ", r"\in ", r"\dots ", r"\land ", r"\oplus ", r"\circ ", r"\leadsto ", "≈", "→",
-        r"\text{ not }", r"\mathrm{or}", r"\) \(", r"\][", " hence ", r"\anything ", r"\boxed{7}",
+        r"\lor ", r"\vee ", r"\cup ", r"\space ", r"\enspace ", r"\Leftrightarrow ", r"\longmapsto ", r"\because ",
+        r"\equiv ", r"\cong ", r"\sim ", r"\approx ", r"\mid ", r"\in ", r"\dots ", r"\land ", r"\oplus ", r"\circ ",
+        r"\leadsto ",
+        "≈", "→", r"\text{ not }", r"\mathrm{or}", r"\) \(", r"\][", " hence ", r"\anything ", r"\boxed{7}",
     )],
     (r"\cancel{6} 5", "5"),
     (r"5 \text{ (not 6)}", "5"),
