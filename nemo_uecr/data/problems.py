@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +101,8 @@ def _text_answer(value: object) -> str | None:
 
 def usable(text: str) -> bool:
     """Whether a text has a visible character and can be written as UTF-8 (JSON can spell a lone surrogate)."""
-    return bool(text.strip()) and not any("\ud800" <= character <= "\udfff" for character in text)
+    seen = any(not sign.isspace() and unicodedata.category(sign) != "Cf" for sign in text)  # Cf: no width, no ink
+    return seen and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _shown(value: object) -> str:

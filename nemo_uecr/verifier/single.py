@@ -1,8 +1,8 @@
 r"""Whether a text is one answer, before math-verify reads it, which takes the last of several.
 
-An answer may hold the marks of a number, an expression, a set or an interval, and
-what its reference answer holds. Any other relation, arrow, separator or decoration makes it no single answer: ``6 \approx 5``
-names two numbers, and ``\cancel{6} 5`` as well.
+An answer may hold the marks of a number, an expression, a set or an interval, and what its reference answer holds.
+Any other relation, arrow, separator or decoration makes it no single answer: ``6 \approx 5`` names two numbers, and
+``\cancel{6} 5`` as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _MATRIX = re.compile(r"\\begin\{[pbvV]?matrix\}")
 #: Marks that a set or an interval may be written with, and a number may not.
 _OF_SETS = {r"\cup", r"\cap", r"\setminus", "\u222a", "\u2229"}
 _SPACE = re.compile(
-    r"\\(?:space|enspace|thinspace|quad|qquad|hfill|newline)(?![A-Za-z])|\\[hv]space\*?\{[^{}]*\}|\\[ ;:]|~|\s"
+    r"\\(?:space|enspace|thinspace|quad|qquad|hfill|newline)(?![A-Za-z])"
+    r"|\\[hv]space\*?\{[^{}]*\}|\\[ ;:]|~|\s"
 )
 _TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{([^{}]*)\}")
 _OR = re.compile(r"\\(?:lor|vee|land|wedge)(?![A-Za-z])|;|(?<![A-Za-z\\{])(?:or|and|und|oder|et)(?![A-Za-z}])")

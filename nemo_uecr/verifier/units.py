@@ -12,7 +12,8 @@ _SPELLINGS = (
     "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre",
     "in inch inche", "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gram", "kg kilogram", "lb pound",
     "oz ounce", "s sec second", "min minute", "h hr hour", "d day", "week wk", "month", "yr year",
-    "ml milliliter millilitre", "l liter litre", "mph", "degree deg", "radian rad", "cent", "dollar", "percent", "hz", "n", "j", "w", "v",
+    "ml milliliter millilitre", "l liter litre", "mph",
+    "degree deg", "radian rad", "cent", "dollar", "percent", "hz", "n", "j", "w", "v",
 )  # fmt: skip
 _NAMES = {spelling: names.split()[0] for names in _SPELLINGS for spelling in names.split()}
 _POWERS = {"square": "2", "squared": "2", "sq": "2", "cubic": "3", "cubed": "3"}
