@@ -46,7 +46,7 @@ _TEXT_BETWEEN = re.compile(r"[\d})\]]\s*\x00(?!\s*\^)[^,]*?[\d({\[]")
 
 
 def readable(given: str, expected: str) -> tuple[str, str] | None:
-    r"""Both answers in the form in which math-verify compares them rightly; None when the given one is no single answer.
+    r"""Both answers as math-verify compares them rightly; None when the given one is no single answer.
 
     "or", "and" and semicolons become commas: a list of two is no number, and the same list in other words is the same.
 
