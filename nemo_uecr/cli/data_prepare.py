@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         source=args.source,
         revision=args.revision,
         screens=tuple(args.screen),
-        difficulty=None if args.difficulty is None else (args.difficulty[0], args.difficulty[1]),
+        difficulty=None if args.difficulty is None else _range(args.difficulty[0], args.difficulty[1]),
         types=_types(args.keep_answers, args.drop_answers),
         sample=args.sample,
         seed=args.seed,
@@ -78,6 +78,14 @@ def _types(keep: list[str] | None, drop: list[str] | None) -> frozenset[str]:
     if keep is not None:
         return checked_types(tuple(keep), "--keep-answers")
     return frozenset(NAMES) - checked_types(tuple(drop or ()), "--drop-answers")
+
+
+def _range(low: float, high: float) -> tuple[float, float]:
+    from nemo_uecr.errors import DataError
+
+    if not low <= high:  # NaN is neither below nor above
+        raise DataError(f"--difficulty: got {low:g} {high:g}, expected two numbers, the lower first")
+    return low, high
 
 
 def _positive(text: str) -> int:

@@ -60,6 +60,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         "--temperature": (args.temperature, 0 <= args.temperature < float("inf"), "a number from 0"),
         "--top-p": (args.top_p, 0 < args.top_p <= 1, "a number above 0 and up to 1"),
         "--top-k": (args.top_k, args.top_k >= 0, "a whole number from 0"),
+        "--seed": (args.seed, 0 <= args.seed < 1 << 63, "a whole number from 0"),
         "--batch": (args.batch, args.batch >= 1, "a whole number from 1"),
         "--prompt-template": (args.prompt_template, "{question}" in args.prompt_template, "{question} in the text"),
     }

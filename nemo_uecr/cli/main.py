@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -19,6 +20,8 @@ from nemo_uecr.stopping import STOPPED, RunStopped
 __all__ = ["dispatch", "entry_point"]
 
 USER_ERROR = 2
+#: What a full or protected disk says, wherever in a command it says it.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 HELP = ("-h", "--help")
 
@@ -60,6 +63,11 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has gone (`| head`). Python would complain again while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _refuse(UecrError(f"{where}{error.strerror}; make room, or write elsewhere, and run the command again"))
 
 
 def dispatch(arguments: list[str]) -> int:

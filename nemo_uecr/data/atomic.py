@@ -51,8 +51,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     if path.exists() and not path.is_dir():
         raise OSError(errno.ENOTDIR, "it exists and is no folder", str(path))
+    path = Path(os.path.abspath(path))  # "." has no name to write beside
+    recover_folder(path)
     aside = path.with_name(f".{path.name}.tmp")
-    old = path.with_name(f".{path.name}.old.tmp")
+    old = _moved_away(path)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
@@ -76,6 +78,15 @@ def new_folder(path: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def recover_folder(path: Path) -> None:
+    """Give a folder its name back if a kill came between the two renames of its exchange."""
+    path = Path(os.path.abspath(path))
+    old = _moved_away(path)
+    if old.is_dir() and not path.exists():
+        old.rename(path)
+        sync_folder(path.parent)
+
+
 def sync_folder(path: Path) -> None:
     """Push a folder's entries to disk, so that a rename survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -83,6 +94,10 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _moved_away(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old.tmp")
 
 
 def _sync(path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -18,6 +21,8 @@ from nemo_uecr.data.screening import Screen, ScreenRules
 CHUNK_ROWS = 512
 #: Chunks waiting for each process; bounds memory however long the source is.
 AHEAD = 3
+#: Seconds between two looks at whether the parent still lives.
+PARENT_CHECK = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def judged_rows(files: Sequence[Path], work: Work, *, workers: int) -> Iterator[
         return
     # Not forked: a parent with threads (a progress bar, a loaded torch) may hold locks that a fork would inherit.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(work,)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(work, os.getpid())) as pool:
         waiting: deque[Future[list[Judged]]] = deque()
         for chunk in _chunks(files, work.fields):
             waiting.append(pool.submit(_judge_in_worker, chunk))
@@ -92,9 +97,17 @@ def _judge(rules: RowFilter, chunk: Chunk) -> list[Judged]:
 _rules: RowFilter
 
 
-def _start(work: Work) -> None:
+def _start(work: Work, parent: int) -> None:
     global _rules
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _rules = work.filter()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has: a killed one cannot tell its workers, which would wait for ever."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK)
+    os._exit(1)
 
 
 def _judge_in_worker(chunk: Chunk) -> list[Judged]:

@@ -7,12 +7,12 @@ import json
 from dataclasses import dataclass
 
 from nemo_uecr.data.answer_types import answer_type
-from nemo_uecr.data.normalise import exact_key, normalised
+from nemo_uecr.data.normalise import exact_key, normalised, tight_key
 from nemo_uecr.data.rows import CARRIED, Fields, Row, text_of, usable_text
 from nemo_uecr.data.screening import Finding, Screen
 
 #: Part of every manifest; raised when the same source and settings would give other rows.
-FILTER_VERSION = "2"
+FILTER_VERSION = "3"
 #: No difficulty is as large; NaN, infinity and integers beyond floating point are none.
 HARDEST = 1e9
 
@@ -68,7 +68,7 @@ class RowFilter:
             return Judged(number, digest, reason, None, {}, b"")
         plain = normalised(question)
         key = exact_key(plain)
-        finding = self._screen.find(plain, key)
+        finding = self._screen.find(plain, key, tight_key(question))
         if finding is not None and finding.certain:
             reason = f"screen_{finding.method}"
         record = self._record(number, row, question, answer)

@@ -19,6 +19,7 @@ class Target:
     problem: str
     key: str
     words: tuple[str, ...]
+    tight: str = ""  # `tight_key`; empty matches nothing
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import hashlib
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from nemo_uecr.data.atomic import new_folder
+from nemo_uecr.data.atomic import new_folder, recover_folder
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.chunks import Work, judged_rows
 from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowRules, row_digest
@@ -68,6 +68,7 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
     Raises:
         DataError: If the source cannot be read or has fewer rows than the sample, or the folder holds other files.
     """
+    recover_folder(folder)
     _check_target(folder)
     source = locate(settings.source, revision=settings.revision)
     files = data_files(source.path)
@@ -233,8 +234,3 @@ def _screen_record(benchmark: LoadedBenchmark) -> dict[str, object]:
         "revision": benchmark.revision,
         "files": [{"name": file.name} | describe_file(file) for file in benchmark.files],
     }
-
-
-def reasons_of(rows: Iterator[dict[str, Any]]) -> dict[str, int]:
-    """How often each reason stands in removed rows."""
-    return dict(sorted(Counter(row["reason"] for row in rows).items()))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nemo_uecr.data.benchmarks import LoadedBenchmark
-from nemo_uecr.data.normalise import exact_key, normalised
+from nemo_uecr.data.normalise import exact_key, normalised, tight_key
 from nemo_uecr.data.planting import Rewrites
 from nemo_uecr.data.screening import RULES, Finding, Screen, targets_of
 
@@ -49,7 +49,7 @@ def false_findings(
 
 def _find(screen: Screen, text: str) -> Finding | None:
     plain = normalised(text)
-    return screen.find(plain, exact_key(plain))
+    return screen.find(plain, exact_key(plain), tight_key(text))
 
 
 def _counts(found: Sequence[Finding | None]) -> tuple[int, int]:

@@ -49,6 +49,23 @@ def has_verdicts(path: Path) -> bool:
         return any((line.get("verdict") or "").strip() for line in csv.DictReader(file))
 
 
+def review_fault(path: Path, held: set[int]) -> str | None:
+    """Why a review file could not be filled in for these held rows; None when it can."""
+    if not path.is_file():
+        return "missing"
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            if not {"row", "verdict"} <= set(reader.fieldnames or ()):
+                return f"columns are {reader.fieldnames}; expected at least row and verdict"
+            rows = {(line["row"] or "").strip() for line in reader}
+    except (ValueError, csv.Error) as error:
+        return f"no readable CSV ({error})"
+    if rows != {str(row) for row in held}:
+        return f"it has {len(rows)} rows and {len(held)} are held; expected a line for every held row and no other"
+    return None
+
+
 def read_verdicts(path: Path, held: Iterable[int]) -> dict[int, str]:
     """The verdict on every held row: dropped if any of its lines says drop.
 

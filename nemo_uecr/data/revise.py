@@ -16,13 +16,14 @@ from nemo_uecr.data.manifest import (
     REMOVED,
     REVIEW,
     Manifest,
-    faults,
+    content_faults,
     file_sha256,
     jsonl,
     read_manifest,
+    reasons_of,
     write_manifest,
 )
-from nemo_uecr.data.prepare import reasons_of, target_texts
+from nemo_uecr.data.prepare import target_texts
 from nemo_uecr.data.review import read_verdicts, write_review
 from nemo_uecr.errors import DataError
 
@@ -96,7 +97,7 @@ def _rewrite(folder: Path, change: Callable[[Path], None], stage: Manifest) -> M
 
 
 def _check_intact(folder: Path) -> None:
-    found = faults(folder)
+    found = content_faults(folder)
     if found:
         raise DataError(f"{folder}: {found[0]}; the folder was altered after it was made. Prepare it again")
 

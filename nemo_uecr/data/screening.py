@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.ngrams import LEAST_WORDS, Match, NgramIndex, Target, WordIndex
-from nemo_uecr.data.normalise import exact_key, normalised, words
+from nemo_uecr.data.normalise import exact_key, normalised, tight_key, words
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class ScreenRules:
 
 #: Chosen on rewritten problems of AIME24 and AMC23 against MATH500 and GSM8K; docs/data.md has the measurement.
 RULES = ScreenRules(order=8, remove_ngrams=0.5, hold_ngrams=0.2, hold_words=0.45)
+
+#: Letters and digits a text needs to be compared by nothing but them.
+LEAST_TIGHT = 30
 
 
 @dataclass(frozen=True)
@@ -55,21 +58,26 @@ class Screen:
         self.targets = tuple(targets)
         self._rules = rules
         self._keys = {target.key: index for index, target in reversed(list(enumerate(self.targets)))}
+        # Signs do not count in this key, so that a short formula could be another problem's.
+        long = [(index, target) for index, target in enumerate(self.targets) if len(target.tight) >= LEAST_TIGHT]
+        self._tight = {target.tight: index for index, target in reversed(long)}
         self._ngrams = NgramIndex(self.targets, order=rules.order)
         self._words = WordIndex(self.targets)
 
-    def find(self, plain: str, key: str) -> Finding | None:
+    def find(self, plain: str, key: str, tight: str) -> Finding | None:
         """The strongest finding on a normalised text; None for a clean one.
 
         Args:
             plain: `normalised` text.
             key: its `exact_key`.
+            tight: the text's `tight_key`.
         """
         if not self.targets:
             return None
         rules = self._rules
-        if key in self._keys:
-            return Finding("exact", 1.0, True, self.targets[self._keys[key]])
+        index = self._keys.get(key, self._tight.get(tight))
+        if index is not None:
+            return Finding("exact", 1.0, True, self.targets[index])
         listed = words(plain)
         ngrams = self._ngrams.nearest(listed)
         if ngrams is not None and ngrams.score >= rules.hold_ngrams:
@@ -87,7 +95,7 @@ class Screen:
 def targets_of(benchmarks: Iterable[LoadedBenchmark]) -> list[Target]:
     """The benchmarks' problems as screening targets."""
     return [
-        Target(benchmark.name, problem.id, exact_key(plain), tuple(words(plain)))
+        Target(benchmark.name, problem.id, exact_key(plain), tuple(words(plain)), tight_key(problem.question))
         for benchmark in benchmarks
         for problem in benchmark.problems
         for plain in [normalised(problem.question)]

@@ -72,7 +72,9 @@ def evaluate(
         drop_torn_line(path)
         done = {sample.key for sample in read_samples(path)} if path.exists() else set()
         tokens = load_tokens(model)
-        wanted = [each for each in _wanted(benchmarks, settings, tokens) if each.key not in done]
+        planned = list(_wanted(benchmarks, settings, tokens))
+        _check_planned(path, done, {each.key for each in planned}, settings.samples)
+        wanted = [each for each in planned if each.key not in done]
         log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
         if wanted:
             # Prompts of like length together: one long prompt in a batch pads all the others.
@@ -101,6 +103,17 @@ def sample_seed(seed: int, key: Key) -> int:
     """A sample's own seed: a function of what it is, not of what ran before it."""
     text = ":".join(str(part) for part in (seed, *key))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _check_planned(path: Path, done: set[Key], planned: set[Key], samples: int) -> None:
+    """Samples that the plan does not have would never complete the evaluation."""
+    strange = sorted(done - planned)
+    if strange:
+        benchmark, problem, number = strange[0]
+        raise DataError(
+            f"{path}: sample {number} of {benchmark} problem {problem} is not in the plan; expected samples 0 to "
+            f"{samples - 1} of the plan's problems. Take the line out, or choose another --out"
+        )
 
 
 def _wanted(benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, tokens: Tokens) -> Iterator[Wanted]:

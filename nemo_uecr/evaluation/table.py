@@ -182,6 +182,8 @@ def _plain(text: str) -> str:
 
 def _tex(text: str) -> str:
     text = "".join(_TEX.get(sign, sign) for sign in text)
+    if text.lstrip().startswith(("[", "*")):
+        text = f"{{{text}}}"  # after the line break before it, it would be that one's argument
     return text.replace(YES, r"\(\checkmark\)").replace(NO, r"\(\times\)").replace(NOTHING, "--")
 
 

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from nemo_uecr.verifier.numbers import powers_spelled_out
+from nemo_uecr.verifier.single import readable
 from nemo_uecr.verifier.verdict import Verdict
 
 _LETTER = re.compile(r"[A-Za-z]")
@@ -28,6 +29,12 @@ def compare(given: str, expected: str) -> Verdict:
     """
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     try:
+        pair = readable(given, expected)
+        if pair is None:
+            return Verdict.WRONG
+        given, expected = pair
+        if given.split() == expected.split():
+            return Verdict.CORRECT
         same = _same(given, expected) and not _contradicts_itself(given, expected)
     except (ValueError, TypeError, ArithmeticError, AttributeError, LookupError, NotImplementedError, MemoryError):
         return Verdict.ERROR

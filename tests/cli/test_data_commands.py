@@ -45,6 +45,15 @@ def test_prepare_verify_and_a_fault(tmp_path: Path) -> None:
             "expected some of integer",
         ),
         (["data", "prepare", "--source", "s.jsonl", "--sample", "0", "--out", "o"], "expected a whole number from 1"),
+        (
+            ["data", "prepare", "--source", "s.jsonl", "--difficulty", "7", "5", "--out", "o"],
+            "--difficulty: got 7 5, expected two numbers, the lower first",
+        ),
+        (
+            ["data", "prepare", "--source", "s.jsonl", "--difficulty", "nan", "5", "--out", "o"],
+            "--difficulty: got nan 5",
+        ),
+        (["evaluate", "m", "--max-tokens", "8", "--seed", "-1", "--out", "o"], "--seed: got -1, expected"),
         (["data", "verify", "nowhere"], "no manifest.json"),
         (["evaluate", "m", "--out", "o"], "--max-tokens"),
         (["evaluate", "m", "--max-tokens", "8", "--top-p", "0", "--out", "o"], "--top-p: got 0.0, expected"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -99,3 +100,9 @@ def test_every_command_has_help(entry: Command, capsys: pytest.CaptureFixture[st
         entry_point([*entry.words, "--help"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: nemo-uecr {entry.name}")
+
+
+def test_a_full_disk_is_one_line(probe: Callable[[Run], None], capsys: pytest.CaptureFixture[str]) -> None:
+    probe(raising(OSError(errno.ENOSPC, "No space left on device", "out/train.jsonl")))
+    assert entry_point(["probe"]) == 2
+    assert capsys.readouterr().err.startswith("nemo-uecr: error: out/train.jsonl: No space left on device; make room")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.atomic import new_folder, replace_file
+from nemo_uecr.data.atomic import new_folder, recover_folder, replace_file
 
 
 def test_replace_file_makes_folders_and_replaces(tmp_path: Path) -> None:
@@ -106,3 +109,63 @@ def test_a_file_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
         pass
     assert path.read_bytes() == b"old"
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from nemo_uecr.data.atomic import new_folder
+real, last = os.rename, int(sys.argv[2])
+count = 0
+def rename(source, target):
+    global count
+    if count == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(source, target)
+    count += 1
+os.rename = rename
+with new_folder(Path(sys.argv[1])) as folder:
+    (folder / "file").write_text("new")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("renames", "content"), [(0, "old"), (1, "old"), (2, "new")])
+def test_a_kill_in_the_exchange_loses_nothing(tmp_path: Path, renames: int, content: str) -> None:
+    """Before the old folder moves away, between the two renames, and after both."""
+    path = tmp_path / "c"
+    path.mkdir()
+    (path / "file").write_text("old")
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(path), str(renames)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert path.exists() is (renames != 1)
+    recover_folder(path)
+    assert (path / "file").read_text() == content
+
+
+def test_new_folder_takes_up_a_folder_that_a_kill_left_without_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    (tmp_path / ".c.old.tmp").mkdir()
+    (tmp_path / ".c.old.tmp" / "file").write_text("old")
+    with pytest.raises(RuntimeError), new_folder(path):
+        raise RuntimeError
+    assert (path / "file").read_text() == "old"
+
+
+def test_the_current_folder_can_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c").mkdir()
+    monkeypatch.chdir(tmp_path / "c")
+    with new_folder(Path()) as folder:
+        (folder / "file").write_text("new")
+    assert (tmp_path / "c" / "file").read_text() == "new"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads names of open files from /proc")
+def test_an_old_folder_is_moved_away_whole_and_not_removed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c").mkdir()
+    journal = Journal(monkeypatch)
+    with new_folder(tmp_path / "c"):
+        pass
+    assert [path.name for kind, path in journal.events if kind == "rename"] == [".c.old.tmp", "c"]

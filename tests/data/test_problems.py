@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.problems import Problem, load_problems
+from nemo_uecr.data.problems import Problem, load_problems, usable
 from nemo_uecr.errors import DataError
 
 GOOD = '{"id": "a", "question": "1+1?", "answer": "2"}'
@@ -153,3 +153,10 @@ def test_real_files(name: str, rows: int) -> None:
     question = "problem" if "problem" in first else "question"
     found = load_problems(path, question_key=question, answer_key="answer", id_key=None)
     assert len(found) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "good"), [("\u200b", False), (" \u00ad\ufeff ", False), ("\u200b5", True), ("", False)]
+)
+def test_a_text_without_ink_is_empty(text: str, good: bool) -> None:
+    assert usable(text) is good

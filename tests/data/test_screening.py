@@ -7,10 +7,11 @@ import pytest
 from nemo_uecr.data.answer_types import NAMES, answer_type, checked_types
 from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.data.ngrams import NgramIndex, Target
-from nemo_uecr.data.normalise import exact_key, normalised, words
+from nemo_uecr.data.normalise import exact_key, normalised, tight_key, words
 from nemo_uecr.data.planting import REWRITES
 from nemo_uecr.data.planting_held_out import HELD_OUT
 from nemo_uecr.data.recall import false_findings, planted_recall
+from nemo_uecr.data.screening import RULES, Screen
 from nemo_uecr.errors import DataError
 from tests.data.shared_files import FOLDER, needs_real_files
 
@@ -78,6 +79,34 @@ def test_an_unknown_type_is_named() -> None:
     with pytest.raises(DataError, match="--keep-answers: got 'integers'"):
         checked_types(("integer", "integers"), "--keep-answers")
     assert checked_types(NAMES, "x") == frozenset(NAMES)
+
+
+PROBLEM = "Compute the sum $x \\times \\frac{1}{2}$ over all the positive cases x of that population."
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        PROBLEM.replace("Compute", "Com pute").replace("\\times", "\\tim es").replace("\\frac", "\\fr ac"),
+        " ".join(PROBLEM),
+        PROBLEM.replace("e", "e\u0301"),  # combining accents
+        PROBLEM.replace("po", "p\u00ado\u200b"),  # soft hyphens and blanks without width
+        PROBLEM.translate(
+            {
+                ord(latin): cyrillic
+                for latin, cyrillic in zip("aeopcx", "\u0430\u0435\u043e\u0440\u0441\u0445", strict=True)
+            }
+        ),
+        PROBLEM.upper().translate({ord("O"): "\u041e", ord("E"): "\u0415", ord("T"): "\u0422"}),
+    ],
+)
+def test_a_disguised_problem_is_the_same(other: str) -> None:
+    plain, reference = normalised(PROBLEM), tight_key(PROBLEM)
+    screen = Screen([Target("b", "1", exact_key(plain), tuple(words(plain)), reference)], RULES)
+    given = normalised(other)
+    found = screen.find(given, exact_key(given), tight_key(other))
+    assert found is not None
+    assert (found.method, found.certain) == ("exact", True)
 
 
 @needs_real_files

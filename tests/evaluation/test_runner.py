@@ -162,3 +162,14 @@ def test_a_sample_that_stands_twice_is_refused(
     path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
     with pytest.raises(DataError, match="stands twice"):
         read_samples(path)
+
+
+def test_a_sample_that_the_plan_does_not_have_is_named(
+    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
+) -> None:
+    run(model, benchmarks, tmp_path / "a")
+    path = tmp_path / "a" / SAMPLES
+    first, *rest = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | {"sample": 4}), *rest]) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"sample 4 of . problem .* is not in the plan; expected samples 0 to 3"):
+        run(model, benchmarks, tmp_path / "a")

@@ -120,3 +120,9 @@ def test_rows_of_an_evaluation_and_of_a_training_run(tmp_path: Path) -> None:
         read_rows([str(tmp_path / "ev"), str(tmp_path / "run")])
     with pytest.raises(DataError, match="expected an evaluation folder or a run folder"):
         read_rows([str(tmp_path)])
+
+
+def test_a_label_in_brackets_is_no_argument_of_the_line_break() -> None:
+    text = latex(build_table([row("grpo", 1.0, 2.0), row("[ours] x", 3.0, 4.0)], layout="main", k=12))
+    assert "\n{[ours] x} &" in text
+    assert "\\\\\n[" not in text

@@ -63,6 +63,19 @@ SAME = [
     (r"1,000\text{ km}", "1000"),
     (r"\frac{21}{3} = 7", "7"),
     (r"\theta = 7", "7"),
+    (r"\emptyset", r"\varnothing"),
+    (r"x=4, x=5", "4,5"),
+    (r"k=1 \text{ or } k=2", "1,2"),
+    (r"4 \lor 5", "4,5"),
+    (r"0.\overline{3}", r"\frac{1}{3}"),
+    (r"0.1\overline{6}", r"\frac{1}{6}"),
+    (r"0\le x<1", "[0,1)"),
+    (r"x\in[0,1]", "[0,1]"),
+    (r"\(5\)", "5"),
+    (r"$864 \mbox{ inches}^2$", r"864\text{ square inches}"),
+    (r"5\text{ centimeters}", r"5\text{ cm}"),
+    ("2003_{4}", "2003_4"),
+    ("1011", "1011_2"),  # the base is missing, as a unit may be
 ]
 DIFFERENT = [
     ("5", "6"),
@@ -106,7 +119,24 @@ DIFFERENT = [
     (r"8 \Rightarrow 7", "7"),
     (r"8 \to 7", "7"),
     (r"8 \\ 7", "7"),
-]
+    *[(f"6{joint}5", "5") for joint in (
+        r"\lor ", r"\vee ", r"\cup ", r"\space ", r"\enspace ", r"\Leftrightarrow ", r"\longmapsto ", r"\because ",
+        r"\equiv ", r"\cong ", r"\sim ", r"\approx ", r"\mid ", r"\in ", r"\dots ", r"\land ", r"\oplus ", r"\circ ",
+        r"\leadsto ",
+        "≈", "→", r"\text{ not }", r"\mathrm{or}", r"\) \(", r"\][", " hence ", r"\anything ", r"\boxed{7}",
+    )],
+    (r"\cancel{6} 5", "5"),
+    (r"5 \text{ (not 6)}", "5"),
+    (r"\(6\) \(5\)", "5"),
+    (r"\[6\]\[5\]", "5"),
+    (r"5\text{ cm}", r"5\text{ m}"),
+    (r"5\text{ square cm}", r"5\text{ cm}"),
+    ("2003_5", "2003_4"),
+    ("1011_2", "1011"),
+    ("5_6", "5"),
+    (r"0\le x\le 1", "[0,1)"),
+    (r"x=4, y=5", "4,5"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given_answer", "expected"), SAME)

@@ -25,6 +25,10 @@ from nemo_uecr.verifier.extract import MAX_ANSWER_CHARS, last_boxed
         (r"\boxed{1} and \boxed{2", "1"),  # cut off: the earlier one was given
         (r"\boxed{1} and \boxed{\frac{2}{3}", "1"),
         (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{ \boxed{7} }", "7"),
+        (r"\boxed{6 \boxed{7}}", r"6 \boxed{7}"),  # two answers
+        (r"\boxed{6} \boxed{\boxed{7}}", "7"),
+        (r"\boxed{6 \boxed{7}", "7"),
         (r"\boxed{7 \boxed{8", None),
         (r"{ \boxed{3}", "3"),
         (r"} } \boxed{3} }", "3"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -113,3 +115,12 @@ def test_an_answer_in_the_prompt_earns_nothing(pool: ComparisonPool) -> None:
     prompt = {"role": "user", "content": r"Is it \boxed{7}?"}
     conversations = [[prompt, {"role": "assistant", "content": text}] for text in ("Yes.", r"It is \boxed{7}.")]
     assert [checked.reward for checked in check_conversations(conversations, ["7", "7"], pool)] == [0.0, 1.0]
+
+
+def test_a_comparison_that_hangs_ends_though_its_parent_is_gone() -> None:
+    """The process itself has a limit, which needs no turn of the interpreter: nobody else is left to stop it."""
+    program = "from nemo_uecr.verifier import worker; worker.ORPHAN_LIMIT = 1; worker.main()"
+    process = subprocess.run(
+        [sys.executable, "-c", program], input=b'["9^{9^{9^{9}}}", "3"]\n', capture_output=True, timeout=60, check=False
+    )
+    assert process.returncode == -signal.SIGALRM
