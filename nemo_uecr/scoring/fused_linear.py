@@ -117,7 +117,7 @@ def score_hidden_vocab_parallel(
         weight_VH: `[V, H]` this rank's rows of the output weight.
         target_N: `[N]` int token ids of the whole vocabulary, the same on all ranks.
         first_column: token id of this rank's first row; shards tile the vocabulary in rank order.
-        group: the process group of the shards; None is the default group.
+        group: see `score_vocab_parallel`.
         temperatures: see `score_hidden`.
         entropy: see `score_hidden`.
         top1: see `score_hidden`.
@@ -197,7 +197,8 @@ def _group_statistics(
 ) -> Tensor:
     """Statistics of each tile of one group, `[G, W, n]` float32."""
     tiles = torch.split(group_VH, product.tile.columns) if group_VH.shape[0] else (group_VH,)
-    stats_GWn = torch.empty(len(tiles), layout.width, hidden_nH.shape[0], device=hidden_nH.device)
+    shape = (len(tiles), layout.width, hidden_nH.shape[0])
+    stats_GWn = torch.empty(shape, dtype=torch.float32, device=hidden_nH.device)
     for index, tile_vH in enumerate(tiles):
         logits_nv = product.logits(hidden_nH, tile_vH)
         reduce_logits(logits_nv, target_n, layout, first_column + index * product.tile.columns, stats_GWn[index])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,10 +47,16 @@ def forget_torch(store: Any, rank: int, life: str) -> None:
     store.set(f"clean {life}", "1")
 
 
-def lives(rank: int, size: int, port: int) -> list[Tensor]:
+def lives(rank: int, size: int) -> list[Tensor]:
     """Groups that follow each other on one store, the second of which dies with its ranks out of step."""
+    world = dist.group.WORLD.get_group_store()
+    if rank == 0:
+        hosted = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+        world.set("port of the store", str(hosted.port))
+    port = int(world.get("port of the store"))
+    store = hosted if rank == 0 else dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+    dist.barrier()
     dist.destroy_process_group()
-    store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timeout=TIMEOUT)
     found = []
     for life in range(4):
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
@@ -69,10 +74,7 @@ def lives(rank: int, size: int, port: int) -> list[Tensor]:
 
 @pytest.mark.skipif(not hasattr(dist.TCPStore, "list_keys"), reason="needs a store that lists its keys")
 def test_a_group_on_the_store_of_an_earlier_one_reads_nothing_of_it(on_ranks: OnRanks) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for result in on_ranks(2, lives, port):
+    for result in on_ranks(2, lives):
         assert result.error is None, result.message
         for life, found in enumerate(result.value):
             logits, target = peaked_logits(3 + life, 100, 9.0, seed=3 + life)
