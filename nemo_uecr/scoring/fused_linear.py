@@ -24,8 +24,8 @@ from nemo_uecr.scoring.statistics import merge_shards, scores_by_chunk
 
 CPU_TILE_TOKENS = 256
 CPU_TILE_BYTES = 1 << 20
-CPU_WIDE_BYTES = 7 << 18
-"""A tile of one factor widened to float32: 1.75 MiB."""
+CPU_WIDE_BYTES = 1 << 20
+"""A tile of one factor widened to float32: 1 MiB, as the matrix library packs a copy of each beside it."""
 CUDA_TILE_TOKENS = 2048
 CUDA_TILE_BYTES = 608 << 20
 """A chunk of 2048 tokens of Qwen3's vocabulary in bfloat16, 594 MiB; in float32 a tile takes half the tokens."""
@@ -149,7 +149,7 @@ def score_hidden_vocab_parallel(
 def tile_for(hidden_NH: Tensor, columns: int, logits_dtype: torch.dtype | None) -> Tile:
     """The tile for this device and precision.
 
-    On a CPU it is 1 MiB of logits, or two widened factors of 1.75 MiB; on a GPU all columns of the shard by as
+    On a CPU it is 1 MiB of logits, or two widened factors of 1 MiB; on a GPU all columns of the shard by as
     many tokens as 608 MiB of logits hold, at most 2048.
     """
     widen = logits_dtype == torch.float32 and hidden_NH.dtype != torch.float32
