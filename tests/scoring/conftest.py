@@ -19,7 +19,8 @@ from torch import Tensor
 from nemo_uecr.scoring import native
 
 QWEN3_VOCAB = 151_936
-GLOO_TIMEOUT_S = 20.0
+GLOO_TIMEOUT_S = 60.0
+"""Far beyond what a call takes, however busy the machine is."""
 
 
 def float64_scores(logits: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
