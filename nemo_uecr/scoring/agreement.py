@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
@@ -44,6 +46,8 @@ class ShardCall:
 
 
 SHARD_FIELDS = ("first_column", "columns")
+IN_VAIN = json.dumps({"refused": "it had waited in vain for another rank"})
+"""What a rank leaves for a call it has given up: a partner that comes late must not go on to its collective."""
 
 
 @dataclass
@@ -51,6 +55,8 @@ class _Progress:
     generation: Generation
     calls: int = 0
     last_read: int = -1
+    unnamed: list[int] = field(default_factory=list)
+    """Calls given up before the group had its name, and with it a place to say so."""
 
 
 _progress: WeakKeyDictionary[dist.ProcessGroup, _Progress] = WeakKeyDictionary()
@@ -72,12 +78,13 @@ class Meeting:
         self._call = self._progress.calls
 
     def __enter__(self) -> Self:
-        if self.size > 1:
-            try:
-                self._prefix = self._progress.generation.name(self.group.get_group_store())
-            except dist.DistStoreError as error:
-                raise self._nobody_came() from error
+        # First of all: a rank whose number stood still would meet the others' next call with its own last one.
         self._progress.calls += 1
+        if self.size > 1:
+            self._progress.unnamed.append(self._call)
+            with self._losses_named():
+                self._prefix = self._progress.generation.name(self.group.get_group_store())
+                self._disown_unnamed()
         return self
 
     def __exit__(
@@ -87,7 +94,7 @@ class Meeting:
             return
         try:
             self._publish({"refused": f"{type(error).__name__}: {error}"})
-        except dist.DistStoreError as lost:  # the error of this rank says more than a store that is gone
+        except dist.DistError as lost:  # the error of this rank says more than a store that is gone
             logger.warning("the other ranks could not be told of an error: %s", lost)
 
     def agree(self, call: ShardCall) -> int:
@@ -98,13 +105,21 @@ class Meeting:
         """
         lines = [asdict(call)]
         if not self._settled:
-            self._publish(asdict(call))
-            lines = self._read()
+            with self._losses_named():
+                self._publish(asdict(call))
+                lines = self._read()
         _compare(lines)
         return _tiled_columns([(line["first_column"], line["columns"]) for line in lines], call.valid_vocab)
 
     def _key(self, call: int, rank: int) -> str:
         return f"{PREFIX}/call/{self._prefix}/{call}/{rank}"
+
+    def _disown_unnamed(self) -> None:
+        """Now that the group has its name, tell late partners of the calls given up without one."""
+        unnamed, self._progress.unnamed = self._progress.unnamed, []
+        for call in unnamed:
+            if call != self._call:
+                self.group.get_group_store().set(self._key(call, self.rank), IN_VAIN)
 
     def _publish(self, line: dict[str, object]) -> None:
         self._settled = True
@@ -120,20 +135,28 @@ class Meeting:
         try:
             store.wait(keys)
             values = [store.get(key) for key in keys]
-        except dist.DistStoreError as error:
-            # A partner that comes late must not go on to a collective that this rank has given up.
-            store.set(
-                self._key(self._call, self.rank), json.dumps({"refused": "it had waited in vain for another rank"})
-            )
-            raise self._nobody_came() from error
+        except dist.DistStoreError:
+            store.set(self._key(self._call, self.rank), IN_VAIN)
+            raise
         self._progress.last_read = self._call
         return [json.loads(value) for value in values]
 
-    def _nobody_came(self) -> ShardMismatchError:
-        return ShardMismatchError(
-            f"not every rank of the group of {self.size} made call {self._call} of this group before its "
-            "timeout; check that all ranks score the same micro-batches"
-        )
+    @contextmanager
+    def _losses_named(self) -> Iterator[None]:
+        """Name what befalls the store: nobody came in time, or the rank that hosts it is gone."""
+        try:
+            yield
+        except dist.DistStoreError as error:
+            raise ShardMismatchError(
+                f"not every rank of the group of {self.size} made call {self._call} of this group before its "
+                "timeout; check that all ranks score the same micro-batches"
+            ) from error
+        except dist.DistError as error:
+            said = str(error).partition("\n")[0]
+            raise ShardMismatchError(
+                f"the store of the group of {self.size} was lost in call {self._call} of this group ({said}); "
+                "has the process that hosts it, usually rank 0, ended? look at its log"
+            ) from error
 
 
 def _checked_group(group: object) -> dist.ProcessGroup:
@@ -145,7 +168,11 @@ def _checked_group(group: object) -> dist.ProcessGroup:
         raise ScoringInputError("this process is not in the group; call with a group it belongs to")
     if not isinstance(group, dist.ProcessGroup):
         raise ScoringInputError(f"group is {type(group).__name__}, expected a process group, or None for the default")
-    if dist.get_rank(group) < 0:
+    try:
+        rank = dist.get_rank(group)
+    except (ValueError, RuntimeError) as error:  # torch knows it no longer
+        raise ScoringInputError("the group has been destroyed; call with one that is in use") from error
+    if rank < 0:
         raise ScoringInputError("this process is not in the group; call with a group it belongs to")
     return group
 
@@ -154,11 +181,11 @@ def _compare(lines: list[dict[str, object]]) -> None:
     for rank, line in enumerate(lines):
         if "refused" in line:
             raise ShardMismatchError(f"rank {rank} of the group refused the call: {line['refused']}")
-    for field in lines[0]:
-        values = [line[field] for line in lines]
-        if field not in SHARD_FIELDS and any(value != values[0] for value in values):
+    for name in lines[0]:
+        values = [line[name] for line in lines]
+        if name not in SHARD_FIELDS and any(value != values[0] for value in values):
             raise ShardMismatchError(
-                f"the ranks of the group disagree on {field}: {values} in rank order; "
+                f"the ranks of the group disagree on {name}: {values} in rank order; "
                 "give every rank the same tokens, dtype and options"
             )
 

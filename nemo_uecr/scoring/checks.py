@@ -90,9 +90,14 @@ def statistics_layout(temperatures: tuple[float, ...], entropy: bool) -> Statist
 
 
 def tensor(name: str, value: object) -> Tensor:
-    """Return an argument that has to be a tensor."""
+    """Return an argument that has to be an ordinary dense tensor with values."""
     if not isinstance(value, Tensor):
         raise ScoringInputError(f"{name} is of type {type(value).__name__}, expected a torch tensor")
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else str(value.layout)
+        raise ScoringInputError(f"{name} is a {kind} tensor, expected a dense one; convert it, or pad and flatten it")
+    if value.device.type == "meta":
+        raise ScoringInputError(f"{name} is on the meta device and holds no values; load or compute it first")
     return value
 
 

@@ -24,8 +24,8 @@ from nemo_uecr.scoring.statistics import merge_shards, scores_by_chunk
 
 CPU_TILE_TOKENS = 256
 CPU_TILE_BYTES = 1 << 20
-CPU_WIDE_BYTES = 7 << 18
-"""A tile of one factor widened to float32: 1.75 MiB."""
+CPU_WIDE_BYTES = 1 << 20
+"""A tile of one factor widened to float32: 1 MiB, as the matrix library packs a copy of each beside it."""
 CUDA_TILE_TOKENS = 2048
 CUDA_TILE_BYTES = 608 << 20
 """A chunk of 2048 tokens of Qwen3's vocabulary in bfloat16, 594 MiB; in float32 a tile takes half the tokens."""
@@ -117,7 +117,7 @@ def score_hidden_vocab_parallel(
         weight_VH: `[V, H]` this rank's rows of the output weight.
         target_N: `[N]` int token ids of the whole vocabulary, the same on all ranks.
         first_column: token id of this rank's first row; shards tile the vocabulary in rank order.
-        group: the process group of the shards; None is the default group.
+        group: see `score_vocab_parallel`.
         temperatures: see `score_hidden`.
         entropy: see `score_hidden`.
         top1: see `score_hidden`.
@@ -149,7 +149,7 @@ def score_hidden_vocab_parallel(
 def tile_for(hidden_NH: Tensor, columns: int, logits_dtype: torch.dtype | None) -> Tile:
     """The tile for this device and precision.
 
-    On a CPU it is 1 MiB of logits, or two widened factors of 1.75 MiB; on a GPU all columns of the shard by as
+    On a CPU it is 1 MiB of logits, or two widened factors of 1 MiB; on a GPU all columns of the shard by as
     many tokens as 608 MiB of logits hold, at most 2048.
     """
     widen = logits_dtype == torch.float32 and hidden_NH.dtype != torch.float32
@@ -197,7 +197,8 @@ def _group_statistics(
 ) -> Tensor:
     """Statistics of each tile of one group, `[G, W, n]` float32."""
     tiles = torch.split(group_VH, product.tile.columns) if group_VH.shape[0] else (group_VH,)
-    stats_GWn = torch.empty(len(tiles), layout.width, hidden_nH.shape[0], device=hidden_nH.device)
+    shape = (len(tiles), layout.width, hidden_nH.shape[0])
+    stats_GWn = torch.empty(shape, dtype=torch.float32, device=hidden_nH.device)
     for index, tile_vH in enumerate(tiles):
         logits_nv = product.logits(hidden_nH, tile_vH)
         reduce_logits(logits_nv, target_n, layout, first_column + index * product.tile.columns, stats_GWn[index])

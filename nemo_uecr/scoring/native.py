@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nemo_uecr.scoring.errors import ScoringInputError
 from nemo_uecr.scoring.records import StatisticsLayout
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,15 @@ def reduce_natively(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tenso
         logits_NV: `[N, V]` float logits with unit stride along V, padding columns sliced off, V >= 1.
         layout: which statistics to write, and where.
         stats_WN: `[W, N]` float32 with unit stride along N, written in place except for the target's row.
+
+    Raises:
+        ScoringInputError: a tensor of another kind, whose memory the compiled code would misread.
     """
+    _check_memory("logits_NV", logits_NV, tuple(DTYPE_CODES), logits_NV.shape[0])
+    _check_memory("stats_WN", stats_WN, (torch.float32,), layout.width)
     tokens = logits_NV.shape[0]
+    if stats_WN.shape[1] != tokens:
+        raise ScoringInputError(f"stats_WN has room for {stats_WN.shape[1]} tokens, expected {tokens}")
     workers = max(1, min(torch.get_num_threads(), tokens, logits_NV.numel() // LOGITS_A_THREAD))
     bounds = [tokens * w // workers for w in range(workers + 1)]
     threads = [
@@ -76,6 +84,17 @@ def reduce_natively(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tenso
     _reduce_rows(logits_NV[: bounds[1]], layout, stats_WN[:, : bounds[1]])
     for thread in threads:
         thread.join()
+
+
+def _check_memory(name: str, value: Tensor, dtypes: tuple[torch.dtype, ...], rows: int) -> None:
+    """Refuse what the compiled code, which sees an address and strides alone, would misread or write beyond."""
+    expected = f"expected {rows} dense rows on the CPU of {' or '.join(map(str, dtypes))}"
+    if value.dtype not in dtypes or value.layout is not torch.strided or value.device.type != "cpu":
+        raise ScoringInputError(f"{name} is {value.dtype}, {value.layout}, on {value.device}; {expected}")
+    if value.dim() != 2 or value.shape[0] != rows or (value.shape[1] > 1 and value.stride(1) != 1):
+        raise ScoringInputError(f"{name} has shape {tuple(value.shape)} and strides {value.stride()}; {expected}")
+    if value.is_neg() or (value.numel() > 0 and value.data_ptr() == 0):
+        raise ScoringInputError(f"{name} is a view whose values are not in its memory; {expected}")
 
 
 def _reduce_rows(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:

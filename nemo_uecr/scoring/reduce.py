@@ -38,7 +38,7 @@ def reduce_logits(
     if columns == 0:
         stats_WN.zero_()
         stats_WN[: TARGET_ROW + 1] = -torch.inf
-    elif columns > 1 and logits_NV.stride(1) != 1:
+    elif (columns > 1 and logits_NV.stride(1) != 1) or logits_NV.is_neg():
         _reduce_copies(logits_NV, target_N, layout, first_column, stats_WN)
     elif logits_NV.is_cuda and _has_triton():
         from nemo_uecr.scoring.triton_kernels import reduce_with_triton  # noqa: PLC0415 (needs Triton)
@@ -53,12 +53,16 @@ def reduce_logits(
 def _reduce_copies(
     logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, first_column: int, stats_WN: Tensor
 ) -> None:
-    """Reduce copies of a few rows at a time, so that a view's strides change no bit of its rows' statistics."""
+    """Reduce copies of a few rows at a time, so that how a view lies in memory changes no bit of its statistics.
+
+    Its strides are one such thing, a sign that torch has put off (`x.conj().imag`) another.
+    """
     elements = CUDA_COPY_ELEMENTS if logits_NV.is_cuda else CPU_COPY_ELEMENTS
     rows = max(1, elements // logits_NV.shape[1])
     for start in range(0, logits_NV.shape[0], rows):
         block = slice(start, start + rows)
-        reduce_logits(logits_NV[block].contiguous(), target_N[block], layout, first_column, stats_WN[:, block])
+        copy_CV = logits_NV[block].contiguous().resolve_neg()
+        reduce_logits(copy_CV, target_N[block], layout, first_column, stats_WN[:, block])
 
 
 def _reduce_rows(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:

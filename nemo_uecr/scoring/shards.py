@@ -117,7 +117,7 @@ def target_digest(target_N: Tensor) -> str:
     """128 bits that differ, but for a chance of 2^-128, where the targets or their order do."""
     digest = hashlib.blake2b(digest_size=16)
     for chunk_n in target_N.split(DIGEST_TOKENS):  # type: ignore[no-untyped-call]
-        digest.update(chunk_n.to("cpu", torch.int64).contiguous().numpy())
+        digest.update(chunk_n.to("cpu", torch.int64).contiguous().resolve_neg().numpy())
     return digest.hexdigest()
 
 

@@ -42,7 +42,9 @@ def score_vocab_parallel(
         logits_NV: `[N, V]` float32, bfloat16 or float16 logits of this rank's shard; widths may differ.
         target_N: `[N]` int token ids of the whole vocabulary, the same on all ranks.
         first_column: token id of column 0 of this shard; shards tile the vocabulary in rank order.
-        group: the process group of the shards; None is the default group.
+        group: the process group of the shards; None is the default group. A rank that gives anything else than
+            a group it belongs to cannot tell the others: it raises at once, the others after the store's timeout,
+            and as its calls are then one behind, the group must not be used again.
         temperatures: the temperatures T of the log-probabilities, all above 0.
         entropy: whether to return the entropy at temperature 1.
         top1: whether to return if the target attains the largest logit.
@@ -81,7 +83,7 @@ def token_logp_vocab_parallel(
         logits_NV: `[N, V]` float32, bfloat16 or float16 logits of this rank's shard.
         target_N: `[N]` int token ids of the whole vocabulary, the same on all ranks.
         first_column: token id of column 0 of this shard; shards tile the vocabulary in rank order.
-        group: the process group of the shards; None is the default group.
+        group: see `score_vocab_parallel`.
         temperature: T above 0.
         valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding.
 

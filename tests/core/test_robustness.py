@@ -343,3 +343,19 @@ def test_decomposition_survives_a_nearly_degenerate_group(reward: float) -> None
 def test_settings_that_would_overflow_float32_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         Settings(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ALL)
+def test_the_default_dtype_changes_no_bit(name: str, default: torch.dtype) -> None:
+    batch = padded(mixed_responses(1, (4, 4)))
+    expected = METHODS[name].compute(batch, SETTINGS, detail=True).named_tensors()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        found = METHODS[name].compute(batch, SETTINGS, detail=True).named_tensors()
+    finally:
+        torch.set_default_dtype(before)
+    for key, tensor in expected.items():
+        assert found[key].dtype == tensor.dtype, key
+        assert torch.equal(found[key], tensor), key

@@ -167,6 +167,18 @@ def test_top1_counts_ties() -> None:
     assert scores.top1_N.tolist() == [True, True, False]
 
 
+@pytest.mark.usefixtures("reduction")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_top1_is_no_near_tie(dtype: torch.dtype) -> None:
+    # One step below 2.5: 2.5 - 2^-22 in float32, 2.5 - 2^-6 in bfloat16.
+    near = 2.5 - (2.0**-22 if dtype == torch.float32 else 2.0**-6)
+    logits = torch.tensor([[near, 2.5, 0.0], [2.5, near, 0.0]]).to(dtype)
+    assert float(logits[0, 0]) == near
+    scores = score_logits(logits, torch.tensor([0, 0]), temperatures=(1.0,), entropy=False, top1=True)
+    assert scores.top1_N is not None
+    assert scores.top1_N.tolist() == [False, True]
+
+
 def test_strided_logits() -> None:
     logits, target = peaked_logits(6, 500, 9.0, seed=11)
     turned = logits.T.contiguous().T
