@@ -68,16 +68,13 @@ def test_the_page_s_dry_runs(command: Shown) -> None:
     assert "\n# --- command\nnemo-uecr " in done.stdout
     if "train" in command.words[1]:
         nodes = command.words[command.words.index("--nodes") + 1] if "--nodes" in command.words else "1"
-        assert f"\ncluster:\n  nodes: {nodes}\n  gpus_per_node: 8\n" in done.stdout
+        assert re.search(rf"^cluster:\n  nodes: {nodes}\b.*\n  gpus_per_node: 8\b", done.stdout, re.M)
         assert "\n# objective: " in done.stdout
         assert "\n# --- plan\n" in done.stdout
         if "plan" not in KNOWN:
             assert "this version of nemo-uecr has no command 'plan'" in done.stdout
-    if done.returncode:  # the plan may refuse what does not fit; then the dry run says so
-        assert "plan" in KNOWN
-        assert done.stdout.splitlines()[-1] == "slurm: FAILED: the dry run found an error, see above"
-    else:
-        assert done.stdout.splitlines()[-1] == "slurm: DONE: dry run; nothing was started"
+    assert done.stdout.splitlines()[-1] == "slurm: DONE: dry run; nothing was started"
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("command", LOOKS, ids=[command.text for command in LOOKS])
@@ -86,8 +83,8 @@ def test_the_page_s_looks(command: Shown) -> None:
     if name not in KNOWN:
         pytest.skip(f"this version of nemo-uecr has no command {name!r}")
     done = run([sys.executable, "-m", "nemo_uecr", *command.words[1:]])
-    # The models that the page names are not here: a clear line or a table of checks, never a traceback.
-    assert done.returncode in (0, 1, 2)
+    # The doctor may miss GPUs, packages and data here; everything else must work as the page shows it.
+    assert done.returncode in ((0, 1) if name == "doctor" else (0,)), done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout or done.stderr.startswith("nemo-uecr: ")
 
