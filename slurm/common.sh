@@ -119,11 +119,37 @@ find_python() { # our package lies on top of either environment and changes noth
   fi
 }
 
+check_image() { # whether a container that is a file is there
+  if [[ $CONTAINER == *.sqsh || $CONTAINER == /* || $CONTAINER == ./* ]] && [[ ! -f $CONTAINER ]]; then
+    refuse "node ${HEAD:-$(hostname)}: no container image at $CONTAINER; make one with: enroot import docker://nvcr.io#nvidia/nemo-rl:v0.7.0"
+  fi
+}
+
+check_words() { # COMMAND: what follows --, read as the command reads it; nothing is loaded
+  local answer
+  # shellcheck disable=SC2016
+  answer=$("${PYTHON[@]}" - "$1" "${REST[@]}" 2>&1 <<'READ'
+import argparse, importlib, sys
+command, *words = sys.argv[1:]
+module = importlib.import_module(f"nemo_uecr.cli.{command}")
+parser = argparse.ArgumentParser(prog=f"nemo-uecr {command}", usage=argparse.SUPPRESS, allow_abbrev=False)
+module.add_arguments(parser)
+args = parser.parse_intermixed_args(words)
+if command == "convert":
+    if not args.ckpt.is_dir():
+        sys.exit(f"{args.ckpt}: no such folder; expected a checkpoint")
+    if args.check == (args.out is not None):
+        sys.exit("expected either --to OUT, to convert, or --check")
+print("\n".join(f"{name}: {value}" for name, value in vars(args).items()))
+READ
+  ) || refuse "$(tail -n 1 <<<"$answer")"
+  section settings
+  printf '%s\n' "$answer"
+}
+
 check_container() {
   [[ -n $CONTAINER ]] || return 0
-  if [[ $CONTAINER == *.sqsh || $CONTAINER == /* || $CONTAINER == ./* ]] && [[ ! -f $CONTAINER ]]; then
-    refuse "node $HEAD: no container image at $CONTAINER; make one with: enroot import docker://nvcr.io#nvidia/nemo-rl:v0.7.0"
-  fi
+  check_image
   srun --help 2>&1 | grep -q -- --container-image ||
     refuse "node $HEAD: srun has no --container-image (pyxis is not installed); use --venv FOLDER instead of --container"
 }
@@ -140,7 +166,7 @@ dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
   printf '%s\n' "$*"
   section configuration
   if [[ -z $CONFIG ]]; then
-    echo "none: this script takes no configuration (--config FILE shows that of a run)"
+    echo "none: a configuration and a plan apply to training only (--config FILE shows those of a run)"
   else
     uecr config show "$CONFIG" "${RESOLVED[@]}" || code=$?
     section plan
@@ -352,8 +378,12 @@ run_command() { # SCRIPT COMMAND ARGUMENTS...: one nemo-uecr command on one node
   find_resources "$SCRIPT"
   find_python
   [[ -z $SMOKE ]] || refuse "--smoke is for the train scripts"
-  [[ -z $DRY_RUN ]] || dry_run "$SCRIPT" "nemo-uecr $command ${REST[*]@Q}"
   ((NODES == 1)) || refuse "nemo-uecr $command runs on one node, the job has $NODES; sbatch --nodes=1"
+  if [[ -n $DRY_RUN ]]; then
+    check_image
+    check_words "$command"
+    dry_run "$SCRIPT" "nemo-uecr $command ${REST[*]@Q}"
+  fi
   start_job
   check_container
   preflight 0

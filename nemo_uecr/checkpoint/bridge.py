@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,15 +46,21 @@ class Bridge:
         """The model with the weights of a distributed checkpoint, whatever its tensor and pipeline parallelism."""
         from megatron.core import dist_checkpointing
         from megatron.core.dist_checkpointing.core import CheckpointingException
+        from torch.distributed.checkpoint.api import CheckpointException
 
         [model] = self._build(load_weights=False)
-        common = dist_checkpointing.load_common_state_dict(str(weights))
-        layout = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
-        wanted = {"model": model.sharded_state_dict(metadata=layout)}
         try:
+            common = dist_checkpointing.load_common_state_dict(str(weights))
+            layout = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
+            wanted = {"model": model.sharded_state_dict(metadata=layout)}
             state = dist_checkpointing.load(wanted, str(weights))["model"]
-        except (CheckpointingException, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{weights}: Megatron cannot load it ({error})") from error
+        except CheckpointException as error:  # of torch: no Exception, with what each rank met
+            first = next(iter(error.failures.values()))[0]
+            raise CheckpointError(_unloadable(weights, first)) from error
+        except (
+            CheckpointingException, pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError
+        ) as error:  # fmt: skip
+            raise CheckpointError(_unloadable(weights, error)) from error
         model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
         return model.eval()
 
@@ -101,6 +108,12 @@ class Bridge:
     def export(self, model: Any) -> Iterator[tuple[str, Tensor]]:
         """Every tensor under its Hugging Face name, float32."""
         yield from self._auto.export_hf_weights([model], cpu=True, show_progress=False)
+
+
+def _unloadable(weights: Path, error: BaseException) -> str:
+    """The first line of a library's message; the others are advice on the library's own options."""
+    reason = (str(error).strip().splitlines() or ["no message"])[0]
+    return f"{weights}: Megatron cannot load it ({type(error).__name__}: {reason}); a file is corrupt. Copy it again"
 
 
 def _plain_layers(config: Any) -> Any:

@@ -30,7 +30,15 @@ from nemo_uecr.checkpoint.sequences import (
 )
 from nemo_uecr.checkpoint.source import ASSETS, HUGGINGFACE, MEGATRON, Source, find_source, newest_iteration
 from nemo_uecr.checkpoint.verification import Agreement, compare
-from nemo_uecr.checkpoint.work_folder import JOURNAL, WorkFolder, file_sha256, only_one, partial_of, refuse_occupied
+from nemo_uecr.checkpoint.work_folder import (
+    JOURNAL,
+    WorkFolder,
+    file_sha256,
+    only_one,
+    partial_of,
+    refuse_nested,
+    refuse_occupied,
+)
 from nemo_uecr.errors import CheckpointError, UecrError
 
 logger = logging.getLogger(__name__)
@@ -70,6 +78,7 @@ def convert(request: Request) -> Agreement:
         CheckpointError: the input is incomplete or another architecture, OUT is occupied, or the verification found
             another model. OUT does not exist then.
     """
+    refuse_nested(request.ckpt, request.out)
     refuse_occupied(request.out)
     job = look(request)
     with only_one(request.out):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ def read_megatron_files(folder: Path) -> MegatronFiles:
     kind = read_json(folder / "metadata.json").get("sharded_backend")
     if kind != FORMAT:
         raise CheckpointError(f"{folder}: its format is {kind}; expected {FORMAT}, Megatron's distributed checkpoint")
+    _check_common(folder / "common.pt")
     contents = _table_of_contents(folder)
     ends: Counter[str] = Counter()
     for place in contents.storage_data.values():
@@ -77,6 +79,17 @@ def _table_of_contents(folder: Path) -> Any:
         return FileSystemReader(str(folder)).read_metadata()
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError) as error:
         raise CheckpointError(f"{folder / '.metadata'}: unreadable ({error}); the checkpoint is corrupt") from error
+
+
+def _check_common(path: Path) -> None:
+    """Whether the ZIP archive that torch writes is whole, by its checksums and without unpickling anything."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise CheckpointError(f"{path}: unreadable ({error}); the checkpoint is corrupt. Copy it again") from error
+    if broken is not None:
+        raise CheckpointError(f"{path}: {broken} in it is damaged; the checkpoint is corrupt. Copy it again")
 
 
 def _check_size(shard: Path, end: int) -> None:

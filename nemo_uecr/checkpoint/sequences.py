@@ -47,7 +47,11 @@ def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
 
 
 def megatron_scores(model: Any, sequences: Sequences) -> Scores:
-    """Log-probabilities under megatron-core's model, one rank; in nats, from the second token on."""
+    """Log-probabilities under megatron-core's model, one rank; in nats, from the second token on.
+
+    Raises:
+        CheckpointError: one is not a finite number.
+    """
     import torch
 
     def logits(ids: Tensor) -> Tensor:
@@ -87,11 +91,18 @@ def _scores(logits: Callable[[Tensor], Tensor], sequences: Sequences) -> Scores:
     import torch
 
     from nemo_uecr.scoring.dense import score_logits
+    from nemo_uecr.scoring.errors import NonFiniteScoreError
 
     found: Scores = []
     with torch.no_grad():
         for sequence in sequences:
             ids = torch.tensor([sequence])
-            scores = score_logits(logits(ids)[0, :-1].float(), ids[0, 1:], temperatures=(1.0,), entropy=False)
+            try:
+                scores = score_logits(logits(ids)[0, :-1].float(), ids[0, 1:], temperatures=(1.0,), entropy=False)
+            except NonFiniteScoreError as error:
+                raise CheckpointError(
+                    f"the model cannot be verified: {error}. Weights that are NaN or infinite come from a run that "
+                    "diverged; convert an earlier checkpoint"
+                ) from error
             found.append(scores.logp_KN[0].tolist())
     return found

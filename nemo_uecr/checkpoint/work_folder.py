@@ -95,6 +95,19 @@ def _journal(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and {"making", "complete"} <= found.keys() else None
 
 
+def refuse_nested(ckpt: Path, out: Path) -> None:
+    """Refuse an OUT within CKPT, which would change it, and a CKPT within OUT.
+
+    Raises:
+        CheckpointError: one folder is within the other, links followed.
+    """
+    source, target = ckpt.resolve(), out.resolve()
+    if source in target.parents:
+        raise CheckpointError(f"{out}: lies within the checkpoint {ckpt}; choose an --to outside of it")
+    if target == source or target in source.parents:
+        raise CheckpointError(f"{out}: holds the checkpoint {ckpt}; choose an --to that does not exist")
+
+
 def partial_of(out: Path) -> Path:
     """Where OUT is made."""
     return out.with_name(f".{out.name}.partial")

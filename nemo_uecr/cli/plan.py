@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from dataclasses import replace
@@ -40,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=DEVICES, help="device of the run (default: h200; a local run on a CPU: cpu)"
     )
-    parser.add_argument("--memory", type=float, metavar="GIB", help="memory of each device, in place of the table's")
+    parser.add_argument(
+        "--memory", type=_gibibytes, metavar="GIB", help="memory of each device, in place of the table's"
+    )
     parser.add_argument(
         "--response-tokens", type=_count, metavar="N", help="mean response for the times (default: the longest)"
     )
@@ -54,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: the run cannot fit or divide; what would is named.
     """
+    if args.json is not None:
+        _refuse_unwritable(args.json)
     nemo = is_nemo_rl(args.config, args.overrides)
     plan, advice, others = _nemo(args) if nemo else _local(args)
     from nemo_uecr.plan.text import plan_text, side_by_side
@@ -65,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         _write(args.json, plan, advice, others)
     if plan.faults:
         hint = f"; what fits: {', or '.join(advice)}" if advice else ""
-        if nemo and not advice:
+        if nemo and plan.misfits and not advice:
             hint = "; no single change that was tried is enough: use more GPUs or smaller models"
         raise ConfigError("; ".join(plan.faults) + hint)
     return 0
@@ -87,7 +92,7 @@ def _nemo(args: argparse.Namespace) -> Answer:
     device = _device(args, args.device or "h200")
     lengths = _lengths(args, config.data.max_prompt_tokens, config.rollout.max_response_tokens)
     plan = nemo_plan(config, device, EFFICIENCY, lengths)
-    advice = what_fits(config, device, EFFICIENCY, lengths) if plan.faults else []
+    advice = what_fits(config, device, EFFICIENCY, lengths) if plan.misfits else []
     teacher = needs_of(config.method.name).teacher
     return plan, advice, _placements(config, device, lengths) if teacher else []
 
@@ -127,7 +132,23 @@ def _device(args: argparse.Namespace, name: str) -> Device:
 def _lengths(args: argparse.Namespace, prompt: int, response: int) -> Lengths:
     from nemo_uecr.plan.setting import Lengths
 
+    for option, value, key, limit in (
+        ("--prompt-tokens", args.prompt_tokens, "data.max_prompt_tokens", prompt),
+        ("--response-tokens", args.response_tokens, "rollout.max_response_tokens", response),
+    ):
+        if value is not None and value > limit:
+            raise ConfigError(
+                f"{option}: got a mean of {value}, expected at most {key}={limit}; raise that key as well"
+            )
     return Lengths(args.prompt_tokens or prompt, args.response_tokens or response)
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Before the plan is computed and printed."""
+    if path.is_dir():
+        raise ConfigError(f"--json: {path} is a folder; expected the name of a file to write")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--json: no folder {path.absolute().parent}; make it first")
 
 
 def _write(path: Path, plan: Plan, advice: list[str], others: list[tuple[str, Any]]) -> None:
@@ -136,10 +157,23 @@ def _write(path: Path, plan: Plan, advice: list[str], others: list[tuple[str, An
 
     columns = {name: {"refused": other} if isinstance(other, str) else as_json(other) for name, other in others}
     content = {"format": "nemo_uecr.plan/1", **as_json(plan), "what_fits": advice, "placements": columns}
-    replace_file(path, (json.dumps(content, indent=1) + os.linesep).encode())
+    try:
+        replace_file(path, (json.dumps(content, indent=1) + os.linesep).encode())
+    except OSError as error:
+        raise ConfigError(f"--json: cannot write {path} ({error.strerror}); name another file") from error
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
     return int(text)
+
+
+def _gibibytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of GiB above 0")
+    return value

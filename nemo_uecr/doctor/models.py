@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
-from nemo_uecr.doctor.weights import broken_weights
+from nemo_uecr.doctor.weights import broken_config, broken_weights
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def model_finding(role: str, name: str) -> Finding:
         return _cached(check, role, name)
     if not (folder / "config.json").is_file():
         return fail(check, f"{folder} has no config.json", f"give {role}.model_name a Hugging Face folder")
-    broken = broken_weights(folder)
+    broken = broken_config(folder / "config.json") or broken_weights(folder)
     if broken is not None:
         return fail(check, broken, "copy the folder again, or convert the checkpoint again")
     return ok(check, f"{folder}, every weight file is complete")

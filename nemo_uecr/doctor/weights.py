@@ -10,9 +10,18 @@ from typing import Any
 
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 
-__all__ = ["broken_safetensors", "broken_weights", "megatron_finding", "resume_finding"]
+__all__ = ["broken_config", "broken_safetensors", "broken_weights", "megatron_finding", "resume_finding"]
 
 _STEP = re.compile(r"step[-_](\d+)")
+
+
+def broken_config(path: Path) -> str | None:
+    """Why a config.json is no model's; None when it is a JSON object."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        return f"{path} is unreadable: {error}"
+    return None if isinstance(found, dict) else f"{path} holds a {type(found).__name__}, not an object"
 
 
 def broken_weights(folder: Path) -> str | None:

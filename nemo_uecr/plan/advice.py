@@ -1,4 +1,4 @@
-"""What would fit when a plan does not: the first changes of one or two keys after which no fault is left."""
+"""What would fit when a plan does not: the first changes of one or two keys after which everything fits into memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def what_fits(config: NemoConfig, device: Device, efficiency: Efficiency, length
             plan = nemo_plan(variant(config, changes), device, efficiency, lengths)
         except ConfigError:
             continue
-        if not plan.faults:
+        if not plan.misfits:
             found.append(changes)
         if len(found) == SUGGESTIONS:
             break

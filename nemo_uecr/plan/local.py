@@ -8,6 +8,7 @@ from nemo_uecr.config.methods import needs_of
 from nemo_uecr.plan import arithmetic as bytes_of
 from nemo_uecr.plan.arithmetic import BF16, FP32
 from nemo_uecr.plan.hardware import Device, Efficiency
+from nemo_uecr.plan.mismatches import other_columns, too_long
 from nemo_uecr.plan.records import GIB, Item, Phase, Plan, RankLine
 from nemo_uecr.plan.shapes import ModelShape, parameters
 
@@ -87,6 +88,7 @@ def local_plan(
     """
     run = _Run(config, sizes, device, efficiency)
     phases = _phases(run, lengths)
+    mismatches = _mismatches(run)
     return Plan(
         title=_title(run),
         hardware=_hardware(run),
@@ -97,7 +99,8 @@ def local_plan(
         checkpoint=_checkpoint(run),
         facts=_facts(run),
         assumptions=_assumptions(run, lengths),
-        faults=_faults(run, phases),
+        faults=(*mismatches, *_memory_faults(run, phases)),
+        mismatches=mismatches,
     )
 
 
@@ -214,16 +217,16 @@ def _assumptions(run: _Run, lengths: Lengths) -> tuple[str, ...]:
     )
 
 
-def _faults(run: _Run, phases: tuple[Phase, ...]) -> tuple[str, ...]:
+def _mismatches(run: _Run) -> tuple[str, ...]:
+    prompt, response = run.config.data.max_prompt_tokens, run.config.rollout.max_response_tokens
+    faults = too_long("student", run.student, prompt, response)
+    if run.teacher is not None:
+        faults += [*too_long("teacher", run.teacher, prompt, response), *other_columns(run.student, run.teacher)]
+    return tuple(faults)
+
+
+def _memory_faults(run: _Run, phases: tuple[Phase, ...]) -> tuple[str, ...]:
     faults = []
-    for role, shape in (("student", run.student), ("teacher", run.teacher)):
-        if shape is not None and 0 < shape.positions < run.longest:
-            faults.append(
-                f"data.max_prompt_tokens + rollout.max_response_tokens = {run.longest}, but the {role} was made for "
-                f"{shape.positions} positions"
-            )
-    if run.teacher is not None and run.teacher.vocabulary != run.student.vocabulary:
-        faults.append(f"the student has {run.student.vocabulary} output columns, the teacher {run.teacher.vocabulary}")
     fullest = max(phases, key=lambda phase: phase.size)
     if run.device.memory is not None and fullest.size > run.device.memory:
         faults.append(

@@ -11,7 +11,7 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan import nemo_memory as memory
 from nemo_uecr.plan import nemo_seconds as seconds
 from nemo_uecr.plan.layout import layout_lines
-from nemo_uecr.plan.nemo_faults import faults_of
+from nemo_uecr.plan.nemo_faults import memory_faults, mismatches_of
 from nemo_uecr.plan.records import Phase, Plan
 from nemo_uecr.plan.setting import Setting, setting_of
 from nemo_uecr.plan.shards import shape_faults
@@ -40,6 +40,7 @@ def nemo_plan(config: NemoConfig, device: Device, efficiency: Efficiency, length
     setting = setting_of(config, device, efficiency, lengths)
     _check_cuts(setting)
     phases = _phases(setting)
+    mismatches = mismatches_of(setting)
     return Plan(
         title=title_of(setting),
         hardware=_hardware(setting),
@@ -50,7 +51,8 @@ def nemo_plan(config: NemoConfig, device: Device, efficiency: Efficiency, length
         checkpoint=memory.checkpoint_item(setting),
         facts=_facts(setting),
         assumptions=_assumptions(setting),
-        faults=faults_of(setting, phases),
+        faults=(*memory_faults(setting, phases), *mismatches),
+        mismatches=mismatches,
     )
 
 

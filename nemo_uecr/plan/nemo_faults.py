@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nemo_uecr.plan.mismatches import other_columns, too_long
 from nemo_uecr.plan.nemo_memory import concurrent_responses
 from nemo_uecr.plan.records import GIB, Phase
 from nemo_uecr.plan.setting import Setting
 
-__all__ = ["faults_of"]
+__all__ = ["memory_faults", "mismatches_of"]
 
 
-def faults_of(setting: Setting, phases: Sequence[Phase]) -> tuple[str, ...]:
-    """Memory, sequence lengths and vocabularies."""
-    return (*_memory_faults(setting, phases), *_length_faults(setting), *_vocabulary_faults(setting))
+def mismatches_of(setting: Setting) -> tuple[str, ...]:
+    """Sequence lengths and vocabularies."""
+    prompt, response = setting.config.data.max_prompt_tokens, setting.config.rollout.max_response_tokens
+    student, teacher, stated = setting.student, setting.teacher, setting.config.student.vocabulary
+    faults = too_long("student", student, prompt, response)
+    if student.vocabulary != stated:
+        faults.append(
+            f"student.vocabulary={stated}, but the student has {student.vocabulary} output columns; take "
+            f"student.vocabulary={student.vocabulary}"
+        )
+    if teacher is not None:
+        faults += [*too_long("teacher", teacher, prompt, response), *other_columns(student, teacher)]
+    return tuple(faults)
 
 
-def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:
+def memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:
+    """Phases that need more than a device offers, and a KV cache too small for one sequence."""
     faults = []
     capacity = setting.device.memory or 0
     for phase in phases:
@@ -33,23 +45,3 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:
             f"sequence of {setting.longest} tokens"
         )
     return faults
-
-
-def _length_faults(setting: Setting) -> list[str]:
-    faults = []
-    for role, shape in (("student", setting.student), ("teacher", setting.teacher)):
-        if shape is not None and 0 < shape.positions < setting.longest:
-            faults.append(
-                f"data.max_prompt_tokens + rollout.max_response_tokens = {setting.longest}, but the {role} was made "
-                f"for {shape.positions} positions"
-            )
-    return faults
-
-
-def _vocabulary_faults(setting: Setting) -> list[str]:
-    expected = setting.config.student.vocabulary
-    return [
-        f"student.vocabulary={expected}, but the {role} has {shape.vocabulary} output columns"
-        for role, shape in (("student", setting.student), ("teacher", setting.teacher))
-        if shape is not None and shape.vocabulary != expected
-    ]

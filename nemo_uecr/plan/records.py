@@ -85,6 +85,14 @@ class Plan:
     faults: tuple[str, ...]
     """Why it cannot run, one sentence each; empty when it can."""
 
+    mismatches: tuple[str, ...]
+    """Those of the faults that no layout cures: lengths and vocabularies. Each says what does."""
+
+    @property
+    def misfits(self) -> bool:
+        """Whether something does not fit into memory, which another layout may change."""
+        return len(self.faults) > len(self.mismatches)
+
     @property
     def seconds(self) -> float:
         """Seconds of a step."""

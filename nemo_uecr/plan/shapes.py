@@ -17,6 +17,9 @@ __all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of"]
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Dense decoders whose parameters the formulas below count."""
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys by which a config.json says that its feed-forward layers are several."""
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -120,37 +123,63 @@ def shape_of(name: str, *, role: str) -> ModelShape:
 
 
 def _from_config(path: Path, role: str) -> ModelShape:
+    where = f"{role}.model_name: {path}"
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{role}.model_name: {path} cannot be read ({error}); expected a model's config.json"
-        ) from error
+        raise DataError(f"{where} cannot be read ({error}); expected a model's config.json") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{where} holds a {type(values).__name__}; expected a model's config.json, an object")
     kind = values.get("model_type")
     if kind not in ARCHITECTURES or values.get("mlp_bias"):
         raise DataError(
-            f"{role}.model_name: {path} has model_type {kind!r}{' with mlp_bias' if values.get('mlp_bias') else ''}; "
+            f"{where} has model_type {kind!r}{' with mlp_bias' if values.get('mlp_bias') else ''}; "
             f"expected one of {', '.join(ARCHITECTURES)} without it, whose parameters are counted here"
         )
-    try:
-        return ModelShape(
-            vocabulary=values["vocab_size"],
-            hidden=values["hidden_size"],
-            layers=values["num_hidden_layers"],
-            heads=values["num_attention_heads"],
-            kv_heads=values["num_key_value_heads"],
-            head_dim=values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"],
-            feed_forward=values["intermediate_size"],
-            tied=values["tie_word_embeddings"],
-            qk_norm=kind == "qwen3",
-            qkv_bias=kind == "qwen2" or bool(values.get("attention_bias")),
-            output_bias=kind != "qwen2" and bool(values.get("attention_bias")),
-            positions=values.get("max_position_embeddings", 0),
-        )
-    except KeyError as error:
+    experts = next((key for key in EXPERTS if values.get(key)), None)
+    if experts is not None:
+        raise DataError(f"{where} has {experts} {values[experts]!r}; expected a dense model, experts are not counted")
+    heads, kv_heads = (_count(values, key, where) for key in ("num_attention_heads", "num_key_value_heads"))
+    if heads % kv_heads:
         raise DataError(
-            f"{role}.model_name: {path} does not state {error.args[0]!r}; expected a whole config.json"
-        ) from error
+            f"{where} has num_key_value_heads {kv_heads}; expected a divisor of num_attention_heads {heads}"
+        )
+    hidden = _count(values, "hidden_size", where)
+    bias = _switch(values, "attention_bias", where) if "attention_bias" in values else False
+    return ModelShape(
+        vocabulary=_count(values, "vocab_size", where),
+        hidden=hidden,
+        layers=_count(values, "num_hidden_layers", where),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads if values.get("head_dim") is None else _count(values, "head_dim", where),
+        feed_forward=_count(values, "intermediate_size", where),
+        tied=_switch(values, "tie_word_embeddings", where),
+        qk_norm=kind == "qwen3",
+        qkv_bias=kind == "qwen2" or bias,
+        output_bias=kind != "qwen2" and bias,
+        positions=_count(values, "max_position_embeddings", where) if "max_position_embeddings" in values else 0,
+    )
+
+
+def _stated(values: dict[str, Any], key: str, where: str) -> object:
+    if key not in values:
+        raise DataError(f"{where} does not state {key!r}; expected a whole config.json")
+    return values[key]
+
+
+def _count(values: dict[str, Any], key: str, where: str) -> int:
+    value = _stated(values, key, where)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise DataError(f"{where} has {key} {value!r}; expected a whole number above 0")
+    return value
+
+
+def _switch(values: dict[str, Any], key: str, where: str) -> bool:
+    value = _stated(values, key, where)
+    if not isinstance(value, bool):
+        raise DataError(f"{where} has {key} {value!r}; expected true or false")
+    return value
 
 
 def layer_parameters(shape: ModelShape) -> int:

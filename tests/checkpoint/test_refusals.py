@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import random
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from nemo_uecr.checkpoint.convert import convert, look
 from nemo_uecr.checkpoint.qwen3 import hf_shapes, megatron_shapes, read_qwen3
 from nemo_uecr.checkpoint.request import Request
+from nemo_uecr.checkpoint.sequences import megatron_scores
 from nemo_uecr.checkpoint.source import find_source
 from nemo_uecr.checkpoint.work_folder import only_one
 from nemo_uecr.errors import CheckpointError
@@ -108,6 +110,37 @@ def test_a_damaged_table_of_contents(tmp_path: Path, model: Path, weights: Path)
     for content in (b"", b"no pickle", pickle.dumps(7)):
         (weights / ".metadata").write_bytes(content)
         assert "the checkpoint is corrupt" in refusal(asked)
+
+
+def test_damaged_common_state(tmp_path: Path, model: Path, weights: Path) -> None:
+    """The file beside the shards: 200 random bytes, nothing, and an archive with one byte flipped."""
+    asked = request(weights, tmp_path / "out", model=str(model))
+    whole = (weights / "common.pt").read_bytes()
+    at = whole.index(b"iteration")
+    flipped = whole[:at] + b"I" + whole[at + 1 :]
+    for content in (random.Random(7).randbytes(200), b"", flipped):
+        (weights / "common.pt").write_bytes(content)
+        message = refusal(asked)
+        assert "common.pt: " in message
+        assert "the checkpoint is corrupt. Copy it again" in message
+
+
+def test_weights_that_are_no_numbers() -> None:
+    def logits(ids: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return torch.full((*ids.shape, 10), torch.nan)
+
+    with pytest.raises(CheckpointError, match="NaN or infinite come from a run that diverged") as error:
+        megatron_scores(logits, [[1, 2, 3]])
+    assert "\n" not in str(error.value)
+
+
+def test_one_folder_within_the_other(tmp_path: Path, huggingface: Path, weights: Path, model: Path) -> None:
+    assert "lies within the checkpoint" in refusal(request(huggingface, huggingface / "megatron"))
+    inside = request(weights.parent, weights / "hf", model=str(model))
+    assert "lies within the checkpoint" in refusal(inside)
+    (tmp_path / "link").symlink_to(weights.parent)
+    assert "lies within the checkpoint" in refusal(request(weights.parent, tmp_path / "link" / "hf", model=str(model)))
+    assert "holds the checkpoint" in refusal(request(weights, weights.parent, model=str(model)))
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,35 @@ def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFix
         (["teacher.model_name=nobody/knows"], "whose sizes are not known"),
         (["--device", "cpu"], "NeMo-RL's workers need GPUs"),
         (["--response-tokens", "0"], "expected a whole number above 0"),
+        (["--response-tokens", "16385"], "expected at most rollout.max_response_tokens=16384"),
+        (["--prompt-tokens", "99999"], "expected at most data.max_prompt_tokens=2048"),
+        (["--memory", "nan"], "got 'nan', expected a number of GiB above 0"),
+        (["--memory", "inf"], "got 'inf', expected a number of GiB above 0"),
+        (["--memory=-5"], "got '-5', expected a number of GiB above 0"),
+        (["--memory", "much"], "got 'much', expected a number of GiB above 0"),
+        (["--json", "/tmp"], "--json: /tmp is a folder"),
+        (["--json", "/nowhere/at/all.json"], "--json: no folder /nowhere/at"),
     ],
 )
 def test_a_users_mistake_is_one_line(more: list[str], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry_point(["plan", *FOUR, *more]) == 2
-    assert fault in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert fault in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ("student.vocabulary=151669", "take student.vocabulary=151936"),
+        ("rollout.max_response_tokens=40000", "take rollout.max_response_tokens=38912, or a student"),
+    ],
+)
+def test_a_mismatch_is_not_blamed_on_the_gpus(change: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """40,960 positions - 2,048 of the prompt = 38,912 for the response."""
+    batch = ["train.tokens_per_microbatch=43000", "scoring.tokens_per_microbatch=43000"]
+    assert entry_point(["plan", *FOUR, change, *batch, "--memory", "1000"]) == 2
+    error = capsys.readouterr().err
+    assert remedy in error
+    assert "more GPUs" not in error

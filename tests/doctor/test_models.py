@@ -32,6 +32,8 @@ def test_a_complete_model(tmp_path: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50), "no safetensors file"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds a list, not an object"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is unreadable"),
     ],
 )
 def test_a_damaged_model(damage: Callable[[Path], Any], fault: str, tmp_path: Path) -> None:
@@ -57,6 +59,15 @@ def test_names_that_are_not_here(tmp_path: Path) -> None:
     assert models.model_finding("teacher", str(tmp_path / "absent")).status == "fail"
     found = models.model_finding("teacher", "nobody/has-this-model")
     assert (found.status, found.remedy.partition(" (")[0]) == ("warn", "hf download nobody/has-this-model")
+
+
+@pytest.mark.parametrize("content", ["[]", "7", '{"model_type": "qwen3", "vocab_size": "many"}'])
+def test_sizes_that_are_none_are_lines(content: str, tmp_path: Path) -> None:
+    """What the vocabulary and the generation's limits are read from."""
+    (tmp_path / "config.json").write_text(content)
+    subject = nemo(student=str(tmp_path), teacher=str(tmp_path))
+    assert {one.status for one in models.vocabulary_finding(subject, sizes)} == {"warn"}
+    assert models.limits_finding(subject, sizes) == []
 
 
 def tokenizers(student: Path, teacher: Path) -> dict[str, Finding]:

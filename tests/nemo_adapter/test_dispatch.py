@@ -22,10 +22,11 @@ ray = pytest.importorskip("ray")
 def cluster() -> Iterator[None]:
     started = not ray.is_initialized()
     if started:
-        root = str(Path(__file__).parents[2])
+        # Ray itself may have come through PYTHONPATH; its workers look for it there, too.
+        paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         ray.init(
             num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}},
+            runtime_env={"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
         )  # fmt: skip
     yield
     if started:

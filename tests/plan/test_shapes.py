@@ -29,6 +29,9 @@ TINY = {
 }  # fmt: skip
 
 
+WHOLE = TINY | {"model_type": "qwen3", "tie_word_embeddings": False}
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("name", "more"),
@@ -74,7 +77,20 @@ def test_a_base_model_has_its_sizes_and_fewer_positions() -> None:
         ("{", "cannot be read"),
         (json.dumps({"model_type": "mamba"}), "model_type 'mamba'"),
         (json.dumps({"model_type": "llama", "mlp_bias": True}), "mlp_bias"),
-        (json.dumps({"model_type": "qwen3", "vocab_size": 3}), "does not state 'hidden_size'"),
+        ("[]", "holds a list; expected a model's config.json"),
+        (json.dumps(WHOLE | {"num_hidden_layers": 0}), "has num_hidden_layers 0; expected a whole number above 0"),
+        (json.dumps(WHOLE | {"hidden_size": "big"}), "has hidden_size 'big'; expected a whole number"),
+        (json.dumps(WHOLE | {"vocab_size": True}), "has vocab_size True"),
+        (json.dumps(WHOLE | {"num_key_value_heads": 0}), "has num_key_value_heads 0"),
+        (json.dumps(WHOLE | {"num_key_value_heads": 4}), "expected a divisor of num_attention_heads 6"),
+        (json.dumps(WHOLE | {"head_dim": 0}), "has head_dim 0"),
+        (json.dumps(WHOLE | {"max_position_embeddings": "long"}), "has max_position_embeddings 'long'"),
+        (json.dumps(WHOLE | {"tie_word_embeddings": "yes"}), "has tie_word_embeddings 'yes'; expected true or false"),
+        (json.dumps(WHOLE | {"num_experts": 128}), "has num_experts 128; expected a dense model"),
+        (
+            json.dumps({"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2}),
+            "does not state 'hidden_size'",
+        ),
     ],
 )
 def test_an_unusable_folder_is_named(content: str, fault: str, tmp_path: Path) -> None:
