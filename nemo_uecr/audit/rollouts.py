@@ -157,8 +157,9 @@ class Scores:
         paths = [rank_path(self.folder, number) for number, _ in self.parts]
         if not all(path.is_file() for path in paths):
             return None
+        plan = read_plan(self.folder)  # the ranks may be younger than what was read first
         for path in paths:
-            check_hash(path, self.plan)
+            check_hash(path, plan)
         return (_tensors(path, ("rank",))["rank"] for path in paths)
 
     def column(self, name: str) -> list[Any]:
