@@ -7,6 +7,7 @@ faults here. The facts come from the step records; where batches were saved, the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,9 @@ def _saved_faults(number: int, path: Path, steps: Sequence[Record], intended: In
     tokens = None if record is None or intended.overlong_filter else record["count/valid_tokens"]
     if tokens is not None and int(mask.sum()) != tokens:
         yield number, f"saved batch: {int(mask.sum())} tokens, {_shown(tokens)} in the record"
+    reward = float(tensors["task_reward"].double().mean())
+    if record is not None and not math.isclose(reward, record["reward/task_mean"], rel_tol=0.0, abs_tol=1e-6):
+        yield number, f"saved batch: mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
     texts = path.with_suffix(".json")
     if texts.is_file():
         yield from _prompt_faults(number, json.loads(texts.read_text(encoding="utf-8"))["responses"], group, intended)

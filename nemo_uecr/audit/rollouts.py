@@ -37,6 +37,7 @@ class Responses:
         checkpoint_B: [B] int, training steps that the generating policy had behind it.
         problems: name of each response's problem, the benchmark included.
         problem_B: [B] int in [0, K), the cluster of the bootstrap.
+        sample_B: [B] int, number among the responses to one prompt.
         group_B: [B] int in [0, P): responses to one prompt by one checkpoint.
         reward_B: [B] float, verifier reward; NaN where it was never verified.
         sampled_B: [B] int, tokens that were sampled.
@@ -50,6 +51,7 @@ class Responses:
     checkpoint_B: Array
     problems: tuple[str, ...]
     problem_B: Array
+    sample_B: Array
     group_B: Array
     reward_B: Array
     sampled_B: Array
@@ -177,7 +179,7 @@ def read_scores(folder: Path) -> Scores:
     numbers = check_parts(folder, plan)
     if not numbers:
         raise DataError(f"{folder} holds no complete part; run the same `nemo-uecr score` again to finish it")
-    names = [name for name in COLUMNS if name not in ("prompt_ids", "question", "answer", "response", "sample")]
+    names = [name for name in COLUMNS if name not in ("prompt_ids", "question", "answer", "response")]
     parts = [part_table(folder, number, names) for number in numbers]
     table = {name: [value for part in parts for value in part[name]] for name in names}
     ends = np.cumsum([0, *(len(part["id"]) for part in parts)])
@@ -198,6 +200,7 @@ def _responses(table: dict[str, list[Any]], folder: Path) -> Responses:
         checkpoint_B=np.asarray(table["checkpoint"], dtype=np.int64),
         problems=problems,
         problem_B=numbered(problems),
+        sample_B=np.asarray(table["sample"], dtype=np.int64),
         group_B=numbered(table["group"]),
         reward_B=np.asarray(reward, dtype=np.float64),
         sampled_B=np.asarray(table["sampled_tokens"], dtype=np.int64),

@@ -108,6 +108,14 @@ def test_faults_of_a_saved_batch(copy: Path) -> None:
     assert any(text.startswith("saved batch: group 1 has responses to") for text in found)
 
 
+def test_another_reward_than_the_record_is_a_fault(copy: Path) -> None:
+    def flip(tensors: dict[str, Any]) -> None:
+        tensors["task_reward"][0] = 1 - tensors["task_reward"][0]
+
+    changed_batch(copy, flip)
+    assert [text.split(" reward")[0] for step, text in faults(copy) if step == 2] == ["saved batch: mean"]
+
+
 def test_a_problem_drawn_twice_and_another_order(copy: Path) -> None:
     path = copy / "batches" / "step-000002.json"
     content = json.loads(path.read_text())
