@@ -53,6 +53,8 @@ class Intended:
         overlong_filter: whether truncated responses leave the loss.
         problems: how many there are to draw from; None where the file is not here.
         order: names of the problems of a step in drawing order; None where the file is not here.
+        steps: training steps of the whole run.
+        save_every: every how many steps a batch is saved; 0 for never.
     """
 
     prompts: int
@@ -61,6 +63,8 @@ class Intended:
     overlong_filter: bool
     problems: int | None
     order: Mapping[int, Sequence[str]] | None
+    steps: int
+    save_every: int
 
     @property
     def trajectories(self) -> int:
@@ -97,7 +101,8 @@ def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], in
         The paper's appendix on efficiency and batch-fact auditing.
     """
     faults = [
-        *_sequence_faults(steps),
+        *_sequence_faults(steps, intended.steps),
+        *_lost_batches(steps, {number for number, _ in batches}, intended.save_every),
         *(fault for place, step in enumerate(steps) for fault in _step_faults(step, steps[:place], intended)),
         *(fault for number, path in batches for fault in _saved_faults(number, path, steps, intended)),
     ]
@@ -119,16 +124,23 @@ def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], in
     return Audit("batch", "Batch facts", NOTE, numbers, _table(numbers), draw, (9.6, 3.0))
 
 
-def _sequence_faults(steps: Sequence[Record]) -> Iterator[tuple[int, str]]:
+def _sequence_faults(steps: Sequence[Record], last_step: int) -> Iterator[tuple[int, str]]:
     seen: set[int] = set()
     for step in steps:
         number = int(step["step"])
         if number in seen:
             yield number, f"step {number} stands twice in the record"
         seen.add(number)
-    for number in range(1, max(seen) + 1):
+    for number in range(1, max(last_step, *seen) + 1):
         if number not in seen:
             yield number, f"step {number} is missing in the record"
+
+
+def _lost_batches(steps: Sequence[Record], found: set[int], save_every: int) -> Iterator[tuple[int, str]]:
+    """Batches that the run was to save at its steps, the first one included, and that are not there."""
+    for number in sorted({int(step["step"]) for step in steps} - found):
+        if save_every and (number == 1 or number % save_every == 0):
+            yield number, "saved batch: it is gone"
 
 
 def _step_faults(step: Record, before: Sequence[Record], intended: Intended) -> Iterator[tuple[int, str]]:
