@@ -151,7 +151,7 @@ def _read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
             entries[str(entry["path"])] = content | {"final": False}
             own = int(entry["entry"])
         except (ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(f"{path}:{number}: not an entry of the list; altered, or of another version") from error
+            raise RunFolderError(f"{path}:{number}: not an entry of the list; altered or of another version") from error
         if own != expected:
             faults.append(f"{FILE}:{number}: entry {own}, expected {expected}; a line was removed or added")
         expected = own + 1
