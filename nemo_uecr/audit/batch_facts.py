@@ -7,6 +7,7 @@ faults here. The facts come from the step records; where batches were saved, the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,8 @@ class Intended:
         overlong_filter: whether truncated responses leave the loss.
         problems: how many there are to draw from; None where the file is not here.
         order: names of the problems of a step in drawing order; None where the file is not here.
+        steps: training steps of the whole run.
+        save_every: every how many steps a batch is saved; 0 for never.
     """
 
     prompts: int
@@ -60,6 +63,8 @@ class Intended:
     overlong_filter: bool
     problems: int | None
     order: Mapping[int, Sequence[str]] | None
+    steps: int
+    save_every: int
 
     @property
     def trajectories(self) -> int:
@@ -96,7 +101,8 @@ def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], in
         The paper's appendix on efficiency and batch-fact auditing.
     """
     faults = [
-        *_sequence_faults(steps),
+        *_sequence_faults(steps, intended.steps),
+        *_lost_batches(steps, {number for number, _ in batches}, intended.save_every),
         *(fault for place, step in enumerate(steps) for fault in _step_faults(step, steps[:place], intended)),
         *(fault for number, path in batches for fault in _saved_faults(number, path, steps, intended)),
     ]
@@ -118,16 +124,23 @@ def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], in
     return Audit("batch", "Batch facts", NOTE, numbers, _table(numbers), draw, (9.6, 3.0))
 
 
-def _sequence_faults(steps: Sequence[Record]) -> Iterator[tuple[int, str]]:
+def _sequence_faults(steps: Sequence[Record], last_step: int) -> Iterator[tuple[int, str]]:
     seen: set[int] = set()
     for step in steps:
         number = int(step["step"])
         if number in seen:
             yield number, f"step {number} stands twice in the record"
         seen.add(number)
-    for number in range(1, max(seen) + 1):
+    for number in range(1, max(last_step, *seen) + 1):
         if number not in seen:
             yield number, f"step {number} is missing in the record"
+
+
+def _lost_batches(steps: Sequence[Record], found: set[int], save_every: int) -> Iterator[tuple[int, str]]:
+    """Batches that the run was to save at its steps, the first one included, and that are not there."""
+    for number in sorted({int(step["step"]) for step in steps} - found):
+        if save_every and (number == 1 or number % save_every == 0):
+            yield number, "saved batch: it is gone"
 
 
 def _step_faults(step: Record, before: Sequence[Record], intended: Intended) -> Iterator[tuple[int, str]]:
@@ -165,6 +178,9 @@ def _saved_faults(number: int, path: Path, steps: Sequence[Record], intended: In
     tokens = None if record is None or intended.overlong_filter else record["count/valid_tokens"]
     if tokens is not None and int(mask.sum()) != tokens:
         yield number, f"saved batch: {int(mask.sum())} tokens, {_shown(tokens)} in the record"
+    reward = float(tensors["task_reward"].double().mean())
+    if record is not None and not math.isclose(reward, record["reward/task_mean"], rel_tol=0.0, abs_tol=1e-6):
+        yield number, f"saved batch: mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
     texts = path.with_suffix(".json")
     if texts.is_file():
         yield from _prompt_faults(number, json.loads(texts.read_text(encoding="utf-8"))["responses"], group, intended)

@@ -16,6 +16,7 @@ from torch import Tensor
 from nemo_uecr.audit.localization_figure import NOTE, draw, summary_table
 from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.progress import ProgressLine
+from nemo_uecr.audit.pseudo_groups import seeded
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.schema import STUDENT
 from nemo_uecr.audit.segment import is_reasoning_free, segment, token_steps
@@ -148,7 +149,8 @@ def localization_audit(
         NO_ENTROPY: _weights(batch, settings, _without_entropy(settings)),
         FULL: _weights(batch, settings, _projected(settings)),
     }
-    shuffled_SI = _shuffled_gaps(batch, settings, judged, shuffles=shuffles, seed=seed)
+    names = [table.ids[each.row] for each in judged]
+    shuffled_SI = _shuffled_gaps(batch, settings, judged, names, shuffles=shuffles, seed=seed)
     variants = {name: _variant(judged, found, sampler, problem_I) for name, found in weights.items()}
     variants["shuffled, mean"] = _summary(shuffled_SI.mean(axis=0), sampler, problem_I)
     numbers: Numbers = {
@@ -227,11 +229,11 @@ def _weights(batch: ScoredBatch, settings: Settings, rule: Rule) -> list[Array]:
 
 
 def _shuffled_gaps(
-    batch: ScoredBatch, settings: Settings, judged: Sequence[Judged], *, shuffles: int, seed: int
+    batch: ScoredBatch, settings: Settings, judged: Sequence[Judged], names: Sequence[str], *, shuffles: int, seed: int
 ) -> Array:
-    """[S, I] gaps, each response's entropies permuted by a stream of its own."""
+    """[S, I] gaps, each response's entropies permuted by a stream of its own: seed and name alone decide it."""
     rule, found = _projected(settings), []
-    streams = [np.random.default_rng((seed, place)) for place in range(len(judged))]
+    streams = [seeded(seed, name) for name in names]
     with ProgressLine("shuffles", shuffles) as progress:
         for _ in range(shuffles):
             weights = _weights(_permuted(batch, streams), settings, rule)

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nemo_uecr.audit.schema import COLUMNS, FORMAT, PLAN, part_numbers, row_path, token_path
+from nemo_uecr.audit.part_checks import content_sha256, read_plan
+from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, arrow_schema, part_numbers, row_path, token_path
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import RunFolderError
 
@@ -37,16 +38,29 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     path = folder / PLAN
     wanted: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **plan}))
     if path.is_file():
-        written = json.loads(path.read_text(encoding="utf-8"))
-        for key in sorted(wanted.keys() | written.keys()):
+        written = read_plan(folder)
+        for key in sorted((wanted.keys() | written.keys()) - {PARTS}):
             if key not in GROWING and wanted.get(key) != written.get(key):
                 raise RunFolderError(
                     f"{folder} holds scores with {key}={written.get(key)!r}, this call has {wanted.get(key)!r}; "
                     "choose another --out"
                 )
         wanted = {**written, **{key: _joined(written[key], wanted[key], folder) for key in GROWING}}
-    replace_file(path, (json.dumps(wanted, indent=1) + "\n").encode())
+    else:
+        wanted[PARTS] = {}
+    _write_plan(folder, wanted)
     return wanted
+
+
+def record_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
+    """Add the sha256 of files of a part to the plan, before the file is written that makes them count."""
+    plan = read_plan(folder)
+    hashes = {path.name: content_sha256(content) for path, content in contents.items()}
+    _write_plan(folder, {**plan, PARTS: plan[PARTS] | hashes})
+
+
+def _write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+    replace_file(folder / PLAN, (json.dumps(plan, indent=1) + "\n").encode())
 
 
 def _joined(before: dict[str, Any], now: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -63,26 +77,17 @@ def next_number(folder: Path) -> int:
 
 
 def write_part(folder: Path, number: int, rows: Sequence[Mapping[str, Any]], tensors: dict[str, Tensor]) -> None:
-    """Write a part: the tokens, then the rows that make it count."""
+    """Write a part: the tokens, the hashes of both files, then the rows that make it count."""
     import pyarrow
     import pyarrow.parquet as parquet
     from safetensors.torch import save
 
-    types = {
-        "string": pyarrow.string(),
-        "int64": pyarrow.int64(),
-        "double": pyarrow.float64(),
-        "bool": pyarrow.bool_(),
-        "list<int32>": pyarrow.list_(pyarrow.int32()),
-    }
-    fields = [
-        pyarrow.field(name, types[kind.removesuffix("?")], nullable=kind.endswith("?"))
-        for name, kind in COLUMNS.items()
-    ]
-    table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=pyarrow.schema(fields))
+    table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema())
     table.validate(full=True)
     content = io.BytesIO()
     parquet.write_table(table, content)
     packed = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    replace_file(token_path(folder, number), save(packed, metadata={"format": FORMAT}))
+    tokens = save(packed, metadata={"format": FORMAT})
+    replace_file(token_path(folder, number), tokens)
+    record_files(folder, {token_path(folder, number): tokens, row_path(folder, number): content.getvalue()})
     replace_file(row_path(folder, number), content.getvalue())

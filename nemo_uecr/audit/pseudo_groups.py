@@ -19,7 +19,8 @@ Array = np.ndarray
 def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> tuple[Array, Array]:
     """Number and intended size of the pseudo-group of each response.
 
-    The permutation of a problem's responses is a function of the seed and the problem's name alone, so that it is the
+    The permutation of a problem's responses, in the order of their sample numbers, is a function of the seed and the
+    problem's name alone, so that it is the
     same at every checkpoint and does not change when problems or checkpoints are added.
 
     Args:
@@ -46,8 +47,8 @@ def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> t
                 f"problem {name!r} has {len(rows)} responses at checkpoint {responses.checkpoint_B[rows[0]]}; expected "
                 f"a multiple of {whole}, to form pseudo-groups of {' and '.join(map(str, sizes))}"
             )
-        rows = rows[np.argsort([responses.ids[row] for row in rows])]
-        shuffled = rows[_generator(seed, name).permutation(len(rows))]
+        rows = rows[np.argsort(responses.sample_B[rows], kind="stable")]
+        shuffled = rows[seeded(seed, name).permutation(len(rows))]
         repeats = len(rows) // whole
         place = np.concatenate([pattern + repeat * len(sizes) for repeat in range(repeats)])
         group_B[shuffled] = next_group + place
@@ -56,6 +57,7 @@ def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> t
     return group_B, size_B
 
 
-def _generator(seed: int, name: str) -> np.random.Generator:
+def seeded(seed: int, name: str) -> np.random.Generator:
+    """A stream that depends on the seed and a name alone."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "big"))

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nemo_uecr.audit.parts import record_files
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.rollouts import part_table, part_tensors
 from nemo_uecr.audit.schema import FORMAT, part_numbers, rank_path
@@ -39,6 +40,7 @@ def rank_parts(folder: Path, teacher: TokenModel, *, batch: int) -> None:
         for number in missing:
             rank_N = torch.cat([_ranks(teacher, *each) for each in _micro_batches(folder, number, batch)])
             content = save({"rank": rank_N.int().contiguous()}, metadata={"format": FORMAT})
+            record_files(folder, {rank_path(folder, number): content})
             replace_file(rank_path(folder, number), content)
             progress.advance(1)
 

@@ -5,7 +5,6 @@ Shape legend: B = responses, N = tokens of one part in a flat list, P = groups, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nemo_uecr.audit.schema import ANCHOR, COLUMNS, FORMAT, PLAN, TENSORS, part_numbers, rank_path, row_path, token_path
-from nemo_uecr.errors import DataError, ScoreError
+from nemo_uecr.audit.part_checks import check_hash, check_parts, check_tensors, read_plan
+from nemo_uecr.audit.schema import (
+    ANCHOR,
+    COLUMNS,
+    TENSORS,
+    arrow_schema,
+    rank_path,
+    row_path,
+    token_path,
+)
+from nemo_uecr.errors import DataError
 
 Array = np.ndarray
 
@@ -29,6 +37,7 @@ class Responses:
         checkpoint_B: [B] int, training steps that the generating policy had behind it.
         problems: name of each response's problem, the benchmark included.
         problem_B: [B] int in [0, K), the cluster of the bootstrap.
+        sample_B: [B] int, number among the responses to one prompt.
         group_B: [B] int in [0, P): responses to one prompt by one checkpoint.
         reward_B: [B] float, verifier reward; NaN where it was never verified.
         sampled_B: [B] int, tokens that were sampled.
@@ -42,6 +51,7 @@ class Responses:
     checkpoint_B: Array
     problems: tuple[str, ...]
     problem_B: Array
+    sample_B: Array
     group_B: Array
     reward_B: Array
     sampled_B: Array
@@ -122,11 +132,12 @@ class Scores:
                 f"{self.folder} has no scores of anchor {anchor!r} (it has {have}); score into a new folder with {hint}"
             )
         for number, rows in self.parts:
+            path = token_path(self.folder, number)
+            check_hash(path, self.plan)
             tensors = part_tensors(self.folder, number, (*TENSORS, ANCHOR + anchor))
-            anchor_logp = tensors.pop(ANCHOR + anchor)
-            found = Tokens(rows, **tensors, anchor_logp=anchor_logp)
-            _check_part(found, self.responses, token_path(self.folder, number))
-            yield found
+            tensors["anchor_logp"] = tensors.pop(ANCHOR + anchor)
+            check_tensors(tensors, self.responses.scored_B[rows], path)
+            yield Tokens(rows, **tensors)
 
     def provenance(self) -> dict[str, Any]:
         """What was scored and how, for the numbers of an audit."""
@@ -148,6 +159,9 @@ class Scores:
         paths = [rank_path(self.folder, number) for number, _ in self.parts]
         if not all(path.is_file() for path in paths):
             return None
+        plan = read_plan(self.folder)  # the ranks may be younger than what was read first
+        for path in paths:
+            check_hash(path, plan)
         return (_tensors(path, ("rank",))["rank"] for path in paths)
 
     def column(self, name: str) -> list[Any]:
@@ -161,15 +175,11 @@ def read_scores(folder: Path) -> Scores:
     Raises:
         DataError: If the folder holds no scores, or a file in it is damaged.
     """
-    if not (folder / PLAN).is_file():
-        raise DataError(f"{folder} has no {PLAN}; expected a folder that `nemo-uecr score` wrote")
-    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    if plan.get("format") != FORMAT:
-        raise DataError(f"{folder / PLAN} has format {plan.get('format')!r}; expected {FORMAT!r}")
-    numbers = part_numbers(folder)
+    plan = read_plan(folder)
+    numbers = check_parts(folder, plan)
     if not numbers:
         raise DataError(f"{folder} holds no complete part; run the same `nemo-uecr score` again to finish it")
-    names = [name for name in COLUMNS if name not in ("prompt_ids", "question", "answer", "response", "sample")]
+    names = [name for name in COLUMNS if name not in ("prompt_ids", "question", "answer", "response")]
     parts = [part_table(folder, number, names) for number in numbers]
     table = {name: [value for part in parts for value in part[name]] for name in names}
     ends = np.cumsum([0, *(len(part["id"]) for part in parts)])
@@ -190,6 +200,7 @@ def _responses(table: dict[str, list[Any]], folder: Path) -> Responses:
         checkpoint_B=np.asarray(table["checkpoint"], dtype=np.int64),
         problems=problems,
         problem_B=numbered(problems),
+        sample_B=np.asarray(table["sample"], dtype=np.int64),
         group_B=numbered(table["group"]),
         reward_B=np.asarray(reward, dtype=np.float64),
         sampled_B=np.asarray(table["sampled_tokens"], dtype=np.int64),
@@ -211,14 +222,17 @@ def part_table(folder: Path, number: int, names: list[str]) -> dict[str, list[An
     import pyarrow
     import pyarrow.parquet as parquet
 
-    path = row_path(folder, number)
+    path, wanted = row_path(folder, number), arrow_schema()
     try:
-        columns: dict[str, list[Any]] = parquet.read_table(path, columns=names).to_pydict()
+        table = parquet.read_table(path, columns=names)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read ({' '.join(str(error).split())[:120]}); score again") from error
-    missing = [name for name in names if name not in columns]
-    if missing:
-        raise DataError(f"{path} has no column {missing[0]!r}; expected the file as `nemo-uecr score` wrote it")
+    for name in names:
+        if name not in table.column_names:
+            raise DataError(f"{path} has no column {name!r}; expected the file as `nemo-uecr score` wrote it")
+        if table.schema.field(name).type != wanted.field(name).type:
+            raise DataError(f"{path}: column {name!r} is {table.schema.field(name).type}; expected {COLUMNS[name]}")
+    columns: dict[str, list[Any]] = table.to_pydict()
     return columns
 
 
@@ -238,12 +252,3 @@ def _tensors(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path}: not a readable safetensors file ({error}); score again") from error
-
-
-def _check_part(tokens: Tokens, responses: Responses, path: Path) -> None:
-    lengths = tokens.offsets.diff().numpy()
-    if not np.array_equal(lengths, responses.scored_B[tokens.rows]):
-        raise DataError(f"{path} does not have the token counts of its parquet file; one of the two was changed")
-    low = float(tokens.teacher_entropy.nan_to_num(nan=0.0).amin())
-    if low < -1e-4:
-        raise ScoreError(f"{path}: teacher_entropy falls to {low:.6g} nats; expected +H >= 0")

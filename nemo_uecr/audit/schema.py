@@ -3,17 +3,21 @@
 Shape legend: b = responses of one part, N = their tokens in a flat list.
 
 A part is two files. ``part-000000.safetensors`` has the packed tokens; ``part-000000.parquet`` has one row a response
-and is written last, so a part without it was never finished. ``scores.json`` says how all parts were scored.
+and is written last, so a part without it was never finished. ``scores.json`` says how all parts were scored, and has
+the sha256 of each of these files.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from nemo_uecr.errors import DataError
 
 FORMAT = "nemo_uecr.scores/1"
 PLAN = "scores.json"
+#: Key of the plan with the sha256 of every file of every part, by file name.
+PARTS = "parts"
 
 #: Columns of a part's parquet file and their types ("?" may be null).
 COLUMNS = {
@@ -40,6 +44,23 @@ TENSORS = ("offsets", "token_ids", "teacher_logp", "teacher_entropy", "teacher_t
 ANCHOR = "anchor."
 #: The anchor that generated the responses.
 STUDENT = "student"
+
+
+def arrow_schema() -> Any:
+    """The columns as a schema of pyarrow."""
+    import pyarrow
+
+    types = {
+        "string": pyarrow.string(),
+        "int64": pyarrow.int64(),
+        "double": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+        "list<int32>": pyarrow.list_(pyarrow.int32()),
+    }
+    return pyarrow.schema(
+        pyarrow.field(name, types[kind.removesuffix("?")], nullable=kind.endswith("?"))
+        for name, kind in COLUMNS.items()
+    )
 
 
 def row_path(folder: Path, number: int) -> Path:

@@ -81,7 +81,8 @@ def _tokens(reward_B: Array, tokens: int, generator: np.random.Generator) -> tup
     entropy_N = np.where(generator.random(total) < 0.7, 0.02, 1.0) * generator.exponential(0.6, total)
     level_B = 0.03 * reward_B + generator.normal(0.0, 0.04, len(reward_B))
     gap_N = np.repeat(level_B, lengths) + generator.normal(0.0, 1.0, total) * (0.02 + 0.8 * entropy_N)
-    teacher_N = -generator.exponential(1.0, total) * (entropy_N + 1e-3)
+    # No anchor's log-probability may be positive: where the teacher is below it, the teacher bears the whole gap.
+    teacher_N = -generator.exponential(1.0, total) * (entropy_N + 1e-3) + np.minimum(1.2 * gap_N, 0.0)
     tensors = {
         "offsets": torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])),
         "token_ids": torch.from_numpy(generator.integers(0, 1000, total, dtype=np.int32)),

@@ -74,4 +74,6 @@ def intended_batch(config: Config, saved_steps: Sequence[int]) -> Intended:
         overlong_filter=rollout.overlong_filter,
         problems=None if names is None else len(names),
         order=order,
+        steps=config.train.steps,
+        save_every=config.telemetry.save_batch_every,
     )

@@ -32,23 +32,32 @@ class Findings:
 
 
 def list_files(folder: Path, step: int, names: Iterable[str]) -> None:
-    """Add files to the list, those of them that exist."""
+    """Add files to the list, those of them that exist; every entry has its number, so that a gap shows."""
+    path = folder / FILE
+    number = path.read_bytes().count(b"\n") if path.is_file() else 0
     for name in names:
-        path = folder / name
-        if path.is_file():
-            size = path.stat().st_size
-            append_record(
-                folder / FILE, {"step": step, "path": name, "bytes": size, "sha256": _prefix_sha256(path, size)}
-            )
+        listed = folder / name
+        if listed.is_file():
+            size, number = listed.stat().st_size, number + 1
+            digest = _prefix_sha256(listed, size)
+            append_record(path, {"step": step, "entry": number, "path": name, "bytes": size, "sha256": digest})
 
 
-def compare_files(folder: Path) -> Findings:
+def compare_files(folder: Path, *, last_step: int) -> Findings:
     """Compare a run folder with its list.
+
+    Args:
+        folder: the run folder.
+        last_step: of the run's configuration; once the list reaches it, growing files grow no more.
 
     Raises:
         RunFolderError: If there is no list or it cannot be read.
     """
-    listed = _read(folder)
+    listed, list_faults = _read(folder)
+    list_faults += _end_faults(folder, listed, last_step)
+    for name in GROWING:
+        if name in listed and listed[name]["step"] == last_step:
+            listed[name]["final"] = True
     checkpoints = {name: entry for name, entry in listed.items() if name.startswith(f"{CHECKPOINTS}/")}
     changed = [
         text for name, entry in listed.items() if name not in checkpoints and (text := _fault(folder, name, entry))
@@ -61,7 +70,7 @@ def compare_files(folder: Path) -> Findings:
     notes = [f"{name}: not in {FILE}" for name in unlisted]
     if checkpoints and not here:
         notes.append(f"{CHECKPOINTS}: not here")
-    return Findings(same + kept, (*changed, *faults), tuple(notes))
+    return Findings(same + kept, (*changed, *faults, *list_faults), tuple(notes))
 
 
 def _checkpoint_faults(folder: Path, listed: dict[str, dict[str, Any]]) -> tuple[int, list[str]]:
@@ -76,7 +85,10 @@ def _checkpoint_faults(folder: Path, listed: dict[str, dict[str, Any]]) -> tuple
         if fault is not None:
             faults.append(fault)
             continue
-        for file, digest in json.loads((folder / name).read_text(encoding="utf-8")).items():
+        wanted = json.loads((folder / name).read_text(encoding="utf-8"))
+        added = sorted({str(path.relative_to(place)) for path in place.rglob("*")} - {MANIFEST, *wanted})
+        faults += [f"{(place / file).relative_to(folder)}: not in the checkpoint's {MANIFEST}" for file in added]
+        for file, digest in wanted.items():
             path = place / file
             if path.is_file() and file_sha256(path) == digest:
                 good += 1
@@ -95,7 +107,7 @@ def _fault(folder: Path, name: str, entry: dict[str, Any]) -> str | None:
     if not path.is_file():
         return f"{name}: missing"
     size, expected = path.stat().st_size, int(entry["bytes"])
-    if size < expected or (size > expected and name not in GROWING):
+    if size < expected or (size > expected and (name not in GROWING or entry["final"])):
         return f"{name}: {size} bytes, {expected} when it was written"
     return None if _prefix_sha256(path, expected) == entry["sha256"] else f"{name}: content changed"
 
@@ -109,18 +121,38 @@ def _prefix_sha256(path: Path, size: int) -> str:
     return digest.hexdigest()
 
 
-def _read(folder: Path) -> dict[str, dict[str, Any]]:
-    """The newest entry of each file."""
+def _end_faults(folder: Path, listed: dict[str, dict[str, Any]], last_step: int) -> list[str]:
+    """What the list of a finished run ends with: its last checkpoint, then the files that grew until then."""
+    last = checkpoint_entry(last_step)
+    if last not in listed and not (folder / last).is_file():
+        return []
+    wanted = [last, *(name for name in GROWING if (folder / name).is_file())]
+    return [
+        f"{FILE}: has no entry of {name} at step {last_step}, the run's last; its end was cut off"
+        for name in wanted
+        if name not in listed or listed[name]["step"] != last_step
+    ]
+
+
+def _read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The newest entry of each file, and the gaps in the numbers of the entries."""
     path = folder / FILE
     if not path.is_file():
         raise RunFolderError(f"{folder} has no {FILE}; expected a run folder of this version. Nothing can be verified")
-    entries = {}
+    entries: dict[str, dict[str, Any]] = {}
+    faults: list[str] = []
+    expected = 1
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line:
             continue
         try:
             entry = json.loads(line)
-            entries[str(entry["path"])] = {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
+            content = {"step": int(entry["step"]), "bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
+            entries[str(entry["path"])] = content | {"final": False}
+            own = int(entry["entry"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise RunFolderError(f"{path}:{number}: not an entry of the list; the file was altered") from error
-    return entries
+            raise RunFolderError(f"{path}:{number}: not an entry of the list; altered or of another version") from error
+        if own != expected:
+            faults.append(f"{FILE}:{number}: entry {own}, expected {expected}; a line was removed or added")
+        expected = own + 1
+    return entries, faults

@@ -73,7 +73,9 @@ def _row(number: int, each: Made) -> dict[str, Any]:
 def _tensors(made: Sequence[Made]) -> dict[str, torch.Tensor]:
     lengths = torch.tensor([0, *(len(each.gaps) for each in made)])
     gap_N = torch.tensor([gap for each in made for gap in each.gaps])
-    teacher_N = torch.tensor([each.logp for each in made for _ in each.gaps])
+    # below a negative gap by as much as keeps both anchors' log-probabilities from being positive
+    below_N = torch.where(gap_N < 0, 2 * gap_N, 0.0)
+    teacher_N = torch.tensor([each.logp for each in made for _ in each.gaps]) + below_N
     entropy = [value for each in made for value in (each.entropies or [0.5] * len(each.gaps))]
     return {
         "offsets": lengths.cumsum(0),

@@ -52,10 +52,10 @@ def scores_of(folder: Path, responses: Sequence[Made]) -> Scores:
     tensors = {
         "offsets": torch.tensor([0, *[len(tokens) for tokens in ids]]).cumsum(0),
         "token_ids": torch.tensor([token for tokens in ids for token in tokens]),
-        "teacher_logp": gap - 1.0,
+        "teacher_logp": gap.clamp(max=0.0),  # the difference is the gap exactly, and neither is positive
         "teacher_entropy": torch.tensor([value for each in responses for value in each.entropy]),
         "teacher_top1": torch.ones(len(gap), dtype=torch.bool),
-        "anchor.student": torch.full_like(gap, -1.0),
+        "anchor.student": -gap.clamp(min=0.0),
     }
     write_part(folder, 0, rows, tensors)
     return read_scores(folder)

@@ -133,7 +133,8 @@ def test_what_alpha_zero_and_the_second_grid_promise(tmp_path: Path) -> None:
 def test_where_nothing_inverts(tmp_path: Path) -> None:
     """No tie point, no second grid, an upper bound from groups and one from pairs."""
     made = [Made(name, reward, [0.1 * reward]) for name in "abcd" for reward in (1.0, 0.0, 0.0)]
-    made += [Made("e", 1.0, [0.3], truncated=True), Made("e", 1.0, [0.1, float("inf")], cut=True)]
+    made += [Made("e", 1.0, [0.3], truncated=True), Made("e", 1.0, [0.2], truncated=True)]
+    made += [Made("e", 1.0, [0.1, float("inf")], cut=True)]
     numbers = numbers_of(write_scores(tmp_path, made))
     whole, row = numbers["overall"], numbers["checkpoints"][0]
     assert (whole["mixed_groups"], whole["pairs"]) == (4, 8)
@@ -142,7 +143,7 @@ def test_where_nothing_inverts(tmp_path: Path) -> None:
     assert row["tie_point"]["infinite_share"] == 1.0
     assert row["below_a10"] == {"a10": None, "skipped": "fewer than 10% of the mixed groups ever invert"}
     assert (row["all_right_groups"], row["degenerate_groups_with_teacher_variation"]) == (1, 1)
-    assert (row["truncated"], row["cut"], row["nonfinite_tokens"]) == (1, 1, 1)
+    assert (row["truncated"], row["cut"], row["nonfinite_tokens"]) == (2, 1, 1)
 
 
 def test_a_checkpoint_without_a_mixed_group_is_skipped(tmp_path: Path) -> None:

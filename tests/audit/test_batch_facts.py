@@ -73,6 +73,7 @@ def with_value(name: str, value: float) -> Callable[[Steps], Steps]:
         (with_value("count/global_steps", 4), 2, "global steps: 4, expected 2"),
         (with_value("count/optimizer_steps", 6), 2, "optimizer steps: 6, expected 4"),
         (lambda steps: [steps[0], steps[2]], 2, "step 2 is missing in the record"),
+        (lambda steps: steps[:2], 3, "step 3 is missing in the record"),
         (lambda steps: [*steps, steps[2]], 3, "step 3 stands twice in the record"),
     ],
 )
@@ -106,6 +107,20 @@ def test_faults_of_a_saved_batch(copy: Path) -> None:
     assert "saved batch: groups of [3, 5] responses, 2 of them" in found
     assert "saved batch: response 3 is empty" in found
     assert any(text.startswith("saved batch: group 1 has responses to") for text in found)
+
+
+def test_a_saved_batch_that_was_deleted_is_a_fault(copy: Path) -> None:
+    for path in (copy / "batches").glob("step-000002.*"):
+        path.unlink()
+    assert faults(copy) == [(2, "saved batch: it is gone")]
+
+
+def test_another_reward_than_the_record_is_a_fault(copy: Path) -> None:
+    def flip(tensors: dict[str, Any]) -> None:
+        tensors["task_reward"][0] = 1 - tensors["task_reward"][0]
+
+    changed_batch(copy, flip)
+    assert [text.split(" reward")[0] for step, text in faults(copy) if step == 2] == ["saved batch: mean"]
 
 
 def test_a_problem_drawn_twice_and_another_order(copy: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,12 @@ def test_integer_verdicts_replace_the_others(tmp_path: Path) -> None:
 def test_an_answer_that_is_no_integer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'r0' is 'pi'; expected an integer"):
         exact_integer_rewards(write_scores(tmp_path, [Made("a", 0.0, [0.1], answer="pi")] * 2))
+
+
+def test_free_ids_do_not_change_the_partition(tmp_path: Path) -> None:
+    """Sample numbers decide the order, so that two checkpoints with names of their own are split alike."""
+    made = [Made("a", float(n % 2), [0.1], checkpoint=step) for step in (0, 10) for n in range(12)]
+    responses = write_scores(tmp_path, made).responses
+    renamed = replace(responses, ids=tuple(f"free {(7 * n) % 24:02d}" for n in range(24)))
+    group_B, _ = pseudo_groups(renamed, (8, 4), seed=42)
+    assert (group_B[:12] + 2).tolist() == group_B[12:].tolist()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from nemo_uecr.audit.parts import keep_plan, next_number
+from nemo_uecr.audit.parts import keep_plan, next_number, record_files
 from nemo_uecr.audit.rollouts import read_scores
 from nemo_uecr.audit.schema import PLAN, row_path, token_path
 from nemo_uecr.audit.teacher_reward import teacher_rewards
@@ -89,16 +92,22 @@ def test_damage_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no scores\.json"):
         read_scores(tmp_path)
     write_scores(tmp_path, FOUR, part=2)
+    good = token_path(tmp_path, 0).read_bytes()
+    token_path(tmp_path, 0).write_bytes(good[:-1] + bytes([good[-1] ^ 1]))  # one bit of a log-probability
+    with pytest.raises(DataError, match=r"part-000000\.safetensors is not the file that was written"):
+        list(read_scores(tmp_path).tokens("student"))
     token_path(tmp_path, 0).write_bytes(b"nothing")
+    accept(tmp_path, token_path(tmp_path, 0))
     with pytest.raises(DataError, match="not a readable safetensors file"):
         list(read_scores(tmp_path).tokens("student"))
-    token_path(tmp_path, 0).write_bytes(token_path(tmp_path, 1).read_bytes())
-    with pytest.raises(DataError, match="token counts"):
-        list(read_scores(tmp_path).tokens("student"))
     row_path(tmp_path, 1).write_bytes(row_path(tmp_path, 0).read_bytes())
+    with pytest.raises(DataError, match=r"part-000001\.parquet is not the file that was written"):
+        read_scores(tmp_path)
+    accept(tmp_path, row_path(tmp_path, 1))
     with pytest.raises(DataError, match="'r0' stands twice"):
         read_scores(tmp_path)
     row_path(tmp_path, 1).write_bytes(b"nothing")
+    accept(tmp_path, row_path(tmp_path, 1))
     with pytest.raises(DataError, match="cannot be read"):
         read_scores(tmp_path)
     token_path(tmp_path, 1).unlink()
@@ -106,6 +115,126 @@ def test_damage_is_named(tmp_path: Path) -> None:
         read_scores(tmp_path)
     (tmp_path / PLAN).write_text('{"format": "other"}')
     with pytest.raises(DataError, match="format 'other'"):
+        read_scores(tmp_path)
+
+
+def accept(folder: Path, path: Path) -> None:
+    """List a file as it now is, so that the checks behind the hash are reached."""
+    record_files(folder, {path: path.read_bytes()})
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_part_that_is_gone_is_named(tmp_path: Path, number: int) -> None:
+    write_scores(tmp_path, FOUR, part=2)
+    row_path(tmp_path, number).unlink()
+    token_path(tmp_path, number).unlink()
+    with pytest.raises(DataError, match=f"part-00000{number}.safetensors is gone"):
+        read_scores(tmp_path)
+
+
+def test_only_the_last_part_may_lack_its_rows(tmp_path: Path) -> None:
+    write_scores(tmp_path, FOUR, part=2)
+    row_path(tmp_path, 0).unlink()
+    with pytest.raises(DataError, match=r"part-000000\.parquet is gone"):
+        read_scores(tmp_path)
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def moved(tensors: Tensors) -> None:
+    tensors["offsets"] += 1
+
+
+def descending(tensors: Tensors) -> None:
+    tensors["offsets"] = torch.tensor([0, 5, 4])
+
+
+def recounted(tensors: Tensors) -> None:
+    tensors["offsets"] = torch.tensor([0, 2, 4])
+
+
+def shortened(name: str) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensors[name][:-1].clone()
+
+    return change
+
+
+def raised(name: str, value: float) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name][1] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (moved, "offsets do not ascend from 0"),
+        (descending, "offsets do not ascend from 0"),
+        (recounted, "token counts of its parquet file"),
+        *[
+            (shortened(name), rf"{name.replace('anchor.student', 'anchor_logp')} has shape \(3,\); expected \(4,\)")
+            for name in ("token_ids", "teacher_logp", "teacher_entropy", "teacher_top1", "anchor.student")
+        ],
+        (raised("teacher_logp", 0.5), r"teacher_logp rises to 0\.5 nats; expected log-probabilities <= 0"),
+        (raised("anchor.student", 0.5), r"anchor_logp rises to 0\.5 nats"),
+        (raised("teacher_entropy", -0.5), r"teacher_entropy falls to -0\.5 nats"),
+    ],
+)
+def test_tensors_that_cannot_be_scores_are_refused(
+    tmp_path: Path, change: Callable[[Tensors], None], complaint: str
+) -> None:
+    write_scores(tmp_path, FOUR, part=2)
+    path = token_path(tmp_path, 0)
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    accept(tmp_path, path)
+    with pytest.raises((DataError, ScoreError), match=complaint):
+        list(read_scores(tmp_path).tokens("student"))
+
+
+@pytest.mark.parametrize("content", ["{bad", "[]", '{"format": "nemo_uecr.scores/1"}'])
+def test_a_damaged_plan_is_named_by_reader_and_writer(tmp_path: Path, content: str) -> None:
+    write_scores(tmp_path, FOUR)
+    (tmp_path / PLAN).write_text(content)
+    for use in (read_scores, lambda folder: keep_plan(folder, {"students": {}, "sources": {}})):
+        with pytest.raises(DataError, match=r"scores\.json"):
+            use(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["teacher", "anchors", "students", "sources", "parts"])
+def test_a_plan_without_a_key_is_named(tmp_path: Path, key: str) -> None:
+    write_scores(tmp_path, FOUR)
+    plan = json.loads((tmp_path / PLAN).read_text())
+    del plan[key]
+    (tmp_path / PLAN).write_text(json.dumps(plan))
+    with pytest.raises(DataError, match=f"has no '{key}'"):
+        read_scores(tmp_path)
+
+
+def test_a_file_without_its_hash_is_refused(tmp_path: Path) -> None:
+    write_scores(tmp_path, FOUR)
+    plan = json.loads((tmp_path / PLAN).read_text())
+    plan["parts"] = {}
+    (tmp_path / PLAN).write_text(json.dumps(plan))
+    with pytest.raises(DataError, match=r"no sha256 of part-000000\.parquet"):
+        read_scores(tmp_path)
+
+
+def test_a_column_of_another_type_is_named(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    write_scores(tmp_path, FOUR)
+    path = row_path(tmp_path, 0)
+    table = parquet.read_table(path)
+    place = table.column_names.index("checkpoint")
+    parquet.write_table(table.set_column(place, "checkpoint", table["checkpoint"].cast(pyarrow.string())), path)
+    accept(tmp_path, path)
+    with pytest.raises(DataError, match="column 'checkpoint' is string; expected int64"):
         read_scores(tmp_path)
 
 

@@ -130,7 +130,7 @@ def test_scores_are_those_of_the_whole_logits(tmp_path: Path) -> None:
     assert [rewards[each.id] for each in source.rollouts] == [0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # verified: the answer is 1
 
 
-@pytest.mark.parametrize("writes", [2, 3, 4])
+@pytest.mark.parametrize("writes", [2, 3, 4, 5])
 def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
     tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
 
     monkeypatch.setattr(score, "_part_tensors", counted)
     again = by_response(scored(tmp_path / "s", source), "student")
-    assert sum(calls) == {2: 10, 3: 10, 4: 6}[writes]
+    assert sum(calls) == {2: 10, 3: 10, 4: 10, 5: 6}[writes]
     assert again.keys() == whole.keys()
     for name, tokens in whole.items():
         for key, value in tokens.items():

@@ -82,6 +82,12 @@ def flipped(path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
+def without_line(path: Path, number: int) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    del lines[number]
+    path.write_text("".join(lines))
+
+
 def edited_record(root: Path, change: Callable[[dict], None]) -> None:
     path = root / "run" / "provenance.json"
     record = json.loads(path.read_text())
@@ -168,6 +174,22 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "tolerances": (
         lambda r: replaced(r / "run" / "tolerances.json", "0.00001", "0.1"),
         "tolerances.json: ",
+    ),
+    "a file added to a checkpoint": (
+        lambda r: (r / "run" / "checkpoints" / "step-000003" / "notes.txt").write_text("x") and None,
+        "checkpoints/step-000003/notes.txt: not in the checkpoint's manifest.json",
+    ),
+    "a step beyond the last": (
+        lambda r: appended(r / "run" / "metrics.jsonl", '{"step": 4}\n'),
+        "metrics.jsonl: ",
+    ),
+    "last line of the list gone": (
+        lambda r: without_line(r / "run" / "artifacts.jsonl", -1),
+        "artifacts.jsonl: has no entry of evaluation.jsonl at step 3, the run's last",
+    ),
+    "a line within the list gone": (
+        lambda r: without_line(r / "run" / "artifacts.jsonl", 4),
+        "artifacts.jsonl:5: entry 6, expected 5",
     ),
     "origins": (lambda r: appended(r / "run" / "origins.json"), "origins.json: "),
 }  # fmt: skip

@@ -127,7 +127,7 @@ def test_a_sign_that_torch_has_put_off_counts() -> None:
 def without_values() -> dict[str, tuple[Tensor, str]]:
     rows = torch.ones(2, 4)
     return {
-        "COO": (rows.to_sparse(), "torch.sparse_coo tensor"),
+        "sparse": (rows.to_sparse(), "torch.sparse_coo tensor"),
         "CSR": (rows.to_sparse_csr(), "torch.sparse_csr tensor"),
         "nested": (torch.nested.nested_tensor([rows[0], rows[1]]), "nested tensor"),
         "jagged": (torch.nested.nested_tensor([rows[0], rows[1]], layout=torch.jagged), "nested tensor"),
@@ -136,7 +136,7 @@ def without_values() -> dict[str, tuple[Tensor, str]]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("kind", ["COO", "CSR", "nested", "jagged", "meta"])
+@pytest.mark.parametrize("kind", ["sparse", "CSR", "nested", "jagged", "meta"])
 def test_a_tensor_without_dense_values_is_refused(kind: str) -> None:
     rows, said = without_values()[kind]
     target = torch.tensor([1, 2])
