@@ -90,7 +90,7 @@ def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFix
         (["--memory=-5"], "got '-5', expected a number of GiB above 0"),
         (["--memory", "much"], "got 'much', expected a number of GiB above 0"),
         (["--json", "/tmp"], "--json: /tmp is a folder"),
-        (["--json", "/nowhere/at/all.json"], "--json: no folder /nowhere/at"),
+        (["--json", "/dev/null/at/all.json"], "--json: no folder /dev/null/at"),
     ],
 )
 def test_a_users_mistake_is_one_line(more: list[str], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
