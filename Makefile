@@ -20,7 +20,7 @@ ARGS ?=
 NEMO_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-real test-nemo lint typecheck bench clean test-slurm
+.PHONY: help setup demo study test test-real test-nemo lint typecheck bench clean test-slurm docs pages
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,10 +101,25 @@ lint: $(STAMP) ## style, format and spelling
 typecheck: $(STAMP) ## static types, strict
 	$(BIN)/mypy
 
+# MkDocs and its theme come beside what the tests need; about 60 MB.
+$(VENV)/.docs: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## the documents as a site in site/, without a network; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "docs: site/index.html"
+
+pages: $(STAMP) ## write the pages that come from the code again: configuration, metrics, commands
+	$(BIN)/python -m nemo_uecr.config.reference > docs/configuration.md
+	$(BIN)/python -m nemo_uecr.config.reference nemo_rl > docs/configuration-nemo-rl.md
+	$(BIN)/python -m nemo_uecr.telemetry.reference > docs/metrics.md
+	$(BIN)/python -m nemo_uecr.cli.reference > docs/cli.md
+
 bench: $(STAMP) ## time and memory of the advantages and of token scoring
 	$(BIN)/nemo-uecr bench advantage $(ARGS)
 	$(BIN)/nemo-uecr bench scoring $(ARGS)
 
 clean: ## remove caches and build products; keeps .venv and runs
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find nemo_uecr tests -name __pycache__ -type d -prune -exec rm -rf {} +

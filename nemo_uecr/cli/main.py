@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import NoReturn
 
 from nemo_uecr import __version__
@@ -17,7 +18,7 @@ from nemo_uecr.cli.table import Command, find_command, is_group, overview
 from nemo_uecr.errors import UecrError
 from nemo_uecr.stopping import STOPPED, RunStopped
 
-__all__ = ["dispatch", "entry_point"]
+__all__ = ["dispatch", "entry_point", "parser_of"]
 
 USER_ERROR = 2
 #: What a full or protected disk says, wherever in a command it says it.
@@ -95,6 +96,13 @@ def dispatch(arguments: list[str]) -> int:
 
 def _run(command: Command, arguments: list[str]) -> int:
     module = import_module(command.module)
+    # Intermixed: `train CONFIG --resume key=value` is as good as `train CONFIG key=value --resume`.
+    code: int = module.run(parser_of(command, module).parse_intermixed_args(arguments))
+    return code
+
+
+def parser_of(command: Command, module: ModuleType) -> OneLineParser:
+    """The argument parser of a command whose module is loaded."""
     parser = OneLineParser(
         prog=f"nemo-uecr {command.name}",
         description=module.__doc__,
@@ -102,9 +110,7 @@ def _run(command: Command, arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    # Intermixed: `train CONFIG --resume key=value` is as good as `train CONFIG key=value --resume`.
-    code: int = module.run(parser.parse_intermixed_args(arguments))
-    return code
+    return parser
 
 
 def _refuse(error: UecrError) -> int:

@@ -16,10 +16,14 @@ from nemo_uecr.config.schema import Config
 
 __all__ = ["nemo_reference_page", "reference_page"]
 
+#: Sections whose keys only some methods read.
+BY_METHOD = ("method.", "teacher.")
+
 _OPENING = """\
 # Configuration
 
-A run is described by one YAML file. This page lists every key. It is written from the schema
+A run is described by one YAML file. This page lists every key of the local back end, to look things up; those of
+`backend: nemo_rl` are in [configuration-nemo-rl.md](configuration-nemo-rl.md). It is written from the schema
 (`nemo_uecr/config/schema.py`) by `python -m nemo_uecr.config.reference`; edit the schema, not the page.
 
 ```
@@ -47,14 +51,17 @@ expects a text: there it is taken as written. `+key=value` and `++key=value` mea
 Values are strict: `"0.5"` in quotes is a text and no number, `true` is no number, `1.0` is no integer, NaN
 and infinity are refused.
 
+Keys of `method` and `teacher` say which methods read them; every method reads the keys of the other sections.
+
 """
 
 _NEMO_OPENING = """\
 # Configuration of a run inside NeMo-RL
 
-Every key of `backend: nemo_rl`. Files, inheritance and the command line work as configuration.md says; the page is
-written from `nemo_uecr/config/nemo_schema.py` by `python -m nemo_uecr.config.reference nemo_rl`. What every shipped run
-shares is in `examples/configs/nemo_rl_base.yaml`. Which method uses what is in configuration.md.
+Every key of `backend: nemo_rl`, to look things up. Files, inheritance and the command line work as in
+[configuration.md](configuration.md), which also has the table of methods and their settings. The page is written from
+`nemo_uecr/config/nemo_schema.py` by `python -m nemo_uecr.config.reference nemo_rl`. What every shipped run shares is in
+`examples/configs/nemo_rl_base.yaml`.
 
 """
 
@@ -88,15 +95,30 @@ def _tables(schema: Schema) -> Iterator[str]:
 
 
 def _table(title: str, meaning: str, keys: list[Key]) -> Iterator[str]:
+    by_method = any(key.name.startswith(BY_METHOD) for key in keys)
     yield f"## {title}"
     yield ""
     yield meaning
     yield ""
-    yield "| key | expects | default | meaning |"
-    yield "|---|---|---|---|"
+    yield "| key | expects | default | meaning |" + (" read by |" if by_method else "")
+    yield "|---|---|---|---|" + ("---|" if by_method else "")
     for key in keys:
-        cells = (f"`{key.name}`", key.expectation, _default(key), key.meaning)
+        cells = [f"`{key.name}`", key.expectation, _default(key), key.meaning]
+        cells += [_readers(key)] if by_method else []
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _readers(key: Key) -> str:
+    """The methods that read a key of `method` or `teacher`."""
+    setting = key.name.removeprefix("method.")
+    if key.name.startswith("teacher."):
+        readers = [name for name, needs in METHOD_NEEDS.items() if needs.teacher]
+    elif setting in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS):
+        readers = [name for name, needs in METHOD_NEEDS.items() if setting in needs.settings]
+    else:
+        return "all"
+    others = [name for name in METHOD_NEEDS if name not in readers]
+    return f"all but {', '.join(others)}" if len(others) < len(readers) else ", ".join(readers)
 
 
 def _default(key: Key) -> str:

@@ -79,8 +79,6 @@ def unified_advantage(
 ) -> UnifiedAdvantage:
     """PUU's advantage and its exact decomposition.
 
-    ::
-
         R^U = R^task + alpha R^T
         A^U = (R^U - mean) / (Std(R^U) + eps),   A^task|U and A^T|U over the same denominator
         A^U = A^task|U + alpha A^T|U

@@ -32,7 +32,7 @@ SCORE_DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """One step's responses with their rewards and token scores (``spec: inputs of one step``).
+    """One step's responses with their rewards and token scores (docs/method.md, inputs of one step).
 
     Values of token fields where ``mask_BT`` is False are never read, NaN included.
 

@@ -43,7 +43,7 @@ def bootstrap_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]], *, r
     are not independent.
 
     Args:
-        benchmarks: rewards [problems][k] of each benchmark; one benchmark gives that benchmark's own interval.
+        benchmarks: rewards `[problems][k]` of each benchmark; one benchmark gives that benchmark's own interval.
         resamples: bootstrap replicates.
         seed: seed of the resampling.
     """

@@ -1,0 +1,78 @@
+"""Code blocks do what they claim: configurations load, Python runs and prints what stands below it, JSON is JSON.
+
+A block that cannot is marked by an HTML comment on the line before it: `<!-- not run: REASON -->` or
+`<!-- not a configuration: REASON -->`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.cli.nemo_rl import is_nemo_rl
+from nemo_uecr.config.load import load_config
+from nemo_uecr.config.nemo_load import load_nemo_config
+from tests.docs.pages import PAGES, ROOT, Block, blocks_of, name_of
+
+LANGUAGES = {"", "text", "math", "json", "yaml", "python"}
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+YAML = [block for block in BLOCKS if block.language == "yaml" and not block.note.startswith("not a configuration: ")]
+PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks_of(page))]
+
+
+def test_languages_are_known() -> None:
+    assert [block.where for block in BLOCKS if block.language not in LANGUAGES] == []
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(PYTHON) >= 4
+    assert YAML
+
+
+@pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
+def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
+    """In a copy of the shipped configurations, under the name in its first line."""
+    named = re.match(r"# (examples/configs/\S+\.yaml)\n", block.text)
+    assert named, f"{block.where}: begin the block with '# examples/configs/...yaml', the file that it is"
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    path = tmp_path / named[1]
+    path.write_text(block.text, encoding="utf-8")
+    if is_nemo_rl(str(path), []):
+        load_nemo_config(str(path), [])
+    else:
+        load_config(str(path), [])
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=name_of)
+def test_python_runs_and_prints_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of a page share their names; a `text` block that follows one is its output."""
+    monkeypatch.chdir(tmp_path)
+    blocks = blocks_of(page)
+    names: dict[str, Any] = {"__name__": "page"}
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.language != "python" or block.note.startswith("not run: "):
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block.text, block.where, "exec"), names)
+        if following is not None and following.language == "text" and adjoins(block, following):
+            assert printed.getvalue().strip() == following.text.strip(), following.where
+
+
+def adjoins(block: Block, following: Block) -> bool:
+    return following.line <= block.line + len(block.text.splitlines()) + 3
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "json"], ids=lambda block: block.where)
+def test_json_is_json(block: Block) -> None:
+    for line in block.text.splitlines():
+        json.loads(line)

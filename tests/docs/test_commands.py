@@ -1,0 +1,137 @@
+"""Every command in the pages is one that the package takes: its words, its options, its files and its keys."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.cli.main import OneLineParser, parser_of
+from nemo_uecr.cli.reference import cli_page
+from nemo_uecr.cli.table import COMMANDS, find_command, is_group
+from nemo_uecr.config.keys import is_known
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.errors import UecrError
+from tests.docs.pages import PAGES, ROOT, Block, Typed, blocks_of, commands_in, commands_of, spans_of
+
+TYPED = [typed for page in PAGES for typed in commands_of(page)]
+NAMED = [Typed(where, tuple(text.split())) for page in PAGES for where, text in spans_of(page)]
+OURS = [typed for typed in TYPED if typed.words[0] == "nemo-uecr"]
+#: Commands whose key=value changes a configuration.
+WITH_OVERRIDES = ("train", "config", "plan", "doctor", "smoke", "demo", "study", "teacher score", "cluster smoke")
+
+
+@functools.cache
+def parser_for(name: str) -> OneLineParser:
+    (command,) = [command for command in COMMANDS if command.name == name]
+    return parser_of(command, import_module(command.module))
+
+
+def fault_of(words: tuple[str, ...]) -> str | None:
+    """What is wrong with the words after `nemo-uecr`; None for a command that would start."""
+    if words[0] in ("--help", "--version") or re.fullmatch(r"[A-Z]+", words[0]):
+        return None
+    if is_group(words[:1]) and (len(words) == 1 or re.fullmatch(r"[A-Z]+|\.{3}", words[1])):
+        return None
+    try:
+        command, rest = find_command(words)
+    except UecrError as error:
+        return str(error)
+    parser = parser_for(command.name)
+    if {"...", "--help"} & set(rest):
+        return unknown_option(parser, rest)
+    try:
+        parser.parse_intermixed_args(rest)
+    except UecrError as error:
+        return str(error)
+    return unknown_key(command.name, rest)
+
+
+def unknown_option(parser: OneLineParser, words: list[str]) -> str | None:
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    return next((f"no option {option}" for option in options if option not in parser._option_string_actions), None)
+
+
+def unknown_key(command: str, words: list[str]) -> str | None:
+    keys = [found[1] for word in words if (found := re.match(r"\+{0,2}([a-z_]+(?:\.[\w-]+)+)=", word))]
+    if command not in WITH_OVERRIDES:
+        return None
+    return next((f"no key {key}" for key in keys if not is_known(key) and not is_known(key, NemoConfig)), None)
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(OURS) > 60
+    assert {typed.words[1] for typed in OURS} >= {command.words[0] for command in COMMANDS} - {"cluster"}
+
+
+@pytest.mark.parametrize("typed", OURS, ids=str)
+def test_a_command_parses(typed: Typed) -> None:
+    assert fault_of(typed.words[1:]) is None
+
+
+def test_commands_named_in_the_text_exist() -> None:
+    named = [typed for typed in NAMED if typed.words[0] == "nemo-uecr" and len(typed.words) > 1]
+    assert len(named) > 40
+    faults = {str(typed): fault_of((*typed.words[1:], "...")) for typed in named}
+    assert {where: fault for where, fault in faults.items() if fault} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("nemo-uecr trian x.yaml", "unknown command 'trian'"),
+        ("nemo-uecr train x.yaml --resum", "unrecognized arguments: --resum"),
+        ("nemo-uecr train x.yaml methd.name=grpo", "no key methd.name"),
+        ("nemo-uecr train", "the following arguments are required: CONFIG"),
+        ("nemo-uecr evaluate m --engin vllm ...", "no option --engin"),
+    ],
+)
+def test_a_wrong_command_is_found(line: str, fault: str) -> None:
+    (typed,) = commands_in(Block(ROOT / "x.md", 1, "", line, ""))
+    assert (fault_of(typed.words[1:]) or "").startswith(fault)
+
+
+def test_output_is_not_taken_for_commands() -> None:
+    shown = Block(ROOT / "x.md", 1, "", "$ nemo-uecr train c.yaml \\\n    a.b=1  # why\nnemo-uecr lies here\n", "")
+    assert [typed.words for typed in commands_in(shown)] == [("nemo-uecr", "train", "c.yaml", "a.b=1")]
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    typed = [typed for typed in [*TYPED, *NAMED] if typed.words[0] == "make" and len(typed.words) > 1]
+    assert typed
+    assert [str(each) for each in typed if each.words[1] not in targets and each.words[1].islower()] == []
+
+
+def test_files_of_commands_exist() -> None:
+    """Scripts and configurations; a file that the page itself tells to write is its own."""
+    written = {found[1] for page in PAGES for block in blocks_of(page) if (found := re.match(r"# (\S+)\n", block.text))}
+    words = [(typed, word) for typed in TYPED for word in typed.words]
+    named = [(typed, word) for typed, word in words if re.match(r"(examples/(configs|audits)|slurm|tests|nemo_uecr|docs)/", word)]
+    assert len(named) > 20
+    assert [str(typed) for typed, word in named if not (ROOT / word).exists() and word not in written] == []
+
+
+def test_modules_of_commands_exist() -> None:
+    modules = [(typed, typed.words[2]) for typed in TYPED if typed.words[:2] == ("python", "-m")]
+    ours = [(typed, module) for typed, module in modules if module.startswith("nemo_uecr")]
+    assert ours
+    assert [str(typed) for typed, module in ours if find_spec(module) is None] == []
+
+
+def test_the_page_of_commands_is_current() -> None:
+    page = (Path(ROOT) / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert page == cli_page(), "run: python -m nemo_uecr.cli.reference > docs/cli.md"
+
+
+def test_the_page_of_commands_has_every_option() -> None:
+    page = cli_page()
+    for command in COMMANDS:
+        _, _, section = page.partition(f"## `nemo-uecr {command.name}`\n")
+        section = section.partition("\n## ")[0]
+        for option in parser_for(command.name)._option_string_actions:
+            assert option in ("-h", "--help") or option in section, f"{command.name} {option}"

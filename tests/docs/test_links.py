@@ -1,0 +1,86 @@
+"""Links of the pages lead somewhere: to a page, a heading in it, a file; and paths that are named exist."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, blocks_of, name_of, prose_of, spans_of
+
+LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
+#: Folders of the repository in which a path that is named must exist.
+FOLDERS = ("docs/", "examples/", "nemo_uecr/", "slurm/", "tests/")
+
+
+def links_of(page: Path) -> list[tuple[str, str]]:
+    """(shown text, target) of every link within the repository."""
+    prose = re.sub(r"`[^`]*`", lambda span: span[0].replace("[", "(").replace("]", ")"), prose_of(page))
+    return [(text, target) for text, target in LINK.findall(prose) if not re.match(r"[a-z]+:", target)]
+
+
+@functools.cache
+def anchors_of(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    heads = [line.lstrip("#").strip() for line in prose_of(page).splitlines() if re.match(r"#{1,6} ", line)]
+    return frozenset(re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads)
+
+
+def fault_of(page: Path, target: str) -> str | None:
+    path, _, anchor = target.partition("#")
+    file = (page.parent / path).resolve() if path else page
+    if not file.exists():
+        return f"no file {target}"
+    if anchor and anchor not in anchors_of(file):
+        return f"no heading {target}"
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [fault for _, target in links_of(page) if (fault := fault_of(page, target))] == []
+
+
+def test_a_broken_link_is_found() -> None:
+    page = ROOT / "docs" / "README.md"
+    assert fault_of(page, "metrics.md") is None
+    assert fault_of(page, "metric.md") == "no file metric.md"
+    assert fault_of(page, "configuration.md#files") is None
+    assert fault_of(page, "configuration.md#filez") == "no heading configuration.md#filez"
+
+
+def test_pictures_are_described() -> None:
+    found = [(page, *link) for page in PAGES for link in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", prose_of(page))]
+    assert len(found) > 5
+    assert [f"{name_of(page)}: {target}" for page, text, target in found if len(text) < 10] == []
+
+
+def test_named_paths_exist() -> None:
+    written = {found[1] for page in PAGES for block in blocks_of(page) if (found := re.match(r"# (\S+)\n", block.text))}
+    named = [(where, text) for page in PAGES for where, text in spans_of(page) if text.startswith(FOLDERS)]
+    assert len(named) > 15
+    wrong = [f"{where} {text}" for where, text in named if re.fullmatch(r"[\w./-]+", text) and not exists(text, written)]
+    assert wrong == []
+
+
+def exists(text: str, written: set[str]) -> bool:
+    return (ROOT / text).exists() or text in written
+
+
+def test_pages_named_in_the_code_exist() -> None:
+    files = [file for folder in ("nemo_uecr", "examples", "slurm") for file in (ROOT / folder).rglob("*")]
+    texts = [file for file in files if file.suffix in (".py", ".yaml", ".sbatch", ".sh", ".md")]
+    named = [(file, page) for file in texts for page in re.findall(r"docs/[\w-]+\.md", file.read_text("utf-8"))]
+    assert named
+    assert [f"{file.name}: {page}" for file, page in named if not (ROOT / page).is_file()] == []
+
+
+def test_every_page_is_in_the_navigation_and_the_index() -> None:
+    """The site's menu and the list in docs/README.md both lead to every page."""
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if (ROOT / "docs") in page.parents}
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    assert set(re.findall(r"([\w/-]+\.md)\s*$", navigation, re.M)) == pages
+    index = {target for _, target in links_of(ROOT / "docs" / "README.md")}
+    assert pages - index == {"README.md"}
