@@ -24,7 +24,7 @@ DEFINING = re.compile(r"^class \w+\(.*Error", re.M)
 
 def quoted() -> list[str]:
     """The lines of the page's tables, the kinds of error aside."""
-    text = prose_of(PAGE).partition("## Starting a command")[2].partition("## Kinds of error")[0]
+    text = prose_of(PAGE).partition("## Forms that many")[2].partition("## Kinds of error")[0]
     return [row[1] for row in re.finditer(r"^\| `([^`]+)` \|", text, re.M)]
 
 
@@ -56,12 +56,17 @@ def is_said(line: str) -> bool:
     return bool(words) and any(pattern.search(text) for text in templates())
 
 
-def classes() -> Iterator[type[UecrError]]:
+@functools.cache
+def classes() -> tuple[type[UecrError], ...]:
+    return tuple(defined())
+
+
+def defined() -> Iterator[type[UecrError]]:
     for file in sorted((ROOT / "nemo_uecr").rglob("*.py")):
         if DEFINING.search(file.read_text(encoding="utf-8")):
             module = import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
-            defined = (each for each in vars(module).values() if isinstance(each, type))
-            yield from (each for each in defined if issubclass(each, UecrError) and each.__module__ == module.__name__)
+            kinds = (each for each in vars(module).values() if isinstance(each, type))
+            yield from (each for each in kinds if issubclass(each, UecrError) and each.__module__ == module.__name__)
 
 
 def test_the_page_quotes_many_lines_each_once() -> None:
@@ -88,21 +93,25 @@ def test_every_kind_of_error_is_listed() -> None:
     assert listed - names <= {"UecrError"}
 
 
-def test_every_layer_that_raises_has_a_quoted_line() -> None:
-    """A layer whose errors are not on the page at all would be a hole in it."""
+def test_most_lines_that_the_code_can_say_are_on_the_page() -> None:
+    """A new family of errors needs a row; a layer without one, or more than a tenth of all errors, would be a hole."""
     patterns = [re.compile(".*".join(re.escape(p.strip()) for p in line.split(HOLE) if p.strip())) for line in quoted()]
-    silent = []
+    silent, found, missed = [], 0, []
     for package in walk_packages(nemo_uecr.__path__):
         files = list((ROOT / "nemo_uecr" / package.name).rglob("*.py"))
         raised = [text for file in files for text in raised_in(file.read_text(encoding="utf-8"))]
-        if raised and not any(pattern.search(text) for pattern in patterns for text in raised):
-            silent.append(package.name)
+        unknown = [text for text in raised if not any(pattern.search(text) for pattern in patterns)]
+        silent += [package.name] if raised and len(unknown) == len(raised) else []
+        found, missed = found + len(raised), missed + unknown
     assert silent == []
+    assert len(missed) <= found / 10, "\n".join(missed)
 
 
 def raised_in(source: str) -> list[str]:
-    """The texts of the errors that a module raises."""
+    """The texts of the errors of ours that a module raises."""
     raised = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]
     calls = [node for node in raised if isinstance(node, ast.Call) and node.args]
-    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id.endswith("Error")]
-    return [template(argument) for call in named for argument in call.args]
+    ours = {each.__name__ for each in (UecrError, *classes())}
+    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ours]
+    texts = [template(argument) for call in named for argument in call.args]
+    return [text for text in texts if len(re.findall(r"[a-z]", text)) > 10]  # the others hand on what they were given
