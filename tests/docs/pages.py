@@ -47,6 +47,12 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def has_own_test(where: str) -> bool:
+    """Whether a page, named as in `name_of` or with a line behind it, is a tutorial that a test of its own follows."""
+    name = Path(where.partition(":")[0]).stem.replace("-", "_")
+    return (ROOT / "tests" / "docs" / f"test_{name}.py").exists()
+
+
 def blocks_of(page: Path) -> list[Block]:
     """Every fenced block of a page, in order."""
     found: list[Block] = []
@@ -106,3 +112,9 @@ def spans_of(page: Path) -> Iterator[tuple[str, str]]:
     text = prose_of(page)
     for found in re.finditer(r"(?<!`)`([^`]+)`(?!`)", text):
         yield f"{name_of(page)}:{text.count(chr(10), 0, found.start()) + 1}", " ".join(found[1].split())
+
+
+#: Files that a page tells its reader to write: a block begins with the name.
+WRITTEN = frozenset(
+    found[1] for page in PAGES for block in blocks_of(page) if (found := re.match(r"# (\S+/\S+)\n", block.text))
+)

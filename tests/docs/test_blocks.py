@@ -1,7 +1,7 @@
 """Code blocks do what they claim: configurations load, Python runs and prints what stands below it, JSON is JSON.
 
 A block that cannot is marked by an HTML comment on the line before it: `<!-- not run: REASON -->` or
-`<!-- not a configuration: REASON -->`.
+`<!-- not a configuration: REASON -->`. A tutorial with a test of its own is left to it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import pytest
 from nemo_uecr.cli.nemo_rl import is_nemo_rl
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.nemo_load import load_nemo_config
-from tests.docs.pages import PAGES, ROOT, Block, blocks_of, name_of
+from tests.docs.pages import PAGES, ROOT, Block, blocks_of, has_own_test, name_of
 
 LANGUAGES = {"", "text", "math", "json", "yaml", "python"}
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 YAML = [block for block in BLOCKS if block.language == "yaml" and not block.note.startswith("not a configuration: ")]
-PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks_of(page))]
+HERE = [page for page in PAGES if not has_own_test(name_of(page))]
+PYTHON = [page for page in HERE if any(block.language == "python" for block in blocks_of(page))]
 
 
 def test_languages_are_known() -> None:
@@ -51,9 +52,7 @@ def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PYTHON, ids=name_of)
-def test_python_runs_and_prints_what_is_shown(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_runs_and_prints_what_is_shown(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page share their names; a `text` block that follows one is its output."""
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of(page)
