@@ -8,7 +8,7 @@ from torch import Tensor
 from nemo_uecr.core.blocks import check_finite, token_blocks
 from nemo_uecr.core.layout import Block
 from nemo_uecr.core.methods.base import Method, stored
-from nemo_uecr.core.methods.grpo import NORMALISATION, grpo_advantage
+from nemo_uecr.core.methods.grpo import grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 
@@ -86,8 +86,6 @@ ATOD = Method(
     name="atod",
     equation="A = kappa(s) w_turn delta + rho(s) A^GRPO; kappa 1 to 0.1 and rho 1 to 2 over 80 steps",
     provenance="the paper's appendix on closest methods; schedule figures are second-hand; one turn gives w_turn 0.75",
-    settings=NORMALISATION | {"step"},
-    inputs=frozenset({"teacher_logp"}),
     identities=("finite",),
     advantages=_atod,
 )

@@ -8,7 +8,7 @@ import torch
 
 from nemo_uecr.core.blocks import check_finite, token_blocks
 from nemo_uecr.core.methods.base import Method, stored
-from nemo_uecr.core.methods.grpo import NORMALISATION, grpo_advantage
+from nemo_uecr.core.methods.grpo import grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 
@@ -47,8 +47,6 @@ DISTILLED_RL = Method(
     name="distilled_rl",
     equation="A = w A^GRPO; w = clip(pi_T/pi_old, 1/3, 3) / its geometric mean where A^GRPO > 0, else 1",
     provenance="the paper's appendix on closest methods; the bound 3 is from that method's own scripts",
-    settings=NORMALISATION,
-    inputs=frozenset({"teacher_logp"}),
     identities=("finite", "log_weight"),
     monitored=("budget",),
     advantages=_distilled_rl,
