@@ -18,7 +18,8 @@ from tests.local import tiny
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
-FILE, LINE, TEST = (text for language, text in FENCES if language == "python")
+FILE, TEST = (text for language, text in FENCES if language == "python")
+[LINE] = (text for language, text in FENCES if language == "text")
 [COMMANDS] = (text for language, text in FENCES if not language)
 #: The demo's configuration stands on the page; the tests have models of their own that are made in seconds.
 DEMO = "examples/configs/local/demo.yaml"
