@@ -37,7 +37,7 @@ CONTRACT: dict[str, Rule] = {
     "config": rule(packages="pydantic pydantic_core omegaconf yaml", lazy=""),
     "data": rule("config"),
     "verifier": rule(),
-    "evaluation": rule("data", "verifier", packages="numpy"),
+    "evaluation": rule("config", "data", "verifier", packages="numpy"),
     "telemetry": rule("core", packages="torch"),
     "demo": rule("config", "data", packages="torch"),
     "plan": rule("config", packages="pydantic"),
@@ -48,7 +48,9 @@ CONTRACT: dict[str, Rule] = {
         "config", "core", "data", "evaluation", "scoring", "telemetry", "verifier",
         packages="torch transformers safetensors",
     ),
-    "audit": rule("config", "core", "data", "evaluation", "local", "scoring", "verifier", packages="numpy torch"),
+    "audit": rule(
+        "checkpoint", "config", "core", "data", "evaluation", "local", "scoring", "verifier", packages="numpy torch"
+    ),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
     "checkpoint": rule("data", "scoring"),
     "nemo_adapter": rule(

@@ -87,3 +87,22 @@ def broadcast(batch: ScoredBatch, value_B: Tensor) -> Tensor:
 def stored(value_B: Tensor, batch: ScoredBatch) -> Tensor:
     """A float64 response-level quantity in the dtype of the scores, as it is kept and handed on."""
     return value_B.to(batch.old_logp_BT.dtype)
+
+
+def weighted(
+    batch: ScoredBatch,
+    advantage_BT: Tensor,
+    weight_BT: Tensor | None,
+    *,
+    task_B: Tensor,
+    std_B: Tensor,
+    reward_B: Tensor,
+) -> Advantages:
+    """What a method that weights GRPO's advantage returns; ``weight_BT`` is None unless detail was asked for."""
+    return Advantages(
+        advantage_BT=advantage_BT,
+        weight_BT=weight_BT,
+        advantage_task_B=stored(task_B, batch),
+        teacher_reward_B=stored(reward_B, batch),
+        unified_std_B=stored(std_B, batch),
+    )
