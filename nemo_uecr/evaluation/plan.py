@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.manifest import file_sha256, row_set_digest
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.rows import read_object
+from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.evaluation.engines.tokens import ChatSettings
@@ -68,7 +68,7 @@ def make_plan(label: str, model: str, settings: Settings, benchmarks: Mapping[st
             }
             for name, benchmark in benchmarks.items()
         },
-        "versions": {name: version for name in VERSIONS if (version := _version(name)) is not None},
+        "versions": {name: version for name in VERSIONS if (version := installed(name)) is not None},
     }
 
 
@@ -113,10 +113,3 @@ def model_digest(model: str) -> str | None:
 def _problem_digest(problem: Problem) -> str:
     """The id counts as well: samples belong to problems by it."""
     return row_digest(f"{problem.id}\n{problem.question}", problem.answer)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
