@@ -20,7 +20,7 @@ ARGS ?=
 NEMO_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-real test-nemo lint typecheck bench clean test-slurm docs pages
+.PHONY: help setup demo study test test-real test-nemo lint typecheck bench clean test-slurm test-wheel docs pages
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ test-slurm: $(RAY)/.installed $(REAL)/.installed ## the tests on a real two-node
 		apt-get install -y -qq --no-install-recommends slurm-wlm munge procps shellcheck >/dev/null; } \
 		|| echo "test-slurm: NO SLURM on this machine and none can be installed; its tests are skipped"
 	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(RAY):$(CURDIR)/$(REAL) $(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
+
+test-wheel: ## build wheel and sdist, install the wheel into an empty environment, and run the sdist's tests against it
+	$(ONE_THREAD) PYTHON=$(PYTHON) bash .ci/test-wheel $(ARGS)
 
 test-nemo: ## the tests inside NeMo-RL; NEMO_RL_SOURCE names its source tree, NEMO_PYTHON an interpreter with its packages
 	@test -n "$$NEMO_RL_SOURCE" || { echo "set NEMO_RL_SOURCE to NeMo-RL's source tree, version 0.7" >&2; exit 2; }

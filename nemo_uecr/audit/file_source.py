@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.audit.sources import Encode, Rollout, Source, encode_text, fixed, parse_lines, step_of
+from nemo_uecr.audit.sources import Encode, Rollout, Source, encode_text, evaluated, fixed, parse_lines, step_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens
 from nemo_uecr.evaluation.plan import PLAN
@@ -40,24 +40,8 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
     if checkpoint is None:
         raise DataError(f"{folder} evaluates {model!r}, whose name says no step; give it as STEP={folder}, 0 at first")
     chat = ChatSettings(**plan["chat"])
-    rollouts = [
-        Rollout(
-            id=f"step {checkpoint}/{each.benchmark}/{each.problem}/{each.sample}",
-            checkpoint=checkpoint,
-            benchmark=each.benchmark,
-            problem=each.problem,
-            sample=each.sample,
-            group=f"{checkpoint}/{each.benchmark}/{each.problem}",
-            question=each.question,
-            answer=each.answer,
-            response=each.response,
-            reward=each.reward,
-            prompt=_with_chat(each.question, chat),
-            token_ids=None if each.token_ids is None else tuple(each.token_ids),
-            truncated=each.truncated,
-        )
-        for each in read_samples(folder / SAMPLES)
-    ]
+    samples = read_samples(folder / SAMPLES)
+    rollouts = [evaluated(each, checkpoint, _with_chat(each.question, chat)) for each in samples]
     return Source(rollouts, lambda _: str(model), None, [folder / SAMPLES])
 
 

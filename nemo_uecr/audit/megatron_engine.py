@@ -7,11 +7,9 @@ are read and not scored); OUT gets ``logp`` and ``entropy`` of the scored tokens
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import sys
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +36,10 @@ def main(model: str, request: Path, out: Path) -> None:
     """Score a request."""
     from safetensors.torch import load_file, save_file
 
+    from nemo_uecr.checkpoint.on_cpu import core_on_cpu
+
     given = load_file(request)
-    with _on_cpu():
+    with core_on_cpu():
         save_file(_score(_build(model), given), out)
 
 
@@ -107,40 +107,6 @@ def _weight(name: str, state: Mapping[str, Tensor], shape: Any) -> Tensor:
     if kind == "mlp.linear_fc1.weight":
         return torch.cat([state[f"{prefix}mlp.{each}_proj.weight"] for each in ("gate", "up")])
     return state[prefix + _COPIED[kind]]
-
-
-@contextlib.contextmanager
-def _on_cpu() -> Iterator[None]:
-    """One rank over gloo. Megatron asks for the CUDA device and its random states whatever runs.
-
-    They are answered with the CPU, in this process alone, which ends after the scoring.
-    """
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import HashStore
-
-    warnings.simplefilter("ignore")  # dozens of "Apex is not installed"
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import random
-
-    class NoStates:
-        """Nothing here draws a random number."""
-
-        def is_initialized(self) -> bool:
-            return True
-
-        def fork(self, name: str = "") -> contextlib.AbstractContextManager[None]:
-            return contextlib.nullcontext()
-
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
-    random._CUDA_RNG_STATE_TRACKER = NoStates()
-    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel()
-    try:
-        yield
-    finally:
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

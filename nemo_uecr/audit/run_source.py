@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.audit.sources import Rollout, Source, encode_question, parse_lines, step_of
+from nemo_uecr.audit.sources import Rollout, Source, encode_question, evaluated, parse_lines, step_of
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch
@@ -61,21 +61,7 @@ def _student(run: Path, config: Config, step: int) -> str:
 def _evaluation(path: Path, config: Config) -> list[Rollout]:
     step = step_of(path.stem) or 0
     return [
-        Rollout(
-            id=f"step {step}/{each.benchmark}/{each.problem}/{each.sample}",
-            checkpoint=step,
-            benchmark=each.benchmark,
-            problem=each.problem,
-            sample=each.sample,
-            group=f"{step}/{each.benchmark}/{each.problem}",
-            question=each.question,
-            answer=each.answer,
-            response=each.response,
-            reward=each.reward,
-            prompt=encode_question(each.question, each.problem, each.answer, config),
-            token_ids=None if each.token_ids is None else tuple(each.token_ids),
-            truncated=each.truncated,
-        )
+        evaluated(each, step, encode_question(each.question, each.problem, each.answer, config))
         for each in read_samples(path)
     ]
 

@@ -16,6 +16,7 @@ from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import Config
+    from nemo_uecr.evaluation.samples import Sample
 
 #: Token ids of a prompt, given a tokenizer.
 Encode = Callable[[Any], Sequence[int]]
@@ -71,6 +72,25 @@ class Source:
     student_of: Callable[[int], str] | None
     teacher: str | None
     files: list[Path]
+
+
+def evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
+    """A sample of an evaluation after ``step`` training steps."""
+    return Rollout(
+        id=f"step {step}/{sample.benchmark}/{sample.problem}/{sample.sample}",
+        checkpoint=step,
+        benchmark=sample.benchmark,
+        problem=sample.problem,
+        sample=sample.sample,
+        group=f"{step}/{sample.benchmark}/{sample.problem}",
+        question=sample.question,
+        answer=sample.answer,
+        response=sample.response,
+        reward=sample.reward,
+        prompt=prompt,
+        token_ids=None if sample.token_ids is None else tuple(sample.token_ids),
+        truncated=sample.truncated,
+    )
 
 
 def step_of(name: str) -> int | None:

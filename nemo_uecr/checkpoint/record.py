@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from nemo_uecr.checkpoint.qwen3 import Qwen3, read_json
 from nemo_uecr.checkpoint.sequences import Scores, Sequences
 from nemo_uecr.checkpoint.verification import Agreement
 from nemo_uecr.checkpoint.work_folder import WorkFolder
+from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import CheckpointError
 
 NAME = "conversion.json"
@@ -41,13 +41,8 @@ class Verified:
 
 def versions() -> dict[str, str]:
     """Versions of what a conversion runs on."""
-    found = {"nemo_uecr": nemo_uecr.__version__}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed as a package"
-    return found
+    found = {package: installed(package) or "not installed as a package" for package in PACKAGES}
+    return {"nemo_uecr": nemo_uecr.__version__} | found
 
 
 def write_record(work: WorkFolder, making: dict[str, Any], model: Qwen3, verified: Verified) -> None:

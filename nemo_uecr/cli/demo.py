@@ -19,7 +19,7 @@ from nemo_uecr.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
 
-_CONFIG = Path("examples", "configs", "local", "demo.yaml")
+_CONFIG = Path("local", "demo.yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,14 +43,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def demo_config_path() -> str:
-    """The shipped configuration of the demo.
+    """The shipped configuration of the demo: that of the clone, or the one inside an installed package.
 
     Raises:
-        ConfigError: the package is not in a clone of the repository.
+        ConfigError: it is in neither place.
     """
-    path = Path(nemo_uecr.__file__).resolve().parents[1] / _CONFIG
-    if not path.is_file():
-        raise ConfigError(f"{_CONFIG} is not beside the package; run the demo from a clone of the repository")
+    package = Path(nemo_uecr.__file__).resolve().parent
+    places = [package.parent / "examples" / "configs" / _CONFIG, package / "configs" / _CONFIG]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise ConfigError(f"no demo configuration at {' or '.join(map(str, places))}; install nemo-uecr again")
     shown = os.path.relpath(path)
     return str(path) if shown.startswith("..") else shown
 

@@ -93,7 +93,7 @@ def _nemo(args: argparse.Namespace) -> Answer:
     lengths = _lengths(args, config.data.max_prompt_tokens, config.rollout.max_response_tokens)
     plan = nemo_plan(config, device, EFFICIENCY, lengths)
     advice = what_fits(config, device, EFFICIENCY, lengths) if plan.misfits else []
-    teacher = needs_of(config.method.name).teacher
+    teacher = needs_of(config.method.name).needs_teacher
     return plan, advice, _placements(config, device, lengths) if teacher else []
 
 

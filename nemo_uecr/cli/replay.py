@@ -1,9 +1,9 @@
 r"""Recompute a method's advantages from a saved batch.
 
 BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and what the method
-reads of teacher_logp, teacher_entropy and segments [B, T]. OUT gets advantage [B, T] (0 where the mask is 0) and,
-where the method has them, weight, residual, direction, confidence, centre, advantage_unified, advantage_task,
-advantage_teacher, teacher_reward and advantage_opd.
+reads of teacher_logp, teacher_entropy, initial_logp and segments [B, T]. OUT gets advantage [B, T] (0 where the
+mask is 0) and, where the method has them, weight, residual, direction, confidence, centre, advantage_unified,
+advantage_task, advantage_teacher, teacher_reward and advantage_opd.
 
   nemo-uecr replay runs/demo/batches/step-000010.safetensors --method uecr \
       --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.safetensors
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ __all__ = ["add_arguments", "run"]
 FLOATS = ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef")
 INTEGERS = ("step", "seed")
 STD = ("population", "sample")
+PARAMETER = "parameters."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         action="extend",
         default=[],
-        help=f"the method's settings: {', '.join(FLOATS + INTEGERS)}, std={'|'.join(STD)}",
+        help=f"the method's settings: {', '.join(FLOATS + INTEGERS)}, std={'|'.join(STD)}, parameters.NAME",
     )
     parser.add_argument("--out", type=Path, metavar="OUT", help="file to write (safetensors)")
 
@@ -66,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace) -> int:
+    from nemo_uecr.config.methods import check_parameters
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.data.atomic import replace_file
     from nemo_uecr.data.batch_file import load_batch
@@ -74,6 +77,9 @@ def _write(args: argparse.Namespace) -> int:
         raise ConfigError(f"method {args.method!r} is unknown; expected one of {', '.join(METHODS)}")
     method = METHODS[args.method]
     settings = parse_settings(args.settings)
+    own = {name: parameter.default for name, parameter in method.entry.parameters.items()}
+    check_parameters(method.name, dict(settings.parameters))
+    settings = replace(settings, parameters={**own, **settings.parameters})
     saved = load_batch(args.batch)
     try:
         advantages = method.compute(scored_batch(saved, args.batch), settings, detail=True)
@@ -102,12 +108,16 @@ def parse_settings(assignments: list[str]) -> Settings:
         name: MethodConfig.model_fields[name].default for name in ("std_floor", "opd_coef")
     }
     given["sample_std"] = MethodConfig.model_fields["std"].default == "sample"
+    parameters: dict[str, float] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigError(f"--set {assignment!r} has no '='; expected key=value, e.g. alpha=1")
-        given |= _setting(key, value)
-    return Settings(**given)  # type: ignore[arg-type]
+        if key.startswith(PARAMETER):
+            parameters[key.removeprefix(PARAMETER)] = _number(key, value)
+        else:
+            given |= _setting(key, value)
+    return Settings(**given, parameters=parameters)  # type: ignore[arg-type]
 
 
 def _setting(key: str, value: str) -> dict[str, float | int | bool]:
@@ -122,8 +132,12 @@ def _setting(key: str, value: str) -> dict[str, float | int | bool]:
 
         legal = (*FLOATS, *INTEGERS, "std")
         raise ConfigError(f"--set has no key {key!r}; did you mean {nearest_name(key, legal)!r}?")
+    return {key: _number(key, value)}
+
+
+def _number(key: str, value: str) -> float | int:
     try:
-        return {key: int(value) if key in INTEGERS else float(value)}
+        return int(value) if key in INTEGERS else float(value)
     except ValueError:
         kind = "an integer" if key in INTEGERS else "a number"
         raise ConfigError(f"--set {key}={value}; expected {kind}") from None
@@ -148,6 +162,7 @@ def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
         old_logp_BT=tensors["old_logp"],
         teacher_logp_BT=tensors.get("teacher_logp"),
         teacher_entropy_BT=tensors.get("teacher_entropy"),
+        initial_logp_BT=tensors.get("initial_logp"),
         segments_BT=tensors.get("segments"),
         offsets=tensors.get("offsets"),
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from nemo_uecr.config.load import flat_values, flattened
+from nemo_uecr.config.dotted import flattened
+from nemo_uecr.config.load import flat_values
 from nemo_uecr.errors import CheckpointError
 
 __all__ = ["check_same_configuration"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nemo_uecr.config.methods import METHOD_NEEDS, REQUIRED_SETTINGS, needs_of
+from nemo_uecr.config.methods import REQUIRED_SETTINGS, check_parameters, needs_of
 from nemo_uecr.config.nearest import nearest_name
+from nemo_uecr.method_registry import REGISTRY
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import AnyConfig
@@ -20,21 +21,22 @@ COLDEST = 1e-3
 
 def known_method(name: str) -> str:
     """Refuse a method that does not exist, naming the nearest."""
-    if name not in METHOD_NEEDS:
+    if name not in REGISTRY:
         raise ValueError(
-            f"method.name: got {name!r}, the nearest method is {nearest_name(name, METHOD_NEEDS)!r}; "
-            f"known methods: {', '.join(METHOD_NEEDS)}"
+            f"method.name: got {name!r}, the nearest method is {nearest_name(name, REGISTRY)!r}; "
+            f"known methods: {', '.join(REGISTRY)}"
         )
     return name
 
 
 def method_settings(method: MethodConfig) -> None:
     """Refuse a method without the settings that it computes with."""
-    needed = needs_of(method.name).settings
+    needed = needs_of(method.name).config_settings
     missing = [key for key in REQUIRED_SETTINGS if key in needed and getattr(method, key) is None]
     if missing:
         keys = ", ".join(f"method.{key}" for key in missing)
         raise ValueError(f"{keys}: missing, but method {method.name} needs it; write method.{missing[0]}=VALUE")
+    check_parameters(method.name, method.parameters)
 
 
 def batch_sizes(config: Config) -> None:
@@ -77,7 +79,7 @@ def best_checkpoint(config: Config) -> None:
 
 def teacher(config: Config) -> None:
     """Refuse a method that reads teacher scores when there is no teacher."""
-    if needs_of(config.method.name).teacher and config.teacher.model_name is None:
+    if needs_of(config.method.name).needs_teacher and config.teacher.model_name is None:
         raise ValueError(
             f"teacher.model_name: got null, but method {config.method.name} reads a teacher; "
             "name a model, or choose method.name=grpo"

@@ -44,6 +44,9 @@ class Key:
     free_mapping: bool
     """Whether the key holds names of the user's own choice."""
 
+    entries: str
+    """What an entry of such a key expects, in words; empty elsewhere."""
+
 
 @cache
 def known_keys(schema: Schema = Config) -> dict[str, Key]:
@@ -105,6 +108,7 @@ def _key(name: str, field: FieldInfo, node: Node) -> Key:
         default=None if field.is_required() else field.default,
         takes_text="string" in kinds,
         free_mapping="object" in kinds,
+        entries=next((_words(_entry(option)) for option in options if option.get("type") == "object"), ""),
     )
 
 
@@ -125,15 +129,22 @@ def _words(node: Node) -> str:
         items = node["prefixItems"]
         assert isinstance(items, list)  # noqa: S101  the schema's only list kind is the fixed-length one
         return f"a list of {len(items)}, each {_words(items[0])}"
+    if kind == "object":
+        return "a mapping of names to " + {"string": "texts", "number": "numbers"}[str(_entry(node)["type"])]
     words = {
         "integer": "an integer",
         "number": "a number",
         "string": "a text",
         "boolean": "true or false",
-        "object": "a mapping of names to texts",
         "null": "null",
     }[str(kind)]
     return words + _limits(node)
+
+
+def _entry(node: Node) -> Node:
+    inner = node["additionalProperties"]
+    assert isinstance(inner, dict)  # noqa: S101  the schema's free mappings say what they map to
+    return inner
 
 
 def _limits(node: Node) -> str:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from nemo_uecr.config.dotted import flattened
 from nemo_uecr.config.files import read_chain
 from nemo_uecr.config.messages import explain, set_where
 from nemo_uecr.config.origins import DEFAULT, origins_of, overlay, values_of
@@ -26,7 +27,6 @@ __all__ = [
     "dump_config",
     "escaped",
     "flat_values",
-    "flattened",
     "load_as",
     "load_config",
     "register_resolvers",
@@ -100,11 +100,6 @@ def flat_values(config: BaseModel) -> dict[str, object]:
     return flattened(config.model_dump(mode="json"))
 
 
-def flattened(tree: Mapping[str, object]) -> dict[str, object]:
-    """The same of a plain tree."""
-    return _flat(tree, "")
-
-
 def register_resolvers() -> None:
     """Make `${mul:a,b}`, `${div:a,b}` and `${max:a,b}` usable, as in NeMo-RL's files."""
     # OmegaConf 2.4 warns about `register_new_resolver`; in 2.3 `register_resolver` is an older, weaker function.
@@ -134,17 +129,6 @@ def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
         for key, value in tree.items()
         if value != _MISSING
     }
-
-
-def _flat(tree: Mapping[str, object], prefix: str) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{name}.")
-        else:
-            flat[name] = value
-    return flat
 
 
 def escaped(tree: Mapping[str, object]) -> dict[str, object]:

@@ -71,7 +71,7 @@ def _expected(name: str, schema: Schema) -> str:
     key = key_of(name, schema)
     if key is None:
         return "a legal value"
-    return key.expectation if key.name == name else "a text that is not empty"
+    return key.expectation if key.name == name else key.entries
 
 
 def _origin(name: str, origins: Mapping[str, str], path: str) -> str:

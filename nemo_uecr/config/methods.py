@@ -1,10 +1,12 @@
-"""What each method asks of the configuration. Torch-free; a test holds it equal to the registry in `core`."""
+"""What each method asks of the configuration, read off its line in the registry. Torch-free."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from nemo_uecr.config.nearest import nearest_name
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.method_registry import REGISTRY, Entry
 
-__all__ = ["METHOD_NEEDS", "OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "MethodNeeds", "needs_of"]
+__all__ = ["OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "check_parameters", "needs_of", "with_parameters"]
 
 REQUIRED_SETTINGS = ("alpha", "rho", "tau_delta", "tau_entropy")
 """Settings without a default in code: the configuration states them for every method that uses them."""
@@ -13,42 +15,30 @@ OPTIONAL_SETTINGS = ("std_floor", "opd_coef", "std", "scoring_noise", "turn_sepa
 """Settings of `method` that have a default; a method outside their scope ignores them."""
 
 
-@dataclass(frozen=True)
-class MethodNeeds:
-    """What one method reads from the configuration."""
-
-    settings: frozenset[str]
-    """Names of the keys under `method` that change what this method computes or reports."""
-
-    teacher: bool
-    """Whether teacher scores are read; where False no teacher is ever loaded."""
+def needs_of(method: str) -> Entry:
+    """The line of a method whose name the schema has accepted."""
+    return REGISTRY[method]
 
 
-def _needs(*settings: str, teacher: bool) -> MethodNeeds:
-    return MethodNeeds(settings=frozenset(settings), teacher=teacher)
+def with_parameters(values: object) -> object:
+    """The `method` section as stated, with the defaults of the method's own parameters that it does not state."""
+    if not isinstance(values, dict) or values.get("name") not in REGISTRY:
+        return values
+    stated = values.get("parameters", {})
+    if not isinstance(stated, dict):
+        return values
+    own = {name: parameter.default for name, parameter in REGISTRY[values["name"]].parameters.items()}
+    return {**values, "parameters": {**own, **stated}}
 
 
-_GROUP = ("std", "std_floor", "scoring_noise")
-_UNIFIED = ("alpha", *_GROUP)
-
-METHOD_NEEDS: dict[str, MethodNeeds] = {
-    "grpo": _needs(*_GROUP, teacher=False),
-    "pg_opd": _needs(teacher=True),
-    "grpo_plus_opd": _needs(*_GROUP, "opd_coef", teacher=True),
-    "distilled_rl": _needs(*_GROUP, teacher=True),
-    "atod": _needs(*_GROUP, "turn_separator", teacher=True),
-    "separate_norm": _needs("alpha", *_GROUP, teacher=True),
-    "puu": _needs(*_UNIFIED, teacher=True),
-    "uecr": _needs(*_UNIFIED, "rho", "tau_delta", "tau_entropy", teacher=True),
-    "ecr_no_entropy": _needs(*_UNIFIED, "rho", "tau_delta", teacher=True),
-    "ecr_no_projection": _needs(*_UNIFIED, "rho", "tau_delta", "tau_entropy", teacher=True),
-    "ecr_full_advantage": _needs(*_UNIFIED, "rho", "tau_delta", "tau_entropy", teacher=True),
-    "ecr_alpha_zero": _needs(*_GROUP, "rho", "tau_delta", "tau_entropy", teacher=True),
-    "ecr_no_gap": _needs(*_UNIFIED, "rho", "tau_entropy", teacher=True),
-    "shuffled_entropy": _needs(*_UNIFIED, "rho", "tau_delta", "tau_entropy", teacher=True),
-}
-
-
-def needs_of(method: str) -> MethodNeeds:
-    """The needs of a method whose name the schema has accepted."""
-    return METHOD_NEEDS[method]
+def check_parameters(method: str, parameters: dict[str, float]) -> None:
+    """Refuse a parameter that no method has, and one outside its range; another method's is left alone."""
+    known = {name for entry in REGISTRY.values() for name in entry.parameters}
+    for name, value in parameters.items():
+        key = f"method.parameters.{name}"
+        if name not in known:
+            own = sorted(REGISTRY[method].parameters)
+            hint = f"the nearest is {nearest_name(name, own)!r}" if own else f"method {method} has none of its own"
+            raise ConfigError(f"{key}: no such parameter; {hint}")
+        if name in REGISTRY[method].parameters:
+            REGISTRY[method].parameters[name].check(key, value)

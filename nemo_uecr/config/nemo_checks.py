@@ -10,7 +10,7 @@ from nemo_uecr.config.methods import needs_of
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
 
-__all__ = ["batch", "data_parallel", "layout", "lengths", "student_gpus", "teacher", "teacher_gpus"]
+__all__ = ["batch", "data_parallel", "layout", "lengths", "method", "student_gpus", "teacher", "teacher_gpus"]
 
 
 def student_gpus(config: NemoConfig) -> int:
@@ -39,9 +39,18 @@ def batch(config: NemoConfig) -> None:
         )
 
 
+def method(config: NemoConfig) -> None:
+    """Refuse a method that reads a score which this back end does not make."""
+    if needs_of(config.method.name).needs_initial:
+        raise ValueError(
+            f"method.name: got {config.method.name!r}, which reads the initial student at temperature 1, but backend "
+            "nemo_rl scores it at rollout.temperature alone; use backend=local or another method"
+        )
+
+
 def teacher(config: NemoConfig) -> None:
     """Refuse a method that reads teacher scores without a teacher, and GPUs for a teacher nobody reads."""
-    needed = needs_of(config.method.name).teacher
+    needed = needs_of(config.method.name).needs_teacher
     if needed and config.teacher.model_name is None:
         raise ValueError(
             f"teacher.model_name: got null, but method {config.method.name} reads a teacher; make one with grpo, "
@@ -65,7 +74,7 @@ def layout(config: NemoConfig) -> None:
             f"train.minibatch_responses: got {config.train.minibatch_responses}, which the {ranks} data-parallel ranks "
             f"of the student on {student} GPUs cannot share equally; {_what_divides(config, ranks)}"
         )
-    if needs_of(config.method.name).teacher:
+    if needs_of(config.method.name).needs_teacher:
         _divides("teacher", teacher_gpus(config), config.teacher.parallel)
     if student % config.rollout.tensor:
         raise ValueError(f"rollout.tensor: got {config.rollout.tensor}, expected a divisor of the {student} GPUs")

@@ -280,6 +280,7 @@ class NemoConfig(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         nemo_checks.batch(self)
+        nemo_checks.method(self)
         nemo_checks.teacher(self)
         nemo_checks.layout(self)
         nemo_checks.lengths(self)

@@ -36,7 +36,7 @@ def objective(config: AnyConfig, *, advantage: str) -> str:
 
 def _surrogates(config: AnyConfig) -> str:
     clip = f"clip {config.loss.clip_low:g}/{config.loss.clip_high:g}"
-    if "opd_coef" in needs_of(config.method.name).settings:
+    if "opd_coef" in needs_of(config.method.name).config_settings:
         return f"PG(A^GRPO; {clip}) + {config.method.opd_coef:g} PG(clip(delta, -5, 5); {clip})"
     return f"PG(A; {clip})"
 
@@ -51,14 +51,15 @@ def _advantage(text: str) -> str:
 
 def _values(method: MethodConfig) -> list[str]:
     """`alpha = 1, rho = 0.5`: optional settings only where they differ from their default."""
-    used = needs_of(method.name).settings
+    used = needs_of(method.name).config_settings
     shown = [key for key in REQUIRED_SETTINGS if key in used]
     shown += [
         key
         for key in OPTIONAL_SETTINGS
         if key in used and getattr(method, key) != MethodConfig.model_fields[key].default
     ]
-    values = {key: getattr(method, key) for key in shown}
+    own = needs_of(method.name).parameters
+    values = {key: getattr(method, key) for key in shown} | {key: method.parameters[key] for key in own}
     text = ", ".join(
         f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}" for key, value in values.items()
     )

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_uecr.config.keys import Schema, is_known, key_of, known_names
+from nemo_uecr.config.keys import Key, Schema, is_known, key_of, known_names
 from nemo_uecr.config.nearest import nearest_name
 from nemo_uecr.config.origins import OVERRIDE, REPLACE_MARKER, Branch, branch_of
 from nemo_uecr.errors import ConfigError
@@ -67,7 +67,7 @@ def _parts(name: str, schema: Schema) -> list[str]:
 
 def _value(name: str, written: str, schema: Schema) -> object:
     key = key_of(name, schema)
-    if written == "" or (key is not None and (key.takes_text or key.name != name)):
+    if written == "" or (key is not None and _is_text(key, name)):
         return _text(written)
     try:
         parsed = OmegaConf.from_dotlist([f"value={written}"])
@@ -77,6 +77,11 @@ def _value(name: str, written: str, schema: Schema) -> object:
     if key is not None and key.free_mapping and isinstance(value, dict):
         return {**value, REPLACE_MARKER: True}
     return value
+
+
+def _is_text(key: Key, name: str) -> bool:
+    """Whether the name's value is free text: the key's own, or that of an entry of its mapping."""
+    return key.takes_text if key.name == name else key.entries.startswith("a text")
 
 
 def _text(written: str) -> str | None:

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 
 from nemo_uecr.config.keys import Key, Schema, known_keys, section_names
-from nemo_uecr.config.methods import METHOD_NEEDS, OPTIONAL_SETTINGS, REQUIRED_SETTINGS
+from nemo_uecr.config.methods import OPTIONAL_SETTINGS, REQUIRED_SETTINGS
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config
+from nemo_uecr.method_registry import REGISTRY
 
 __all__ = ["nemo_reference_page", "reference_page"]
 
@@ -70,7 +71,8 @@ _METHODS = """
 ## Which method uses what
 
 Settings that a method does not use are accepted, and reported when the run starts. The settings alpha, rho,
-tau_delta and tau_entropy have no default: a method that uses one refuses to start without it.
+tau_delta and tau_entropy have no default: a method that uses one refuses to start without it. The last column has
+the method's own parameters, `method.parameters.NAME`, with their defaults.
 
 """
 
@@ -112,12 +114,14 @@ def _readers(key: Key) -> str:
     """The methods that read a key of `method` or `teacher`."""
     setting = key.name.removeprefix("method.")
     if key.name.startswith("teacher."):
-        readers = [name for name, needs in METHOD_NEEDS.items() if needs.teacher]
+        readers = [name for name, entry in REGISTRY.items() if entry.needs_teacher]
     elif setting in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS):
-        readers = [name for name, needs in METHOD_NEEDS.items() if setting in needs.settings]
+        readers = [name for name, entry in REGISTRY.items() if setting in entry.config_settings]
+    elif setting == "parameters":
+        readers = [name for name, entry in REGISTRY.items() if entry.parameters]
     else:
         return "all"
-    others = [name for name in METHOD_NEEDS if name not in readers]
+    others = [name for name in REGISTRY if name not in readers]
     return f"all but {', '.join(others)}" if len(others) < len(readers) else ", ".join(readers)
 
 
@@ -131,11 +135,12 @@ def _default(key: Key) -> str:
 
 def _methods() -> Iterator[str]:
     settings = (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS)
-    yield f"| method | teacher | {' | '.join(settings)} |"
-    yield "|---" * (len(settings) + 2) + "|"
-    for name, needs in METHOD_NEEDS.items():
-        used = ["yes" if setting in needs.settings else "" for setting in settings]
-        yield f"| {name} | {'yes' if needs.teacher else 'no'} | {' | '.join(used)} |"
+    yield f"| method | teacher | {' | '.join(settings)} | parameters |"
+    yield "|---" * (len(settings) + 3) + "|"
+    for name, entry in REGISTRY.items():
+        used = ["yes" if setting in entry.config_settings else "" for setting in settings]
+        own = ", ".join(f"{key} = {parameter.default:g}" for key, parameter in entry.parameters.items())
+        yield f"| {name} | {'yes' if entry.needs_teacher else 'no'} | {' | '.join(used)} | {own} |"
 
 
 if __name__ == "__main__":

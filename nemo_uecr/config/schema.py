@@ -34,6 +34,7 @@ from nemo_uecr.config.kinds import (
     TopP,
     Tracking,
 )
+from nemo_uecr.config.methods import with_parameters
 
 __all__ = [
     "CheckpointConfig",
@@ -159,7 +160,7 @@ class MethodConfig(Section):
     """The advantage: which method, and its settings."""
 
     name: Text
-    """One of the fourteen methods."""
+    """One of the methods: the paper's fourteen, and those added to the registry."""
 
     alpha: float | None = None
     """Weight of the teacher reward in R^U. Required by the methods that use it."""
@@ -188,6 +189,14 @@ class MethodConfig(Section):
     turn_separator: Text | None = None
     """Token text that ends a turn, for atod; null: the response is one turn."""
 
+    parameters: dict[str, float] = {}
+    """Numbers of one method's own; what is not stated has the default in the registry."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parameters_are_complete(cls, values: object) -> object:
+        return with_parameters(values)
+
     @field_validator("name")
     @classmethod
     def _name_is_known(cls, name: str) -> str:
@@ -209,7 +218,7 @@ class LossConfig(Section):
     """The ratio is clipped above at 1 + clip_high."""
 
     reference_kl: NonNegative
-    """Coefficient of the k3 KL to the initial student; 0: no reference model is loaded."""
+    """Coefficient of the k3 KL to the initial student; 0: no reference model is loaded, unless the method reads it."""
 
 
 class TrainConfig(Section):

@@ -22,9 +22,10 @@ def unused_settings(config: AnyConfig, origins: Mapping[str, str]) -> tuple[str,
         Dotted keys, in the order of the schema.
     """
     needs = needs_of(config.method.name)
-    idle = [f"method.{key}" for key in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS) if key not in needs.settings]
+    idle = [f"method.{key}" for key in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS) if key not in needs.config_settings]
+    idle += [f"method.parameters.{key}" for key in config.method.parameters if key not in needs.parameters]
     stated = [key for key in idle if origins[key] != DEFAULT]
-    if not needs.teacher and config.teacher.model_name is not None:
+    if not needs.needs_teacher and config.teacher.model_name is not None:
         stated.insert(0, "teacher.model_name")
     return tuple(stated)
 

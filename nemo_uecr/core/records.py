@@ -7,7 +7,8 @@ Token fields are ``[B, T]``; in a packed batch they are ``[N]`` and ``offsets`` 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -43,6 +44,7 @@ class ScoredBatch:
         old_logp_BT: [B, T] log pi_old(y_t) at temperature 1, nats, float32 or float64.
         teacher_logp_BT: [B, T] log pi_T(y_t) at temperature 1, nats.
         teacher_entropy_BT: [B, T] full-vocabulary teacher entropy +H at temperature 1, nats.
+        initial_logp_BT: [B, T] log pi_0(y_t), the initial student at temperature 1, nats (``g_opd`` only).
         segments_BT: [B, T] integer turn label of each token (``atod`` only).
         offsets: [B + 1] token offsets of a packed batch; None when padded.
         sample_ids: names of the responses for error messages.
@@ -54,6 +56,7 @@ class ScoredBatch:
     old_logp_BT: Tensor
     teacher_logp_BT: Tensor | None = None
     teacher_entropy_BT: Tensor | None = None
+    initial_logp_BT: Tensor | None = None
     segments_BT: Tensor | None = None
     offsets: Tensor | None = None
     sample_ids: tuple[str, ...] | None = None
@@ -92,6 +95,7 @@ class Settings:
         opd_coef: weight of the second surrogate of ``grpo_plus_opd``.
         step: completed training steps (``atod``'s schedule).
         seed: permutation seed (``shuffled_entropy``).
+        parameters: numbers of one method's own, by the names in its line of the registry.
     """
 
     alpha: float | None = None
@@ -103,6 +107,7 @@ class Settings:
     opd_coef: float | None = None
     step: int | None = None
     seed: int | None = None
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse values outside the paper's ranges."""
@@ -130,6 +135,12 @@ class Settings:
         if value is None:
             raise ConfigError(f"method {method} needs {name}, which was not given; set method.{name}")
         return float(value)
+
+    def parameter(self, name: str, method: str) -> float:
+        """The value of one of the method's own parameters; an error naming the key when it was not given."""
+        if name not in self.parameters:
+            raise ConfigError(f"method {method} needs parameters.{name}; set method.parameters.{name}")
+        return float(self.parameters[name])
 
     def need_int(self, name: str, method: str) -> int:
         """Like `need`, for the integer settings."""
@@ -220,7 +231,7 @@ def _check_tokens(batch: ScoredBatch) -> None:
         raise ScoreError(f"mask has shape {list(mask.shape)}; expected [{batch.responses}, T]")
     if batch.offsets is not None:
         _check_offsets(batch)
-    for name in ("old_logp", "teacher_logp", "teacher_entropy", "segments"):
+    for name in ("old_logp", "teacher_logp", "teacher_entropy", "initial_logp", "segments"):
         tensor = getattr(batch, f"{name}_BT")
         if tensor is None:
             continue

@@ -59,12 +59,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     aside.mkdir(parents=True)
     try:
         yield aside
-        for file in sorted(aside.rglob("*")):
-            if file.is_dir():
-                sync_folder(file)
-            else:
-                _sync(file)
-        sync_folder(aside)
+        sync_tree(aside)
         if path.exists():  # moved away whole: a kill in the middle of a removal would leave half a folder
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
@@ -87,8 +82,15 @@ def recover_folder(path: Path) -> None:
         sync_folder(path.parent)
 
 
+def sync_tree(folder: Path) -> None:
+    """Push everything in a folder to disk, and the folder itself."""
+    for path in sorted(folder.rglob("*")):
+        sync_folder(path)
+    sync_folder(folder)
+
+
 def sync_folder(path: Path) -> None:
-    """Push a folder's entries to disk, so that a rename survives a power cut."""
+    """Push a folder's entries to disk, so that a rename survives a power cut; or a file's content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -98,8 +100,3 @@ def sync_folder(path: Path) -> None:
 
 def _moved_away(path: Path) -> Path:
     return path.with_name(f".{path.name}.old.tmp")
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nemo_uecr
+from nemo_uecr.data.atomic import sync_folder, sync_tree
 from nemo_uecr.demo.recipe import BENCH_FOLDER, DEMO_RECIPE, RECIPE_FILE, Recipe, fingerprint, recipe_to_json
 from nemo_uecr.demo.task import LEVELS, distinct_problems, write_rows
 from nemo_uecr.errors import DataError, RunFolderError
@@ -142,9 +143,9 @@ def _prepare(folder: Path, recipe: Recipe, seed: int) -> None:
         (staging / RECIPE_FILE).write_text(recipe_to_json(recipe), encoding="utf-8")
         _write_problems(staging, recipe, seed)
         _train_models(staging, seed)
-        _flush(staging)
+        sync_tree(staging)
         staging.rename(folder)
-        _flush_one(folder.parent)
+        sync_folder(folder.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -197,17 +198,3 @@ def _log_lines(worker: subprocess.Popen[str]) -> None:
     if worker.stdout is not None:
         for line in worker.stdout:
             logger.info("demo: %s", line.rstrip())
-
-
-def _flush(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        _flush_one(path)
-    _flush_one(folder)
-
-
-def _flush_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

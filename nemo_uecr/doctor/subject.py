@@ -70,7 +70,7 @@ def _of_local(config: Config) -> Subject:
     return Subject(
         backend="local",
         student=config.student.model_name,
-        teacher=config.teacher.model_name if needs_of(config.method.name).teacher else None,
+        teacher=config.teacher.model_name if needs_of(config.method.name).needs_teacher else None,
         vocabulary=None,
         run_folder=config.run.folder,
         train_file=config.data.train,
@@ -89,7 +89,7 @@ def _of_local(config: Config) -> Subject:
 
 
 def _of_nemo(config: NemoConfig) -> Subject:
-    teacher = needs_of(config.method.name).teacher
+    teacher = needs_of(config.method.name).needs_teacher
     named = [("student.megatron_checkpoint", config.student.megatron_checkpoint)]
     if teacher:
         named.append(("teacher.megatron_checkpoint", config.teacher.megatron_checkpoint))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.config.dotted import flattened
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.manifest import file_sha256, row_set_digest
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.rows import read_object
+from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.evaluation.engines.tokens import ChatSettings
@@ -67,7 +68,7 @@ def make_plan(label: str, model: str, settings: Settings, benchmarks: Mapping[st
             }
             for name, benchmark in benchmarks.items()
         },
-        "versions": {name: version for name in VERSIONS if (version := _version(name)) is not None},
+        "versions": {name: version for name in VERSIONS if (version := installed(name)) is not None},
     }
 
 
@@ -89,7 +90,7 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> None:
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, object, object]]:
     """Dotted key and both values wherever two plans differ, free keys left out."""
-    ours, theirs = _flat(json.loads(json.dumps(first))), _flat(second)
+    ours, theirs = flattened(json.loads(json.dumps(first))), flattened(second)
     return [
         (key, ours.get(key), theirs.get(key))
         for key in sorted(ours.keys() | theirs.keys())
@@ -112,17 +113,3 @@ def model_digest(model: str) -> str | None:
 def _problem_digest(problem: Problem) -> str:
     """The id counts as well: samples belong to problems by it."""
     return row_digest(f"{problem.id}\n{problem.question}", problem.answer)
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -39,7 +39,7 @@ class StepBatch:
         checked: verdicts.
         student: old policy, log-probabilities at (T_r, 1) and entropy.
         teacher: teacher log-probability at 1 and its entropy; None when the method reads no teacher.
-        reference: reference policy at T_r; None without a reference KL.
+        reference: initial student at T_r and, where the method reads it, at 1; None where nothing reads it.
         segments_BT: turn labels, None when the response is one turn.
     """
 
@@ -60,6 +60,11 @@ class StepBatch:
             for row, prompt in enumerate(self.sequences.prompts)
         )
 
+    @property
+    def initial_logp_BT(self) -> Tensor | None:
+        """The initial student at temperature 1, where the method reads it."""
+        return None if self.reference is None or len(self.reference.logp) == 1 else self.reference.logp[1]
+
     def scored(self) -> ScoredBatch:
         """The record that the methods read."""
         return ScoredBatch(
@@ -69,6 +74,7 @@ class StepBatch:
             old_logp_BT=self.student.logp[1],
             teacher_logp_BT=None if self.teacher is None else self.teacher.logp[0],
             teacher_entropy_BT=None if self.teacher is None else self.teacher.entropy_BT,
+            initial_logp_BT=self.initial_logp_BT,
             segments_BT=self.segments_BT,
             sample_ids=self.sample_ids,
         )
@@ -87,6 +93,8 @@ class StepBatch:
                 fields["teacher_entropy"] = self.teacher.entropy_BT
         if self.reference is not None:
             fields["ref_logp"] = self.reference.logp[0]
+        if self.initial_logp_BT is not None:
+            fields["initial_logp"] = self.initial_logp_BT
         for name, value_BT in fields.items():
             bad = (mask_BT & ~value_BT.isfinite()).nonzero()
             if bad.numel():
@@ -118,6 +126,7 @@ class StepBatch:
             "teacher_logp": scored.teacher_logp_BT,
             "teacher_entropy": scored.teacher_entropy_BT,
             "ref_logp": None if self.reference is None else self.reference.logp[0],
+            "initial_logp": scored.initial_logp_BT,
             "segments": scored.segments_BT,
             "advantage": None if advantages is None else advantages.advantage_BT,
             "advantage_opd": None if advantages is None else advantages.advantage_opd_BT,
@@ -183,4 +192,5 @@ def method_settings(method: MethodConfig, *, step: int, seed: int) -> Settings:
         opd_coef=method.opd_coef,
         step=step - 1,
         seed=derive(seed, "shuffle", step) % 2**31,
+        parameters=method.parameters,
     )

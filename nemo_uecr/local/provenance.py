@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import platform
 import sys
@@ -18,6 +17,7 @@ from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.rows import read_object
+from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local.input_hashes import input_hashes
 from nemo_uecr.local.source import Source
@@ -42,7 +42,11 @@ def statement(config: Config, objective: str) -> dict[str, Any]:
     """The part that follows from the configuration and this environment, without looking at an input."""
     return {
         "objective": objective,
-        "versions": {"nemo_uecr": nemo_uecr.__version__, "python": platform.python_version(), **_versions()},
+        "versions": {
+            "nemo_uecr": nemo_uecr.__version__,
+            "python": platform.python_version(),
+            **{package: installed(package) or "not installed" for package in PACKAGES},
+        },
         "platform": platform.platform(),
         "arithmetic": arithmetic(),
         "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
@@ -126,13 +130,3 @@ def _selection(config: Config) -> str:
     if config.checkpoint.keep_best:
         return "best: highest mean of avg@k over the benchmarks; the earlier checkpoint of equal ones"
     return "last: the checkpoint of the last step, whatever it scores"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found

@@ -196,9 +196,8 @@ class Trainer:
                 teacher = score(models.teacher, sequences, slices, temperatures=(1.0,), entropy=wants_entropy)
         if models.reference is not None:
             with watch.phase("score_reference"):
-                reference = score(
-                    models.reference, sequences, slices, temperatures=(config.rollout.temperature,), entropy=False
-                )
+                wanted = (config.rollout.temperature, *((1.0,) if self._method.entry.needs_initial else ()))
+                reference = score(models.reference, sequences, slices, temperatures=wanted, entropy=False)
         prompts, per_prompt = config.rollout.prompts_per_step, config.rollout.responses_per_prompt
         return StepBatch(
             step=step,
@@ -232,7 +231,7 @@ class Trainer:
             loss_mask_BT=loss_mask_BT,
             old_logp_BT=batch.student.logp[0],
             surrogates=tuple(surrogates),
-            ref_logp_BT=None if batch.reference is None else batch.reference.logp[0],
+            ref_logp_BT=batch.reference.logp[0] if batch.reference and config.loss.reference_kl > 0 else None,
         )
         done = self._position.optimizer_steps
         return update(self._models.student, self._optimizer, inputs, config, steps_done=done)

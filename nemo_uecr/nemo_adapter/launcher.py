@@ -124,6 +124,7 @@ def run_spec(config: NemoConfig) -> RunSpec:
             std_floor=method.std_floor,
             sample_std=method.std == "sample",
             opd_coef=method.opd_coef,
+            parameters=method.parameters,
         ),
         seed=config.run.seed,
         prompts_per_step=rollout.prompts_per_step,

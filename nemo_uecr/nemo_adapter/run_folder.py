@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import sys
@@ -16,6 +15,7 @@ from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.telemetry.sinks import truncate_records
 
@@ -72,7 +72,7 @@ def _provenance(config: NemoConfig, objective: str, version: str) -> dict[str, o
             "nemo_uecr": nemo_uecr.__version__,
             "nemo_rl": version,
             "python": platform.python_version(),
-            **{package: _version(package) for package in PACKAGES},
+            **{package: installed(package) or "not installed in the driver's environment" for package in PACKAGES},
         },
         "platform": platform.platform(),
         "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
@@ -86,10 +86,3 @@ def _provenance(config: NemoConfig, objective: str, version: str) -> dict[str, o
             **config.conventions.model_dump(),
         },
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed in the driver's environment"

@@ -33,7 +33,7 @@ class RunSpec:
     """The method, the batch and the loss of a run.
 
     Attributes:
-        method_name: one of the fourteen.
+        method_name: key of the registry.
         settings: the method's scalars; step and seed are filled in for each step.
         seed: the run's seed.
         prompts_per_step: P.

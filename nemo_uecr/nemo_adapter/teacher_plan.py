@@ -14,7 +14,7 @@ REMOVED = ("pretrained_checkpoint", "megatron_cfg.fp8_cfg", "quant_cfg", "router
 
 def teacher_plan(config: NemoConfig) -> TeacherPlan | None:
     """How the teacher is built; None when the method reads none, so that none is ever loaded."""
-    if not needs_of(config.method.name).teacher:
+    if not needs_of(config.method.name).needs_teacher:
         return None
     teacher = config.teacher
     parallel = teacher.parallel

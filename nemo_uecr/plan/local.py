@@ -37,9 +37,9 @@ class _Run:
         self.device, self.efficiency = device, efficiency
         self.student = sizes(config.student.model_name, "student")
         self.teacher: ModelShape | None = None
-        if needs_of(config.method.name).teacher and config.teacher.model_name is not None:
+        if needs_of(config.method.name).needs_teacher and config.teacher.model_name is not None:
             self.teacher = sizes(config.teacher.model_name, "teacher")
-        self.reference = config.loss.reference_kl > 0
+        self.reference = config.loss.reference_kl > 0 or needs_of(config.method.name).needs_initial
         self.longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
         self.threads = config.threads or 1 if device.memory is None else 1

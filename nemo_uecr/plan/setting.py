@@ -85,7 +85,7 @@ def setting_of(config: NemoConfig, device: Device, efficiency: Efficiency, lengt
         DataError: the sizes of a model are not known.
     """
     teacher = teacher_grid = None
-    if needs_of(config.method.name).teacher and config.teacher.model_name is not None:
+    if needs_of(config.method.name).needs_teacher and config.teacher.model_name is not None:
         teacher = shape_of(config.teacher.model_name, role="teacher")
         teacher_grid = grid_of(config.teacher.parallel, teacher_gpus(config))
     return Setting(

@@ -79,6 +79,7 @@ def read_batch(files: BatchFiles) -> SavedTexts:
         old_logp_BT=saved.tensors["old_logp"],
         teacher_logp_BT=saved.tensors.get("teacher_logp"),
         teacher_entropy_BT=saved.tensors.get("teacher_entropy"),
+        initial_logp_BT=saved.tensors.get("initial_logp"),
         segments_BT=saved.tensors.get("segments"),
     )
     return SavedTexts(files.step, saved.method or "", dict(saved.settings), batch, _read_texts(files, batch))

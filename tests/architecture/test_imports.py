@@ -37,7 +37,7 @@ CONTRACT: dict[str, Rule] = {
     "config": rule(packages="pydantic pydantic_core omegaconf yaml", lazy=""),
     "data": rule("config"),
     "verifier": rule(),
-    "evaluation": rule("data", "verifier", packages="numpy"),
+    "evaluation": rule("config", "data", "verifier", packages="numpy"),
     "telemetry": rule("core", packages="torch"),
     "demo": rule("config", "data", packages="torch"),
     "plan": rule("config", packages="pydantic"),
@@ -48,7 +48,9 @@ CONTRACT: dict[str, Rule] = {
         "config", "core", "data", "evaluation", "scoring", "telemetry", "verifier",
         packages="torch transformers safetensors",
     ),
-    "audit": rule("config", "core", "data", "evaluation", "local", "scoring", "verifier", packages="numpy torch"),
+    "audit": rule(
+        "checkpoint", "config", "core", "data", "evaluation", "local", "scoring", "verifier", packages="numpy torch"
+    ),
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
     "checkpoint": rule("data", "scoring"),
     "nemo_adapter": rule(
@@ -61,14 +63,14 @@ CONTRACT: dict[str, Rule] = {
         "bench", "nemo_adapter", "study", "plan", "doctor", "checkpoint", "audit", "cluster",
     ),
 }  # fmt: skip
-"""Layer -> rule. Everyone may import `nemo_uecr` itself, `nemo_uecr.errors` and `nemo_uecr.stopping`."""
+"""Layer -> rule. Everyone may import `nemo_uecr` itself and its modules in `SHARED`."""
 
 MODULE_PACKAGES: dict[str, frozenset[str]] = {"scoring/triton_kernels.py": frozenset({"triton"})}
 """Packages that one module imports at module level beyond its layer's rule. Such a module may itself be imported
 inside functions only."""
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
-SHARED = {"errors", "stopping", "__version__"}
+SHARED = {"errors", "method_registry", "stopping", "__version__"}
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ PROMISED = {
     "ecr_alpha_zero": COMPONENTS | TOKENS,
     "ecr_no_gap": COMPONENTS | TOKENS,
     "shuffled_entropy": COMPONENTS | TOKENS,
+    "rlsd": {"weight", "advantage_task", "teacher_reward"},
+    "g_opd": {"teacher_reward"},
 }
 #: Further response-level quantities that may stand beside them.
 ALSO = {"centre", "unified_std"}
@@ -47,7 +49,7 @@ def made() -> dict[str, Tensor]:
     old = -torch.rand(6, 7, generator=generator) - 0.1
     teacher = old + torch.randn(6, 7, generator=generator)
     entropy = torch.rand(6, 7, generator=generator)
-    fields = {"old_logp": old, "teacher_logp": teacher, "teacher_entropy": entropy}
+    fields = {"old_logp": old, "teacher_logp": teacher, "teacher_entropy": entropy, "initial_logp": old - 0.5}
     return {
         "task_reward": torch.tensor([1.0, 0, 0, 1, 1, 0]),
         "group": torch.tensor([3, 8, 3, 8, 3, 8]),
@@ -85,6 +87,33 @@ def test_what_each_method_writes(batch: Path, tmp_path: Path, name: str) -> None
         assert found[key].shape == mask.shape
     for key in COMPONENTS & found.keys():
         assert found[key].shape == (6,)
+
+
+def test_a_methods_own_parameter(batch: Path, tmp_path: Path) -> None:
+    """log pi_0 = log pi_old - 1/2, so each further unit of extrapolation adds delta + 1/2; the clip is at 5."""
+    given = made()
+    delta = (given["teacher_logp"] - given["old_logp"])[given["mask"]]
+    for strength in ("1.25", "2"):
+        words = () if strength == "1.25" else (f"parameters.extrapolation={strength}",)
+        found = replay(batch, tmp_path / "out.safetensors", "g_opd", *words)["advantage"][given["mask"]]
+        expected = (delta + (float(strength) - 1) * (delta + 0.5)).clamp(-5, 5)
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("parameters.mixx=1", "the nearest is 'mix'"), ("parameters.mix=1.5", "expected a number from 0 to 1"),
+     ("parameters.mix=nan", "expected a number from 0 to 1"), ("parameters.mix=x", "expected a number")],
+)  # fmt: skip
+def test_a_wrong_parameter(
+    batch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, message: str
+) -> None:
+    out = tmp_path / "out.safetensors"
+    assert entry_point(["replay", str(batch), "--method", "rlsd", "--set", word, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
 
 
 def test_uecr_by_the_paper(batch: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The torch-free table of what a method needs agrees with the registry; unused settings; the objective."""
+"""What the configuration reads off the registry: settings, parameters, teacher; unused settings; the objective."""
 
 from __future__ import annotations
 
@@ -7,29 +7,54 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.config.methods import METHOD_NEEDS
 from nemo_uecr.config.objective import objective
+from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.config.unused import unused_line, unused_settings
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import Settings
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.method_registry import REGISTRY
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
 
-# Settings that the trainer fills in from elsewhere, and settings of the configuration that `core` never sees.
-FROM_THE_RUN = {"step", "seed"}
-OUTSIDE_CORE = {"scoring_noise", "turn_separator"}
-NAME_IN_CONFIG = {"sample_std": "std"}
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_line_of_the_registry_names_what_both_sides_have(name: str) -> None:
+    """Keys of the configuration on one side, fields of `Settings` on the other; nothing is misspelt in between."""
+    entry = REGISTRY[name]
+    assert entry.config_settings <= set(MethodConfig.model_fields)
+    assert entry.core_settings <= set(vars(Settings()))
+    assert entry.scores <= {"teacher_logp", "teacher_entropy", "initial_logp"}
 
 
-def test_both_tables_have_the_same_methods_in_the_same_order() -> None:
-    assert list(METHOD_NEEDS) == list(METHODS)
-    assert len(METHOD_NEEDS) == 14
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(DEMO, overrides)
+    return str(caught.value)
 
 
-@pytest.mark.parametrize("name", METHOD_NEEDS)
-def test_both_tables_agree_on_a_method(name: str) -> None:
-    in_core = {NAME_IN_CONFIG.get(setting, setting) for setting in METHODS[name].settings - FROM_THE_RUN}
-    assert METHOD_NEEDS[name].settings - OUTSIDE_CORE == in_core
-    assert METHOD_NEEDS[name].teacher == METHODS[name].needs_teacher
+def test_a_methods_own_parameters_are_completed_and_can_be_set() -> None:
+    loaded = load_config(DEMO, ["method.name=rlsd", "method.parameters.mix=1"])
+    assert loaded.config.method.parameters == {"mix": 1.0, "bound": 0.2}
+    assert loaded.origins["method.parameters.mix"] == "override"
+    assert loaded.origins["method.parameters.bound"] == "default"
+    assert load_config(DEMO, []).config.method.parameters == {}
+
+
+def test_a_wrong_parameter_is_one_line() -> None:
+    assert refusal("method.name=rlsd", "method.parameters.mixx=1") == (
+        "method.parameters.mixx: no such parameter; the nearest is 'mix'"
+    )
+    assert refusal("method.parameters.mixx=1").endswith("no such parameter; method uecr has none of its own")
+    assert refusal("method.name=rlsd", "method.parameters.mix=2") == (
+        "method.parameters.mix: got 2, expected a number from 0 to 1"
+    )
+    assert "expected a number" in refusal("method.name=rlsd", "method.parameters.mix=half")
+
+
+def test_another_methods_parameter_is_reported_as_unused() -> None:
+    assert unused("method.name=g_opd", "method.parameters.mix=0.3")[-1] == "method.parameters.mix"
+    assert "method.parameters.extrapolation" not in unused("method.name=g_opd", "method.parameters.extrapolation=2")
 
 
 def unused(*overrides: str) -> tuple[str, ...]:
@@ -82,12 +107,16 @@ def test_the_naive_hybrid_has_two_surrogates() -> None:
     assert text.startswith(expected)
 
 
+def test_a_methods_own_parameters_are_shown() -> None:
+    assert text_of("method.name=rlsd", "method.parameters.mix=0.25").endswith("; mix = 0.25, bound = 0.2")
+
+
 def test_only_settings_that_the_method_uses_are_shown() -> None:
     assert text_of("method.name=grpo").endswith("the same on every token")
     assert text_of("method.name=grpo", "method.std=sample").endswith("; std = sample")
 
 
-@pytest.mark.parametrize("name", METHOD_NEEDS)
+@pytest.mark.parametrize("name", REGISTRY)
 def test_every_objective_is_one_line(name: str) -> None:
     text = text_of(f"method.name={name}")
     assert text.startswith("loss = PG(")

@@ -11,10 +11,10 @@ import yaml
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import flat_values, stated_values
-from nemo_uecr.config.methods import METHOD_NEEDS
 from nemo_uecr.config.nemo_load import backend_of, load_nemo, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.method_registry import PAPER
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 SCALES = ("1p7b", "4b")
@@ -42,7 +42,7 @@ def given(scale: str, name: str) -> list[str]:
 
 def test_there_is_one_overlay_for_each_other_method_at_each_scale() -> None:
     for scale in SCALES:
-        assert {path.stem for found, path in OVERLAYS if found == scale} == set(METHOD_NEEDS) - {"uecr"}
+        assert {path.stem for found, path in OVERLAYS if found == scale} == {entry.name for entry in PAPER} - {"uecr"}
 
 
 @pytest.mark.parametrize(("scale", "path"), OVERLAYS, ids=lambda value: getattr(value, "stem", value))
@@ -94,6 +94,11 @@ def test_teacher_recipes_need_no_teacher(name: str) -> None:
         (["teacher.model_name=t", "method.rho=1.0"], "method.rho: got 1.0"),
         (["teacher.model_name=t", "student.parallel.sequence=true"], "has nothing to share"),
         (["teacher.model_name=t", "method.name=urce"], "the nearest method is"),
+        (
+            ["teacher.model_name=t", "method.name=g_opd"],
+            "which reads the initial student at temperature 1",
+        ),
+        (["teacher.model_name=t", "method.name=rlsd", "method.parameters.bound=1"], "expected a number from 0 to 0.99"),
         (["teacher.model_name=t", "train.steps=ten"], 'train.steps: got "ten", expected an integer >= 1 (set on the'),
         (["teacher.model_name=t", "student.parallel.tensr=2"], "unknown key student.parallel.tensr; the nearest known"),
         (["teacher.model_name=t", "train.steps"], "expected key=value"),

@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from nemo_uecr.config.keys import known_keys
 from nemo_uecr.config.load import load_config
-from nemo_uecr.config.methods import METHOD_NEEDS, REQUIRED_SETTINGS
+from nemo_uecr.config.methods import REQUIRED_SETTINGS
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.method_registry import REGISTRY
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
 
@@ -99,9 +100,9 @@ def test_an_unknown_method_names_the_nearest() -> None:
     )
 
 
-@pytest.mark.parametrize("method", METHOD_NEEDS)
+@pytest.mark.parametrize("method", REGISTRY)
 def test_a_method_asks_for_the_settings_it_uses_and_no_other(method: str) -> None:
-    needed = [key for key in REQUIRED_SETTINGS if key in METHOD_NEEDS[method].settings]
+    needed = [key for key in REQUIRED_SETTINGS if key in REGISTRY[method].settings]
     spare = [f"method.{key}=null" for key in REQUIRED_SETTINGS if key not in needed]
     assert load_config(DEMO, [f"method.name={method}", *spare]).config.method.name == method
     for key in needed:
@@ -110,10 +111,10 @@ def test_a_method_asks_for_the_settings_it_uses_and_no_other(method: str) -> Non
         )
 
 
-@pytest.mark.parametrize("method", METHOD_NEEDS)
+@pytest.mark.parametrize("method", REGISTRY)
 def test_a_teacher_is_asked_for_where_it_is_read(method: str) -> None:
     overrides = [f"method.name={method}", "teacher.model_name=null"]
-    if METHOD_NEEDS[method].teacher:
+    if REGISTRY[method].needs_teacher:
         assert refusal(*overrides).startswith(f"teacher.model_name: got null, but method {method} reads a teacher")
     else:
         assert load_config(DEMO, overrides).config.teacher.model_name is None

@@ -15,8 +15,9 @@ from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from tests.core.reference import Response, Scalars
 
 SCALARS = Scalars(
-    alpha=1.3, rho=0.7, tau_delta=0.8, tau_entropy=0.9, std_floor=0.0, sample_std=False, opd_coef=1.0, step=20
-)
+    alpha=1.3, rho=0.7, tau_delta=0.8, tau_entropy=0.9, std_floor=0.0, sample_std=False, opd_coef=1.0, step=20,
+    mix=0.4, bound=0.3, extrapolation=1.6,
+)  # fmt: skip
 #: Redistribution by zero-sum weights: unit mean weight, |q| <= 1 and the task sign are promised by exactly these.
 CONSERVING = (
     "uecr",
@@ -41,6 +42,7 @@ def settings_of(scalars: Scalars, seed: int = 7) -> Settings:
         opd_coef=scalars.opd_coef,
         step=scalars.step,
         seed=seed,
+        parameters={"mix": scalars.mix, "bound": scalars.bound, "extrapolation": scalars.extrapolation},
     )
 
 
@@ -129,6 +131,7 @@ def padded(
         old_logp_BT=_padded_rows([r.old for r in responses], columns, junk, dtype),
         teacher_logp_BT=_padded_rows([r.teacher for r in responses], columns, junk, dtype),
         teacher_entropy_BT=_padded_rows([r.entropy for r in responses], columns, junk, dtype),
+        initial_logp_BT=_padded_rows([r.initial for r in responses], columns, junk, dtype),
         segments_BT=segments,
     )
 
@@ -148,6 +151,7 @@ def packed(responses: Sequence[Response], dtype: torch.dtype = torch.float64) ->
         old_logp_BT=torch.tensor([v for r in responses for v in r.old], dtype=dtype),
         teacher_logp_BT=torch.tensor([v for r in responses for v in r.teacher], dtype=dtype),
         teacher_entropy_BT=torch.tensor([v for r in responses for v in r.entropy], dtype=dtype),
+        initial_logp_BT=torch.tensor([v for r in responses for v in r.initial], dtype=dtype),
         segments_BT=segments,
         offsets=torch.tensor(ends),
     )
@@ -213,4 +217,7 @@ def scalars(draw: st.DrawFn) -> Scalars:
         sample_std=draw(st.booleans()),
         opd_coef=1.0,
         step=draw(st.sampled_from((0, 1, 40, 79, 80, 200))),
+        mix=draw(st.sampled_from((0.0, 0.5, 1.0))),
+        bound=draw(st.sampled_from((0.0, 0.2, 0.99))),
+        extrapolation=draw(st.sampled_from((0.0, 0.5, 1.0, 1.25, 3.0))),
     )

@@ -1,4 +1,4 @@
-"""The fourteen methods once more, slowly: Python floats and lists, one formula a line, no tensors.
+"""Every method once more, slowly: Python floats and lists, one formula a line, no tensors.
 
 Every formula is written from the method's definition, so that agreement with the package is evidence.
 Lists run over responses; token lists run over the response's own columns, holes in the mask included.
@@ -7,11 +7,18 @@ Lists run over responses; token lists run over the response's own columns, holes
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 EPS = 1e-6
 Tokens = list[float]
+
+
+def _single(value: float) -> float:
+    """The nearest float32, at most 0."""
+    nearest: float = struct.unpack("f", struct.pack("f", min(0.0, value)))[0]
+    return nearest
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,11 @@ class Response:
     teacher: tuple[float, ...]
     entropy: tuple[float, ...]
     segments: tuple[int, ...] | None = None
+
+    @property
+    def initial(self) -> tuple[float, ...]:
+        """log pi_0: the initial student, a fixed and bounded way off the old policy, float32 numbers."""
+        return tuple(_single(old + 0.8 * math.sin(37.0 * old)) if math.isfinite(old) else old for old in self.old)
 
     @property
     def valid(self) -> list[int]:
@@ -44,6 +56,9 @@ class Scalars:
     sample_std: bool
     opd_coef: float
     step: int
+    mix: float
+    bound: float
+    extrapolation: float
 
 
 @dataclass
@@ -269,6 +284,28 @@ def puu(responses: Sequence[Response], k: Scalars) -> Result:
     return Result(spread_out(responses, unified), unified=unified, task=task, teacher=teacher)
 
 
+def rlsd(responses: Sequence[Response], k: Scalars) -> Result:
+    values = grpo_values(responses, k)
+    out = Result([], task=values)
+    for response, a in zip(responses, values, strict=True):
+        ratio = [clip(math.exp(clip(sign(a) * g, -80.0, 80.0)), 1.0 - k.bound, 1.0 + k.bound) for g in gaps(response)]
+        w = [(1.0 - k.mix) + k.mix * x if m else 1.0 for x, m in zip(ratio, response.mask, strict=True)]
+        out.weight.append(w)
+        out.advantage.append([x * a if m else 0.0 for x, m in zip(w, response.mask, strict=True)])
+    return out
+
+
+def g_opd(responses: Sequence[Response], k: Scalars) -> Result:
+    """The authors' form: minus (moved so far - strength times what the teacher would move)."""
+    out = Result([])
+    for r in responses:
+        moved = [o - i if m else 0.0 for o, i, m in zip(r.old, r.initial, r.mask, strict=True)]
+        wanted = [t - i if m else 0.0 for t, i, m in zip(r.teacher, r.initial, r.mask, strict=True)]
+        pairs = zip(moved, wanted, strict=True)
+        out.advantage.append([clip(-(done - k.extrapolation * aim), -5.0, 5.0) for done, aim in pairs])
+    return out
+
+
 #: ``shuffled_entropy`` is UECR on responses whose entropies were permuted beforehand: which permutation a seed
 #: means is the package's own business.
 METHODS: dict[str, Callable[[Sequence[Response], Scalars], Result]] = {
@@ -286,6 +323,8 @@ METHODS: dict[str, Callable[[Sequence[Response], Scalars], Result]] = {
     "ecr_alpha_zero": lambda r, k: redistributed(r, k, ecr, alpha=0.0, whole=False),
     "ecr_no_gap": lambda r, k: redistributed(r, k, ecr_no_gap, alpha=k.alpha, whole=False),
     "shuffled_entropy": uecr,
+    "rlsd": rlsd,
+    "g_opd": g_opd,
 }
 
 

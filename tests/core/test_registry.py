@@ -1,4 +1,4 @@
-"""The fourteen methods by name, and the truth of what each declares."""
+"""The methods by name: the paper's fourteen, and the truth of what each declares."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nemo_uecr.core.invariants import IDENTITIES
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError, ScoreError
+from nemo_uecr.method_registry import ADDED, PAPER
 from tests.core.batches import CONSERVING, ECR_FAMILY, SETTINGS, mixed_responses, padded, random_responses
 
 NAMES = {
@@ -64,8 +65,9 @@ OTHER: dict[str, Any] = {
 USED_BY_THE_LOSS = {"opd_coef"}
 
 
-def test_exactly_the_fourteen_names() -> None:
-    assert set(METHODS) == NAMES
+def test_the_paper_has_exactly_these_fourteen_and_others_are_added_apart() -> None:
+    assert {entry.name for entry in PAPER} == NAMES
+    assert list(METHODS) == [entry.name for entry in (*PAPER, *ADDED)]
     assert all(method.name == name for name, method in METHODS.items())
 
 

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock, patch
 import torch
 
 from nemo_uecr.core.records import Settings
+from nemo_uecr.method_registry import REGISTRY
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
@@ -44,6 +45,7 @@ def spec_of(method: str, **changes: Any) -> RunSpec:
     settings = Settings(
         alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, opd_coef=1.0,
         sample_std=changes.pop("sample_std", False),
+        parameters={name: parameter.default for name, parameter in REGISTRY[method].parameters.items()},
     )  # fmt: skip
     values: dict[str, Any] = {
         "method_name": method, "settings": settings, "seed": 1, "prompts_per_step": PROMPTS,

@@ -103,7 +103,7 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> 
     run = train_ours(spec, steps=1, teacher=teacher)
     path = tmp_path / "batches" / "step-000001.safetensors"
     saved = load_batch(path)
-    settings = [f"{name}={value}" for name, value in saved.settings.items() if value is not None]
+    settings = [f"{name}={value}" for name, value in saved.settings.items() if value not in (None, {})]
     out = tmp_path / "advantages.safetensors"
     command = [sys.executable, "-m", "nemo_uecr", "replay", str(path), "--method", method, "--set", *settings]
     subprocess.run([*command, "--out", str(out)], check=True, cwd=Path(__file__).resolve().parents[2])

@@ -34,6 +34,12 @@ def test_every_overlay_has_what_its_method_needs(scale: str, path: Path) -> None
     assert spec.student_request().temperatures == (0.7, 1.0)
 
 
+def test_an_added_method_hands_its_own_parameters_over() -> None:
+    overrides = [*GIVEN["1p7b"], "method.name=rlsd", "method.parameters.mix=0.25"]
+    spec = run_spec(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", overrides))
+    assert spec.settings_of(0).parameters == {"mix": 0.25, "bound": 0.2}
+
+
 def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:
     spec = run_spec(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"]))
     assert spec.settings_of(0).step == 0

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.core.methods import METHODS
 from nemo_uecr.errors import ConfigError, RunFolderError
+from nemo_uecr.method_registry import PAPER
 from nemo_uecr.study.cells import Cell, selection_cells, table_cells
 from nemo_uecr.study.load import load_study
 from nemo_uecr.study.results import RunResult
@@ -126,12 +126,12 @@ def test_shipped_base_has_every_method_once(tmp_path: Path) -> None:
     )
     study = load_study(path)
     assert {name: arm.overrides for name, arm in study.arms.items()} == {
-        name: (f"method.name={name}",) for name in METHODS
+        entry.name: (f"method.name={entry.name}",) for entry in PAPER
     }
     assert {name for name, arm in study.arms.items() if arm.pairs == 10} == {
         "uecr", "grpo", "puu", "distilled_rl", "atod",
     }  # fmt: skip
-    assert set(study.tables["main"].arms) | set(study.tables["ablation"].arms) == set(METHODS)
+    assert set(study.tables["main"].arms) | set(study.tables["ablation"].arms) == {entry.name for entry in PAPER}
 
 
 @pytest.mark.parametrize(

@@ -1,41 +1,21 @@
-"""The methods by name. To add one: a file here that defines a `Method`, and a line below."""
+"""The methods by name, each from the file that its line in `nemo_uecr.method_registry` names."""
 
 from __future__ import annotations
 
-from nemo_uecr.core.methods.atod import ATOD
+from importlib import import_module
+
 from nemo_uecr.core.methods.base import Method
-from nemo_uecr.core.methods.distilled_rl import DISTILLED_RL
-from nemo_uecr.core.methods.grpo import GRPO
-from nemo_uecr.core.methods.opd import GRPO_PLUS_OPD, PG_OPD
-from nemo_uecr.core.methods.uecr import (
-    ECR_ALPHA_ZERO,
-    ECR_FULL_ADVANTAGE,
-    ECR_NO_ENTROPY,
-    ECR_NO_GAP,
-    ECR_NO_PROJECTION,
-    SHUFFLED_ENTROPY,
-    UECR,
-)
-from nemo_uecr.core.methods.unified import PUU, SEPARATE_NORM
+from nemo_uecr.method_registry import REGISTRY, Entry
 
 __all__ = ["METHODS", "Method"]
 
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        GRPO,
-        PG_OPD,
-        GRPO_PLUS_OPD,
-        DISTILLED_RL,
-        ATOD,
-        SEPARATE_NORM,
-        PUU,
-        UECR,
-        ECR_NO_ENTROPY,
-        ECR_NO_PROJECTION,
-        ECR_FULL_ADVANTAGE,
-        ECR_ALPHA_ZERO,
-        ECR_NO_GAP,
-        SHUFFLED_ENTROPY,
-    )
-}
+
+def _defined(entry: Entry) -> Method:
+    module = import_module(f"{__name__}.{entry.file}")
+    method = getattr(module, entry.name.upper())
+    assert isinstance(method, Method), f"{module.__name__}.{entry.name.upper()} is no Method"
+    assert method.name == entry.name, f"{module.__name__} calls it {method.name}, the registry {entry.name}"
+    return method
+
+
+METHODS: dict[str, Method] = {entry.name: _defined(entry) for entry in REGISTRY.values()}

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from nemo_uecr.core.blocks import check_finite, token_blocks
 from nemo_uecr.core.layout import Block
-from nemo_uecr.core.methods.base import Method, stored
-from nemo_uecr.core.methods.grpo import NORMALISATION, grpo_advantage
+from nemo_uecr.core.methods.base import Method, weighted
+from nemo_uecr.core.methods.grpo import grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 
@@ -73,21 +73,13 @@ def _atod(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
         block.of(out_BT).copy_((delta * weight).mul_(kappa).add_(task_b1).masked_fill_(~mask, 0.0))
         if weight_BT is not None:
             block.of(weight_BT).copy_(weight.masked_fill_(~mask, 1.0))
-    return Advantages(
-        advantage_BT=out_BT,
-        weight_BT=weight_BT,
-        advantage_task_B=stored(task_B, batch),
-        teacher_reward_B=stored(teacher_reward(batch), batch),
-        unified_std_B=stored(std_B, batch),
-    )
+    return weighted(batch, out_BT, weight_BT, task_B=task_B, std_B=std_B, reward_B=teacher_reward(batch))
 
 
 ATOD = Method(
     name="atod",
     equation="A = kappa(s) w_turn delta + rho(s) A^GRPO; kappa 1 to 0.1 and rho 1 to 2 over 80 steps",
     provenance="the paper's appendix on closest methods; schedule figures are second-hand; one turn gives w_turn 0.75",
-    settings=NORMALISATION | {"step"},
-    inputs=frozenset({"teacher_logp"}),
     identities=("finite",),
     advantages=_atod,
 )

@@ -1,4 +1,4 @@
-"""What a method is: its name, its equation, what it reads, the identities it promises, and one function."""
+"""What a method is: its name, its equation, the identities it promises, and one function."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nemo_uecr.core.blocks import token_blocks
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.method_registry import REGISTRY, Entry
 
 Compute = Callable[[ScoredBatch, Settings, bool], Advantages]
 
@@ -19,11 +20,9 @@ class Method:
     """One way to turn a scored batch into token advantages.
 
     Attributes:
-        name: key of ``method.name``.
+        name: key of ``method.name``, and of the line in the registry that says what the method reads.
         equation: the token advantage on one line.
         provenance: where the equation comes from, and what is not in the paper.
-        settings: the `Settings` fields it uses.
-        inputs: the teacher fields of `ScoredBatch` it reads; empty means that no teacher is ever loaded.
         identities: names in `nemo_uecr.core.invariants.IDENTITIES` that must hold; a violation fails the run.
         monitored: names there that are logged and never fail.
         advantages: the computation; the flag asks for the token-level detail fields as well.
@@ -32,16 +31,29 @@ class Method:
     name: str
     equation: str
     provenance: str
-    settings: frozenset[str]
-    inputs: frozenset[str]
     identities: tuple[str, ...]
     advantages: Compute
     monitored: tuple[str, ...] = ()
 
     @property
+    def entry(self) -> Entry:
+        """The method's line in the registry."""
+        return REGISTRY[self.name]
+
+    @property
+    def settings(self) -> frozenset[str]:
+        """The `Settings` fields that it uses."""
+        return self.entry.core_settings
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The fields of `ScoredBatch` that it reads beside rewards, groups, mask and old policy."""
+        return self.entry.scores
+
+    @property
     def needs_teacher(self) -> bool:
-        """Whether the method reads any teacher score."""
-        return bool(self.inputs)
+        """Whether the method reads any teacher score; where False no teacher is ever loaded."""
+        return self.entry.needs_teacher
 
     def compute(self, batch: ScoredBatch, settings: Settings, *, detail: bool = False) -> Advantages:
         """Token advantages of a batch, detached.
@@ -57,6 +69,8 @@ class Method:
         """
         for name in sorted(self.settings):
             settings.need(name, self.name)
+        for name, parameter in self.entry.parameters.items():
+            parameter.check(f"parameters.{name}", settings.parameter(name, self.name))
         with torch.no_grad():
             return self.advantages(batch, settings, detail)
 
@@ -73,3 +87,22 @@ def broadcast(batch: ScoredBatch, value_B: Tensor) -> Tensor:
 def stored(value_B: Tensor, batch: ScoredBatch) -> Tensor:
     """A float64 response-level quantity in the dtype of the scores, as it is kept and handed on."""
     return value_B.to(batch.old_logp_BT.dtype)
+
+
+def weighted(
+    batch: ScoredBatch,
+    advantage_BT: Tensor,
+    weight_BT: Tensor | None,
+    *,
+    task_B: Tensor,
+    std_B: Tensor,
+    reward_B: Tensor,
+) -> Advantages:
+    """What a method that weights GRPO's advantage returns; ``weight_BT`` is None unless detail was asked for."""
+    return Advantages(
+        advantage_BT=advantage_BT,
+        weight_BT=weight_BT,
+        advantage_task_B=stored(task_B, batch),
+        teacher_reward_B=stored(reward_B, batch),
+        unified_std_B=stored(std_B, batch),
+    )

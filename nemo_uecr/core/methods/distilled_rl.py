@@ -7,8 +7,8 @@ import math
 import torch
 
 from nemo_uecr.core.blocks import check_finite, token_blocks
-from nemo_uecr.core.methods.base import Method, stored
-from nemo_uecr.core.methods.grpo import NORMALISATION, grpo_advantage
+from nemo_uecr.core.methods.base import Method, weighted
+from nemo_uecr.core.methods.grpo import grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 
@@ -34,21 +34,13 @@ def _distilled_rl(batch: ScoredBatch, settings: Settings, detail: bool) -> Advan
         block.of(out_BT).copy_(advantage.masked_fill_(~mask, 0.0))
         if weight_BT is not None:
             block.of(weight_BT).copy_(weight)
-    return Advantages(
-        advantage_BT=out_BT,
-        weight_BT=weight_BT,
-        advantage_task_B=stored(task_B, batch),
-        teacher_reward_B=stored(teacher_reward(batch), batch),
-        unified_std_B=stored(std_B, batch),
-    )
+    return weighted(batch, out_BT, weight_BT, task_B=task_B, std_B=std_B, reward_B=teacher_reward(batch))
 
 
 DISTILLED_RL = Method(
     name="distilled_rl",
     equation="A = w A^GRPO; w = clip(pi_T/pi_old, 1/3, 3) / its geometric mean where A^GRPO > 0, else 1",
     provenance="the paper's appendix on closest methods; the bound 3 is from that method's own scripts",
-    settings=NORMALISATION,
-    inputs=frozenset({"teacher_logp"}),
     identities=("finite", "log_weight"),
     monitored=("budget",),
     advantages=_distilled_rl,

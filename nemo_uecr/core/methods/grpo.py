@@ -9,9 +9,6 @@ from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.methods.base import Method, broadcast, stored
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 
-#: Settings of every group normalisation.
-NORMALISATION = frozenset({"std_floor", "sample_std"})
-
 
 def grpo_advantage(batch: ScoredBatch, settings: Settings, method: str) -> tuple[Tensor, Tensor]:
     """``A^GRPO = (R^task - mean) / (Std(R^task) + eps)`` and the group std; [B] float64 each.
@@ -41,8 +38,6 @@ GRPO = Method(
     name="grpo",
     equation="A = A^GRPO = (R^task - mean) / (Std(R^task) + eps), the same on every token",
     provenance="eq:grpo-adv; the standard deviation's form and eps follow the paper's audits",
-    settings=NORMALISATION,
-    inputs=frozenset(),
     identities=("finite",),
     advantages=_grpo,
 )

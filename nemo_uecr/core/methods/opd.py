@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nemo_uecr.core.blocks import token_blocks
 from nemo_uecr.core.methods.base import Method, broadcast, stored
-from nemo_uecr.core.methods.grpo import NORMALISATION, grpo_advantage
+from nemo_uecr.core.methods.grpo import grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
 from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
 
@@ -42,8 +42,6 @@ PG_OPD = Method(
     name="pg_opd",
     equation="A = clip(delta, -5, 5)",
     provenance="eq:teacher-token-reward as the advantage; the clip is not in the paper",
-    settings=frozenset(),
-    inputs=frozenset({"teacher_logp"}),
     identities=("finite",),
     advantages=_pg_opd,
 )
@@ -52,8 +50,6 @@ GRPO_PLUS_OPD = Method(
     name="grpo_plus_opd",
     equation="two clipped surrogates, one on A^GRPO and opd_coef times one on clip(delta, -5, 5)",
     provenance="the paper's naive hybrid; coefficient and gap clip are not in the paper",
-    settings=NORMALISATION | {"opd_coef"},
-    inputs=frozenset({"teacher_logp"}),
     identities=("finite",),
     advantages=_grpo_plus_opd,
 )

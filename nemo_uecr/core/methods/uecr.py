@@ -15,7 +15,6 @@ from nemo_uecr.core import ecr
 from nemo_uecr.core.blocks import token_blocks
 from nemo_uecr.core.layout import Block
 from nemo_uecr.core.methods.base import Compute, Method
-from nemo_uecr.core.methods.grpo import NORMALISATION
 from nemo_uecr.core.methods.unified import unified
 from nemo_uecr.core.puu import UnifiedAdvantage
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
@@ -24,7 +23,6 @@ from nemo_uecr.core.shuffle import with_shuffled_entropy
 #: (batch, block, sign of A^task|U [b], settings) -> the block's residual
 Rule = Callable[[ScoredBatch, Block, Tensor, Settings], ecr.Residual]
 
-FULL_SETTINGS = NORMALISATION | {"alpha", "rho", "tau_delta", "tau_entropy"}
 #: What zero-sum weights promise: unit mean, |q| <= 1, the task component's sign, and PUU's exact decomposition.
 CONSERVING = ("finite", "decomposition", "budget", "residual_bound", "sign_kept")
 
@@ -140,18 +138,13 @@ def _method(
     provenance: str,
     advantages: Compute,
     *,
-    without: frozenset[str] = frozenset(),
-    extra: frozenset[str] = frozenset(),
     identities: tuple[str, ...] = CONSERVING,
     monitored: tuple[str, ...] = (),
 ) -> Method:
-    reads = {"teacher_logp"} if "tau_entropy" in without else {"teacher_logp", "teacher_entropy"}
     return Method(
         name=name,
         equation=equation,
         provenance=provenance,
-        settings=(FULL_SETTINGS - without) | extra,
-        inputs=frozenset(reads),
         identities=identities,
         advantages=advantages,
         monitored=monitored,
@@ -169,7 +162,6 @@ ECR_NO_ENTROPY = _method(
     "UECR with c = 1 and the projection recomputed",
     "tab:component-ablation, 'w/o entropy'",
     _redistribution(_without_entropy),
-    without=frozenset({"tau_entropy"}),
 )
 ECR_NO_PROJECTION = _method(
     "ecr_no_projection",
@@ -190,19 +182,16 @@ ECR_ALPHA_ZERO = _method(
     "UECR with alpha = 0: A = A^GRPO (1 + rho q)",
     "the paper's additional controls, item 5",
     _redistribution(_projected, alpha=_zero_alpha),
-    without=frozenset({"alpha"}),
 )
 ECR_NO_GAP = _method(
     "ecr_no_gap",
     "UECR with q = 1/2 s (c - mean(c)): confidence alone gives the direction",
     "the paper's additional controls, item 6; the form is not in the paper (its literal d = s gives q = 0)",
     _redistribution(_without_gap),
-    without=frozenset({"tau_delta"}),
 )
 SHUFFLED_ENTROPY = _method(
     "shuffled_entropy",
     "UECR with the teacher entropies permuted within each response",
     "the permutation control of the credit-localization audit",
     _shuffled,
-    extra=frozenset({"seed"}),
 )

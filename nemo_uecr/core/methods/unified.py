@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.methods.base import Method, broadcast, stored
-from nemo_uecr.core.methods.grpo import NORMALISATION
 from nemo_uecr.core.puu import UnifiedAdvantage, teacher_reward, unified_advantage
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 
@@ -57,8 +56,6 @@ PUU = Method(
     name="puu",
     equation="A = A^U = (R^U - mean) / (Std(R^U) + eps), R^U = R^task + alpha R^T",
     provenance="eq:unified-reward, eq:unified-advantage; the clip of R^T follows eq:app-puu-audit-reward",
-    settings=NORMALISATION | {"alpha"},
-    inputs=frozenset({"teacher_logp"}),
     identities=("finite", "decomposition"),
     advantages=_puu,
 )
@@ -67,8 +64,6 @@ SEPARATE_NORM = Method(
     name="separate_norm",
     equation="A = norm(R^task) + alpha norm(R^T), each over its own standard deviation",
     provenance="tab:component-ablation, 'Separate norm.'",
-    settings=NORMALISATION | {"alpha"},
-    inputs=frozenset({"teacher_logp"}),
     identities=("finite",),
     advantages=_separate_norm,
 )

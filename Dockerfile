@@ -1,0 +1,23 @@
+# NeMo-RL's own image with this project beside it. The image has torch, Ray, vLLM and Megatron, each in the environment
+# of its kind of worker; nothing of that is installed again or changed.
+#
+#   docker build --tag nemo-uecr:0.1.0 .
+#   docker run --rm --gpus all --shm-size 16g nemo-uecr:0.1.0 nemo-uecr doctor
+FROM nvcr.io/nvidia/nemo-rl:v0.7.0
+
+LABEL org.opencontainers.image.title="nemo-uecr" \
+      org.opencontainers.image.description="UECR-GRPO inside NVIDIA NeMo-RL" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+COPY pyproject.toml README.md LICENSE CITATION.cff /opt/nemo-uecr/
+COPY examples /opt/nemo-uecr/examples
+COPY slurm /opt/nemo-uecr/slurm
+COPY nemo_uecr /opt/nemo-uecr/nemo_uecr
+
+# The path, and no installation: workers run in environments of their own and inherit PYTHONPATH from the driver.
+ENV PYTHONPATH=/opt/nemo-uecr${PYTHONPATH:+:${PYTHONPATH}}
+
+RUN printf '#!/bin/sh\nexec python -m nemo_uecr "$@"\n' > /usr/local/bin/nemo-uecr \
+    && chmod 755 /usr/local/bin/nemo-uecr \
+    && nemo-uecr --version

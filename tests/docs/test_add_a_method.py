@@ -1,0 +1,83 @@
+"""docs/add-a-method.md, done as it says: the file, the line, the test and every command, in a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.local import tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+FENCES = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
+FILE, TEST = (text for language, text in FENCES if language == "python")
+[LINE] = (text for language, text in FENCES if language == "text")
+[COMMANDS] = (text for language, text in FENCES if not language)
+#: The demo's configuration stands on the page; the tests have models of their own that are made in seconds.
+DEMO = "examples/configs/local/demo.yaml"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with the page's method in it."""
+    root = tmp_path_factory.mktemp("clone")
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "nemo_uecr", root / "nemo_uecr", ignore=without)
+    shutil.copytree(ROOT / "examples", root / "examples", ignore=without)
+    (root / "nemo_uecr" / "core" / "methods" / "soft_gate.py").write_text(FILE, encoding="utf-8")
+    registry = root / "nemo_uecr" / "method_registry.py"
+    text = registry.read_text(encoding="utf-8")
+    opening = "\nADDED = (\n"
+    assert text.count(opening) == 1
+    registry.write_text(text.replace(opening, opening + LINE), encoding="utf-8")
+    (root / "tests" / "core").mkdir(parents=True)
+    (root / "tests" / "core" / "test_soft_gate.py").write_text(TEST, encoding="utf-8")
+    return root
+
+
+def run(root: Path, words: list[str]) -> str:
+    command = {"nemo-uecr": [sys.executable, "-m", "nemo_uecr"], "python": [sys.executable]}[words[0]]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [*command, *words[1:]], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def small(words: list[str]) -> list[str]:
+    """The page's training run on the tests' models and problems."""
+    config = str(tiny.assets().config)
+    return [words[0], words[1], config, *tiny.SMALL, "telemetry.save_batch_every=1", *words[3:]]
+
+
+def test_the_page_from_top_to_bottom(copy: Path) -> None:
+    check, test, train, replay = (shlex.split(line) for line in COMMANDS.splitlines())
+    told = run(copy, check)
+    assert "A = A^GRPO 2 sigmoid(sign(A^GRPO) delta / scale)" in told
+    assert "scale = 1" in told
+    assert "2 passed" in run(copy, test)
+    assert train[2] == DEMO
+    run(copy, small(train))
+    steps = [json.loads(line) for line in (copy / "runs" / "soft_gate" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(step["identity/sign_kept"] == 0 for step in steps)
+    assert all(step["identity/budget_error"] > 1e-3 for step in steps), "logged, and no promise"
+    assert "2 of 2 saved steps reproduced" in run(copy, replay)
+
+
+def test_the_pages_equations_are_those_of_the_methods() -> None:
+    from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.method_registry import ADDED
+
+    shown = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.M)) - {"method"}
+    assert shown == {entry.name for entry in ADDED}
+    assert all(f"`{METHODS[name].entry.file}.py`" in PAGE for name in shown)
