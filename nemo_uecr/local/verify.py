@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import flattened, load_config
+from nemo_uecr.config.dotted import flattened
+from nemo_uecr.config.load import load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local import provenance as made
