@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from nemo_uecr.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from nemo_uecr.config.schema import MethodConfig
     from nemo_uecr.core.records import ScoredBatch, Settings
     from nemo_uecr.data.batch_file import SavedBatch
 
@@ -108,6 +109,12 @@ def parse_settings(assignments: list[str]) -> Settings:
             raise ConfigError(f"--set {assignment!r} has no '='; expected key=value, e.g. alpha=1")
         given |= _setting(key, value)
     return Settings(**given)  # type: ignore[arg-type]
+
+
+def setting_words(method: MethodConfig) -> list[str]:
+    """The method section of a configuration as ``key=value`` words; keys that it leaves open are left out."""
+    given = {name: getattr(method, name) for name in FLOATS}
+    return [*(f"{name}={value!r}" for name, value in given.items() if value is not None), f"std={method.std}"]
 
 
 def _setting(key: str, value: str) -> dict[str, float | int | bool]:
