@@ -111,6 +111,32 @@ def parse_settings(assignments: list[str]) -> Settings:
     return Settings(**given)  # type: ignore[arg-type]
 
 
+def saved_settings(saved: SavedBatch, path: Path) -> Settings:
+    """The method's settings in the header of a saved step.
+
+    Raises:
+        DataError: If they are not settings of a method.
+    """
+    from dataclasses import fields
+
+    from nemo_uecr.core.records import Settings
+
+    known = {field.name for field in fields(Settings)}
+    try:
+        given = saved.settings
+    except ValueError as error:
+        raise DataError(f"{path}: the header's settings are no valid JSON ({error}); the file was altered") from error
+    if not isinstance(given, dict):
+        raise DataError(f"{path}: the header's settings are a {type(given).__name__}; expected an object")
+    for name, value in given.items():
+        if name not in known or not (value is None or isinstance(value, bool | int | float)):
+            raise DataError(
+                f"{path}: the header has the setting {name}={value!r}; expected numbers of {', '.join(sorted(known))}. "
+                "The file was altered or is of another version"
+            )
+    return Settings(**given)  # type: ignore[arg-type]
+
+
 def setting_words(method: MethodConfig) -> list[str]:
     """The method section of a configuration as ``key=value`` words; keys that it leaves open are left out."""
     given = {name: getattr(method, name) for name in FLOATS}

@@ -100,6 +100,7 @@ def _inputs(before: dict[str, str], config: Config, locate: Locate) -> tuple[int
             same += 1
         else:
             changed.append(f"input {name!r}: sha256 {digest[:12]} in the run, {found[:12]} here")
+    changed += [f"input {name!r}: not recorded in the run" for name in now if name not in before]
     return same, changed, unknown
 
 

@@ -128,6 +128,10 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda r: edited_record(r, lambda p: p["conventions"].update(answer="the last number")),
         "conventions.answer: the last number in the run",
     ),
+    "an input's digest taken out": (
+        lambda r: edited_record(r, lambda p: p["sha256"].pop("teacher")),
+        "input 'teacher': not recorded in the run",
+    ),
     "version": (
         lambda r: edited_record(r, lambda p: p["versions"].update(torch="1.0")),
         "versions.torch: 1.0 in the run",
