@@ -54,11 +54,17 @@ def _same(given: str, expected: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
-    """math-verify's reading; a reference answer is read once for all the responses to its problem."""
+    """math-verify's reading; a reference answer is read once for all the responses to its problem.
+
+    As LaTeX only: its other reading would take the last number out of a text that is no LaTeX (``8._x, 7`` for 7).
+    """
     import math_verify
 
     found: list[Any] = math_verify.parse(
-        rf"\boxed{{{powers_spelled_out(text)}}}", parsing_timeout=None, raise_on_error=True
+        rf"\boxed{{{powers_spelled_out(text)}}}",
+        extraction_config=[math_verify.LatexExtractionConfig()],
+        parsing_timeout=None,
+        raise_on_error=True,
     )
     return found
 
