@@ -121,19 +121,24 @@ def test_vllm_and_transformers_write_the_same_greedy_text(model: str, engine: Tr
     assert len({each.token_ids for each in together}) == len(PROMPTS)
 
 
-def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nemo_uecr.errors import DataError
 
     (tmp_path / "file").write_text("")
-    for name in (tmp_path, tmp_path / "file"):
+    for place in (tmp_path, tmp_path / "file"):
         with pytest.raises(DataError, match=r"has no config\.json; expected a model folder"):
-            load_tokens(str(name))
+            load_tokens(str(place))
     for name in (f"{tmp_path}/modle", "./modle", "~/modle", "runs/uecr/checkpoints/step-1", "a/", "/", "own er/x"):
-        with pytest.raises(DataError, match="no such folder; expected a model folder, or a name on the hub|no config"):
-            load_tokens(str(name))
+        with pytest.raises(
+            DataError, match=r"no such folder; expected a model folder, or a name on the hub|no config\.json"
+        ):
+            load_tokens(name)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataError, match="has no tokenizer"):
         load_tokens(str(tmp_path))
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(DataError, match="no such folder"):  # beside a folder of ours, and so no owner on the hub
+        load_tokens(f"{tmp_path.name}/modle")
 
 
 def test_a_name_of_the_hub_that_is_not_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,8 @@ def load_tokens(model: str) -> Tokens:
         from transformers import AutoTokenizer, GenerationConfig
     except ImportError as missing:
         raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
+    # Without a network the hub's client tells every attempt; the error says it once.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, KeyError) as error:
@@ -87,7 +90,7 @@ def _check_place(model: str) -> None:
             raise DataError(
                 f"model {model!r} has no config.json; expected a model folder (of a run: RUN/checkpoints/step-NNNNNN)"
             )
-    elif _HUB_NAME.fullmatch(model) is None:
+    elif _HUB_NAME.fullmatch(model) is None or ("/" in model and folder.parent.is_dir()):
         raise DataError(f"model {model!r}: no such folder; expected a model folder, or a name on the hub (OWNER/NAME)")
 
 
