@@ -128,7 +128,7 @@ def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch
     for place in (tmp_path, tmp_path / "file"):
         with pytest.raises(DataError, match=r"has no config\.json; expected a model folder"):
             load_tokens(str(place))
-    for name in (f"{tmp_path}/modle", "./modle", "~/modle", "runs/uecr/checkpoints/step-1", "a/", "/", "own er/x"):
+    for name in (f"{tmp_path}/absent", "./absent", "~/absent", "runs/uecr/checkpoints/step-1", "a/", "/", "own er/x"):
         with pytest.raises(
             DataError, match=r"no such folder; expected a model folder, or a name on the hub|no config\.json"
         ):
@@ -138,7 +138,7 @@ def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch
         load_tokens(str(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
     with pytest.raises(DataError, match="no such folder"):  # beside a folder of ours, and so no owner on the hub
-        load_tokens(f"{tmp_path.name}/modle")
+        load_tokens(f"{tmp_path.name}/absent")
 
 
 def test_a_name_of_the_hub_that_is_not_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +147,6 @@ def test_a_name_of_the_hub_that_is_not_there_is_one_clear_line(monkeypatch: pyte
     from nemo_uecr.errors import DataError
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="model 'modles/tiny' is no folder here, and the hub did not give it") as error:
-        load_tokens("modles/tiny")
+    with pytest.raises(DataError, match="model 'absent/tiny' is no folder here, and the hub did not give it") as error:
+        load_tokens("absent/tiny")
     assert "\n" not in str(error.value)
