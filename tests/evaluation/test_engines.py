@@ -130,14 +130,14 @@ def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch
             load_tokens(str(place))
     for name in (f"{tmp_path}/absent", "./absent", "~/absent", "runs/uecr/checkpoints/step-1", "a/", "/", "own er/x"):
         with pytest.raises(
-            DataError, match=r"no such folder; expected a model folder, or a name on the hub|no config\.json"
+            DataError, match=r"no such folder; expected a model folder|no such folder in|no config\.json"
         ):
             load_tokens(name)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataError, match="has no tokenizer"):
         load_tokens(str(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
-    with pytest.raises(DataError, match="no such folder"):  # beside a folder of ours, and so no owner on the hub
+    with pytest.raises(DataError, match="no such folder in .* so no owner on the hub"):
         load_tokens(f"{tmp_path.name}/absent")
 
 

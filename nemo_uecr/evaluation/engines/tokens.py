@@ -90,7 +90,12 @@ def _check_place(model: str) -> None:
             raise DataError(
                 f"model {model!r} has no config.json; expected a model folder (of a run: RUN/checkpoints/step-NNNNNN)"
             )
-    elif _HUB_NAME.fullmatch(model) is None or ("/" in model and folder.parent.is_dir()):
+    elif "/" in model and folder.parent.is_dir():
+        raise DataError(
+            f"model {model!r}: no such folder in {folder.parent}, which is a folder here and so no owner on the hub; "
+            "correct the name, or run the command elsewhere"
+        )
+    elif _HUB_NAME.fullmatch(model) is None:
         raise DataError(f"model {model!r}: no such folder; expected a model folder, or a name on the hub (OWNER/NAME)")
 
 
