@@ -137,7 +137,7 @@ def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch
     with pytest.raises(DataError, match="has no tokenizer"):
         load_tokens(str(tmp_path))
     monkeypatch.chdir(tmp_path.parent)
-    with pytest.raises(DataError, match="no such folder in .* so no owner on the hub"):
+    with pytest.raises(DataError, match=r"no such folder in .* so no owner on the hub"):
         load_tokens(f"{tmp_path.name}/absent")
 
 
