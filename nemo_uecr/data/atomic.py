@@ -86,13 +86,13 @@ def recover_folder(path: Path) -> None:
         sync_folder(path.parent)
 
 
-<<<<<<< HEAD
 def sync_tree(folder: Path) -> None:
     """Push everything in a folder to disk, and the folder itself."""
     for path in sorted(folder.rglob("*")):
         sync_folder(path)
     sync_folder(folder)
-=======
+
+
 def check_exchangeable(path: Path) -> None:
     """Refuse to exchange the folder we run in, or one above it: the user's shell would stand in a removed folder.
 
@@ -109,7 +109,6 @@ def check_exchangeable(path: Path) -> None:
             f"{path} is the current folder, or one above it, and would be exchanged for a new one; "
             "expected another folder: change to one outside it and run the command there"
         )
->>>>>>> main
 
 
 def sync_folder(path: Path) -> None:
