@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import flattened, load_config
+from nemo_uecr.config.dotted import flattened
+from nemo_uecr.config.load import load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local import provenance as made
@@ -43,7 +44,9 @@ def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: L
     now = json.loads(json.dumps(made.statement(config, objective_of(config)) | {"source": package_source().record()}))
     same, changed = _compare(flattened(_without_inputs(record)), flattened(_without_inputs(now)))
     inputs_same, inputs_changed, unknown = _inputs(renamed(record["sha256"], config), config, locate)
-    files = compare_files(folder, last_step=config.train.steps)
+    # An earlier start of the run may have kept fewer.
+    keep_last = 1 if any(folder.glob("provenance-*.json")) else config.checkpoint.keep_last
+    files = compare_files(folder, last_step=config.train.steps, keep_last=keep_last)
     own = _own_files(folder, record)
     return Verification(
         same + inputs_same + files.same + (2 - len(own)),
@@ -98,6 +101,7 @@ def _inputs(before: dict[str, str], config: Config, locate: Locate) -> tuple[int
             same += 1
         else:
             changed.append(f"input {name!r}: sha256 {digest[:12]} in the run, {found[:12]} here")
+    changed += [f"input {name!r}: not recorded in the run" for name in now if name not in before]
     return same, changed, unknown
 
 

@@ -71,6 +71,16 @@ def test_the_demo_is_planned_without_being_made(capsys: pytest.CaptureFixture[st
     assert "16 prompts x 8 responses = 128 a step" in printed
 
 
+@pytest.mark.parametrize(("method", "kept"), [("pg_opd", False), ("g_opd", True)])
+def test_the_initial_student_is_counted_where_the_method_reads_it(
+    method: str, kept: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry_point(["plan", *DEMO, f"method.name={method}", "loss.reference_kl=0.0"]) == 0
+    told = capsys.readouterr().out
+    assert ("reference weights" in told) == kept
+    assert ("score reference" in told) == kept
+
+
 def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry_point(["plan", *DEMO, "--memory", "0.3"]) == 2
     assert "lower train.microbatch_responses" in capsys.readouterr().err

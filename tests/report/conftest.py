@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from nemo_uecr.method_registry import REGISTRY
+
 SETS = ("two", "three", "four", "five", "six")
 SETTINGS = {
     "alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, "std_floor": 0.0, "sample_std": False,
@@ -186,10 +188,13 @@ def _write_batch(folder: Path, story: Story, step: int) -> None:
     tensors = {"task_reward": torch.tensor(rewards), "group": torch.tensor(labels), "mask": mask, "old_logp": old}
     if story.method not in TEACHERLESS:
         tensors |= {"teacher_logp": teacher, "teacher_entropy": entropy_BT}
+    if "initial_logp" in REGISTRY[story.method].scores:
+        tensors["initial_logp"] = old - 0.1
+    own = {name: parameter.default for name, parameter in REGISTRY[story.method].parameters.items()}
     header = {
         "format": "nemo_uecr.batch/1",
         "method": story.method,
-        "settings": json.dumps(SETTINGS),
+        "settings": json.dumps(SETTINGS | {"parameters": own}),
         "step": str(step),
     }
     save_file(tensors, folder / f"step-{step:06d}.safetensors", metadata=header)
