@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nemo_uecr.audit.output import Audit, Numbers, Table
+from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError
 
@@ -104,7 +105,7 @@ def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], in
         *_sequence_faults(steps, intended.steps),
         *_lost_batches(steps, {number for number, _ in batches}, intended.save_every),
         *(fault for place, step in enumerate(steps) for fault in _step_faults(step, steps[:place], intended)),
-        *(fault for number, path in batches for fault in _saved_faults(number, path, steps, intended)),
+        *_faults_of_saved(batches, steps, intended),
     ]
     numbers: Numbers = {
         "intended": {
@@ -164,6 +165,15 @@ def _step_faults(step: Record, before: Sequence[Record], intended: Intended) -> 
     for name, value in expected.items():
         if step.get(name) != value:
             yield number, f"{FACTS[name]}: {_shown(step.get(name))}, expected {_shown(value)}"
+
+
+def _faults_of_saved(
+    batches: Sequence[tuple[int, Path]], steps: Sequence[Record], intended: Intended
+) -> Iterator[tuple[int, str]]:
+    with ProgressLine("saved batches", len(batches)) as progress:
+        for number, path in batches:
+            yield from _saved_faults(number, path, steps, intended)
+            progress.advance(1)
 
 
 def _saved_faults(number: int, path: Path, steps: Sequence[Record], intended: Intended) -> Iterator[tuple[int, str]]:

@@ -149,7 +149,7 @@ def draw(figure: Figure, numbers: Numbers) -> None:
     speed.set_ylim(bottom=0)
     speed.set_title("(b) tokens a second")
     speed.set_xlabel("training step")
-    speed.legend(loc="lower right", fontsize=8)
+    speed.legend(loc="lower left", fontsize=8)
     memory.set_xticks(range(len(runs)), list(runs))
     memory.set_title("(c) peak memory, MiB")
 

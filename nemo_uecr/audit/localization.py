@@ -24,8 +24,8 @@ from nemo_uecr.audit.share import Sampler
 from nemo_uecr.audit.step_judge import INVALID, VALID, Item, Labels
 from nemo_uecr.audit.token_table import TokenTable, token_table
 from nemo_uecr.core import ecr
+from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.layout import Block
-from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
 from nemo_uecr.errors import DataError
 
@@ -57,10 +57,10 @@ class Judged:
     valid_before_N: Array
 
 
-def candidates(scores: Scores, table: TokenTable, settings: Settings) -> Candidates:
+def candidates(scores: Scores, table: TokenTable) -> Candidates:
     """Incorrect responses with A^task|U < 0 of mixed groups of eight, without empty or reasoning-free ones.
 
-    Nothing of the teacher decides: the sign of A^task|U is the verifier's.
+    Nothing of the teacher decides: the sign of ``A^task|U = (R - mean R) / (Std(R^U) + eps)`` is the numerator's.
     """
     texts = scores.column("response")
     kept: list[int] = []
@@ -70,10 +70,8 @@ def candidates(scores: Scores, table: TokenTable, settings: Settings) -> Candida
         if len(rows) != GROUP_SIZE or np.ptp(table.reward_B[rows]) == 0:
             continue
         counts["mixed_groups_of_eight"] += 1
-        task_b = METHODS["puu"].compute(batch, settings, detail=False).advantage_task_B
-        if task_b is None:
-            raise AssertionError("puu has a task component")
-        for row in rows[(task_b < 0).numpy() & (table.reward_B[rows] <= 0)]:
+        centred_b = Groups.of(batch.group_B).centre(batch.task_reward_B)
+        for row in rows[(centred_b < 0).numpy() & (table.reward_B[rows] <= 0)]:
             counts["incorrect_in_them"] += 1
             free = is_reasoning_free(texts[table.rows[row]])
             counts["reasoning_free"] += free
@@ -82,14 +80,14 @@ def candidates(scores: Scores, table: TokenTable, settings: Settings) -> Candida
     return Candidates(np.asarray(sorted(kept), dtype=np.int64), counts)
 
 
-def items_to_judge(scores: Scores, settings: Settings, *, checkpoint: int, limit: int | None, seed: int) -> list[Item]:
+def items_to_judge(scores: Scores, *, checkpoint: int, limit: int | None, seed: int) -> list[Item]:
     """The candidates for a judge; with a limit, that many drawn by the seed.
 
     Raises:
         DataError: If there is no candidate, or a problem's text is not known.
     """
     table = token_table(scores, STUDENT, checkpoint)
-    rows = candidates(scores, table, settings).rows
+    rows = candidates(scores, table).rows
     if not len(rows):
         raise DataError(
             f"{scores.folder} has no failed response in a mixed group of {GROUP_SIZE} at checkpoint {checkpoint}; "
@@ -139,7 +137,7 @@ def localization_audit(
         eq:ecr-localization-gap, fig:ecr-token-localization, app:ecr-localization.
     """
     table = token_table(scores, STUDENT, checkpoint)
-    chosen = candidates(scores, table, settings)
+    chosen = candidates(scores, table)
     judged, counts = _judged(scores, table, chosen.rows, labels, tokenizer)
     batch = table.batch(np.asarray([each.row for each in judged]))
     sampler = Sampler.draw(table.problem_B, replicates=replicates, seed=seed)

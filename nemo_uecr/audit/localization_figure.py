@@ -40,7 +40,8 @@ def _shuffles(axes: Axes, numbers: Numbers) -> None:
     )
     axes.set_xlabel("invalid-minus-valid weight gap")
     axes.set_ylabel("shuffles")
-    axes.legend(loc="upper left", fontsize=8, ncols=3, columnspacing=1.0)
+    # On white: the line of the original positions may run below it.
+    axes.legend(loc="upper left", fontsize=8, ncols=3, columnspacing=1.0, frameon=True, framealpha=1, edgecolor="none")
 
 
 def _variants(axes: Axes, numbers: Numbers) -> None:

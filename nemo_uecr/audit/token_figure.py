@@ -105,4 +105,5 @@ def _draw_weights(axes: Axes, weights: Numbers) -> None:
     axes.stairs(counts, edges, fill=True, color="C1", alpha=0.75, label="without projection")
     axes.axvline(1.0, color="C0", linewidth=1.6, label=f"with: |B - 1| up to {held['largest_error']:.1e}")
     axes.set_ylim(0, 1.35 * max(counts))
-    axes.legend(fontsize=8, loc="upper left")
+    # On white: the line at 1 runs below it.
+    axes.legend(fontsize=8, loc="upper left", frameon=True, framealpha=1, edgecolor="none")

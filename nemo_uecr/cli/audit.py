@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.extras import require_extra
+from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
-    from nemo_uecr.audit.output import Audit
+    from collections.abc import Sequence
 
-__all__ = ["add_bootstrap_arguments", "add_scores_argument", "finish", "require_audit_extras"]
+    from nemo_uecr.audit.output import Audit
+    from nemo_uecr.core.records import Settings
+
+__all__ = [
+    "add_bootstrap_arguments", "add_scores_argument", "add_settings_arguments", "finish", "require_audit_extras",
+    "settings_of",
+]  # fmt: skip
 
 
 def add_scores_argument(parser: argparse.ArgumentParser, name: str) -> None:
@@ -25,6 +32,35 @@ def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
     """Replicates and seed of the problem-clustered bootstrap."""
     parser.add_argument("--replicates", type=int, default=2000, metavar="N", help="bootstrap replicates (2000)")
     parser.add_argument("--seed", type=int, default=42, help="seed of the bootstrap (42)")
+
+
+def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
+    """The method's settings: those of a run, or given one by one; nothing has a default."""
+    parser.add_argument("--run", type=Path, metavar="RUN", help="run folder; its config.yaml has the method's settings")
+    parser.add_argument(
+        "--set", dest="settings", metavar="key=value", nargs="+", action="extend", default=[],
+        help="the method's settings: alpha, rho, tau_delta, tau_entropy; they go before those of --run",
+    )  # fmt: skip
+
+
+def settings_of(args: argparse.Namespace, needed: Sequence[str]) -> Settings:
+    """The method's settings as the command line gives them.
+
+    Raises:
+        DataError: If one that is needed is not given.
+    """
+    from nemo_uecr.cli.replay import parse_settings, setting_words
+    from nemo_uecr.config.load import load_config
+
+    words = [] if args.run is None else setting_words(load_config(args.run / "config.yaml", ()).config.method)
+    settings = parse_settings([*words, *args.settings])
+    missing = [name for name in needed if getattr(settings, name) is None]
+    if missing:
+        raise DataError(
+            f"{', '.join(missing)} of the method: not given; expected --run RUN whose config.yaml has "
+            f"{'it' if len(missing) == 1 else 'them'}, or --set {' '.join(f'{name}=VALUE' for name in missing)}"
+        )
+    return settings
 
 
 def require_audit_extras() -> None:

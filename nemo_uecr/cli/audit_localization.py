@@ -4,7 +4,8 @@ First write the steps for the judge, then audit with the judge's labels:
 
   nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
   nemo-uecr audit localization runs/demo/scores-start --write-steps judging
-  nemo-uecr audit localization runs/demo/scores-start --judge labels.jsonl --key judging/key.jsonl
+  nemo-uecr audit localization runs/demo/scores-start --run runs/demo \
+      --judge labels.jsonl --key judging/key.jsonl
 
 The judge gets judging/steps.jsonl alone and writes one line an item:
 {"item": NAME, "labels": [valid|invalid|uncertain|not_reasoning, one a step], "first_error": NUMBER or null}.
@@ -16,7 +17,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from nemo_uecr.cli.audit import add_scores_argument, finish, require_audit_extras
+from nemo_uecr.cli.audit import (
+    add_scores_argument,
+    add_settings_arguments,
+    finish,
+    require_audit_extras,
+    settings_of,
+)
 from nemo_uecr.errors import DataError
 
 __all__ = ["add_arguments", "run"]
@@ -31,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", type=Path, metavar="FILE", help="the key of the steps")
     parser.add_argument("--checkpoint", type=int, default=0, metavar="STEP", help="whose responses (%(default)s)")
     parser.add_argument("--tokenizer", metavar="MODEL", help="of the responses (default: the teacher's)")
-    for name, value in (("alpha", 1.0), ("rho", 0.5), ("tau-delta", 1.0), ("tau-entropy", 1.0)):
-        parser.add_argument(f"--{name}", type=float, default=value, help=f"method.{name} (%(default)s)")
+    add_settings_arguments(parser)
     parser.add_argument("--shuffles", type=int, default=100, metavar="N", help="within-response shuffles (%(default)s)")
     parser.add_argument("--replicates", type=int, default=10_000, metavar="N", help="bootstrap (%(default)s)")
     parser.add_argument(
@@ -46,22 +52,18 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.audit.localization import items_to_judge, localization_audit
     from nemo_uecr.audit.rollouts import read_scores
     from nemo_uecr.audit.step_judge import STEPS, read_labels, write_items
-    from nemo_uecr.core.records import Settings
     from nemo_uecr.demo.assets import resolve
     from nemo_uecr.evaluation.engines.tokens import load_tokens
 
     scores = read_scores(args.scores)
-    settings = Settings(
-        alpha=args.alpha, rho=args.rho, tau_delta=args.tau_delta, tau_entropy=args.tau_entropy,
-        std_floor=0.0, sample_std=False,
-    )  # fmt: skip
     if args.write_steps is not None:
-        items = items_to_judge(scores, settings, checkpoint=args.checkpoint, limit=args.limit, seed=args.seed)
+        items = items_to_judge(scores, checkpoint=args.checkpoint, limit=args.limit, seed=args.seed)
         steps = write_items(items, args.write_steps, seed=args.seed)
         sys.stdout.write(f"{len(items)} responses, {steps} steps for the judge: {args.write_steps / STEPS}\n")
         return 0
     if args.judge is None or args.key is None:
         raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
+    settings = settings_of(args, ("rho", "tau_delta", "tau_entropy"))
     tokenizer = load_tokens(resolve(args.tokenizer or _teacher(scores.plan))).tokenizer
     audit = localization_audit(
         scores,

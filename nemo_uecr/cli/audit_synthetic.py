@@ -2,6 +2,9 @@
 
 nemo-uecr audit synthetic alpha-sweep made/alpha-sweep
 nemo-uecr audit alpha-sweep made/alpha-sweep
+
+Those of localization have texts with right and wrong steps for the demo's judge, and answer.json with the gaps that the
+audit must find at rho=.5 tau_delta=1 tau_entropy=1; docs/audits-localization.md has the commands.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    names = ["signal", "token-credit", "group-signal", "alpha-sweep"]
+    names = ["signal", "token-credit", "group-signal", "alpha-sweep", "localization"]
     parser.add_argument("audit", choices=names, help="whose sizes: checkpoints, problems, samples")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder of the scores")
     parser.add_argument("--tokens", type=int, metavar="N", help="mean tokens a response (token-credit 8980, else 64)")
@@ -29,13 +32,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make."""
     require_extra("data")
-    from nemo_uecr.audit.synthetic import PAPER, make_scores
-
     if args.out.exists():
         raise DataError(f"{args.out} exists; expected a new folder")
     if args.tokens is not None and args.tokens < 2:
         raise DataError(f"--tokens: got {args.tokens}, expected a whole number from 2")
-    size = PAPER[args.audit]
-    make_scores(args.out, size if args.tokens is None else replace(size, tokens=args.tokens), seed=args.seed)
+    if args.audit == "localization":
+        _make_steps(args)
+    else:
+        _make(args)
     sys.stdout.write(f"scores: {args.out}\n")
     return 0
+
+
+def _make(args: argparse.Namespace) -> None:
+    from nemo_uecr.audit.synthetic import PAPER, make_scores
+
+    size = PAPER[args.audit]
+    make_scores(args.out, size if args.tokens is None else replace(size, tokens=args.tokens), seed=args.seed)
+
+
+def _make_steps(args: argparse.Namespace) -> None:
+    require_extra("local")
+    from nemo_uecr.audit.synthetic_steps import PAPER_STEPS, make_step_scores
+    from nemo_uecr.demo.tokenizer import build_tokenizer
+
+    if args.tokens is not None:
+        raise DataError(f"--tokens {args.tokens}: the steps of localization have their own length; drop it")
+    make_step_scores(args.out, PAPER_STEPS, build_tokenizer(), seed=args.seed)

@@ -1,7 +1,8 @@
 """Test the verifier, and the screening, on benchmarks' own problems.
 
 Every reference answer must verify against itself and its rewritten forms, and must not against others; what does
-not is listed. With --screening, every problem is rewritten, cut and reworded, and what the screening finds is counted.
+not is listed. With --screening, every problem is rewritten, cut and reworded, and what the screening finds is counted;
+with --model also what `data screen` would hold with that sentence model.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from nemo_uecr.cli.data_screen import HOLD_AT
+
 if TYPE_CHECKING:
     from nemo_uecr.data.benchmarks import LoadedBenchmark
+    from nemo_uecr.data.recall import Counts, Nearness
 
 __all__ = ["add_arguments", "run"]
 
@@ -25,16 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clean", nargs="+", default=[], metavar="FILE", help="with --screening: problems that must not be found"
     )
+    parser.add_argument(
+        "--model", help="with --screening: sentence model of `data screen` (default: without that step)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the counts and every failure; exit code 1 when an answer fails against itself."""
     from nemo_uecr.data.benchmarks import load_benchmarks
 
-    loaded = load_benchmarks(args.benchmarks)
+    loaded, clean, nearness = load_benchmarks(args.benchmarks), load_benchmarks(args.clean), _nearness(args.model)
     code = max(_verifier(benchmark) for benchmark in loaded.values())
     if args.screening:
-        _screening(loaded, load_benchmarks(args.clean))
+        _screening(loaded, clean, nearness)
     return code
 
 
@@ -58,16 +65,31 @@ def _verifier(benchmark: LoadedBenchmark) -> int:
     return int(failed["itself"] > 0)
 
 
-def _screening(loaded: dict[str, LoadedBenchmark], clean: dict[str, LoadedBenchmark]) -> None:
+def _nearness(model: str | None) -> Nearness | None:
+    from nemo_uecr.data.embedding import load_encoder
+    from nemo_uecr.data.recall import Nearness
+
+    return None if model is None else Nearness(load_encoder(model), HOLD_AT)
+
+
+def _screening(
+    loaded: dict[str, LoadedBenchmark], clean: dict[str, LoadedBenchmark], nearness: Nearness | None
+) -> None:
     from nemo_uecr.data.planting import REWRITES
     from nemo_uecr.data.planting_held_out import HELD_OUT
     from nemo_uecr.data.recall import false_findings, planted_recall
 
+    benchmarks = list(loaded.values())
     sys.stdout.write("screening: removed + held, of rewritten problems\n")
     for title, rewrites in (("on which thresholds were chosen", REWRITES), ("held out", HELD_OUT)):
         sys.stdout.write(f"{title}:\n")
-        for row in planted_recall(list(loaded.values()), rewrites):
-            sys.stdout.write(f"  {row.removed:>4} + {row.held:>4} of {row.planted:>4}  {row.rewrite}\n")
+        for name, counts in planted_recall(benchmarks, rewrites, nearness).items():
+            sys.stdout.write(_line(name, counts))
     sys.stdout.write("other problems, which must not be found:\n")
-    for name, (removed, held, number) in false_findings(list(loaded.values()), list(clean.values())).items():
-        sys.stdout.write(f"  {removed:>4} + {held:>4} of {number:>4}  {name}\n")
+    for name, counts in false_findings(benchmarks, list(clean.values()), nearness).items():
+        sys.stdout.write(_line(name, counts))
+
+
+def _line(name: str, counts: Counts) -> str:
+    by_model = "" if counts.near is None else f"; embedding {counts.near:>4}, together {counts.found:>4}"
+    return f"  {counts.removed:>4} + {counts.held:>4} of {counts.texts:>4}{by_model}  {name}\n"

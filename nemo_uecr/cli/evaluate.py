@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate each model and print its table."""
     from nemo_uecr.data.benchmarks import load_benchmarks
     from nemo_uecr.errors import DataError
+    from nemo_uecr.evaluation.engines.tokens import load_tokens
     from nemo_uecr.evaluation.result import lines_of
     from nemo_uecr.evaluation.runner import evaluate
 
@@ -36,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if len({label for label, _ in models}) < len(models):
         raise DataError("two models have the same label; name them apart: LABEL=MODEL")
     benchmarks = load_benchmarks(args.benchmarks)
+    for _, model in models:
+        load_tokens(model)  # a mistyped second model is told now and not after the first one's hours
     for label, model in models:
         result = evaluate(label, model, benchmarks, settings, args.out / label)
         sys.stdout.write("\n".join([*lines_of(result), f"  {args.out / label}/result.json"]) + "\n")
@@ -43,6 +46,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def label_of(text: str) -> tuple[str, str]:
-    """Label and model of ``[LABEL=]MODEL``; without a label the model's last name."""
-    label, _, model = text.partition("=")
-    return (label, model) if model else (Path(text).name, text)
+    """Label and model of ``[LABEL=]MODEL``; without a label the model's last name.
+
+    Raises:
+        DataError: If the label is no name of a folder under --out, or there is no model.
+    """
+    from nemo_uecr.errors import DataError
+
+    label, sign, model = text.partition("=")
+    if not sign:
+        label, model = Path(text).name, text
+    if label in ("", ".", "..") or "/" in label or not model:
+        raise DataError(f"{text!r}: expected MODEL or LABEL=MODEL, the label a plain name: its folder is --out/LABEL")
+    return label, str(Path(model).expanduser()) if model.startswith("~") else model

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from nemo_uecr.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from nemo_uecr.config.schema import MethodConfig
     from nemo_uecr.core.records import ScoredBatch, Settings
     from nemo_uecr.data.batch_file import SavedBatch
 
@@ -108,6 +109,38 @@ def parse_settings(assignments: list[str]) -> Settings:
             raise ConfigError(f"--set {assignment!r} has no '='; expected key=value, e.g. alpha=1")
         given |= _setting(key, value)
     return Settings(**given)  # type: ignore[arg-type]
+
+
+def saved_settings(saved: SavedBatch, path: Path) -> Settings:
+    """The method's settings in the header of a saved step.
+
+    Raises:
+        DataError: If they are not settings of a method.
+    """
+    from dataclasses import fields
+
+    from nemo_uecr.core.records import Settings
+
+    known = {field.name for field in fields(Settings)}
+    try:
+        given = saved.settings
+    except ValueError as error:
+        raise DataError(f"{path}: the header's settings are no valid JSON ({error}); the file was altered") from error
+    if not isinstance(given, dict):
+        raise DataError(f"{path}: the header's settings are a {type(given).__name__}; expected an object")
+    for name, value in given.items():
+        if name not in known or not (value is None or isinstance(value, bool | int | float)):
+            raise DataError(
+                f"{path}: the header has the setting {name}={value!r}; expected numbers of {', '.join(sorted(known))}. "
+                "The file was altered or is of another version"
+            )
+    return Settings(**given)  # type: ignore[arg-type]
+
+
+def setting_words(method: MethodConfig) -> list[str]:
+    """The method section of a configuration as ``key=value`` words; keys that it leaves open are left out."""
+    given = {name: getattr(method, name) for name in FLOATS}
+    return [*(f"{name}={value!r}" for name, value in given.items() if value is not None), f"std={method.std}"]
 
 
 def _setting(key: str, value: str) -> dict[str, float | int | bool]:

@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     if ids is not None and their_ids is not None and not torch.equal(ids, their_ids):
         raise DataError(f"{args.first} and {args.second} are about different tokens; score one batch in both ways")
     effects = teacher_effect(
-        scored_batch(saved, args.first), scored_batch(other, args.second), lambda batch: _advantage(saved, batch)
+        scored_batch(saved, args.first),
+        scored_batch(other, args.second),
+        lambda batch: _advantage(saved, batch, args.first),
     )
     sys.stdout.write(_table(effects, method=str(saved.method)))
     if args.json is not None:
@@ -54,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _advantage(saved: SavedBatch, batch: ScoredBatch) -> Tensor:
+def _advantage(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Tensor:
     """Final advantages by the method and settings of the run that saved the batch."""
+    from nemo_uecr.cli.replay import saved_settings
     from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.core.records import Settings
 
     if saved.method not in METHODS:
         raise DataError(f"the batch names method {saved.method!r}; expected one of {', '.join(METHODS)}")
-    settings = Settings(**saved.settings)  # type: ignore[arg-type]
+    settings = saved_settings(saved, path)
     return METHODS[saved.method].compute(batch, settings, detail=False).advantage_BT
 
 

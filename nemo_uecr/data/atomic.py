@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nemo_uecr.errors import RunFolderError
+
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part.
@@ -48,11 +50,13 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     Raises:
         OSError: If it cannot be written, or the path is something other than a folder.
+        RunFolderError: If it is there and this process runs in it.
     """
     if path.exists() and not path.is_dir():
         raise OSError(errno.ENOTDIR, "it exists and is no folder", str(path))
-    path = Path(os.path.abspath(path))  # "." has no name to write beside
+    path = _real(path)
     recover_folder(path)
+    check_exchangeable(path)
     aside = path.with_name(f".{path.name}.tmp")
     old = _moved_away(path)
     shutil.rmtree(aside, ignore_errors=True)
@@ -80,11 +84,29 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def recover_folder(path: Path) -> None:
     """Give a folder its name back if a kill came between the two renames of its exchange."""
-    path = Path(os.path.abspath(path))
+    path = _real(path)
     old = _moved_away(path)
     if old.is_dir() and not path.exists():
         old.rename(path)
         sync_folder(path.parent)
+
+
+def check_exchangeable(path: Path) -> None:
+    """Refuse to exchange the folder we run in, or one above it: the user's shell would stand in a removed folder.
+
+    Raises:
+        RunFolderError: naming it.
+    """
+    path = _real(path)
+    try:
+        current = Path(os.getcwd())
+    except FileNotFoundError:
+        return  # removed before us
+    if path.is_dir() and current.is_relative_to(path):
+        raise RunFolderError(
+            f"{path} is the current folder, or one above it, and would be exchanged for a new one; "
+            "expected another folder: change to one outside it and run the command there"
+        )
 
 
 def sync_folder(path: Path) -> None:
@@ -94,6 +116,11 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _real(path: Path) -> Path:
+    """The folder that a path means: "." has no name to write beside, and beside a link is not beside its folder."""
+    return Path(os.path.realpath(path))
 
 
 def _moved_away(path: Path) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.data.atomic import check_exchangeable, replace_file
 from nemo_uecr.data.embedding import Encoder, load_encoder
 from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, content_faults, file_sha256, jsonl, read_manifest
 from nemo_uecr.data.review import has_verdicts
@@ -50,7 +50,9 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
 
     Raises:
         DataError: If the folder was altered, was screened against no benchmark, or has verdicts to apply.
+        RunFolderError: If this process runs in the folder.
     """
+    check_exchangeable(folder)
     found = content_faults(folder)
     if found:
         raise DataError(f"{folder}: {found[0]}; the folder was altered after it was made. Prepare it again")

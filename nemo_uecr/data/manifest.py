@@ -12,7 +12,7 @@ from typing import Any
 from nemo_uecr.data.atomic import recover_folder
 from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.manifest_shape import OWN_DIGEST, content_digest, shape_fault
-from nemo_uecr.data.review import review_fault
+from nemo_uecr.data.review import held_lines, review_fault
 from nemo_uecr.data.rows import data_files, read_object
 from nemo_uecr.errors import DataError
 
@@ -66,7 +66,7 @@ def faults(folder: Path) -> list[str]:
     found = content_faults(folder)
     if found:
         return found
-    fault = review_fault(folder / REVIEW, {row["row"] for row in jsonl(folder / HELD)})
+    fault = review_fault(folder / REVIEW, held_lines(jsonl(folder / HELD)))
     return [] if fault is None else [f"{REVIEW}: {fault}"]
 
 

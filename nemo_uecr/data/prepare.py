@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from nemo_uecr.data.atomic import new_folder, recover_folder
+from nemo_uecr.data.atomic import check_exchangeable, new_folder, recover_folder
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.chunks import Work, judged_rows
 from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowRules, row_digest
@@ -67,8 +67,10 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
 
     Raises:
         DataError: If the source cannot be read or has fewer rows than the sample, or the folder holds other files.
+        RunFolderError: If this process runs in the folder.
     """
     recover_folder(folder)
+    check_exchangeable(folder)
     _check_target(folder)
     source = locate(settings.source, revision=settings.revision)
     files = data_files(source.path)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.atomic import new_folder
+from nemo_uecr.data.atomic import check_exchangeable, new_folder
 from nemo_uecr.data.manifest import (
     HELD,
     KEPT,
@@ -24,7 +24,7 @@ from nemo_uecr.data.manifest import (
     write_manifest,
 )
 from nemo_uecr.data.prepare import target_texts
-from nemo_uecr.data.review import read_verdicts, write_review
+from nemo_uecr.data.review import held_lines, read_verdicts, write_review
 from nemo_uecr.errors import DataError
 
 Rows = list[dict[str, Any]]
@@ -35,12 +35,14 @@ def apply_verdicts(folder: Path, review: Path) -> Manifest:
 
     Raises:
         DataError: If the folder was altered, or a held row has no verdict.
+        RunFolderError: If this process runs in the folder.
     """
+    check_exchangeable(folder)
     _check_intact(folder)
     held = list(jsonl(folder / HELD))
     if not held:
         raise DataError(f"{folder}: no row is held; there is nothing to apply")
-    verdicts = read_verdicts(review, (row["row"] for row in held))
+    verdicts = read_verdicts(review, held_lines(held))
     returned = [_without(row, "findings") for row in held if verdicts[row["row"]] == "keep"]
     dropped = [
         {name: row[name] for name in ("row", "digest", "findings", "question", "answer")} | {"reason": "screen_review"}

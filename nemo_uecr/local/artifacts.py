@@ -43,12 +43,13 @@ def list_files(folder: Path, step: int, names: Iterable[str]) -> None:
             append_record(path, {"step": step, "entry": number, "path": name, "bytes": size, "sha256": digest})
 
 
-def compare_files(folder: Path, *, last_step: int) -> Findings:
+def compare_files(folder: Path, *, last_step: int, keep_last: int) -> Findings:
     """Compare a run folder with its list.
 
     Args:
         folder: the run folder.
         last_step: of the run's configuration; once the list reaches it, growing files grow no more.
+        keep_last: how many of the newest checkpoints the run has kept; older ones may be gone.
 
     Raises:
         RunFolderError: If there is no list or it cannot be read.
@@ -64,22 +65,27 @@ def compare_files(folder: Path, *, last_step: int) -> Findings:
     ]
     same = len(listed) - len(checkpoints) - len(changed)
     here = (folder / CHECKPOINTS).is_dir()  # an archive may come without them
-    kept, faults = _checkpoint_faults(folder, checkpoints) if here else (0, [])
+    kept, faults = _checkpoint_faults(folder, checkpoints, keep_last) if here else (0, [])
     present = (path for part in LISTED for path in sorted((folder / part).glob("*")))
     unlisted = [name for path in present if (name := str(path.relative_to(folder))) not in listed]
+    unlisted += [
+        str(path.relative_to(folder))
+        for path in sorted((folder / CHECKPOINTS).glob("*"))
+        if f"{path.relative_to(folder)}/{MANIFEST}" not in checkpoints
+    ]
     notes = [f"{name}: not in {FILE}" for name in unlisted]
     if checkpoints and not here:
         notes.append(f"{CHECKPOINTS}: not here")
     return Findings(same + kept, (*changed, *faults, *list_faults), tuple(notes))
 
 
-def _checkpoint_faults(folder: Path, listed: dict[str, dict[str, Any]]) -> tuple[int, list[str]]:
-    """Checkpoints that are here against their manifests; of those that are gone only the newest is missed."""
-    newest = max(listed, default=None)
+def _checkpoint_faults(folder: Path, listed: dict[str, dict[str, Any]], keep_last: int) -> tuple[int, list[str]]:
+    """Checkpoints that are here against their manifests; of those that are gone only the newest are missed."""
+    newest = sorted(listed)[-keep_last:]
     good, faults = 0, []
     for name, entry in listed.items():
         place = (folder / name).parent
-        if not place.is_dir() and name != newest:
+        if not place.is_dir() and name not in newest:
             continue  # pruned, as the configuration says
         fault = _fault(folder, name, entry)
         if fault is not None:

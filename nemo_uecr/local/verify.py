@@ -43,7 +43,9 @@ def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: L
     now = json.loads(json.dumps(made.statement(config, objective_of(config)) | {"source": package_source().record()}))
     same, changed = _compare(flattened(_without_inputs(record)), flattened(_without_inputs(now)))
     inputs_same, inputs_changed, unknown = _inputs(renamed(record["sha256"], config), config, locate)
-    files = compare_files(folder, last_step=config.train.steps)
+    # An earlier start of the run may have kept fewer.
+    keep_last = 1 if any(folder.glob("provenance-*.json")) else config.checkpoint.keep_last
+    files = compare_files(folder, last_step=config.train.steps, keep_last=keep_last)
     own = _own_files(folder, record)
     return Verification(
         same + inputs_same + files.same + (2 - len(own)),
@@ -98,6 +100,7 @@ def _inputs(before: dict[str, str], config: Config, locate: Locate) -> tuple[int
             same += 1
         else:
             changed.append(f"input {name!r}: sha256 {digest[:12]} in the run, {found[:12]} here")
+    changed += [f"input {name!r}: not recorded in the run" for name in now if name not in before]
     return same, changed, unknown
 
 

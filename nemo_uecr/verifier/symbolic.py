@@ -54,11 +54,20 @@ def _same(given: str, expected: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
-    """math-verify's reading; a reference answer is read once for all the responses to its problem."""
+    r"""math-verify's reading; a reference answer is read once for all the responses to its problem.
+
+    The whole box as LaTeX, or nothing: left to itself it would search a box that it cannot read for a fraction or a
+    number, and take ``!8, \frac{7}{2}`` for 7/2 and ``8._x, 7`` for 7.
+    """
     import math_verify
 
+    whole_box = math_verify.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     found: list[Any] = math_verify.parse(
-        rf"\boxed{{{powers_spelled_out(text)}}}", parsing_timeout=None, raise_on_error=True
+        rf"\boxed{{{powers_spelled_out(text)}}}",
+        extraction_config=[whole_box],
+        extraction_mode="first_match",
+        parsing_timeout=None,
+        raise_on_error=True,
     )
     return found
 

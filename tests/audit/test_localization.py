@@ -49,7 +49,7 @@ def audited(scores: Scores, labels: dict[str, Labels] | None = None, **changes: 
 
 def labelled(scores: Scores) -> list[str]:
     table = token_table(scores, "student", 0)
-    return [table.ids[row] for row in candidates(scores, table, SETTINGS).rows]
+    return [table.ids[row] for row in candidates(scores, table).rows]
 
 
 def test_the_made_text_has_these_steps() -> None:
@@ -64,10 +64,10 @@ def test_who_is_a_candidate(tmp_path: Path) -> None:
     made += [Made("small", each.text, each.right, each.gap, each.entropy) for each in made[4:8]]
     scores = scores_of(tmp_path, made)
     table = token_table(scores, "student", 0)
-    found = candidates(scores, table, SETTINGS)
+    found = candidates(scores, table)
     assert found.counts == {"groups": 4, "mixed_groups_of_eight": 2, "incorrect_in_them": 12, "reasoning_free": 2}
     assert [table.ids[row] for row in found.rows] == [f"p{p}/{8 * p + n}" for p in (0, 1) for n in range(5)]
-    items = items_to_judge(scores, SETTINGS, checkpoint=0, limit=4, seed=1)
+    items = items_to_judge(scores, checkpoint=0, limit=4, seed=1)
     assert len(items) == 4
     assert items[0].response == TEXT
 
@@ -204,4 +204,4 @@ def test_labels_of_something_else(tmp_path: Path, labels: dict[str, Labels], mes
 def test_without_candidates_the_way_is_shown(tmp_path: Path) -> None:
     scores = scores_of(tmp_path, [each for each in responses(1) if each.right])
     with pytest.raises(DataError, match="no failed response in a mixed group of 8"):
-        items_to_judge(scores, SETTINGS, checkpoint=0, limit=None, seed=1)
+        items_to_judge(scores, checkpoint=0, limit=None, seed=1)

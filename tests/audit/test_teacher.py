@@ -11,6 +11,7 @@ import torch
 from nemo_uecr.audit import teacher_engines
 from nemo_uecr.audit.teacher import GRID, compared
 from nemo_uecr.audit.teacher_engines import ENGINES, EngineScores, Request, engines_of
+from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import DataError, ScoreError
 from tests.local import tiny
 
@@ -74,10 +75,14 @@ def test_engines_against_plain_logits(name: str, bound: float) -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_vllm_against_plain_logits() -> None:
+def test_vllm_against_plain_logits(tmp_path: Path) -> None:
+    """vLLM's kernels want heads of 32 or more; the wide initialisation gives log-probabilities that differ."""
     if (reason := ENGINES["vllm"].missing()) is not None:
         pytest.skip(reason)
-    model = str(tiny.assets().teacher)
+    tokenizer = build_tokenizer()
+    module = tiny.new_model(tokenizer, seed=2, head_dim=32, initializer_range=0.3)
+    model = str(tiny.save_model(module, tokenizer, tmp_path / "model"))
+    assert slow(model).logp.std() > 0.5
     assert compared(slow(model), ENGINES["vllm"].score(model, REQUEST), "vllm")["logp"]["max"] <= 1e-4
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.config.load import dump_config, load_config
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.audits import audits_section
 from nemo_uecr.report.page import write_report
@@ -18,6 +19,7 @@ from tests.report.conftest import Story, write_run
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
 
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
 SETTINGS = ("--set", "alpha=1", "rho=.5", "tau_delta=1", "tau_entropy=1")
 AUDITS = {"signal": (), "token-credit": SETTINGS, "group-signal": (), "alpha-sweep": ()}
 
@@ -41,6 +43,47 @@ def test_an_audit_of_the_papers_size(tmp_path: Path, name: str, capsys: pytest.C
     assert numbers["scores"]["responses"] == responses[name]
     if name == "token-credit":
         assert numbers["weights"]["projected"]["largest_error"] <= 1e-14
+
+
+def test_localization_of_the_papers_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """200 failed responses out of 40 groups, and the answer that was planted; fewer shuffles, for time."""
+    pytest.importorskip("transformers", reason="the texts are encoded by a tokenizer (extra 'local')")
+    from nemo_uecr.demo.judge import main as judge
+
+    scores, judging, labels = tmp_path / "scores", tmp_path / "judging", tmp_path / "labels.jsonl"
+    assert entry_point(["audit", "synthetic", "localization", str(scores)]) == 0
+    assert entry_point(["audit", "localization", str(scores), "--write-steps", str(judging)]) == 0
+    assert "200 responses, 86200 steps" in capsys.readouterr().out  # 430 steps and the boxed answer each
+    judge(judging / "steps.jsonl", labels)
+    words = ["--judge", str(labels), "--key", str(judging / "key.jsonl"), *SETTINGS, "--shuffles", "2"]
+    assert entry_point(["audit", "localization", str(scores), *words, "--replicates", "100"]) == 0
+    found = json.loads((tmp_path / "audits" / "localization" / "numbers.json").read_text())["numbers"]
+    answer = json.loads((scores / "answer.json").read_text())
+    assert found["selection"]["eligible"] == answer["responses"] == 200
+    for name in ("PUU", "no entropy", "full ECR"):
+        assert found["variants"][name]["gap"]["value"] == pytest.approx(answer["gap"][name], abs=1e-6), name
+    assert found["variants"]["shuffled, mean"]["gap"]["value"] == pytest.approx(
+        answer["gap"]["shuffled, mean"], rel=0.01
+    )
+    assert found["variants"]["full ECR"]["positive"]["value"] == answer["positive"]
+
+
+def test_the_settings_are_those_of_a_run(tmp_path: Path) -> None:
+    """rho of the run's config.yaml is used, and a setting on the command line goes before it."""
+    run, scores = tmp_path / "run", tmp_path / "scores"
+    run.mkdir()
+    config = load_config(DEMO, ("method.alpha=0.75", "method.rho=0.25", "method.tau_delta=2", "method.std=sample"))
+    (run / "config.yaml").write_text(dump_config(config.config))
+    assert entry_point(["audit", "synthetic", "token-credit", str(scores), "--tokens", "4"]) == 0
+    used = []
+    for more in ([], ["--set", "rho=0.125"]):
+        assert entry_point(["audit", "token-credit", str(scores), "--run", str(run), *more]) == 0
+        found = json.loads((tmp_path / "audits" / "token-credit" / "numbers.json").read_text())["numbers"]
+        used.append(found["settings"])
+    assert {name: used[0][name] for name in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")} == {
+        "alpha": 0.75, "rho": 0.25, "tau_delta": 2.0, "tau_entropy": 1.0, "std_floor": 0.0,
+    }  # fmt: skip
+    assert used[1] == used[0] | {"rho": 0.125}
 
 
 def test_the_report_shows_the_audits_of_a_run(tmp_path: Path) -> None:
@@ -81,11 +124,16 @@ def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.Ca
         (["audit", "group-signal", "s"], "expected a multiple of 12"),
         (["audit", "group-signal", "s", "--anchor", "other"], "--anchor other=MODEL"),
         (["audit", "group-signal", "s", "--sizes", "1", "4"], "expected whole numbers from 2"),
-        (["audit", "token-credit", "s"], "--set"),
+        (["audit", "token-credit", "s"], "alpha, rho, tau_delta, tau_entropy of the method: not given"),
+        (["audit", "token-credit", "s", "--run", "s"], "config.yaml"),
+        (["audit", "localization", "s", "--judge", "j", "--key", "k"], "rho, tau_delta, tau_entropy of the method"),
+        (["audit", "localization", "s", "--judge", "j", "--key", "k", "--set", "rho=.5"], "tau_delta, tau_entropy of"),
+        (["audit", "localization", "s", "--set", "rho=.5"], "expected --judge LABELS and --key KEY"),
         (["audit", "token-credit", "s", "--set", "rho=1.5"], "expected 0 <= rho < 1"),
         (["audit", "token-credit", "s", "--set", "alpha=1", "rho=.5", "tau_delta=1"], "tau_entropy"),
         (["audit", "alpha-swep", "s"], "did you mean 'audit alpha-sweep'"),
         (["audit", "synthetic", "signal", "s"], "expected a new folder"),
+        (["audit", "synthetic", "localization", "new", "--tokens", "9"], "have their own length; drop it"),
         (["score", "nowhere", "--out", "o"], "expected responses to score"),
         (["score", "rows.jsonl", "--out", "o"], "give --teacher"),
         (["score", "rows.jsonl", "--teacher", "t", "--out", "o"], "give --student"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,17 @@ from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark
 from tests.data.planted_run import planted_texts
 from tests.data.shared_files import FOLDER, needs_real_files
 
+ROOT = Path(__file__).resolve().parents[2]
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+
+def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "nemo_uecr", *map(str, arguments)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "nemo_uecr", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
 
 
@@ -56,6 +64,9 @@ def test_prepare_verify_and_a_fault(tmp_path: Path) -> None:
         (["evaluate", "m", "--max-tokens", "8", "--seed", "-1", "--out", "o"], "--seed: got -1, expected"),
         (["data", "verify", "nowhere"], "no manifest.json"),
         (["evaluate", "m", "--out", "o"], "--max-tokens"),
+        (["evaluate", "=m", "--max-tokens", "8", "--out", "o"], "expected MODEL or LABEL=MODEL"),
+        (["evaluate", "a/b=m", "--max-tokens", "8", "--out", "o"], "the label a plain name"),
+        (["evaluate", "a=", "--max-tokens", "8", "--out", "o"], "expected MODEL or LABEL=MODEL"),
         (["evaluate", "m", "--max-tokens", "8", "--top-p", "0", "--out", "o"], "--top-p: got 0.0, expected"),
         (["evaluate", "compare", "a", "b"], "no such file"),
         (["table", "nowhere"], "expected an evaluation folder or a run folder"),
@@ -66,6 +77,44 @@ def test_user_errors_are_one_line_and_exit_code_2(arguments: list[str], message:
     assert failed.returncode == 2
     assert failed.stderr.count("\n") == 1
     assert message in failed.stderr
+
+
+def test_apply_reads_the_verdicts_or_says_in_one_line_why_not(tmp_path: Path) -> None:
+    rows = [*clean_rows(3), deepmath_row(" ".join(BENCHMARK[2].split()[:7]))]
+    source, out = write_jsonl(tmp_path / "s.jsonl", rows), tmp_path / "out"
+    assert run("data", "prepare", "--source", source, "--screen", write_benchmark(tmp_path), "--out", out).stderr == ""
+    filled = (out / "screening/review.csv").read_text(encoding="utf-8").replace(",,", ",Keep,", 1)
+    review = tmp_path / "mine.csv"
+    for content, message in (
+        (filled.encode("utf-16"), "not UTF-8 but UTF-16"),
+        (filled.replace(",", ";").encode(), "separated by ';'"),
+        ((filled + filled.splitlines()[1] + "\n").encode(), "more than one line on row 4"),
+    ):
+        review.write_bytes(content)
+        failed = run("data", "apply", out, "--review", review)
+        assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (2, "", 1)
+        assert message in failed.stderr
+    review.write_text(filled, encoding="utf-8-sig")
+    applied = run("data", "apply", out, "--review", review)
+    assert (applied.returncode, applied.stdout.splitlines()[0]) == (0, "1 held rows kept, 0 dropped")
+
+
+def test_the_current_folder_is_not_taken_away_from_the_shell(tmp_path: Path) -> None:
+    rows = [*clean_rows(3), deepmath_row(" ".join(BENCHMARK[2].split()[:7]))]
+    source, bench = write_jsonl(tmp_path / "s.jsonl", rows), write_benchmark(tmp_path)
+    out = tmp_path / "out"
+    assert run("data", "prepare", "--source", source, "--screen", bench, "--out", out).returncode == 0
+    before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    for arguments, where in (
+        (["data", "prepare", "--source", source, "--screen", bench, "--out", "."], out),
+        (["data", "prepare", "--source", source, "--screen", bench, "--out", ".."], out / "screening"),
+        (["data", "apply", "."], out),
+        (["data", "screen", out], out),
+    ):
+        failed = run(*arguments, cwd=where)
+        assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (2, "", 1)
+        assert "is the current folder, or one above it" in failed.stderr
+        assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
 
 
 @needs_real_files

@@ -74,6 +74,26 @@ def test_a_changed_advantage_is_seen(run: Path, tmp_path: Path, by: float, arith
     assert entry_point(["replay", str(altered(run, tmp_path, by=by, arithmetic=arithmetic)), "--check"]) == code
 
 
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ('{"zeta": 1}', "the header has the setting zeta=1; expected numbers of alpha"),
+        ('{"rho": "half"}', "the header has the setting rho='half'"),
+        ("[]", "the header's settings are a list; expected an object"),
+        ("{", "the header's settings are no valid JSON"),
+    ],
+)
+def test_a_strange_header_is_one_line(
+    run: Path, tmp_path: Path, settings: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = run / "batches" / "step-000001.safetensors", tmp_path / "step.safetensors"
+    save_file(load_file(source), target, metadata=header(source) | {"settings": settings})
+    assert entry_point(["replay", str(target), "--check"]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert complaint in error
+
+
 def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = load_file(run / "batches" / "step-000001.safetensors")
     del tensors["advantage"]

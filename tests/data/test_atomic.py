@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.data.atomic import new_folder, recover_folder, replace_file
+from nemo_uecr.errors import RunFolderError
 
 
 def test_replace_file_makes_folders_and_replaces(tmp_path: Path) -> None:
@@ -152,12 +153,40 @@ def test_new_folder_takes_up_a_folder_that_a_kill_left_without_its_name(tmp_path
     assert (path / "file").read_text() == "old"
 
 
-def test_the_current_folder_can_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [".", "..", "../../c", "../inner", "../link"])
+def test_the_folder_we_run_in_is_not_exchanged(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell that called us would stand in a removed folder."""
+    inner = tmp_path / "c" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "c" / "link").symlink_to(inner)
+    monkeypatch.chdir(inner)
+    with pytest.raises(RunFolderError, match="is the current folder, or one above it"), new_folder(Path(name)):
+        pass
+    assert Path.cwd() == inner
+    assert sorted(found.name for found in tmp_path.rglob("*")) == ["c", "inner", "link"]
+
+
+def test_folders_beside_and_below_the_current_one_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "c").mkdir()
+    (tmp_path / "c-other").mkdir()
     monkeypatch.chdir(tmp_path / "c")
-    with new_folder(Path()) as folder:
-        (folder / "file").write_text("new")
-    assert (tmp_path / "c" / "file").read_text() == "new"
+    for name in ("../c-other", "below", "below"):
+        with new_folder(Path(name)) as folder:
+            (folder / "file").write_text("new")
+        assert Path(name, "file").read_text() == "new"
+
+
+def test_a_link_to_a_folder_stays_and_its_folder_is_exchanged(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    for content in ("1", "2", "3"):
+        with new_folder(tmp_path / "link") as folder:
+            (folder / "file").write_text(content)
+        assert (tmp_path / "disk" / "file").read_text() == content
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["disk", "link"]
+    (tmp_path / "disk").rename(tmp_path / ".disk.old.tmp")  # what a kill between the two renames leaves
+    recover_folder(tmp_path / "link")
+    assert (tmp_path / "link" / "file").read_text() == "3"
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads names of open files from /proc")

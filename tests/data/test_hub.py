@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.benchmarks import load_benchmark
+from nemo_uecr.data.benchmarks import PAPER, load_benchmark
 from nemo_uecr.data.hub import locate
 from nemo_uecr.data.rows import data_files, fields_of, read_rows
 from nemo_uecr.errors import DataError
@@ -72,7 +72,11 @@ REPOSITORIES = {
             ]
         )
     },
-    "math-ai/amc23": {"test.jsonl": b'{"id": 0, "question": "One problem too few?", "answer": "3"}\n'},
+    "math-ai/amc23": {
+        "data/test-00000-of-00001.parquet": parquet(
+            [{"id": n, "question": f"Morning {n}?", "answer": f"{n}.0", "url": "u"} for n in range(40)]
+        )
+    },
 }
 
 
@@ -141,7 +145,9 @@ def test_deepmath_is_fetched_with_its_revision() -> None:
 
 
 @pytest.mark.usefixtures("_hub")
-def test_a_benchmark_is_fetched_by_its_name_and_its_size_is_checked() -> None:
+def test_a_benchmark_is_fetched_by_its_name_and_its_size_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = b'{"id": 0, "question": "One problem too few?", "answer": "3"}\n'
+    monkeypatch.setitem(REPOSITORIES, "math-ai/amc23", {"test.jsonl": one})
     aime = load_benchmark("aime25")
     assert (aime.name, len(aime.problems), aime.revision) == ("aime25", 30, COMMIT)
     assert (aime.problems[4].id, aime.problems[4].answer) == ("5", "5")
@@ -151,17 +157,18 @@ def test_a_benchmark_is_fetched_by_its_name_and_its_size_is_checked() -> None:
 
 @pytest.mark.usefixtures("_hub")
 @pytest.mark.parametrize(
-    ("name", "first", "answer"),
+    ("name", "size", "first", "answer"),
     [
-        ("aime24", "60", "060"),
-        ("aime25", "1", "1"),
-        ("hmmt_feb25", "1", r"\frac{1}{7}"),
-        ("hmmt_nov25", "1", r"1\sqrt{3}"),
+        ("aime24", 30, "60", "060"),
+        ("aime25", 30, "1", "1"),
+        ("amc23", 40, "0", "0.0"),
+        ("hmmt_feb25", 30, "1", r"\frac{1}{7}"),
+        ("hmmt_nov25", 30, "1", r"1\sqrt{3}"),
     ],
 )
-def test_every_benchmark_of_thirty_problems_is_read(name: str, first: str, answer: str) -> None:
+def test_every_benchmark_is_read(name: str, size: int, first: str, answer: str) -> None:
     loaded = load_benchmark(name)
-    assert (loaded.name, len(loaded.problems), loaded.revision) == (name, 30, COMMIT)
+    assert (loaded.name, len(loaded.problems), loaded.revision) == (name, size, COMMIT)
     assert (loaded.problems[0].id, loaded.problems[0].answer) == (first, answer)
 
 
@@ -170,12 +177,40 @@ def test_deepmath_is_prepared_and_screened_by_their_names(tmp_path: Path) -> Non
     from nemo_uecr.data.answer_types import NAMES
     from nemo_uecr.data.prepare import Settings, prepare
 
-    screens = ("aime24", "aime25", "hmmt_feb25", "hmmt_nov25")
+    screens = PAPER
     settings = Settings("zwhe99/DeepMath-103K", None, screens, (5.0, 7.0), frozenset(NAMES), None, 42, 1)
     manifest = prepare(settings, tmp_path / "out")
     assert manifest["source"]["revision"] == COMMIT
     assert {name: record["revision"] for name, record in manifest["screens"].items()} == dict.fromkeys(screens, COMMIT)
     assert manifest["counts"]["kept"] == 7
+
+
+@pytest.mark.usefixtures("_hub")
+def test_a_model_is_evaluated_on_amc23_by_its_name(tmp_path: Path) -> None:
+    for package in ("torch", "transformers", "math_verify"):
+        pytest.importorskip(package)
+    from nemo_uecr.cli.main import entry_point
+    from tests.evaluation.tiny import save_model
+
+    save_model(tmp_path / "tiny", seed=1)
+    options = ["--samples", "1", "--max-tokens", "2", "--engine", "transformers", "--dtype", "float32"]
+    model, out = str(tmp_path / "tiny"), tmp_path / "ev"
+    assert entry_point(["evaluate", f"a={model}", "--benchmarks", "amc23", *options, "--out", str(out)]) == 0
+    samples = [json.loads(line) for line in (out / "a" / "samples.jsonl").read_text().splitlines()]
+    assert sorted(int(sample["problem"]) for sample in samples) == list(range(40))
+    assert {sample["answer"] for sample in samples} == {f"{n}.0" for n in range(40)}
+    plan = json.loads((out / "a" / "plan.json").read_text())
+    assert plan["benchmarks"]["amc23"]["revision"] == COMMIT
+    assert plan["benchmarks"]["amc23"]["problems"] == 40
+
+
+@pytest.mark.usefixtures("_hub")
+def test_the_verifier_takes_amc23s_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("math_verify")
+    from nemo_uecr.cli.main import entry_point
+
+    assert entry_point(["data", "selftest", "amc23"]) == 0
+    assert "   40 of    40  itself" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_hub")

@@ -121,7 +121,7 @@ def test_another_shape_is_one_line(folder: Path, change: Callable[[Manifest], ob
 def test_a_review_file_that_nobody_can_fill_in_is_found(folder: Path) -> None:
     review = folder / "screening" / "review.csv"
     lines = review.read_text(encoding="utf-8").splitlines(keepends=True)
-    for content, message in (("", "columns are None"), (lines[0], "it has 0 rows and 1 are held")):
+    for content, message in (("", r"columns are []"), (lines[0], "it has 0 lines on 0 rows and 1 are held")):
         review.write_text(content, encoding="utf-8")
         assert message in faults(folder)[0]
     review.unlink()

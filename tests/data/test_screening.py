@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
 import pytest
 
 from nemo_uecr.data.answer_types import NAMES, answer_type, checked_types
-from nemo_uecr.data.benchmarks import load_benchmark
+from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
 from nemo_uecr.data.ngrams import NgramIndex, Target
 from nemo_uecr.data.normalise import exact_key, normalised, tight_key, words
 from nemo_uecr.data.planting import REWRITES
 from nemo_uecr.data.planting_held_out import HELD_OUT
-from nemo_uecr.data.recall import false_findings, planted_recall
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.data.recall import Counts, Nearness, false_findings, planted_recall
 from nemo_uecr.data.screening import RULES, Screen
 from nemo_uecr.errors import DataError
 from tests.data.shared_files import FOLDER, needs_real_files
+
+if TYPE_CHECKING:
+    from nemo_uecr.data.embedding import Encoder
 
 
 @pytest.mark.parametrize(
@@ -112,18 +119,54 @@ def test_a_disguised_problem_is_the_same(other: str) -> None:
 @needs_real_files
 def test_rewritten_aime_and_amc_problems_are_found_and_others_left_alone() -> None:
     screened = [load_benchmark(f"{name}={FOLDER}/{name}.jsonl") for name in ("aime24", "amc23")]
-    for row in planted_recall(screened, REWRITES):
-        assert row.removed + row.held >= 0.98 * row.planted, row
-        if row.rewrite != "reworded":
-            assert row.removed >= 0.97 * row.planted, row
+    for name, counts in planted_recall(screened, REWRITES, None).items():
+        assert counts.found == counts.removed + counts.held >= 0.98 * counts.texts, name
+        if name != "reworded":
+            assert counts.removed >= 0.97 * counts.texts, name
     clean = [load_benchmark(str(FOLDER / f"{name}.jsonl")) for name in ("math500", "gsm8k_test")]
-    for name, (removed, held, number) in false_findings(screened, clean).items():
-        assert removed == 0, name
-        assert held <= 0.01 * number, name
+    for name, counts in false_findings(screened, clean, None).items():
+        assert counts.removed == 0, name
+        assert counts.held <= 0.01 * counts.texts, name
 
 
 @needs_real_files
 @pytest.mark.parametrize("name", ["aime24", "gsm8k_test"])
 def test_rewritings_on_which_nothing_was_tuned_are_found(name: str) -> None:
-    for row in planted_recall([load_benchmark(str(FOLDER / f"{name}.jsonl"))], HELD_OUT):
-        assert row.removed + row.held >= (1.0 if name == "aime24" else 0.99) * row.planted, row
+    for rewrite, counts in planted_recall([load_benchmark(str(FOLDER / f"{name}.jsonl"))], HELD_OUT, None).items():
+        assert counts.found >= (1.0 if name == "aime24" else 0.99) * counts.texts, rewrite
+
+
+class Initials:
+    """A sentence model that knows nothing but the first letter."""
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        import torch
+
+        return torch.nn.functional.one_hot(
+            torch.tensor([ord(text[0].lower()) - ord("a") for text in texts]), 26
+        ).float()
+
+
+def test_what_embeddings_find_is_counted_beside_the_rest() -> None:
+    """By hand: two problems of 12 words; each is rewritten to itself, to another text of its letter, of another."""
+    pytest.importorskip("torch")
+    questions = ["alpha " + " ".join(f"one{n}" for n in range(11)), "beta " + " ".join(f"two{n}" for n in range(11))]
+    problems = tuple(Problem(str(n), question, "1") for n, question in enumerate(questions))
+    benchmark = LoadedBenchmark("b", problems, (), None)
+    rewrites = {
+        "itself": lambda text, _: text,
+        "another text": lambda text, _: f"{text[0]}xyz entirely other words",
+        "another letter": lambda *_: "zebra and nothing else",
+        "found without": lambda text, _: f"zebra {text}",
+    }
+    nearness = Nearness(cast("Encoder", Initials()), 0.7)
+    found = planted_recall([benchmark], rewrites, nearness)
+    assert found == {
+        "itself": Counts(2, 2, 0, 2, 2),
+        "another text": Counts(2, 0, 0, 2, 2),
+        "another letter": Counts(2, 0, 0, 0, 0),
+        "found without": Counts(2, 2, 0, 0, 2),
+    }
+    other = LoadedBenchmark("c", (Problem("0", "beta again", "1"), Problem("1", "gamma", "1")), (), None)
+    assert false_findings([benchmark], [other], nearness) == {"c": Counts(2, 0, 0, 1, 1)}
+    assert false_findings([benchmark], [other], None) == {"c": Counts(2, 0, 0, None, 0)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -49,7 +51,20 @@ def fault_of(row: Row) -> str | None:
     file, _, test = row.test.partition("::")
     if test not in names_in(ROOT / "tests" / file):
         return f"no test {row.test}"
-    return None if row.command in {command.name for command in COMMANDS} else f"no command {row.command}"
+    return command_fault(row.command)
+
+
+def command_fault(text: str) -> str | None:
+    """A command's words, then options that it must have."""
+    words, dashes, options = text.partition(" --")
+    found = next((command for command in COMMANDS if command.name == words), None)
+    if found is None:
+        return f"no command {words}"
+    parser = argparse.ArgumentParser()
+    import_module(found.module).add_arguments(parser)
+    known = set(re.findall(r"--[\w-]+", parser.format_usage()))
+    missing = [option for option in f"{dashes}{options}".split() if option not in known]
+    return f"no option {missing[0]} of {words}" if missing else None
 
 
 @functools.cache
@@ -84,6 +99,10 @@ def test_what_a_row_names_exists(row: Row) -> None:
         ),
         ("| ☑ | x | `core.puu.gap` | `core/test_los.py::test_gradcheck` | `train` |", "no test core/test_los.py::"),
         ("| ☑ | x | `core.puu.gap` | `core/test_loss.py::test_gradcheck` | `trains` |", "no command trains"),
+        (
+            "| ☑ | x | `core.puu.gap` | `core/test_loss.py::test_gradcheck` | `report --very` |",
+            "no option --very of report",
+        ),
     ],
 )
 def test_a_wrong_name_is_found(line: str, fault: str) -> None:

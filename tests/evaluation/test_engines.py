@@ -121,8 +121,32 @@ def test_vllm_and_transformers_write_the_same_greedy_text(model: str, engine: Tr
     assert len({each.token_ids for each in together}) == len(PROMPTS)
 
 
-def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nemo_uecr.errors import DataError
 
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file"):
+        with pytest.raises(DataError, match=r"has no config\.json; expected a model folder"):
+            load_tokens(str(place))
+    for name in (f"{tmp_path}/absent", "./absent", "~/absent", "runs/uecr/checkpoints/step-1", "a/", "/", "own er/x"):
+        with pytest.raises(
+            DataError, match=r"no such folder; expected a model folder|no such folder in|no config\.json"
+        ):
+            load_tokens(name)
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataError, match="has no tokenizer"):
         load_tokens(str(tmp_path))
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(DataError, match=r"no such folder in .* so no owner on the hub"):
+        load_tokens(f"{tmp_path.name}/absent")
+
+
+def test_a_name_of_the_hub_that_is_not_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    from nemo_uecr.errors import DataError
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="model 'absent/tiny' is no folder here, and the hub did not give it") as error:
+        load_tokens("absent/tiny")
+    assert "\n" not in str(error.value)

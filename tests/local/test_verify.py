@@ -128,6 +128,10 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda r: edited_record(r, lambda p: p["conventions"].update(answer="the last number")),
         "conventions.answer: the last number in the run",
     ),
+    "an input's digest taken out": (
+        lambda r: edited_record(r, lambda p: p["sha256"].pop("teacher")),
+        "input 'teacher': not recorded in the run",
+    ),
     "version": (
         lambda r: edited_record(r, lambda p: p["versions"].update(torch="1.0")),
         "versions.torch: 1.0 in the run",
@@ -162,6 +166,10 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "newest checkpoint gone": (
         lambda r: shutil.rmtree(r / "run" / "checkpoints" / "step-000003"),
         "checkpoints/step-000003/manifest.json: missing",
+    ),
+    "an older checkpoint gone that the run has kept": (
+        lambda r: shutil.rmtree(r / "run" / "checkpoints" / "step-000002"),
+        "checkpoints/step-000002/manifest.json: missing",
     ),
     "metrics": (
         lambda r: replaced(r / "run" / "metrics.jsonl", '"step": 1', '"step": 9'),
@@ -214,6 +222,8 @@ def test_what_is_not_here_is_said_and_is_no_change(copy: Path) -> None:
     assert "input 'train': not here" in found.unknown
     (copy / "run" / "evaluations" / "step-000009.jsonl").write_text("{}")
     assert "evaluations/step-000009.jsonl: not in artifacts.jsonl" in verified(copy).unknown
+    shutil.copytree(copy / "run" / "checkpoints" / "step-000003", copy / "run" / "checkpoints" / "step-000004")
+    assert "checkpoints/step-000004: not in artifacts.jsonl" in verified(copy).unknown
     shutil.rmtree(copy / "run" / "checkpoints")  # as in an archive without them
     found = verified(copy)
     assert found.changed == ()

@@ -136,6 +136,12 @@ DIFFERENT = [
     ("5_6", "5"),
     (r"0\le x\le 1", "[0,1)"),
     (r"x=4, y=5", "4,5"),
+    # No LaTeX at all, or LaTeX that does not end: not searched for a number or a fraction.
+    *[(f"{junk}7", "7") for junk in ("8._x, ", "_8, ", "f.g(8), ", "8.(x) or ", "__8__ , ", ".x, ")],
+    *[(rf"{junk}\frac{{7}}{{2}}", r"\frac{7}{2}") for junk in ("!8, ", "8| ", "+[8, ", "_8 ", r"8\sum_, ", r"\log|8")],
+    (r"\frac{7}{2}, 8_", r"\frac{7}{2}"),
+    (r"\frac{7}{2}, (8", r"\frac{7}{2}"),
+    ("__import__('os').system('true') or 7", "7"),
 ]  # fmt: skip
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.errors import DataError, DependencyError
+
+#: What the hub calls a model: one name, or an owner's.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -55,22 +60,43 @@ def load_tokens(model: str) -> Tokens:
     """The tokenizer of a model folder or hub name, and its end tokens.
 
     Raises:
-        DataError: If there is no tokenizer.
+        DataError: If there is no such model, or it has no tokenizer.
     """
+    _check_place(model)
     try:
         from transformers import AutoTokenizer, GenerationConfig
     except ImportError as missing:
         raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
+    # Without a network the hub's client tells every attempt; the error says it once.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"model {model!r} has no tokenizer: {' '.join(str(error).split())[:200]}") from error
+        fault = "has no tokenizer" if Path(model).is_dir() else "is no folder here, and the hub did not give it"
+        raise DataError(f"model {model!r} {fault}: {' '.join(str(error).split())[:200]}") from error
     try:
         configured = GenerationConfig.from_pretrained(model).eos_token_id
     except OSError:
         configured = _eos_of_config(model)
     ids = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
     return Tokens(tokenizer, frozenset(int(each) for each in ids if each is not None))
+
+
+def _check_place(model: str) -> None:
+    """A path that is mistyped must not be taken for a name on the hub."""
+    folder = Path(model)
+    if folder.exists():
+        if not (folder / "config.json").is_file():
+            raise DataError(
+                f"model {model!r} has no config.json; expected a model folder (of a run: RUN/checkpoints/step-NNNNNN)"
+            )
+    elif "/" in model and folder.parent.is_dir():
+        raise DataError(
+            f"model {model!r}: no such folder in {folder.parent}, which is a folder here and so no owner on the hub; "
+            "correct the name, or run the command elsewhere"
+        )
+    elif _HUB_NAME.fullmatch(model) is None:
+        raise DataError(f"model {model!r}: no such folder; expected a model folder, or a name on the hub (OWNER/NAME)")
 
 
 def _eos_of_config(model: str) -> Any:
