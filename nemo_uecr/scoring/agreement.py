@@ -46,6 +46,7 @@ class ShardCall:
 
 
 SHARD_FIELDS = ("first_column", "columns")
+LONGEST_MESSAGE = 1000
 IN_VAIN = json.dumps({"refused": "it had waited in vain for another rank"})
 """What a rank leaves for a call it has given up: a partner that comes late must not go on to its collective."""
 
@@ -93,7 +94,7 @@ class Meeting:
         if error is None or self._settled:
             return
         try:
-            self._publish({"refused": f"{type(error).__name__}: {error}"})
+            self._publish({"refused": _said(error)})
         except dist.DistError as lost:  # the error of this rank says more than a store that is gone
             logger.warning("the other ranks could not be told of an error: %s", lost)
 
@@ -122,9 +123,10 @@ class Meeting:
                 self.group.get_group_store().set(self._key(call, self.rank), IN_VAIN)
 
     def _publish(self, line: dict[str, object]) -> None:
-        self._settled = True
+        written = json.dumps(line)  # before anything is settled: were this to fail, the others would not know
         store = self.group.get_group_store()
-        store.set(self._key(self._call, self.rank), json.dumps(line))
+        self._settled = True
+        store.set(self._key(self._call, self.rank), written)
         # Having read everyone's previous line, this rank knows that all are done with the line before that.
         if self._progress.last_read == self._call - 1 and self._call >= 2:
             store.delete_key(self._key(self._call - 2, self.rank))
@@ -157,6 +159,15 @@ class Meeting:
                 f"the store of the group of {self.size} was lost in call {self._call} of this group ({said}); "
                 "has the process that hosts it, usually rank 0, ended? look at its log"
             ) from error
+
+
+def _said(error: BaseException) -> str:
+    """An error in one line; a message that cannot be written must not keep its name from the others."""
+    try:
+        message = str(error).partition("\n")[0][:LONGEST_MESSAGE]
+    except ValueError:
+        message = "its message cannot be written"
+    return f"{type(error).__name__}: {message}"
 
 
 def _checked_group(group: object) -> dist.ProcessGroup:

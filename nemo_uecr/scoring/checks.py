@@ -10,6 +10,9 @@ from nemo_uecr.scoring.records import StatisticsLayout
 
 SCORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TARGET_DTYPES = (torch.int64, torch.int32)
+PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
+LARGEST_INT = 1 << 62
+"""Sums and differences of two such ints are int64."""
 COLDEST, HOTTEST = 1e-30, 1e30
 """Between these a temperature and its inverse are ordinary float32 numbers."""
 
@@ -77,40 +80,72 @@ def check_shard(first_column: int, valid_vocab: int | None) -> None:
 def statistics_layout(temperatures: tuple[float, ...], entropy: bool) -> StatisticsLayout:
     """Check the temperatures and return the layout of the statistics they need."""
     if not isinstance(temperatures, tuple | list):
-        raise ScoringInputError(f"temperatures is {temperatures!r:.60}, expected a tuple of numbers such as (1.0, 0.7)")
+        raise ScoringInputError(
+            f"temperatures is {_shown(temperatures)}, expected a tuple of numbers such as (1.0, 0.7)"
+        )
     switch("entropy", entropy)
     if not temperatures and not entropy:
         raise ScoringInputError("nothing is asked: give at least one temperature, or ask for the entropy")
     for temperature in temperatures:
         if not (_is_number(temperature) and COLDEST <= temperature <= HOTTEST):
             raise ScoringInputError(
-                f"temperature is {temperature!r:.60}, expected a finite number above 0 ({COLDEST} to {HOTTEST})"
+                f"temperature is {_shown(temperature)}, expected a finite number above 0 ({COLDEST} to {HOTTEST})"
             )
     return StatisticsLayout(tuple(float(t) for t in temperatures), entropy)
 
 
 def tensor(name: str, value: object) -> Tensor:
-    """Return an argument that has to be an ordinary dense tensor with values."""
+    """Return an argument that has to be a plain dense tensor: of torch's own class, with its values in its memory.
+
+    Subclasses stand for something else than the numbers at their address (a mask beside them, a share of them,
+    none at all), so none is taken.
+    """
     if not isinstance(value, Tensor):
         raise ScoringInputError(f"{name} is of type {type(value).__name__}, expected a torch tensor")
+    if type(value) not in PLAIN_CLASSES:
+        raise ScoringInputError(
+            f"{name} is of the tensor subclass {type(value).__name__}, expected a plain dense tensor"
+        )
     if value.layout is not torch.strided or value.is_nested:
         kind = "nested" if value.is_nested else str(value.layout)
         raise ScoringInputError(f"{name} is a {kind} tensor, expected a dense one; convert it, or pad and flatten it")
     if value.device.type == "meta":
         raise ScoringInputError(f"{name} is on the meta device and holds no values; load or compute it first")
+    if value.numel() > 0 and not _has_memory(value):
+        raise ScoringInputError(
+            f"{name} has no memory of its own (its storage was freed, or a transform of torch.func wraps it); "
+            "load it, or score outside the transform"
+        )
     return value
+
+
+def _has_memory(value: Tensor) -> bool:
+    """Whether all elements of a dense tensor lie in a storage that exists."""
+    last = value.storage_offset() + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+    try:
+        return value.data_ptr() != 0 and value.untyped_storage().nbytes() >= (last + 1) * value.element_size()
+    except RuntimeError:  # what torch.func wraps has no storage to ask for; NotImplementedError is one of these
+        return False
 
 
 def switch(name: str, value: object) -> None:
     """Check an argument that has to be True or False."""
     if not isinstance(value, bool):
-        raise ScoringInputError(f"{name} is {value!r:.60}, expected True or False")
+        raise ScoringInputError(f"{name} is {_shown(value)}, expected True or False")
 
 
 def whole_number(name: str, value: object) -> None:
-    """Check an argument that has to be an int."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ScoringInputError(f"{name} is {value!r:.60}, expected an int")
+    """Check an argument that has to be an int, of a size that a token id can be counted from."""
+    if not isinstance(value, int) or isinstance(value, bool) or not -LARGEST_INT <= value <= LARGEST_INT:
+        raise ScoringInputError(f"{name} is {_shown(value)}, expected an int of at most 2^62 either side of 0")
+
+
+def _shown(value: object) -> str:
+    """A value in a message, cut short."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python writes no int of more than some thousand digits
+        return f"too long to be written, of type {type(value).__name__}"
 
 
 def _is_number(value: object) -> bool:

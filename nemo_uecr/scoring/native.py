@@ -144,7 +144,7 @@ def _built(compiler: str, source: Path) -> Path:
     folder = _cache_folder()
     library, digest = folder / name, folder / f"{name}.sha256"
     # A damaged library would end the process with a signal, so it is never loaded unseen.
-    if library.exists() and digest.exists() and digest.read_text(encoding="ascii") == _sha256(library):
+    if library.exists() and digest.exists() and digest.read_bytes() == _sha256(library).encode():
         return library
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         fresh = Path(aside) / name

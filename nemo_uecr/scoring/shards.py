@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nemo_uecr.scoring.agreement import Meeting, ShardCall
 from nemo_uecr.scoring.checks import check_shard, check_tokens, statistics_layout, switch
+from nemo_uecr.scoring.errors import ShardMismatchError
 from nemo_uecr.scoring.records import StatisticsLayout, TokenScores
 from nemo_uecr.scoring.statistics import chunks_of, scores_by_chunk
 
@@ -84,7 +85,7 @@ def sharded_statistics(
 
     Raises:
         ScoringInputError: this rank's arguments are wrong.
-        ShardMismatchError: another rank refused, or the ranks disagree.
+        ShardMismatchError: another rank refused, or the ranks disagree, or one was lost in the collective.
     """
     with Meeting(place.group) as meeting:
         layout = statistics_layout(asked.temperatures, asked.entropy)
@@ -103,14 +104,19 @@ def sharded_statistics(
 
 
 def merged_scores(
-    gathered_RWN: Tensor, target_N: Tensor, layout: StatisticsLayout, top1: bool, vocab: int
+    gathered_RWN: Tensor,
+    target_N: Tensor,
+    layout: StatisticsLayout,
+    top1: bool,
+    vocab: int,
+    kept_WN: Tensor | None = None,
 ) -> TokenScores:
     """Scores from the gathered statistics; see `scores_by_chunk`."""
 
     def stats_of(chunk: slice) -> Tensor:
         return gathered_RWN[:, :, chunk]
 
-    return scores_by_chunk(stats_of, target_N, layout, top1, vocab)
+    return scores_by_chunk(stats_of, target_N, layout, top1, vocab, kept_WN)
 
 
 def target_digest(target_N: Tensor) -> str:
@@ -128,12 +134,21 @@ def _exchange(gathered_RWN: Tensor, meeting: Meeting) -> None:
     all-reduce, which works in place, takes over: what a rank did not write is 0, and x + 0 is x in every bit.
     """
     rank = meeting.rank
-    if gathered_RWN.device.type == "cpu" and gathered_RWN.nbytes > STAGED_BYTES:
-        gathered_RWN[:rank].zero_()
-        gathered_RWN[rank + 1 :].zero_()
-        dist.all_reduce(gathered_RWN, group=meeting.group)
-        return
-    _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=meeting.group)
+    try:
+        if gathered_RWN.device.type == "cpu" and gathered_RWN.nbytes > STAGED_BYTES:
+            gathered_RWN[:rank].zero_()
+            gathered_RWN[rank + 1 :].zero_()
+            dist.all_reduce(gathered_RWN, group=meeting.group)
+            return
+        _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=meeting.group)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0]
+        raise ShardMismatchError(
+            f"the collective of the group of {meeting.size} failed after its ranks had agreed ({said}); has one of "
+            "them ended? look at the logs of the others, and make a new group"
+        ) from error
 
 
 def _call(name: str, rows: Tensor, shard: Shard, digest: str, place: ShardPlace, asked: Asked) -> ShardCall:

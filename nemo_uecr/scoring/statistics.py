@@ -111,6 +111,11 @@ def log_probabilities(merged_WN: Tensor, layout: StatisticsLayout) -> Tensor:
     return torch.stack(logp).float() if logp else shifted_N.new_empty(0, shifted_N.shape[0]).float()
 
 
+def room_for_gradient(logits_NV: Tensor, layout: StatisticsLayout) -> Tensor:
+    """`[W, N]` float64 for the merged statistics that the gradient needs: 24 bytes a token at one temperature."""
+    return torch.empty(layout.width, logits_NV.shape[0], dtype=torch.float64, device=logits_NV.device)
+
+
 def chunks_of(target_N: Tensor) -> Iterator[slice]:
     """Slices of tokens, each small enough for a workspace that does not grow with N."""
     tokens, step = target_N.shape[0], CUDA_CHUNK_TOKENS if target_N.is_cuda else CPU_CHUNK_TOKENS
@@ -118,7 +123,12 @@ def chunks_of(target_N: Tensor) -> Iterator[slice]:
 
 
 def scores_by_chunk(
-    stats_of: Callable[[slice], Tensor], target_N: Tensor, layout: StatisticsLayout, top1: bool, vocab: int
+    stats_of: Callable[[slice], Tensor],
+    target_N: Tensor,
+    layout: StatisticsLayout,
+    top1: bool,
+    vocab: int,
+    kept_WN: Tensor | None = None,
 ) -> TokenScores:
     """Scores of all tokens, a chunk of tokens at a time so that the workspace does not grow with N.
 
@@ -128,6 +138,7 @@ def scores_by_chunk(
         layout: which statistics the W rows hold.
         top1: whether to say if the target attains the largest logit (ties count).
         vocab: number of real columns of the whole vocabulary.
+        kept_WN: `[W, N]` float64, receives the merged statistics; None where nobody needs them afterwards.
 
     Returns:
         The scores, float32 nats.
@@ -143,6 +154,8 @@ def scores_by_chunk(
         merged_WN = merge_shards(stats_of(chunk), layout)
         logp_Kn = log_probabilities(merged_WN, layout)
         logp_KN[:, chunk] = logp_Kn
+        if kept_WN is not None:
+            kept_WN[:, chunk] = merged_WN
         if entropy_N is not None:
             sum_N = merged_WN[layout.sum_row(1.0)]
             entropy_N[chunk] = sum_N.log() - merged_WN[layout.weighted_row] / sum_N

@@ -46,10 +46,12 @@ def _reduce_row(  # type: ignore[no-untyped-def]
         z = tl.load(row + start + lanes, mask=start + lanes < columns, other=-float("inf")).to(tl.float32)
         raised = tl.maximum(largest, tl.max(z, 0))
         anchor = tl.where(raised == -float("inf"), 0.0, raised)  # all masked so far: any finite number will do
-        # A drop that float32 cannot hold weighs 0 like any of -1e30, but times 0 it would be NaN.
-        drop = tl.where(largest == -float("inf"), 0.0, tl.maximum(largest - anchor, -1e30))
+        fall = tl.where(largest == -float("inf"), 0.0, largest - anchor)
         d = z - anchor
         if ONE_ROW >= 0:
+            # A drop that float32 cannot hold weighs 0 like any of -1e30, but times 0 it would be NaN. Only here,
+            # at temperature 1: divided by a temperature of 1e30 a drop of -1e30 is but -1.
+            drop = tl.maximum(fall, -1e30)
             kept = tl.exp(drop)
             e = tl.exp(d)
             if WEIGHTED_ROW >= 0:
@@ -57,7 +59,7 @@ def _reduce_row(  # type: ignore[no-untyped-def]
                 weighted = (weighted + drop * one) * kept + term
             one = one * kept + e
         if OTHER_ROW >= 0:
-            other = other * tl.exp(drop * inverse_temperature) + tl.exp(d * inverse_temperature)
+            other = other * tl.exp(fall * inverse_temperature) + tl.exp(d * inverse_temperature)
         largest = raised
     tl.store(stats + token, largest)
     column = tl.load(target + token) - first_column

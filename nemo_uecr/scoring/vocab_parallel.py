@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo_uecr.scoring.dense import logp_gradient
+from nemo_uecr.scoring.dense import write_gradient
 from nemo_uecr.scoring.records import StatisticsLayout, TokenScores
 from nemo_uecr.scoring.reduce import reduce_logits
 from nemo_uecr.scoring.shards import Asked, Shard, ShardPlace, merged_scores, sharded_statistics
-from nemo_uecr.scoring.statistics import check_statistics, log_probabilities, merge_shards
+from nemo_uecr.scoring.statistics import room_for_gradient
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def token_logp_vocab_parallel(
             `score_vocab_parallel`.
     """
     logp_N: Tensor = _ShardedLogp.apply(  # type: ignore[no-untyped-call]
-        logits_NV, target_N, first_column, group, temperature, valid_vocab
+        logits_NV, target_N, first_column, group, temperature, valid_vocab, torch.is_grad_enabled()
     )
     return logp_N
 
@@ -123,23 +123,23 @@ class _ShardedLogp(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         temperature: float,
         valid_vocab: int | None,
+        recording: bool,
     ) -> Tensor:
         place, asked = ShardPlace(first_column, group, valid_vocab), Asked((temperature,), False, False)
         gathered_RWN, layout, vocab = _gathered(logits_NV, target_N, place, asked)
-        merged_WN = merge_shards(gathered_RWN, layout)
-        logp_KN = log_probabilities(merged_WN, layout)
-        check_statistics(merged_WN, logp_KN, target_N, layout, 0, vocab)
-        ctx.save_for_backward(logits_NV, target_N, merged_WN)
+        kept_WN = room_for_gradient(logits_NV, layout) if recording and ctx.needs_input_grad[0] else None
+        scores = merged_scores(gathered_RWN, target_N, layout, False, vocab, kept_WN)
+        if kept_WN is not None:
+            ctx.save_for_backward(logits_NV, target_N, kept_WN)
         ctx.layout, ctx.place = layout, place
-        return logp_KN[0]
+        return scores.logp_KN[0]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         logits_NV, target_N, merged_WN = ctx.saved_tensors
         columns, first = ctx.place.real_columns(logits_NV.shape[1]), ctx.place.first_column
         gradient_NV = torch.zeros_like(logits_NV)
         if columns > 0:
-            gradient_NV[:, :columns] = logp_gradient(
-                logits_NV[:, :columns], target_N, first, merged_WN, ctx.layout, grads[0]
-            )
-        return gradient_NV, None, None, None, None, None
+            real_NV, gradient_of_real_NV = logits_NV[:, :columns], gradient_NV[:, :columns]
+            write_gradient(real_NV, target_N, first, merged_WN, ctx.layout, grads[0], gradient_of_real_NV)
+        return gradient_NV, None, None, None, None, None, None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nemo_uecr.errors import ScoreError
+from nemo_uecr.scoring.agreement import Meeting, ShardCall
 from nemo_uecr.scoring.dense import score_logits
 from nemo_uecr.scoring.fused_linear import score_hidden_vocab_parallel
+from nemo_uecr.scoring.generation import Generation
 from nemo_uecr.scoring.shards import target_digest
 from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel, token_logp_vocab_parallel
 
@@ -150,6 +154,12 @@ def good_hidden_call(rank: int) -> dict[str, Any]:
     return call | {"hidden_NH": hidden, "weight_VH": weight, "logits_dtype": None}
 
 
+def freed(tensor: Tensor) -> Tensor:
+    """A tensor whose storage was given back, as an offload does."""
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 FORMS: dict[str, tuple[Callable[..., Any], Callable[[int], dict[str, Any]]]] = {
     "logits": (score_vocab_parallel, good_logits_call),
     "training": (token_logp_vocab_parallel, good_training_call),
@@ -168,6 +178,17 @@ REFUSED: list[tuple[str, str, Any, str]] = [
     ("logits", "top1", "yes", "top1 is 'yes', expected True or False"),
     ("logits", "first_column", 50.0, "first_column is 50.0, expected an int"),
     ("logits", "valid_vocab", "100", "valid_vocab is '100', expected an int"),
+    ("logits", "first_column", 2**70, "expected an int of at most 2^62"),
+    ("logits", "valid_vocab", 2**70, "expected an int of at most 2^62"),
+    ("logits", "valid_vocab", 10**5000, "valid_vocab is too long to be written"),
+    ("logits", "temperatures", (10**5000,), "temperature is too long to be written"),
+    ("logits", "logits_NV", freed(torch.ones(8, 50)), "logits_NV has no memory of its own"),
+    ("logits", "target_N", freed(torch.arange(8)), "target_N has no memory of its own"),
+    ("training", "first_column", 2**70, "expected an int of at most 2^62"),
+    ("training", "temperature", 10**5000, "temperature is too long to be written"),
+    ("hidden", "first_column", 2**70, "expected an int of at most 2^62"),
+    ("hidden", "weight_VH", freed(torch.ones(50, 16).bfloat16()), "weight_VH has no memory of its own"),
+    ("hidden", "hidden_NH", freed(torch.ones(8, 16).bfloat16()), "hidden_NH has no memory of its own"),
     ("training", "logits_NV", torch.tensor(1.0), "expected two dimensions"),
     ("training", "temperature", None, "temperature is None"),
     ("hidden", "hidden_NH", torch.tensor(1.0), "expected two dimensions"),
@@ -230,6 +251,55 @@ def test_what_the_ranks_disagree_on_every_rank_learns_by_name(on_ranks: OnRanks)
             assert case[3] in said, (case, said)
 
 
+def unwritable_line(rank: int, size: int) -> tuple[str, Tensor]:
+    """Rank 1 fails between its checks and its line; rank 0 must not wait for that line."""
+    dist.group.WORLD.get_group_store().set_timeout(timedelta(seconds=2))
+    line: Any = ShardCall("", 1, None, "", "", "", [1.0], True, False, None, "", 0, 1)
+    said = ""
+    try:
+        with Meeting(None) as meeting:
+            meeting.agree(replace(line, columns=object()) if rank == 1 else line)
+    except (ScoreError, TypeError) as error:
+        said = f"{type(error).__name__}: {error}"
+    return said, entropies(rank, 5)
+
+
+def test_a_line_that_cannot_be_written_is_reported_and_the_next_call_is_in_step(on_ranks: OnRanks) -> None:
+    results = on_ranks(2, unwritable_line)
+    assert [result.error for result in results] == [None, None], results[0].message + results[1].message
+    assert results[0].value[0].startswith("ShardMismatchError: rank 1 of the group refused the call: TypeError")
+    assert results[1].value[0].startswith("TypeError")
+    assert torch.equal(results[0].value[1], results[1].value[1])
+
+
+def unwritable_error(rank: int, size: int) -> str:
+    try:
+        with Meeting(None) as meeting:
+            if rank == 1:
+                raise ValueError(10**5000)  # str() of it is a ValueError in its turn
+            meeting.agree(ShardCall("", 1, None, "", "", "", [1.0], True, False, None, "", 0, 1))
+    except ValueError as error:
+        return str(error) if rank == 0 else type(error).__name__
+    return "no error"
+
+
+def test_an_error_whose_message_cannot_be_written_is_reported_by_its_name(on_ranks: OnRanks) -> None:
+    results = on_ranks(2, unwritable_error)
+    assert results[0].value == "rank 1 of the group refused the call: ValueError: its message cannot be written"
+    assert results[1].value == "ValueError"
+
+
+def test_who_names_a_group_does_not_stop_at_a_question_that_an_earlier_group_left() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=5))
+    store.set("nemo_uecr/scoring/question/1", "of an earlier group")
+    with ThreadPoolExecutor(2) as threads:
+        told = threads.submit(Generation(0, 2).name, store)
+        store.wait(["nemo_uecr/scoring/answer/of an earlier group"])  # rank 0 has taken it for its partner's
+        asked = threads.submit(Generation(1, 2).name, store)
+        assert told.result() == asked.result()
+
+
 def wrong_group(rank: int, size: int) -> str:
     try:
         score_vocab_parallel(**(good_logits_call(rank) | {"group": "tensor"}))
@@ -250,4 +320,7 @@ def test_the_digest_of_targets_sees_values_and_order_and_no_dtype() -> None:
     swapped = targets.clone()
     swapped[[0, 39_999]] = swapped[[39_999, 0]]
     assert target_digest(targets) != target_digest(swapped)
+    middle = targets.clone()
+    middle[[18_000, 22_000]] = middle[[22_000, 18_000]]
+    assert target_digest(targets) != target_digest(middle)
     assert target_digest(targets) != target_digest(targets[:-1])

@@ -131,7 +131,7 @@ def reference_gradient(logits: Tensor, target: Tensor, temperature: float, weigh
 
 @pytest.mark.usefixtures("reduction")
 @pytest.mark.parametrize(("tokens", "vocab"), [(300, 61), (3, 33_000)])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
 def test_gradient_against_float64(tokens: int, vocab: int, temperature: float) -> None:
     logits, target = peaked_logits(tokens, vocab, 9.0, seed=9)
     weight = torch.randn(tokens, generator=torch.Generator().manual_seed(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from nemo_uecr.errors import ScoreError
+from nemo_uecr.scoring import shards
 from nemo_uecr.scoring.dense import score_logits
 from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel
 
-from .conftest import GLOO_TIMEOUT_S, peaked_logits
+from .conftest import DIES_ON_PURPOSE, GLOO_TIMEOUT_S, peaked_logits
 
 OnRanks = Callable[..., list[Any]]
 TIMEOUT = timedelta(seconds=GLOO_TIMEOUT_S)
@@ -100,6 +102,31 @@ def test_a_store_whose_host_has_died_is_a_named_error(on_ranks: OnRanks) -> None
         assert result.value[0] == "right"
         assert result.value[1].startswith("ShardMismatchError: the store of the group of 2 was lost"), result.value
         assert "\n" not in result.value[1]
+
+
+def dies_after_the_agreement(rank: int, size: int, tokens: int) -> str:
+    """Rank 1 ends where its collective would begin."""
+    target = torch.arange(tokens) % 10
+    shard = torch.zeros(tokens, 5)
+    if rank == 1:
+        shards._exchange = lambda *_: os._exit(DIES_ON_PURPOSE)
+    try:
+        score_vocab_parallel(
+            shard, target, first_column=5 * rank, group=None, temperatures=(1.0,), entropy=True, top1=False
+        )
+    except ScoreError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+@pytest.mark.parametrize("tokens", [6, 40_000])  # an all-gather, an all-reduce
+def test_a_partner_that_dies_after_the_agreement_is_a_named_error(on_ranks: OnRanks, tokens: int) -> None:
+    lasting, dead = on_ranks(2, dies_after_the_agreement, tokens)
+    assert dead.error == "died"
+    assert lasting.error is None, lasting.message
+    assert lasting.value.startswith("ShardMismatchError: the collective of the group of 2 failed"), lasting.value
+    assert "onnection" in lasting.value, lasting.value
+    assert "\n" not in lasting.value
 
 
 def destroyed_group(rank: int, size: int) -> list[str]:

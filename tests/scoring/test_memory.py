@@ -11,7 +11,8 @@ import pytest
 
 import nemo_uecr
 
-LIMIT_MB = 4.0
+LIMIT_MB = 4e6 / 2**20
+"""4 MB in units of 1024 * 1024 bytes, as the kernel counts."""
 FUSED = [("fused", 1200), ("fused in float32", 1200)]
 
 PROGRAM = """
@@ -61,6 +62,49 @@ if gathered:
 
 
 needs_peak = pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's clear_refs")
+
+
+TRAINING = """
+import ctypes, sys, torch
+from nemo_uecr.scoring.dense import token_logp
+
+def status(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+def mark():
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    open("/proc/self/clear_refs", "w").write("5")
+    return status("VmRSS")
+
+tokens = int(sys.argv[2])
+logits, target, gradient = torch.randn(tokens, 4), torch.randint(0, 4, (tokens,)), torch.ones(tokens)
+logits.requires_grad_(sys.argv[1] == "gradient")
+small = logits.detach()[:2].clone().requires_grad_()
+torch.autograd.grad(token_logp(small, target[:2], temperature=0.7), small, gradient[:2])
+before = mark()
+logp = token_logp(logits, target, temperature=0.7)
+kept = 24 * tokens if logp.requires_grad else 0
+print(status("VmHWM") - before - (4 * tokens + kept) / 2**20)
+if logp.requires_grad:
+    before = mark()
+    torch.autograd.grad(logp, logits, gradient)
+    print(status("VmHWM") - before - 16 * tokens / 2**20)
+"""
+
+
+@needs_peak
+@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize("kind", ["no gradient", "gradient"])
+def test_transient_memory_of_training_is_bounded(native: str, kind: str) -> None:
+    """Beside the outputs, and with a gradient beside the 24 bytes a token that the backward needs."""
+    root = str(Path(nemo_uecr.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", "NEMO_UECR_NATIVE": native}
+    command = [sys.executable, "-c", TRAINING, kind, "1000000"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    peaks = [float(line) for line in done.stdout.split()]
+    assert len(peaks) == (2 if kind == "gradient" else 1)
+    assert max(peaks) <= LIMIT_MB
 
 
 def measured(native: str, arguments: list[list[str]]) -> list[float]:

@@ -113,6 +113,27 @@ def test_a_damaged_library_is_built_anew(tmp_path: Path) -> None:
 
 
 @needs_native
+def test_a_digest_of_strange_bytes_means_a_new_library(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert library_in({"NEMO_UECR_CACHE": str(tmp_path)}).startswith("True")
+        (digest,) = (tmp_path / "native").glob("*.sha256")
+        digest.write_bytes(b"\xff\xfe\x80 no digest")
+
+
+@needs_native
+def test_another_kind_of_processor_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A cache folder shared by machines: the instructions of the one may be missing on the other.
+    monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
+    source = Path(native.__file__).with_name("native_rows.c")
+    here = native._built("cc", source)
+    monkeypatch.setattr(native, "_processor", lambda: "model name : another")
+    there = native._built("cc", source)
+    assert here != there
+    assert here.exists()
+    assert there.exists()
+
+
+@needs_native
 def test_at_a_high_temperature_torch_takes_over() -> None:
     # With the kernel's floor of -1e4 a masked column would weigh exp(-10) at T = 1000.
     logits = torch.full((1, 1000), -torch.inf)

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.masked import masked_tensor
+from torch.nn.parameter import UninitializedParameter
 
 from nemo_uecr.scoring import native
 from nemo_uecr.scoring.dense import score_logits, token_logp
@@ -124,19 +127,52 @@ def test_a_sign_that_torch_has_put_off_counts() -> None:
     assert target_digest(signed) == target_digest(target)
 
 
+STRANGE = (
+    "freed",
+    "cut short",
+    "zeros without memory",
+    "fake",
+    "fake beside real ones",
+    "masked",
+    "uninitialized",
+    "hostile",
+)
+
+
+class Hostile(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("touched")
+
+
+def fake(beside_real: bool) -> Tensor:
+    with FakeTensorMode(allow_non_fake_inputs=beside_real):
+        return torch.ones(2, 4)
+
+
 def without_values() -> dict[str, tuple[Tensor, str]]:
-    rows = torch.ones(2, 4)
+    rows, freed, short = torch.ones(2, 4), torch.ones(2, 4), torch.ones(2, 4)
+    freed.untyped_storage().resize_(0)
+    short.untyped_storage().resize_(16)
     return {
         "sparse": (rows.to_sparse(), "torch.sparse_coo tensor"),
         "CSR": (rows.to_sparse_csr(), "torch.sparse_csr tensor"),
         "nested": (torch.nested.nested_tensor([rows[0], rows[1]]), "nested tensor"),
-        "jagged": (torch.nested.nested_tensor([rows[0], rows[1]], layout=torch.jagged), "nested tensor"),
+        "jagged": (torch.nested.nested_tensor([rows[0], rows[1]], layout=torch.jagged), "subclass NestedTensor"),
         "meta": (rows.to("meta"), "meta device"),
+        "freed": (freed, "no memory of its own"),
+        "cut short": (short, "no memory of its own"),
+        "zeros without memory": (torch._efficientzerotensor(2, 4), "no memory of its own"),
+        "fake": (fake(False), "subclass FakeTensor"),
+        "fake beside real ones": (fake(True), "subclass FakeTensor"),
+        "masked": (masked_tensor(rows, rows > 0), "subclass MaskedTensor"),
+        "uninitialized": (UninitializedParameter(), "subclass UninitializedParameter"),
+        "hostile": (rows.as_subclass(Hostile), "subclass Hostile"),
     }
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("kind", ["sparse", "CSR", "nested", "jagged", "meta"])
+@pytest.mark.parametrize("kind", ["sparse", "CSR", "nested", "jagged", "meta", *STRANGE])
 def test_a_tensor_without_dense_values_is_refused(kind: str) -> None:
     rows, said = without_values()[kind]
     target = torch.tensor([1, 2])
@@ -152,6 +188,35 @@ def test_a_tensor_without_dense_values_is_refused(kind: str) -> None:
         with pytest.raises(ScoringInputError, match=said) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def test_what_a_transform_of_torch_func_wraps_is_refused() -> None:
+    target = torch.tensor([1, 2])
+
+    def entropy(rows: Tensor) -> Tensor:
+        scores = score_logits(rows, target, temperatures=(1.0,), entropy=True)
+        assert scores.entropy_N is not None
+        return scores.entropy_N
+
+    with pytest.raises(ScoringInputError, match="wraps it"):
+        torch.vmap(entropy)(torch.ones(3, 2, 4))
+    with pytest.raises(ScoringInputError, match="wraps it"):
+        torch.func.grad(lambda rows: entropy(rows).sum())(torch.ones(2, 4))
+
+
+def test_a_parameter_is_a_plain_tensor() -> None:
+    hidden, weight, target = factors(torch.float32)
+    plain = score_hidden(hidden, weight, target, **OPTIONS)
+    assert same_bits(score_hidden(hidden, torch.nn.Parameter(weight), target, **OPTIONS), plain)
+
+
+@pytest.mark.parametrize("digits", [5000, 30])
+def test_an_int_that_nothing_can_count_to_is_refused(digits: int) -> None:
+    rows, target, value = torch.ones(2, 4), torch.tensor([1, 2]), 10**digits
+    with pytest.raises(ScoringInputError, match=r"valid_vocab is .* at most 2\^62"):
+        score_logits(rows, target, temperatures=(1.0,), entropy=True, valid_vocab=value)
+    with pytest.raises(ScoringInputError, match=r"temperature is "):
+        token_logp(rows, target, temperature=10 * value)
 
 
 ROWS, STATS = torch.zeros(3, 40), torch.zeros(4, 3)

@@ -39,6 +39,7 @@ target = target.clamp(max=vocab - 1)
 if case["edge"]:
     logits.fill_(-3e38)
     logits[:, -1] = 3e38
+    logits[0, -1] = logits[0, 0] + 4e29  # held by float32; at T = 1e29 a quotient of 4
     target.fill_(vocab - 1)
 layout = StatisticsLayout(tuple(case["temperatures"]), case["entropy"])
 bounds = [vocab * r // case["shards"] for r in range(case["shards"] + 1)]
@@ -81,6 +82,7 @@ CASES = {
     "first half masked": {"vocab": 20_011, "masked": True, "temperatures": [1.0, 0.7]},
     "a masked shard": {"vocab": 20_012, "masked": True, "shards": 2, "temperatures": [1.0, 0.7]},
     "a rise that float32 cannot hold": {"vocab": 20_011, "edge": True, "temperatures": [1.0, 0.7]},
+    "the highest temperatures": {"vocab": 20_011, "edge": True, "temperatures": [1e30, 1e29], "entropy": False},
     "small": {"vocab": 7, "temperatures": [1.0, 0.7]},
 }
 

@@ -219,6 +219,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "refused": lambda c: {"shard": c["shard"].double()},
     "all: empty": lambda c: {"shard": c["shard"][:0], "target": c["target"][:0]},
     "empty": lambda c: {"shard": c["shard"][:0], "target": c["target"][:0]},
+    "all: in the padding": lambda c: {"target": c["target"] * 0 + 95, "valid_vocab": 90},
     "all: outside": lambda c: {"target": c["target"] + 100},
     "not finite": lambda c: {"shard": with_nan(c["shard"])},
     "all: nothing wrong": lambda c: {},
@@ -247,6 +248,7 @@ MISFITS = {
     "refused": (["ShardMismatchError", "ScoringInputError"], "torch.float64"),
     "all: empty": (["ScoringInputError"] * 2, "no token"),
     "empty": (["ShardMismatchError", "ScoringInputError"], "no token"),
+    "all: in the padding": (["TargetOutOfVocabularyError"] * 2, "expected 0 to 89"),
     "all: outside": (["TargetOutOfVocabularyError"] * 2, "expected 0 to 99"),
     "not finite": (["NonFiniteScoreError"] * 2, "token 3"),
 }
