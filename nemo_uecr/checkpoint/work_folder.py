@@ -114,11 +114,13 @@ def partial_of(out: Path) -> Path:
 
 
 def refuse_occupied(out: Path) -> None:
-    """Refuse an OUT that holds anything.
+    """Refuse an OUT that holds anything, and a link.
 
     Raises:
         CheckpointError: it does.
     """
+    if out.is_symlink():
+        raise CheckpointError(f"{out}: is a link, which a finished folder cannot replace; name the folder itself")
     if out.is_file() or (out.is_dir() and next(out.iterdir(), None) is not None):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
 

@@ -62,13 +62,14 @@ def run(args: argparse.Namespace) -> int:
 def _job(args: argparse.Namespace) -> Job:
     from nemo_uecr.cluster.job import Job, Limits
     from nemo_uecr.cluster.job_folder import JobFolder
+    from nemo_uecr.cluster.ports import head_port
 
     node = os.environ.get("SLURMD_NODENAME", "")
     nodes = tuple(args.nodes.split(","))
     if node not in nodes:
         raise ConfigError(f"SLURMD_NODENAME={node!r} is none of the job's nodes {args.nodes}; srun starts this command")
     limits = Limits(args.register_s, args.heartbeat_s, args.silence_s)
-    return Job(node, nodes, args.gpus, args.cpus, args.port, JobFolder(Path(args.job)), limits)
+    return Job(node, nodes, args.gpus, args.cpus, head_port(args.port), JobFolder(Path(args.job)), limits)
 
 
 def _log_to(job: Job) -> None:

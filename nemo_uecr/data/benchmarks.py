@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from nemo_uecr.errors import DataError
 
 #: A solution that ends in this marker has the answer after it.
 ANSWER_MARKER = "####"
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 ID_KEYS = ("unique_id", "id", "problem_idx", "idx")
 
 
@@ -57,7 +59,7 @@ def load_benchmark(given: str) -> LoadedBenchmark:
     Raises:
         DataError: If it cannot be read, a row has no question or answer, or a known benchmark has another size.
     """
-    name, _, place = given.partition("=") if "=" in given and "/" not in given.split("=")[0] else (given, "", "")
+    name, place = _name_and_place(given)
     known = BENCHMARKS.get(name)
     source = place or (known.repository if known and not Path(name).exists() else name)
     located = locate(source, revision=None)
@@ -79,6 +81,28 @@ def load_benchmarks(given: list[str]) -> dict[str, LoadedBenchmark]:
             raise DataError(f"two benchmarks are called {benchmark.name!r}; name them apart: NAME=FILE")
         loaded[benchmark.name] = benchmark
     return loaded
+
+
+def check_benchmarks(given: list[str]) -> None:
+    """Refuse benchmarks that cannot be read, without asking the hub: files are read, names of the hub are taken.
+
+    Raises:
+        DataError: one is neither known, nor a file, nor of the hub's form; a file cannot be read.
+    """
+    for text in given:
+        name, place = _name_and_place(text)
+        source = place or name
+        known = name in BENCHMARKS and not place
+        if not known and not Path(source).exists() and not HUB_NAME.fullmatch(source):
+            raise DataError(f"{source}: no such file, and no known benchmark; expected one of {', '.join(BENCHMARKS)}")
+    load_benchmarks([text for text in given if Path(_name_and_place(text)[1] or text).exists()])
+
+
+def _name_and_place(given: str) -> tuple[str, str]:
+    if "=" not in given or "/" in given.split("=")[0]:
+        return given, ""
+    name, _, place = given.partition("=")
+    return name, place
 
 
 def _problems(files: list[Path]) -> list[Problem]:
