@@ -39,7 +39,7 @@ finish() { # CODE WORD TEXT...: the job's last line
   shift 2
   FINISHED=yes
   say "$word: $*"
-  [[ -n ${LOGS:-} && -d $LOGS ]] && printf '%s: %s\n' "$word" "$*" >"$LOGS/final"
+  [[ -n ${LOGS:-} && -d $LOGS ]] && printf '%s: %s\n' "$word" "$*" 2>/dev/null >"$LOGS/final"
   exit "$code"
 }
 

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Be this node until the job's driver has ended."""
     from nemo_uecr.cluster.head import run_head
+    from nemo_uecr.cluster.ports import head_port
     from nemo_uecr.cluster.words import command_words
     from nemo_uecr.cluster.worker import run_worker
 
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if not job.is_head:
         return run_worker(job)
     try:
+        head_port(job.port)
         words = command_words(args.config, args.overrides, smoke=args.smoke, nodes=len(job.nodes), gpus=job.gpus)
     except ConfigError as error:
         job.folder.blame(job.node, str(error))
@@ -62,14 +64,13 @@ def run(args: argparse.Namespace) -> int:
 def _job(args: argparse.Namespace) -> Job:
     from nemo_uecr.cluster.job import Job, Limits
     from nemo_uecr.cluster.job_folder import JobFolder
-    from nemo_uecr.cluster.ports import head_port
 
     node = os.environ.get("SLURMD_NODENAME", "")
     nodes = tuple(args.nodes.split(","))
     if node not in nodes:
         raise ConfigError(f"SLURMD_NODENAME={node!r} is none of the job's nodes {args.nodes}; srun starts this command")
     limits = Limits(args.register_s, args.heartbeat_s, args.silence_s)
-    return Job(node, nodes, args.gpus, args.cpus, head_port(args.port), JobFolder(Path(args.job)), limits)
+    return Job(node, nodes, args.gpus, args.cpus, args.port, JobFolder(Path(args.job)), limits)
 
 
 def _log_to(job: Job) -> None:

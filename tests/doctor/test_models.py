@@ -244,3 +244,32 @@ def test_a_local_run_that_would_be_resumed(tmp_path: Path) -> None:
     (newer / "manifest.json").unlink()
     (found,) = weights.resume_finding(str(tmp_path), nemo=False)
     assert "missing or unreadable" in found.message
+
+
+@pytest.mark.parametrize("content", ["[]", "{}"])
+def test_a_manifest_that_names_nothing(content: str, tmp_path: Path) -> None:
+    step = tmp_path / "checkpoints" / "step-000005"
+    step.mkdir(parents=True)
+    (step / "manifest.json").write_text(content)
+    (found,) = weights.resume_finding(str(tmp_path), nemo=False)
+    assert found.status == "fail"
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1/0 }}", "{{ 'a' + 1 }}", "{{ '%d' % 'x' }}", "{% for i in range(10**12) %}x{% endfor %}"]
+)
+def test_a_template_that_fails_is_a_line(template: str, tmp_path: Path) -> None:
+    tokenizer = models.load_tokenizer(str(save_tokenizer(tmp_path)))
+    tokenizer.chat_template = template
+    found = models.chat_finding(tokenizer, nemo())
+    assert (found.status, "it refuses a user's turn" in found.message) == ("fail", True)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["[" * 200_000, "7", '{"a": 1}'])
+def test_damaged_tokenizer_files_are_lines(name: str, content: str, tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path)
+    (folder / name).write_text(content)
+    found = models.tokenizer_findings(nemo(student=str(folder), teacher=None))
+    assert found[0].status in ("fail", "ok")  # a configuration of the tokenizer may say nothing
+    assert content == '{"a": 1}' or found[0].status == "fail"
