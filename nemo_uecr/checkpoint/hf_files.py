@@ -16,6 +16,9 @@ TOKENIZER = (
 )  # fmt: skip
 """Files that make a tokenizer, with its chat template."""
 
+OBJECTS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Those that hold a JSON object."""
+
 GENERATION = "generation_config.json"
 
 
@@ -79,11 +82,15 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
     """The files of a folder's tokenizer.
 
     Raises:
-        CheckpointError: there is no tokenizer.
+        CheckpointError: there is no tokenizer, or a file of it is no JSON object.
     """
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise CheckpointError(f"{folder}: no tokenizer.json; expected the tokenizer of the model. Name it: --tokenizer")
-    return tuple(folder / name for name in TOKENIZER if (folder / name).is_file())
+    found = tuple(folder / name for name in TOKENIZER if (folder / name).is_file())
+    for path in found:
+        if path.name in OBJECTS:
+            read_json(path)
+    return found
 
 
 def has_chat_template(folder: Path) -> bool:

@@ -46,6 +46,8 @@ def read_object(path: Path) -> dict[str, Any]:
         DataError: the file cannot be read, is too large, is no JSON or holds something other than an object.
     """
     try:
+        if not path.is_file():  # nor is a pipe read, which may never end
+            raise DataError(f"{path}: cannot be read (no such file); expected a complete folder")
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise DataError(f"{path}: {size} bytes; expected {MOST_BYTES} at most of a JSON file")
