@@ -83,11 +83,11 @@ def check_model(name: str) -> None:
     Raises:
         DataError: it is one of these.
     """
-    from nemo_uecr.data.model_files import folder_of, read_fields
+    from nemo_uecr.data.model_files import read_fields
     from nemo_uecr.data.weight_files import read_header, weight_names
     from nemo_uecr.errors import DataError
 
-    folder = folder_of(name)
+    folder = Path(name)
     if not folder.is_dir():
         if HUB_NAME.fullmatch(name):
             return

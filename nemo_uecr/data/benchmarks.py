@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.data.hub import locate
+from nemo_uecr.data.hub import is_repository, locate
 from nemo_uecr.data.problems import Problem, empty_box, usable
 from nemo_uecr.data.rows import ANSWER_KEYS, QUESTION_KEYS, Row, data_files, read_rows, text_of
 from nemo_uecr.errors import DataError
 
 #: A solution that ends in this marker has the answer after it.
 ANSWER_MARKER = "####"
-HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 ID_KEYS = ("unique_id", "id", "problem_idx", "idx")
 
 
@@ -93,7 +91,7 @@ def check_benchmarks(given: list[str]) -> None:
         name, place = _name_and_place(text)
         source = place or name
         known = name in BENCHMARKS and not place
-        if not known and not Path(source).exists() and not HUB_NAME.fullmatch(source):
+        if not known and not Path(source).exists() and not is_repository(source):
             raise DataError(f"{source}: no such file, and no known benchmark; expected one of {', '.join(BENCHMARKS)}")
     load_benchmarks([text for text in given if Path(_name_and_place(text)[1] or text).exists()])
 

@@ -189,6 +189,7 @@ def test_a_wrong_call_is_one_line_and_code_2(words: list[str], line: str) -> Non
         ("eval", ["--dry-run", "--", "/no/such/model", *SMALL], "/no/such/model: no such folder"),
         ("eval", ["--dry-run", "--", "docs", *SMALL], "docs/config.json: cannot be read"),
         ("eval", ["--dry-run", "--", "m", *SMALL, "--benchmarks", "nosuchbench"], "nosuchbench: no such file"),
+        ("eval", ["--dry-run", "--", "m", *SMALL, "--benchmarks", "no/such.jsonl"], "no/such.jsonl: no such file"),
         ("eval", ["--dry-run", "--", "m", *SMALL, "--temperature", "nan"], "--temperature: got nan"),
         ("eval", ["--dry-run", "--", "m", *SMALL, "--samples", "0"], "--samples: got 0"),
         ("eval", ["--dry-run", "--", "m", "--max-tokens", "5", "--out", "README.md"], "is no folder"),
