@@ -227,9 +227,9 @@ preflight() { # every node answers "ok NODE" or says in one line what is missing
 }
 
 end_if_cancelled() { # a signal that came during a foreground command has been handled by now, or Slurm says it is over
-  if [[ -z $CANCELLED && $(job_field JobState) != RUNNING ]]; then
-    CANCELLED=$(job_field JobState)/$(job_field Reason)
-  fi
+  local state
+  state=$(job_field JobState) # empty where Slurm does not answer
+  [[ -n $CANCELLED || -z $state || $state == RUNNING ]] || CANCELLED=$state/$(job_field Reason)
   [[ -z $CANCELLED ]] || end_job 1
 }
 

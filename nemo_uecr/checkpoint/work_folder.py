@@ -90,9 +90,10 @@ class WorkFolder:
 def _journal(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads((path / JOURNAL).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and {"making", "complete"} <= found.keys() else None
+    whole = isinstance(found, dict) and "making" in found and isinstance(found.get("complete"), dict)
+    return found if whole else None
 
 
 def refuse_nested(ckpt: Path, out: Path) -> None:

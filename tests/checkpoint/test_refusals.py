@@ -14,10 +14,11 @@ import torch
 
 from nemo_uecr.checkpoint.convert import convert, look
 from nemo_uecr.checkpoint.qwen3 import hf_shapes, megatron_shapes, read_qwen3
+from nemo_uecr.checkpoint.record import read_record
 from nemo_uecr.checkpoint.request import Request
 from nemo_uecr.checkpoint.sequences import megatron_scores
 from nemo_uecr.checkpoint.source import find_source
-from nemo_uecr.checkpoint.work_folder import only_one
+from nemo_uecr.checkpoint.work_folder import WorkFolder, only_one
 from nemo_uecr.errors import CheckpointError
 from tests.checkpoint.folders import model_folder, nemo_rl_step
 from tests.checkpoint.trained import hf_config
@@ -339,6 +340,28 @@ def test_an_occupied_out(tmp_path: Path, huggingface: Path) -> None:
     (out / "mine.txt").write_text("kept")
     assert "occupied" in refusal(request(huggingface, out))
     assert "occupied" in refusal(request(huggingface, huggingface / "config.json"))
+
+
+def test_an_out_that_is_a_link(tmp_path: Path, huggingface: Path) -> None:
+    """A finished folder takes its name by a rename, which cannot replace a link."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    assert "is a link" in refusal(request(huggingface, tmp_path / "link"))
+
+
+@pytest.mark.parametrize("changes", [{}, {"direction": 5}, {"verification": {"sequences": [["x"]]}}, {"sha256": []}])
+def test_a_damaged_record(changes: dict[str, object], tmp_path: Path) -> None:
+    record = {"format": "nemo_uecr.conversion/1", "direction": "huggingface to megatron", "sha256": {}} | changes
+    (tmp_path / "conversion.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"conversion\.json: damaged"):
+        read_record(tmp_path)
+
+
+def test_a_journal_of_another_kind_begins_anew(tmp_path: Path) -> None:
+    folder = tmp_path / ".out.partial"
+    folder.mkdir()
+    (folder / ".journal.json").write_text(json.dumps({"making": {}, "complete": [1]}))
+    assert WorkFolder(folder, {}).hashes() == {}
 
 
 def test_a_refusal_makes_no_folder_above_out(tmp_path: Path, model: Path, weights: Path) -> None:
