@@ -39,7 +39,7 @@ finish() { # CODE WORD TEXT...: the job's last line
   shift 2
   FINISHED=yes
   say "$word: $*"
-  [[ -n ${LOGS:-} && -d $LOGS ]] && printf '%s: %s\n' "$word" "$*" >"$LOGS/final"
+  [[ -n ${LOGS:-} && -d $LOGS ]] && printf '%s: %s\n' "$word" "$*" 2>/dev/null >"$LOGS/final"
   exit "$code"
 }
 
@@ -81,8 +81,9 @@ set_option() {
     --logs) LOG_ROOT=$2 ;;
     *)
       [[ $2 =~ ^[1-9][0-9]*$ ]] || refuse "option $1: got '$2', expected a whole number above 0"
+      ((${#2} <= 9)) || refuse "option $1: got '$2', expected at most nine digits"
       case $1 in
-        --ray-port) RAY_PORT=$2 ;;
+        --ray-port) check_port "$2" && RAY_PORT=$2 ;;
         --register-s) REGISTER_S=$2 ;;
         --heartbeat-s) HEARTBEAT_S=$2 ;;
         --silence-s) SILENCE_S=$2 ;;
@@ -91,6 +92,11 @@ set_option() {
       esac
       ;;
   esac
+}
+
+check_port() { # the head takes it and the next one; nemo_uecr/cluster/ports.py says the same of the node's process
+  (($1 >= 1024 && $1 <= 65534)) || refuse "option --ray-port: got $1, expected 1024 to 65534"
+  (($1 < 10001 || $1 > 10999)) || refuse "option --ray-port: got $1, but Ray's workers take 10002 to 10999; choose another"
 }
 
 # --- resources -----------------------------------------------------------------------------------------------------
@@ -125,26 +131,18 @@ check_image() { # whether a container that is a file is there
   fi
 }
 
-check_words() { # COMMAND: what follows --, read as the command reads it; nothing is loaded
+check_words() { # COMMAND: what follows --, checked by the command itself, which prints its settings and makes nothing
   local answer
-  # shellcheck disable=SC2016
-  answer=$("${PYTHON[@]}" - "$1" "${REST[@]}" 2>&1 <<'READ'
-import argparse, importlib, sys
-command, *words = sys.argv[1:]
-module = importlib.import_module(f"nemo_uecr.cli.{command}")
-parser = argparse.ArgumentParser(prog=f"nemo-uecr {command}", usage=argparse.SUPPRESS, allow_abbrev=False)
-module.add_arguments(parser)
-args = parser.parse_intermixed_args(words)
-if command == "convert":
-    if not args.ckpt.is_dir():
-        sys.exit(f"{args.ckpt}: no such folder; expected a checkpoint")
-    if args.check == (args.out is not None):
-        sys.exit("expected either --to OUT, to convert, or --check")
-print("\n".join(f"{name}: {value}" for name, value in vars(args).items()))
-READ
-  ) || refuse "$(tail -n 1 <<<"$answer")"
+  answer=$(uecr "$1" --dry-run "${REST[@]}") || refuse "$(tail -n 1 <<<"${answer//nemo-uecr: error: /}")"
   section settings
   printf '%s\n' "$answer"
+}
+
+refuse_help() { # COMMAND: a job that prints a help text has nothing to do
+  local word
+  for word in "${REST[@]}"; do
+    [[ $word != --help && $word != -h ]] || refuse "$word after -- runs nothing; read it with: nemo-uecr $1 --help"
+  done
 }
 
 check_container() {
@@ -197,9 +195,11 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
   ATTEMPT=${SLURM_RESTART_COUNT:-0}
   LOGS=${LOG_ROOT:-$SUBMIT_DIR/slurm-logs}/$SLURM_JOB_ID-$ATTEMPT
   mkdir -p "$LOGS" || refuse "node $HEAD: cannot make $LOGS; name a folder on a shared file system: --logs FOLDER"
-  LOGS=$(cd "$LOGS" && pwd)
+  LOGS=$(cd "$LOGS" && pwd) || refuse "node $HEAD: cannot enter $LOGS; name another folder: --logs FOLDER"
   CANARY=$SLURM_JOB_ID-$ATTEMPT-$$
-  echo "$CANARY" >"$LOGS/canary"
+  if ! echo "$CANARY" 2>/dev/null >"$LOGS/canary" || [[ $(cat "$LOGS/canary") != "$CANARY" ]]; then
+    refuse "node $HEAD: cannot write in $LOGS ($(df -hP "$LOGS" | awk 'NR == 2 {print $4 " free of " $2}')); make room, or name another folder: --logs FOLDER"
+  fi
   local end
   end=$(job_field EndTime)
   [[ $end == 20* ]] && UECR_JOB_END=$(date -d "$end" +%s) && export UECR_JOB_END
@@ -216,6 +216,7 @@ preflight() { # every node answers "ok NODE" or says in one line what is missing
   answers=$(timeout "$PREFLIGHT_S" srun --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --chdir=/ \
     bash -c "$NODE_CHECK" check "$LOGS/canary" "$CANARY" "$ROOT/nemo_uecr/__init__.py" \
     "${CONTAINER:+in-container}" "${PYTHON[0]}" "$1" 2>&1)
+  end_if_cancelled
   name=$(grep -m 1 '^node [^ ]*: ' <<<"$answers")
   [[ -z $name ]] || refuse "$name"
   for name in "${NODE_NAMES[@]}"; do
@@ -223,6 +224,13 @@ preflight() { # every node answers "ok NODE" or says in one line what is missing
   done
   ((${#missing[@]} == 0)) ||
     refuse "node ${missing[0]}: did not answer within $PREFLIGHT_S s: $(tail -n 1 <<<"$answers")"
+}
+
+end_if_cancelled() { # a signal that came during a foreground command has been handled by now, or Slurm says it is over
+  local state
+  state=$(job_field JobState) # empty where Slurm does not answer
+  [[ -n $CANCELLED || -z $state || $state == RUNNING ]] || CANCELLED=$state/$(job_field Reason)
+  [[ -z $CANCELLED ]] || end_job 1
 }
 
 # Runs on each node outside any container. $1 canary $2 its content $3 a file of ours $4 in a container? $5 python $6 GPUs
@@ -318,13 +326,19 @@ end_job() { # CODE of the run
     "$SAVED") requeue "$(last_line "$LOGS/driver.log")" ;;
   esac
   cause=$(cat "$LOGS/cause" 2>/dev/null)
-  [[ -n $cause ]] || cause=$(srun_cause)
+  [[ -n $cause ]] || cause=$(srun_cause)$(node_said)
   finish 1 FAILED "${cause:-node $HEAD: srun ended with code $STEP_CODE and no node said why; see $LOGS}"
 }
 
 srun_cause() { # "srun: error: n2: task 1: Killed" or "srun: error: Node failure on n2"
   sed -nE -e 's/^srun: error: Node failure on (.*)$/node \1: lost, says Slurm/p' \
     -e 's/^srun: error: ([^ :]+): (task.*)$/node \1: \2/p' "$LOGS/srun.log" 2>/dev/null | head -n 1
+}
+
+node_said() { # the last line of the node's log that srun names
+  local node
+  node=$(srun_cause | sed -nE 's/^node ([^:]+): task.*/\1/p')
+  [[ -z $node || ! -s $LOGS/node-$node.log ]] || printf '; its last line: %s' "$(last_line "$LOGS/node-$node.log")"
 }
 
 requeue() { # TEXT
@@ -347,8 +361,10 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
   read_arguments "$@"
   find_resources "$SCRIPT"
   find_python
+  refuse_help train
   if [[ -n $DRY_RUN ]]; then
     local words
+    check_image
     words=$(uecr cluster command --nodes "$NODES" --gpus "$GPUS" ${SMOKE:+--smoke} "$CONFIG" "${REST[@]}") ||
       refuse "${words#nemo-uecr: error: }"
     eval "RESOLVED=($words)" # quoted by shlex.join: nemo-uecr train CONFIG key=value ... --resume
@@ -379,6 +395,7 @@ run_command() { # SCRIPT COMMAND ARGUMENTS...: one nemo-uecr command on one node
   find_python
   [[ -z $SMOKE ]] || refuse "--smoke is for the train scripts"
   ((NODES == 1)) || refuse "nemo-uecr $command runs on one node, the job has $NODES; sbatch --nodes=1"
+  refuse_help "$command"
   if [[ -n $DRY_RUN ]]; then
     check_image
     check_words "$command"

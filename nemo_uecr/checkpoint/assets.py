@@ -21,6 +21,8 @@ def asset_files(model: Path, tokenizer: Path) -> tuple[Path, ...]:
     """
     read_json(model / "config.json")
     generation = (model / GENERATION,) if (model / GENERATION).is_file() else ()
+    for path in generation:
+        read_json(path)
     return (model / "config.json", *generation, *tokenizer_files(tokenizer))
 
 

@@ -21,6 +21,7 @@ from nemo_uecr.checkpoint.qwen3 import Qwen3, hf_shapes, read_qwen3
 from nemo_uecr.checkpoint.record import Verified, versions, write_record
 from nemo_uecr.checkpoint.recorded import read_recorded
 from nemo_uecr.checkpoint.request import Request, locate_model
+from nemo_uecr.checkpoint.room import unwritable, writing
 from nemo_uecr.checkpoint.sequences import (
     Scores,
     Sequences,
@@ -78,24 +79,44 @@ def convert(request: Request) -> Agreement:
         CheckpointError: the input is incomplete or another architecture, OUT is occupied, or the verification found
             another model. OUT does not exist then.
     """
-    refuse_nested(request.ckpt, request.out)
-    refuse_occupied(request.out)
-    job = look(request)
+    job = prepare(request)
     with only_one(request.out):
         logger.info("%s: %s weights, %s", job.source.weights, job.source.kind, job.files.dtype)
         making = _making(job)
-        work = WorkFolder(partial_of(request.out), making)
+        try:
+            work = WorkFolder(partial_of(request.out), making)
+        except OSError as error:
+            raise unwritable(request.out.parent, error) from error
         try:
             make = _to_huggingface if job.source.kind == MEGATRON else _to_megatron
             verified = make(job, work)
             write_record(work, making, job.model, verified)
         except UecrError:
-            shutil.rmtree(work.path)
+            shutil.rmtree(work.path, ignore_errors=True)
             raise
+        except OSError as error:
+            failure = unwritable(work.path, error)
+            shutil.rmtree(work.path, ignore_errors=True)
+            raise failure from error
         if request.out.is_dir():
             request.out.rmdir()
         work.finish(request.out)
     return verified.agreement
+
+
+def prepare(request: Request) -> Job:
+    """All that is refused before anything is written.
+
+    Raises:
+        CheckpointError: OUT cannot be made there, or CKPT cannot be converted.
+    """
+    refuse_nested(request.ckpt, request.out)
+    refuse_occupied(request.out)
+    job = look(request)
+    asset_files(job.config, job.tokenizer)
+    if request.recorded is not None and not request.recorded.is_file():
+        raise CheckpointError(f"{request.recorded}: no such file; expected --expect FILE of log-probabilities")
+    return job
 
 
 def look(request: Request) -> Job:
@@ -178,7 +199,8 @@ def _save_megatron(job: Job, work: WorkFolder) -> None:
             shutil.rmtree(path)
     bridge = Bridge(job.source.weights, job.model)
     model = bridge.from_huggingface()
-    bridge.save(model.to(getattr(torch, job.files.dtype)), work.path)
+    with writing(work.path):
+        bridge.save(model.to(getattr(torch, job.files.dtype)), work.path)
     for settings in work.path.glob("iter_*/run_config.yaml"):
         text = settings.read_text(encoding="utf-8")
         settings.write_text(text.replace(str(work.path), str(job.request.out)), encoding="utf-8")

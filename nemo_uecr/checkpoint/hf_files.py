@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes, hf_shapes, read_json
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.data.weight_files import INDEX, read_header, weight_names
+from nemo_uecr.errors import CheckpointError, DataError
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja",
 )  # fmt: skip
 """Files that make a tokenizer, with its chat template."""
+
+OBJECTS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Those that hold a JSON object."""
 
 GENERATION = "generation_config.json"
 
@@ -45,43 +45,20 @@ def read_hf_files(folder: Path) -> HfFiles:
     Raises:
         CheckpointError: a file that is missing or cut short, or tensors of several dtypes.
     """
-    names = _weight_files(folder)
     shapes: Shapes = {}
     kinds: set[str] = set()
-    for name in names:
-        for tensor, entry in _header(folder / name).items():
-            shapes[tensor] = tuple(entry["shape"])
-            kinds.add(entry["dtype"])
+    try:
+        names = weight_names(folder)
+        for name in names:
+            for tensor, entry in read_header(folder / name).items():
+                shapes[tensor] = entry.shape
+                kinds.add(entry.dtype)
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
     if len(kinds) != 1 or not kinds <= DTYPES.keys():
         raise CheckpointError(f"{folder}: tensors of dtype {sorted(kinds)}; expected one of {', '.join(DTYPES)}")
     index = [INDEX] if (folder / INDEX).is_file() else []
     return HfFiles(folder, tuple(folder / name for name in (*index, *names)), shapes, DTYPES[kinds.pop()])
-
-
-def _weight_files(folder: Path) -> list[str]:
-    if (folder / INDEX).is_file():
-        placed = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(placed, dict) or not placed:
-            raise CheckpointError(f"{folder / INDEX}: no weight_map; expected where each tensor is")
-        return sorted(set(placed.values()))
-    return [SINGLE]
-
-
-def _header(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"{path}: missing shard; copy the model again")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            header = dict(json.loads(file.read(min(length, size))))
-        except (ValueError, TypeError):
-            raise CheckpointError(f"{path}: truncated shard or no safetensors file; copy the model again") from None
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if size != end:
-        raise CheckpointError(f"{path}: truncated shard of {size} bytes; expected {end}. Copy the model again")
-    return header
 
 
 def check_hf_architecture(files: HfFiles, model: Qwen3) -> None:
@@ -105,11 +82,15 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
     """The files of a folder's tokenizer.
 
     Raises:
-        CheckpointError: there is no tokenizer.
+        CheckpointError: there is no tokenizer, or a file of it is no JSON object.
     """
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise CheckpointError(f"{folder}: no tokenizer.json; expected the tokenizer of the model. Name it: --tokenizer")
-    return tuple(folder / name for name in TOKENIZER if (folder / name).is_file())
+    found = tuple(folder / name for name in TOKENIZER if (folder / name).is_file())
+    for path in found:
+        if path.name in OBJECTS:
+            read_json(path)
+    return found
 
 
 def has_chat_template(folder: Path) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.checkpoint.hf_files import INDEX, SINGLE, read_hf_files
+from nemo_uecr.checkpoint.hf_files import read_hf_files
 from nemo_uecr.checkpoint.qwen3 import Shapes
+from nemo_uecr.checkpoint.room import writing
 from nemo_uecr.checkpoint.work_folder import JOURNAL, WorkFolder
+from nemo_uecr.data.weight_files import INDEX, SINGLE
 from nemo_uecr.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ def write_weights(
         if name in pending:
             pending[name][tensor] = value.to(getattr(torch, dtype)).contiguous()
             if len(pending[name]) == sizes[name]:
-                save_file(pending.pop(name), work.path / name, metadata={"format": "pt"})
+                with writing(work.path):
+                    save_file(pending.pop(name), work.path / name, metadata={"format": "pt"})
                 (work.path / name).chmod((work.path / JOURNAL).stat().st_mode)  # safetensors lets nobody else read
                 work.complete(name)
     if len(names) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,10 @@ FIXED = ("metadata.json", ".metadata", "common.pt")
 
 MODEL = ("embedding.", "decoder.", "output_layer.")
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+SHARD = re.compile(r"[\w.-]{1,200}")
+MOST = 2**50
+"""Bytes of a shard, and numbers of a tensor in one dimension."""
+
 PADDINGS = tuple(2**power for power in range(14))
 """A vocabulary is padded to a multiple of up to 128 on each of up to 64 tensor-parallel ranks, all powers of two."""
 
@@ -53,32 +58,66 @@ def read_megatron_files(folder: Path) -> MegatronFiles:
     if kind != FORMAT:
         raise CheckpointError(f"{folder}: its format is {kind}; expected {FORMAT}, Megatron's distributed checkpoint")
     _check_common(folder / "common.pt")
-    contents = _table_of_contents(folder)
-    ends: Counter[str] = Counter()
-    for place in contents.storage_data.values():
-        ends[place.relative_path] = max(ends[place.relative_path], place.offset + place.length)
+    ends, tensors = read_contents(folder)
     for name, end in sorted(ends.items()):
         _check_size(folder / name, end)
-    tensors = {
-        name: entry
-        for name, entry in contents.state_dict_metadata.items()
-        if hasattr(entry, "size") and name.startswith(MODEL)
-    }
-    dtypes = sorted({str(entry.properties.dtype).removeprefix("torch.") for entry in tensors.values()})
+    dtypes = sorted({dtype for dtype, _ in tensors.values()})
     if len(dtypes) != 1:
         raise CheckpointError(f"{folder}: its tensors are {dtypes or 'none'}; expected a model in one dtype")
     names = (*FIXED, *sorted(ends), *(["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []))
-    shapes = _stacked({name: tuple(entry.size) for name, entry in tensors.items()})
+    shapes = _stacked({name: shape for name, (_, shape) in tensors.items()})
     return MegatronFiles(folder, tuple(folder / name for name in names), shapes, dtypes[0])
 
 
-def _table_of_contents(folder: Path) -> Any:
+def read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, tuple[int, ...]]]]:
+    """What .metadata says: the bytes that each shard has at least; dtype and shape of each tensor of the model.
+
+    The file is a pickle of torch's own classes. A damaged one gives objects of other classes as well as any of the
+    errors below, so that every value is looked at before it is used.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     try:
-        return FileSystemReader(str(folder)).read_metadata()
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError) as error:
-        raise CheckpointError(f"{folder / '.metadata'}: unreadable ({error}); the checkpoint is corrupt") from error
+        contents = FileSystemReader(str(folder)).read_metadata()
+        ends = _shard_ends(contents.storage_data)
+        tensors = {
+            name: _dtype_and_shape(entry)
+            for name, entry in contents.state_dict_metadata.items()
+            if hasattr(entry, "size") and name.startswith(MODEL)
+        }
+    except (
+        pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, ValueError, TypeError, MemoryError,
+        ArithmeticError, RuntimeError, OSError, AssertionError,
+    ) as error:  # fmt: skip
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{folder / '.metadata'}: unreadable ({reason:.200}); the checkpoint is corrupt. Copy it again"
+        ) from error
+    return ends, tensors
+
+
+def _shard_ends(places: dict[Any, Any]) -> dict[str, int]:
+    ends: Counter[str] = Counter()
+    for place in places.values():
+        name, numbers = place.relative_path, (place.offset, place.length)
+        if not isinstance(name, str) or not SHARD.fullmatch(name):
+            raise ValueError(f"it names a shard {name!r:.60}")
+        if not all(isinstance(number, int) and 0 <= number < MOST for number in numbers):
+            raise ValueError(f"it places a tensor of {name} at {numbers!r:.60}")
+        ends[name] = max(ends[name], sum(numbers))
+    return dict(ends)
+
+
+def _dtype_and_shape(entry: Any) -> tuple[str, tuple[int, ...]]:
+    import torch
+
+    dtype, shape = entry.properties.dtype, tuple(entry.size)
+    if not isinstance(dtype, torch.dtype) or not all(isinstance(size, int) and 0 <= size < MOST for size in shape):
+        raise ValueError(f"it has a tensor of {dtype!r:.60} and shape {shape!r:.60}")
+    return str(dtype).removeprefix("torch."), shape
 
 
 def _check_common(path: Path) -> None:
@@ -86,7 +125,7 @@ def _check_common(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError) as error:
         raise CheckpointError(f"{path}: unreadable ({error}); the checkpoint is corrupt. Copy it again") from error
     if broken is not None:
         raise CheckpointError(f"{path}: {broken} in it is damaged; the checkpoint is corrupt. Copy it again")
@@ -164,7 +203,11 @@ def _run_settings(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = yaml.safe_load(path.read_bytes())["model"]
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: unreadable ({error}); expected the trainer's configuration") from error
-    return dict(found)
+        found = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path}: unreadable ({reason:.200}); expected the trainer's configuration") from error
+    model = found.get("model") if isinstance(found, dict) else None
+    if not isinstance(model, dict):
+        raise CheckpointError(f"{path}: unreadable (no section model in it); expected the trainer's configuration")
+    return model

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.data.model_files import Fields, decoder_sizes, read_fields, read_object
+from nemo_uecr.errors import CheckpointError, DataError
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 Shapes = dict[str, tuple[int, ...]]
@@ -46,28 +46,30 @@ def read_qwen3(folder: Path) -> Qwen3:
     """The architecture of a Hugging Face folder.
 
     Raises:
-        CheckpointError: no config.json, another architecture, or a number that is missing.
+        CheckpointError: no config.json, another architecture, or a number that is missing or none.
     """
     path = folder / "config.json"
-    config = read_json(path)
-    names = config.get("architectures")
-    if names != [ARCHITECTURE]:
-        raise CheckpointError(f"{path}: architectures is {names}; conversion knows [{ARCHITECTURE!r}] only")
     try:
+        fields = read_fields(path, prefix="")
+        names = fields.values.get("architectures")
+        if names != [ARCHITECTURE]:
+            raise CheckpointError(f"{path}: architectures is {names!r:.80}; conversion knows [{ARCHITECTURE!r}] only")
+        fields.stated("head_dim")
+        sizes = decoder_sizes(fields)
         return Qwen3(
-            vocabulary=int(config["vocab_size"]),
-            hidden=int(config["hidden_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=int(config["num_attention_heads"]),
-            kv_heads=int(config["num_key_value_heads"]),
-            head=int(config["head_dim"]),
-            feed=int(config["intermediate_size"]),
-            rope_theta=_rope_theta(path, config),
-            norm_eps=float(config["rms_norm_eps"]),
-            tied=bool(config["tie_word_embeddings"]),
+            vocabulary=sizes.vocabulary,
+            hidden=sizes.hidden,
+            layers=sizes.layers,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head=sizes.head_dim,
+            feed=sizes.feed_forward,
+            rope_theta=_rope_theta(fields),
+            norm_eps=fields.number("rms_norm_eps"),
+            tied=sizes.tied,
         )
-    except KeyError as missing:
-        raise CheckpointError(f"{path}: no {missing}; expected the complete config.json of a Qwen3") from None
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -77,23 +79,22 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing or is no JSON object.
     """
     try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file; expected a complete folder") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: no JSON ({error}); expected a complete file") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: got a {type(found).__name__}; expected a JSON object")
-    return found
+        return read_object(path)
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
 
 
-def _rope_theta(path: Path, config: dict[str, Any]) -> float:
+def _rope_theta(fields: Fields) -> float:
     """From where transformers 4 writes it, or where transformers 5 does."""
-    rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope = fields.section("rope_parameters") or fields.section("rope_scaling")
+    if rope is None:
+        return fields.number("rope_theta")
+    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     if kind != "default":
-        raise CheckpointError(f"{path}: rotary embeddings are scaled ({kind}); conversion knows plain ones only")
-    return float(rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"])
+        raise CheckpointError(
+            f"{fields.where}: rotary embeddings are scaled ({kind!s:.60}); conversion knows plain ones only"
+        )
+    return rope.number("rope_theta") if "rope_theta" in rope.values else fields.number("rope_theta")
 
 
 def hf_shapes(model: Qwen3) -> Shapes:

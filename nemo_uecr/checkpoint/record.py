@@ -65,5 +65,23 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder}: no {NAME}; expected a folder that nemo-uecr convert made")
     found = read_json(folder / NAME)
     if found.get("format") != FORMAT:
-        raise CheckpointError(f"{folder / NAME}: format {found.get('format')!r}; expected {FORMAT!r}")
+        raise CheckpointError(f"{folder / NAME}: format {found.get('format')!r:.60}; expected {FORMAT!r}")
+    evidence = found.get("verification")
+    whole = (
+        isinstance(found.get("direction"), str)
+        and isinstance(found.get("sha256"), dict)
+        and isinstance(evidence, dict)
+        and all(_rows(evidence.get(name)) for name in ("sequences", "megatron", "huggingface"))
+    )
+    if not whole:
+        raise CheckpointError(f"{folder / NAME}: damaged; expected direction, sha256 and verification. Convert again")
     return found
+
+
+def _rows(value: object) -> bool:
+    """Lists of numbers, at least one."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(row, list) and all(isinstance(one, (int, float)) for one in row) for row in value)
+    )

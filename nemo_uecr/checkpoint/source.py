@@ -13,11 +13,18 @@ TRACKER = "latest_checkpointed_iteration.txt"
 ASSETS = "huggingface"
 """Folder beside Megatron weights that were converted: config.json, generation_config.json and the tokenizer."""
 
-STEP_PARTS = ("config.yaml", "training_info.json", "policy/weights", "policy/tokenizer")
+STEP_PARTS = {
+    "config.yaml": Path.is_file, "training_info.json": Path.is_file,
+    "policy/weights": Path.is_dir, "policy/tokenizer": Path.is_dir,
+}  # fmt: skip
 """What a finished step of NeMo-RL has."""
 
 STEP = re.compile(r"(tmp_|old_)?step_\d+")
-ITERATION = re.compile(r"iter_(\d+)")
+ITERATION_DIGITS = 12
+ITERATION = re.compile(rf"iter_([0-9]{{1,{ITERATION_DIGITS}}})")
+NAME = re.compile(r"[A-Za-z][\w.-]{0,100}", re.ASCII)
+TRACKED = 1000
+"""Bytes of a tracker that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +76,24 @@ def newest_iteration(folder: Path) -> Path:
     """
     tracker = folder / TRACKER
     if tracker.is_file():
-        text = tracker.read_text(encoding="utf-8").strip()
-        found = folder / (f"iter_{int(text):07d}" if text.isdigit() else text)
+        found = folder / _tracked(tracker)
         if not found.is_dir():
-            raise CheckpointError(f"{tracker}: names iteration {text}, and there is no {found.name}; incomplete")
+            raise CheckpointError(f"{tracker}: names {found.name}, and there is no {found.name}; incomplete")
         return found
     numbered = {int(match[1]): path for path in folder.iterdir() if (match := ITERATION.fullmatch(path.name))}
     if not numbered:
         raise CheckpointError(f"{folder}: no iter_ folder in it; the checkpoint is incomplete")
     return numbered[max(numbered)]
+
+
+def _tracked(tracker: Path) -> str:
+    """Name of the folder that a tracker means: Megatron writes a number, or a word such as "release"."""
+    text = tracker.read_bytes()[:TRACKED].decode("utf-8", "replace").strip()
+    if text.isascii() and text.isdigit() and len(text) <= ITERATION_DIGITS:
+        return f"iter_{int(text):07d}"
+    if NAME.fullmatch(text):
+        return text
+    raise CheckpointError(f"{tracker}: names no iteration ({text!r:.60}); the checkpoint is corrupt")
 
 
 def _megatron(given: Path, weights: Path, beside: Path) -> Source:
@@ -87,19 +103,27 @@ def _megatron(given: Path, weights: Path, beside: Path) -> Source:
 
 
 def _nemo_rl_step(step: Path) -> Source:
-    import yaml
-
     name = step.resolve().name
     if name.startswith(("tmp_", "old_")):
         raise CheckpointError(f"{step}: NeMo-RL had not finished this step; convert a folder named step_N")
-    missing = [part for part in STEP_PARTS if not (step / part).exists()]
+    missing = [part for part, is_there in STEP_PARTS.items() if not is_there(step / part)]
     if missing:
         raise CheckpointError(f"{step}: no {missing[0]}; the NeMo-RL checkpoint is incomplete. Convert another step")
-    try:
-        model = yaml.safe_load((step / "config.yaml").read_bytes())["policy"]["model_name"]
-    except (yaml.YAMLError, KeyError, TypeError):
-        raise CheckpointError(
-            f"{step / 'config.yaml'}: no policy.model_name; expected NeMo-RL's configuration"
-        ) from None
+    model = _model_name(step / "config.yaml")
     tokenizer = step / "policy" / "tokenizer"
-    return Source(step, MEGATRON, newest_iteration(step / "policy" / "weights"), str(model), tokenizer)
+    return Source(step, MEGATRON, newest_iteration(step / "policy" / "weights"), model, tokenizer)
+
+
+def _model_name(path: Path) -> str:
+    """policy.model_name of NeMo-RL's own configuration."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, ValueError, RecursionError):
+        found = None
+    policy = found.get("policy") if isinstance(found, dict) else None
+    name = policy.get("model_name") if isinstance(policy, dict) else None
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(f"{path}: no policy.model_name; expected NeMo-RL's configuration")
+    return name

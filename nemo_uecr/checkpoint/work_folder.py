@@ -90,9 +90,10 @@ class WorkFolder:
 def _journal(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads((path / JOURNAL).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and {"making", "complete"} <= found.keys() else None
+    whole = isinstance(found, dict) and "making" in found and isinstance(found.get("complete"), dict)
+    return found if whole else None
 
 
 def refuse_nested(ckpt: Path, out: Path) -> None:
@@ -114,11 +115,13 @@ def partial_of(out: Path) -> Path:
 
 
 def refuse_occupied(out: Path) -> None:
-    """Refuse an OUT that holds anything.
+    """Refuse an OUT that holds anything, and a link.
 
     Raises:
         CheckpointError: it does.
     """
+    if out.is_symlink():
+        raise CheckpointError(f"{out}: is a link, which a finished folder cannot replace; name the folder itself")
     if out.is_file() or (out.is_dir() and next(out.iterdir(), None) is not None):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
 

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Be this node until the job's driver has ended."""
     from nemo_uecr.cluster.head import run_head
+    from nemo_uecr.cluster.ports import head_port
     from nemo_uecr.cluster.words import command_words
     from nemo_uecr.cluster.worker import run_worker
 
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if not job.is_head:
         return run_worker(job)
     try:
+        head_port(job.port)
         words = command_words(args.config, args.overrides, smoke=args.smoke, nodes=len(job.nodes), gpus=job.gpus)
     except ConfigError as error:
         job.folder.blame(job.node, str(error))

@@ -19,9 +19,14 @@ import logging
 import math
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from nemo_uecr.cli.dry_run import add_dry_run_argument, print_settings
 from nemo_uecr.cli.extras import require_extra
 from nemo_uecr.errors import CheckpointError, DependencyError
+
+if TYPE_CHECKING:
+    from nemo_uecr.checkpoint.request import Request
 
 __all__ = ["add_arguments", "run"]
 
@@ -35,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ckpt", metavar="CKPT", type=Path, help="the checkpoint")
     parser.add_argument("--to", dest="out", metavar="OUT", type=Path, help="folder to make; it must not exist")
     parser.add_argument("--check", action="store_true", help="verify again a folder that was converted; makes nothing")
+    add_dry_run_argument(parser)
     parser.add_argument("--into", choices=("huggingface", "megatron"), help="format of OUT (default: the other one)")
     parser.add_argument(
         "--hf", metavar="MODEL", help="Hugging Face model of CKPT's architecture (default: what CKPT names)"
@@ -65,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         raise CheckpointError("--tolerance and --shard-gb: expected numbers above 0")
     if args.check == (args.out is not None):
         raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
+    if args.dry_run:
+        return _dry_run(args)
     _require_bridge()
     _quiet_libraries()
     if args.check:
@@ -74,18 +82,35 @@ def run(args: argparse.Namespace) -> int:
         made = args.ckpt
     else:
         from nemo_uecr.checkpoint.convert import convert
-        from nemo_uecr.checkpoint.request import Request
 
-        request = Request(
-            ckpt=args.ckpt, out=args.out.absolute(), into=args.into, model=args.hf, tokenizer=args.tokenizer,
-            recorded=args.expect, tolerance=args.tolerance, shard_bytes=int(args.shard_gb * GIGABYTE),
-        )  # fmt: skip
-        agreement = convert(request)
+        agreement = convert(_request(args))
         made = args.out
     sys.stdout.write(
         f"{made}: the same model; log-probabilities of {agreement.tokens} tokens differ by at most "
         f"{agreement.largest:.2g} nats\n"
     )
+    return 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    from nemo_uecr.checkpoint.request import Request
+
+    return Request(
+        ckpt=args.ckpt, out=args.out.absolute(), into=args.into, model=args.hf, tokenizer=args.tokenizer,
+        recorded=args.expect, tolerance=args.tolerance, shard_bytes=int(args.shard_gb * GIGABYTE),
+    )  # fmt: skip
+
+
+def _dry_run(args: argparse.Namespace) -> int:
+    """Everything that a conversion refuses before it writes."""
+    from nemo_uecr.checkpoint.convert import prepare
+    from nemo_uecr.checkpoint.record import read_record
+
+    if args.check:
+        read_record(args.ckpt)
+    else:
+        prepare(_request(args))
+    print_settings(args)
     return 0
 
 

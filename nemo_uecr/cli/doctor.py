@@ -10,13 +10,13 @@ Exit code: 0 when nothing fails (warnings included), 1 when a check fails, 2 whe
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_uecr.cli.json_file import refuse_unwritable, write_json
 from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,10 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print every finding as it is made."""
     from nemo_uecr.cli.sizes import sizes
+    from nemo_uecr.cluster.ports import head_port
     from nemo_uecr.doctor.findings import worst
     from nemo_uecr.doctor.run import examine
     from nemo_uecr.doctor.subject import read_subject
 
+    head_port(args.ray_port)
+    if args.json is not None:
+        refuse_unwritable(args.json)
     if args.config is not None and "=" in args.config and not os.path.exists(args.config):
         raise ConfigError(f"got {args.config!r} where CONFIG belongs; expected a YAML file before key=value")
     subject = None if args.config is None else read_subject(args.config, args.overrides)
@@ -70,7 +74,4 @@ def _line(finding: Finding) -> str:
 
 
 def _write(path: Path, findings: list[Finding], counts: dict[str, int]) -> None:
-    from nemo_uecr.data.atomic import replace_file
-
-    content = {"format": "nemo_uecr.doctor/1", "counts": counts, "findings": [asdict(one) for one in findings]}
-    replace_file(path, (json.dumps(content, indent=1) + os.linesep).encode())
+    write_json(path, {"format": "nemo_uecr.doctor/1", "counts": counts, "findings": [asdict(one) for one in findings]})

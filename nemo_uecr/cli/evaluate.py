@@ -13,7 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from nemo_uecr.cli.evaluate_options import add_evaluation_arguments, settings_of
+from nemo_uecr.cli.dry_run import add_dry_run_argument, print_settings
+from nemo_uecr.cli.evaluate_options import add_evaluation_arguments, check_model, check_place, settings_of
 
 __all__ = ["add_arguments", "label_of", "run"]
 
@@ -22,20 +23,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("models", nargs="+", metavar="[LABEL=]MODEL", help="model folder or hub name")
     add_evaluation_arguments(parser)
+    add_dry_run_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate each model and print its table."""
-    from nemo_uecr.data.benchmarks import load_benchmarks
+    from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
     from nemo_uecr.errors import DataError
     from nemo_uecr.evaluation.engines.tokens import load_tokens
     from nemo_uecr.evaluation.result import lines_of
-    from nemo_uecr.evaluation.runner import evaluate
+    from nemo_uecr.evaluation.runner import check_settings, evaluate
 
     settings = settings_of(args)
+    check_settings(settings)
     models = [label_of(text) for text in args.models]
     if len({label for label, _ in models}) < len(models):
         raise DataError("two models have the same label; name them apart: LABEL=MODEL")
+    if args.dry_run:
+        check_benchmarks(args.benchmarks)
+        for label, model in models:
+            check_model(model)
+            check_place(args.out / label)
+        print_settings(args)
+        return 0
     benchmarks = load_benchmarks(args.benchmarks)
     for _, model in models:
         load_tokens(model)  # a mistyped second model is told now and not after the first one's hours

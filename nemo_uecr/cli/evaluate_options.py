@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nemo_uecr.evaluation.plan import Settings
 
-__all__ = ["add_evaluation_arguments", "settings_of"]
+__all__ = ["add_evaluation_arguments", "check_model", "check_place", "settings_of"]
 
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 TEMPLATE = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -70,3 +73,40 @@ def settings_of(args: argparse.Namespace) -> Settings:
     decoding = Decoding(args.temperature, args.top_p, args.top_k, args.max_tokens)
     chat = ChatSettings(args.prompt_template, args.system_prompt, args.thinking)
     return Settings(args.samples, decoding, args.seed, chat, args.engine, args.dtype, args.batch)
+
+
+def check_model(name: str) -> None:
+    """Refuse a model that no engine could load: no folder, or a folder whose weights are not whole.
+
+    A name of the hub's form is taken as it is: what the hub has is known when it is asked.
+
+    Raises:
+        DataError: it is one of these.
+    """
+    from nemo_uecr.data.model_files import read_fields
+    from nemo_uecr.data.weight_files import read_header, weight_names
+    from nemo_uecr.errors import DataError
+
+    folder = Path(name)
+    if not folder.is_dir():
+        if HUB_NAME.fullmatch(name):
+            return
+        raise DataError(f"{name}: no such folder; expected a model's folder, or a hub name such as Qwen/Qwen3-4B")
+    read_fields(folder / "config.json", prefix="")
+    if any(folder.glob("*.bin")):
+        return  # torch's older format, which says nothing of its length
+    for shard in weight_names(folder):
+        read_header(folder / shard)
+
+
+def check_place(folder: Path) -> None:
+    """Refuse an output folder that cannot be one.
+
+    Raises:
+        RunFolderError: something else is there, or on the way to it.
+    """
+    from nemo_uecr.errors import RunFolderError
+
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise RunFolderError(f"{folder}: {place} cannot be written or is no folder; choose another --out")

@@ -65,10 +65,16 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        return _refuse(UecrError(f"{where}{error.strerror}; make room, or write elsewhere, and run the command again"))
+        return _refuse(UecrError(_os_message(error)))
+
+
+def _os_message(error: OSError) -> str:
+    """The path and the reason, whatever the operating system or a library over it refused."""
+    if error.strerror is None:  # a library's own text
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    where = f"{error.filename}: " if error.filename else ""
+    remedy = "make room, or write elsewhere" if error.errno in NO_ROOM else "name another path, or repair this one"
+    return f"{where}{error.strerror}; {remedy}, and run the command again"
 
 
 def dispatch(arguments: list[str]) -> int:

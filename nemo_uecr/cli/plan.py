@@ -11,15 +11,14 @@ is yet to be made, name the model that it is made from. What cannot fit or divid
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.cli.configuration import add_config_arguments
+from nemo_uecr.cli.json_file import refuse_unwritable, write_json
 from nemo_uecr.cli.nemo_rl import is_nemo_rl
 from nemo_uecr.cli.sizes import sizes
 from nemo_uecr.errors import ConfigError
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
     from nemo_uecr.plan.setting import Lengths
 
 __all__ = ["add_arguments", "run"]
+
+MOST_GIB = 1_000_000
+DIGITS = 9
+"""Of a number of tokens."""
 
 DEVICES = ("h200", "h100", "a100", "cpu")
 
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the run cannot fit or divide; what would is named.
     """
     if args.json is not None:
-        _refuse_unwritable(args.json)
+        refuse_unwritable(args.json)
     nemo = is_nemo_rl(args.config, args.overrides)
     plan, advice, others = _nemo(args) if nemo else _local(args)
     from nemo_uecr.plan.text import plan_text, side_by_side
@@ -143,29 +146,17 @@ def _lengths(args: argparse.Namespace, prompt: int, response: int) -> Lengths:
     return Lengths(args.prompt_tokens or prompt, args.response_tokens or response)
 
 
-def _refuse_unwritable(path: Path) -> None:
-    """Before the plan is computed and printed."""
-    if path.is_dir():
-        raise ConfigError(f"--json: {path} is a folder; expected the name of a file to write")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--json: no folder {path.absolute().parent}; make it first")
-
-
 def _write(path: Path, plan: Plan, advice: list[str], others: list[tuple[str, Any]]) -> None:
-    from nemo_uecr.data.atomic import replace_file
     from nemo_uecr.plan.records import as_json
 
     columns = {name: {"refused": other} if isinstance(other, str) else as_json(other) for name, other in others}
     content = {"format": "nemo_uecr.plan/1", **as_json(plan), "what_fits": advice, "placements": columns}
-    try:
-        replace_file(path, (json.dumps(content, indent=1) + os.linesep).encode())
-    except OSError as error:
-        raise ConfigError(f"--json: cannot write {path} ({error.strerror}); name another file") from error
+    write_json(path, content)
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
+    if not (text.isascii() and text.isdecimal() and len(text) <= DIGITS) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r:.60}, expected a whole number above 0")
     return int(text)
 
 
@@ -174,6 +165,6 @@ def _gibibytes(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of GiB above 0")
+    if not 0 < value <= MOST_GIB:
+        raise argparse.ArgumentTypeError(f"got {text!r:.60}, expected a number of GiB above 0, {MOST_GIB} at most")
     return value

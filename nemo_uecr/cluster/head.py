@@ -51,6 +51,8 @@ def run_head(job: Job, driver_words: Sequence[str]) -> int:
             job.folder.publish_head(address)
             _wait_for_members(job, ray, address)
             code = _run_driver(job, ray, address, driver_words)
+        except Failed as failure:
+            job.folder.blame(failure.node, str(failure))  # before the others leave and the batch script looks for it
         finally:
             job.folder.end(code)
             _wait_for_leaving(job, LEAVING_S if code in (0, STOPPED) else FAILING_S)

@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 
 from nemo_uecr.cluster.job import Job, node_resource
+from nemo_uecr.cluster.ports import FIRST_WORKER_PORT, WORKER_PORTS
 
 __all__ = ["RayProcess", "answers", "clear_temp_folder", "last_line", "start_arguments"]
 
-#: Below the ephemeral range, and where NeMo-RL's own port plan has Ray's workers: 10002-11000.
-FIRST_WORKER_PORT, WORKER_PORTS = 10002, 998
 MOST_PARTS = 8
 STOPPING_S = 15.0
 

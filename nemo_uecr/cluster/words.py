@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
+from nemo_uecr.config.load import flattened
 from nemo_uecr.config.nemo_load import backend_of
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.origins import overlay, values_of
+from nemo_uecr.config.overrides import override_layers
 from nemo_uecr.errors import ConfigError
 
 __all__ = ["command_words", "resource_overrides"]
@@ -22,14 +27,21 @@ def resource_overrides(config: str, overrides: Sequence[str], *, nodes: int, gpu
         if nodes != 1:
             raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
         return []
-    given = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
-    if given.get(NODES, str(nodes)) != str(nodes):
+    given = _given(overrides)
+    if given.get(NODES, nodes) != nodes:
         raise ConfigError(
             f"{NODES}={given[NODES]}: the job has {nodes} nodes; ask Slurm: sbatch --nodes={given[NODES]}"
         )
-    if GPUS in given and not (given[GPUS].isdecimal() and 1 <= int(given[GPUS]) <= gpus):
-        raise ConfigError(f"{GPUS}={given[GPUS]}: each node of the job has {gpus} GPUs; give a number from 1 to {gpus}")
+    asked = given.get(GPUS, gpus)
+    if not (isinstance(asked, int) and 1 <= asked <= gpus):
+        raise ConfigError(f"{GPUS}={asked}: each node of the job has {gpus} GPUs; give a number from 1 to {gpus}")
     return [f"{NODES}={nodes}"] + ([] if GPUS in given else [f"{GPUS}={gpus}"])
+
+
+def _given(overrides: Sequence[str]) -> dict[str, object]:
+    """What the overrides set, by dotted key, however they spell it."""
+    layers = override_layers(overrides, NemoConfig)
+    return flattened(values_of(reduce(overlay, layers))) if layers else {}
 
 
 def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: int, gpus: int) -> list[str]:

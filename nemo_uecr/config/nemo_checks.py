@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["batch", "data_parallel", "layout", "lengths", "method", "student_gpus", "teacher", "teacher_gpus"]
 
 
+MOST_GPUS = 10_000
+"""Ranks are listed one by one."""
+
+
 def student_gpus(config: NemoConfig) -> int:
     """GPUs that the student trains on."""
     return config.cluster.nodes * config.cluster.gpus_per_node - config.teacher.dedicated_gpus
@@ -65,6 +69,9 @@ def teacher(config: NemoConfig) -> None:
 
 def layout(config: NemoConfig) -> None:
     """Refuse models that do not fit the GPUs, and a global batch that the data-parallel ranks cannot share."""
+    gpus = config.cluster.nodes * config.cluster.gpus_per_node
+    if gpus > MOST_GPUS:
+        raise ValueError(f"cluster.nodes * cluster.gpus_per_node = {gpus}, expected at most {MOST_GPUS} GPUs")
     _dedicated(config)
     student = student_gpus(config)
     _divides("student", student, config.student.parallel)
@@ -83,12 +90,23 @@ def layout(config: NemoConfig) -> None:
 def _what_divides(config: NemoConfig, ranks: int) -> str:
     """The nearest numbers of ranks that share the mini-batch, and the nearest batches that these ranks share."""
     responses, group = config.train.minibatch_responses, config.rollout.responses_per_prompt
-    divisors = [count for count in range(1, responses + 1) if responses % count == 0]
-    near = [max(count for count in divisors if count < ranks), *(count for count in divisors if count > ranks)][:2]
+    fewer = next(count for count in range(ranks - 1, 0, -1) if responses % count == 0)
+    more = next((count for count in range(ranks + 1, min(responses, MOST_GPUS) + 1) if responses % count == 0), None)
+    near = " or ".join(str(count) for count in (fewer, more) if count is not None)
     step = math.lcm(ranks, group)  # whole groups on equal ranks
     batches = [batch for batch in (responses // step * step, -(-responses // step) * step) if batch]
-    shared = [f"train.minibatch_responses={batch} with rollout.prompts_per_step={batch // group}" for batch in batches]
-    return f"{responses} divides by {' or '.join(map(str, near))} ranks; {ranks} share {', or '.join(shared)}"
+    shared = ", or ".join(_minibatch(config, batch) for batch in batches)
+    return f"{responses} divides by {near} ranks; {ranks} share {shared}"
+
+
+def _minibatch(config: NemoConfig, batch: int) -> str:
+    """A mini-batch as it would be typed, with the number of prompts nearest to the present one where it must change."""
+    group = config.rollout.responses_per_prompt
+    responses = config.rollout.prompts_per_step * group
+    if responses % batch == 0:
+        return f"train.minibatch_responses={batch}"
+    steps = max(1, (2 * responses + batch) // (2 * batch))
+    return f"train.minibatch_responses={batch} with rollout.prompts_per_step={steps * batch // group}"
 
 
 def _dedicated(config: NemoConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.data.hub import locate
+from nemo_uecr.data.hub import is_repository, locate
 from nemo_uecr.data.problems import Problem, empty_box, usable
 from nemo_uecr.data.rows import ANSWER_KEYS, QUESTION_KEYS, Row, data_files, read_rows, text_of
 from nemo_uecr.errors import DataError
@@ -57,7 +57,7 @@ def load_benchmark(given: str) -> LoadedBenchmark:
     Raises:
         DataError: If it cannot be read, a row has no question or answer, or a known benchmark has another size.
     """
-    name, _, place = given.partition("=") if "=" in given and "/" not in given.split("=")[0] else (given, "", "")
+    name, place = _name_and_place(given)
     known = BENCHMARKS.get(name)
     source = place or (known.repository if known and not Path(name).exists() else name)
     located = locate(source, revision=None)
@@ -79,6 +79,28 @@ def load_benchmarks(given: list[str]) -> dict[str, LoadedBenchmark]:
             raise DataError(f"two benchmarks are called {benchmark.name!r}; name them apart: NAME=FILE")
         loaded[benchmark.name] = benchmark
     return loaded
+
+
+def check_benchmarks(given: list[str]) -> None:
+    """Refuse benchmarks that cannot be read, without asking the hub: files are read, names of the hub are taken.
+
+    Raises:
+        DataError: one is neither known, nor a file, nor of the hub's form; a file cannot be read.
+    """
+    for text in given:
+        name, place = _name_and_place(text)
+        source = place or name
+        known = name in BENCHMARKS and not place
+        if not known and not Path(source).exists() and not is_repository(source):
+            raise DataError(f"{source}: no such file, and no known benchmark; expected one of {', '.join(BENCHMARKS)}")
+    load_benchmarks([text for text in given if Path(_name_and_place(text)[1] or text).exists()])
+
+
+def _name_and_place(given: str) -> tuple[str, str]:
+    if "=" not in given or "/" in given.split("=")[0]:
+        return given, ""
+    name, _, place = given.partition("=")
+    return name, place
 
 
 def _problems(files: list[Path]) -> list[Problem]:

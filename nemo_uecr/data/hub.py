@@ -34,12 +34,13 @@ def locate(name: str, *, revision: str | None) -> Located:
         DataError: If it is neither, or the hub does not answer.
     """
     path = Path(name).expanduser()
-    if path.exists() or not _is_repository(name):
+    if path.exists() or not is_repository(name):
         return Located(path.name if path.exists() else name, path, None)
     return _download(name, revision)
 
 
-def _is_repository(name: str) -> bool:
+def is_repository(name: str) -> bool:
+    """Whether a name that is no path here is taken for one of the hub's."""
     return (
         name.count("/") == 1
         and not name.startswith((".", "/", "~"))

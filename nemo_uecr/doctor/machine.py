@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
@@ -53,12 +54,24 @@ def range_finding(ranges: Sequence[tuple[str, int, int]]) -> list[Finding]:
 
 
 def _free(port: int) -> bool:
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+    """Whether nobody listens there, on IPv4 and where the machine has it on IPv6."""
+    families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_ipv6 else [])]
+    return all(_binds(family, port) for family in families)
+
+
+def _binds(family: int, port: int) -> bool:
+    try:
+        probe = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        return True  # the kernel does not know the family
+    with contextlib.closing(probe):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             probe.bind(("", port))
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno == errno.EADDRNOTAVAIL  # IPv6 is switched off
     return True
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.model_files import read_object
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.doctor.weights import broken_config, broken_weights
 from nemo_uecr.errors import DataError
+from nemo_uecr.plan.shards import rollout_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +40,12 @@ def _cached(check: str, role: str, name: str) -> Finding:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         return fail(check, f"no folder {name}", f"give {role}.model_name a folder or a hub name")
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    found = try_to_load_from_cache(name, "config.json")
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError as error:
+        return fail(check, f"no folder {name}, and no hub name: {error}", f"give {role}.model_name a folder")
     if isinstance(found, str):
         return ok(check, f"{name}, in the hub's cache {Path(found).parent}")
     return warn(
@@ -55,12 +61,17 @@ def load_tokenizer(name: str) -> Any:
     Raises:
         DataError: there is none.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
+    folder = Path(name).expanduser()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        if (folder / file).is_file():
+            read_object(folder / file)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if not Path(name).expanduser().is_dir():
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, StrictDataclassError) as error:
+        if not folder.is_dir():
             raise DataError(f"{name} has no tokenizer in the hub's cache of this machine") from error
         first = (str(error).strip().splitlines() or ["no message"])[0]
         raise DataError(f"{name}: {type(error).__name__}: {first}") from error
@@ -113,8 +124,9 @@ def chat_finding(tokenizer: Any, subject: Subject) -> Finding:
             tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=mode)
             for mode in (True, False)
         )
-    except TemplateError as error:
-        return fail("chat template", f"it refuses a user's turn: {error}", "repair the template")
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        message = f"it refuses a user's turn: {type(error).__name__}: {error}"  # a template is a program
+        return fail("chat template", message, "repair the template")
     if QUESTION not in without:
         return fail("chat template", "it drops the user's text", "repair the template")
     mode = "thinking" if subject.enable_thinking else "non-thinking"
@@ -169,7 +181,7 @@ def limits_finding(subject: Subject, sizes: Callable[[str, str], ModelShape]) ->
         )
     else:
         findings.append(ok("generation length", f"{subject.longest} of the student's {shape.positions} positions"))
-    if shape.heads % subject.rollout_tensor:
-        message = f"rollout.tensor={subject.rollout_tensor} does not divide the student's {shape.heads} query heads"
-        findings.append(fail("generation ranks", message, "choose a divisor"))
+    fault = rollout_fault(shape, subject.rollout_tensor)
+    if fault is not None:
+        findings.append(fail("generation ranks", fault, "nemo-uecr plan says what would fit"))
     return findings

@@ -21,11 +21,13 @@ VLLM_WORKER = "nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker"
 _IMPORT = """
 import importlib, importlib.metadata, sys
 module = importlib.import_module(sys.argv[1])
+if getattr(module, "__file__", None) is None:
+    raise ImportError(f"{list(module.__path__)[0]} is a folder of that name and no package")
 try:
     version = importlib.metadata.version(sys.argv[2])
 except importlib.metadata.PackageNotFoundError:
     version = getattr(module, "__version__", "no version")
-sys.stdout.write("\\n" + str(version))
+sys.stdout.write("\\n" + (str(version) or "no version"))
 """
 _LOCATE = """
 import importlib.util, sys
@@ -33,8 +35,8 @@ spec = importlib.util.find_spec("apex")
 places = list(spec.submodule_search_locations or [spec.origin]) if spec else []
 sys.stdout.write("\\n" + (places[0] if places else ""))
 """
-#: Modules that only NVIDIA's apex has.
-NVIDIA_APEX = ("optimizers", "multi_tensor_apply", "normalization", "contrib")
+#: Folders that only NVIDIA's apex has.
+NVIDIA_APEX = ("optimizers", "multi_tensor_apply", "normalization")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def import_finding(package: Package, python: str) -> Finding:
     except subprocess.TimeoutExpired:
         return fail(package.module, f"its import did not end within {SECONDS} s", package.remedy)
     if done.returncode == 0:
-        return ok(package.module, done.stdout.strip().splitlines()[-1])
+        return ok(package.module, (done.stdout.strip().splitlines() or ["no version"])[-1])
     said = done.stderr.strip().splitlines()
     reason = said[-1] if said else f"the interpreter ended with {done.returncode}"
     make = fail if package.required else warn
@@ -113,11 +115,15 @@ def apex_finding(python: str) -> Finding:
     if not place:
         return ok("apex", "not installed; Megatron takes Transformer Engine's or torch's kernels")
     folder = Path(place)
-    if any((folder / name).is_dir() for name in NVIDIA_APEX):
-        return ok("apex", f"NVIDIA's, {folder}")
+    if all((folder / name).is_dir() for name in NVIDIA_APEX):
+        loaded = import_finding(Package("apex", "apex", False, ""), python)
+        if loaded.status == "ok":
+            return ok("apex", f"NVIDIA's, {folder}")
+        remedy = "look again on a compute node; if it says the same there: pip uninstall apex, it is not needed here"
+        return warn("apex", f"{folder} has the folders of NVIDIA's, but it {loaded.message}", remedy)
     return fail(
         "apex",
-        f"{folder} is not NVIDIA's apex (it has none of {', '.join(NVIDIA_APEX)}); PyPI's package of that name is an "
+        f"{folder} is not NVIDIA's apex (it lacks some of {', '.join(NVIDIA_APEX)}); PyPI's package of that name is an "
         "unrelated toolkit, and Megatron would import it",
         "pip uninstall apex; NVIDIA's is built from github.com/NVIDIA/apex and not needed here",
     )
@@ -136,4 +142,6 @@ def nemo_rl_finding() -> Finding:
 
 def _run(python: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command: Sequence[str] = [python, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
+    )

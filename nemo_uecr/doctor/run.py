@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.doctor import devices, machine, models, packages, storage, weights
 from nemo_uecr.doctor.findings import Finding, fail, ok
+from nemo_uecr.errors import UecrError
 
 if TYPE_CHECKING:
     from nemo_uecr.doctor.subject import Subject
@@ -31,13 +32,14 @@ def examine(subject: Subject | None, *, ray_port: int, sizes: Sizes) -> Iterator
     """
     nemo = subject is not None and subject.backend == "nemo_rl"
     yield packages.python_finding(sys.version_info[:3])
-    yield from packages.package_findings(nemo=nemo)
-    yield packages.apex_finding(packages.worker_python(packages.MEGATRON_WORKER) if nemo else sys.executable)
+    yield from _guarded("packages", lambda: packages.package_findings(nemo=nemo))
+    python = packages.worker_python(packages.MEGATRON_WORKER) if nemo else sys.executable
+    yield from _guarded("apex", lambda: [packages.apex_finding(python)])
     yield from _guarded("gpus", lambda: [devices.cuda_finding(subject)])
     if nemo:
-        yield packages.nemo_rl_finding()
+        yield from _guarded("nemo_rl", lambda: [packages.nemo_rl_finding()])
         yield from _guarded("nccl", lambda: [devices.nccl_finding()])
-        yield devices.container_finding(root=Path("/"))
+        yield from _guarded("container", lambda: [devices.container_finding(root=Path("/"))])
     if nemo or subject is None:
         yield from _cluster(subject, ray_port)
     if subject is not None:
@@ -45,33 +47,49 @@ def examine(subject: Subject | None, *, ray_port: int, sizes: Sizes) -> Iterator
         yield from _models(subject, sizes)
 
 
+CANNOT = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError, OSError,
+    RuntimeError, TypeError, UecrError, ValueError,
+)  # fmt: skip
+"""What a check meets in files and packages of others."""
+
+
 def _guarded(check: str, make: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of a check; one that needs a package that is not here is a line too."""
+    """The findings of a check; one that cannot be made is a line too, and the others go on."""
     try:
         yield from make()
     except ModuleNotFoundError as error:
         yield fail(check, f"not checked: {error.name} cannot be imported", "install it first, see the lines above")
+    except CANNOT as error:
+        message = str(error) if isinstance(error, UecrError) else f"{type(error).__name__}: {error}"
+        yield fail(check, f"cannot be checked: {message:.400}", "repair what it names, then run doctor again")
 
 
 def _cluster(subject: Subject | None, ray_port: int) -> Iterator[Finding]:
-    yield machine.port_finding(ray_port)
-    yield from machine.range_finding(machine.RANGES)
-    yield machine.name_finding(socket.gethostname(), nodes=1 if subject is None else subject.nodes)
-    yield machine.files_finding()
-    yield machine.shared_memory_finding(Path("/dev/shm"))
+    nodes = 1 if subject is None else subject.nodes
+    yield from _guarded("ray port", lambda: [machine.port_finding(ray_port)])
+    yield from _guarded("ports", lambda: machine.range_finding(machine.RANGES))
+    yield from _guarded("node name", lambda: [machine.name_finding(socket.gethostname(), nodes=nodes)])
+    yield from _guarded("open files", lambda: [machine.files_finding()])
+    yield from _guarded("shared memory", lambda: [machine.shared_memory_finding(Path("/dev/shm"))])
 
 
 def _folders(subject: Subject, sizes: Sizes) -> Iterator[Finding]:
+    meminfo, mounts = Path("/proc/meminfo"), Path("/proc/mounts")
+    nemo = subject.backend == "nemo_rl"
     yield from _guarded("plan", lambda: devices.plan_findings(subject, memory=devices.gpu_memory()))
-    meminfo = Path("/proc/meminfo")
     yield from _guarded("host memory", lambda: [devices.host_memory_finding(subject, meminfo=meminfo, sizes=sizes)])
-    yield storage.writable_finding(subject.run_folder)
+    yield from _guarded("run folder", lambda: [storage.writable_finding(subject.run_folder)])
     yield from _guarded("disk", lambda: storage.space_findings(subject, sizes=sizes))
-    yield from storage.shared_findings(subject, mounts=Path("/proc/mounts"))
-    yield storage.problems_finding(subject)
+    yield from _guarded("shared folders", lambda: storage.shared_findings(subject, mounts=mounts))
+    yield from _guarded("problems", lambda: [storage.problems_finding(subject)])
     for key, folder in subject.megatron_checkpoints:
-        yield weights.megatron_finding(key, folder)
-    yield from weights.resume_finding(subject.run_folder, nemo=subject.backend == "nemo_rl")
+        yield from _guarded(key, partial(_megatron, key, folder))
+    yield from _guarded("resume", lambda: weights.resume_finding(subject.run_folder, nemo=nemo))
+
+
+def _megatron(key: str, folder: str) -> list[Finding]:
+    return [weights.megatron_finding(key, folder)]
 
 
 def _models(subject: Subject, sizes: Sizes) -> Iterator[Finding]:

@@ -2,87 +2,73 @@
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from pathlib import Path
-from typing import Any
 
+from nemo_uecr.checkpoint.megatron_files import read_megatron_files
+from nemo_uecr.checkpoint.source import ITERATION, newest_iteration
+from nemo_uecr.data.model_files import read_fields, read_object
+from nemo_uecr.data.weight_files import read_header, weight_names
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
+from nemo_uecr.errors import CheckpointError, DataError
 
 __all__ = ["broken_config", "broken_safetensors", "broken_weights", "megatron_finding", "resume_finding"]
+
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+"""Of a config.json, checked where they are stated; kinds of models differ in their names."""
 
 _STEP = re.compile(r"step[-_](\d+)")
 
 
 def broken_config(path: Path) -> str | None:
-    """Why a config.json is no model's; None when it is a JSON object."""
+    """Why a config.json is no model's; None when it names its kind and every size in it is one."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        return f"{path} is unreadable: {error}"
-    return None if isinstance(found, dict) else f"{path} holds a {type(found).__name__}, not an object"
+        fields = read_fields(path, prefix="")
+        if not isinstance(fields.stated("model_type"), str):
+            return f"{path} has no model_type that is a text"
+        for key in SIZES:
+            if key in fields.values:
+                fields.count(key)
+        for key in ("rope_scaling", "rope_parameters"):
+            fields.section(key)
+    except DataError as error:
+        return str(error)
+    return None
 
 
 def broken_weights(folder: Path) -> str | None:
-    """What is missing or cut short in a Hugging Face folder; None when every file is complete."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
-            return f"{index} is unreadable"
-    else:
-        names = ["model.safetensors"]
+    """What is missing or damaged in a Hugging Face folder; None when every file is complete."""
+    try:
+        names = weight_names(folder)
+    except DataError as error:
+        return str(error)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         return f"{folder} lacks {missing[0]}" + (f" and {len(missing) - 1} more of {len(names)}" if missing[1:] else "")
-    broken = (broken_safetensors(folder / name) for name in names)
-    return next((one for one in broken if one is not None), None)
+    return next((fault for name in names if (fault := broken_safetensors(folder / name)) is not None), None)
 
 
 def broken_safetensors(path: Path) -> str | None:
-    """Why a safetensors file cannot be whole; None when its size is what its header says.
-
-    The file is 8 bytes of header length, the header as JSON, and the tensors up to their largest end offset.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > size - 8:
-            return f"{path} is no safetensors file, or cut short at {size} bytes"
-        try:
-            header: dict[str, Any] = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return f"{path} has an unreadable header"
-    expected = 8 + length + max(ends, default=0)
-    return None if size == expected else f"{path} has {size} bytes, its header says {expected}"
+    """Why a safetensors file cannot be whole; None when its size is what its header says."""
+    try:
+        read_header(path)
+    except DataError as error:
+        return str(error)
+    return None
 
 
 def megatron_finding(key: str, folder: str) -> Finding:
-    """A Megatron checkpoint in its distributed format: an iteration with metadata and shards that are not empty."""
+    """A Megatron checkpoint in its distributed format, read as a conversion reads it: every part, every shard."""
     path = Path(folder).expanduser()
     if not path.is_dir():
         return fail(key, f"no folder {path}", "give the folder of a Megatron checkpoint, or null")
-    iteration = path
-    if not (path / ".metadata").is_file():
-        found = sorted(path.glob("iter_*"))
-        if not found:
-            return fail(key, f"{path} has neither .metadata nor iter_* folders", "name .../weights or .../iter_0000000")
-        iteration = found[-1]
-    shards = sorted(iteration.glob("*.distcp"))
-    empty = [shard.name for shard in shards if shard.stat().st_size == 0]
-    if not (iteration / ".metadata").is_file() or not shards:
-        return fail(
-            key,
-            f"{iteration} has no .metadata or no *.distcp shards",
-            "it was not saved to its end; take an earlier one",
-        )
-    if empty:
-        return fail(key, f"{iteration / empty[0]} is empty", "it was not saved to its end; take an earlier one")
-    return ok(key, f"{iteration}, {len(shards)} shards")
+    try:
+        itself = (path / ".metadata").is_file() or ITERATION.fullmatch(path.name) is not None
+        iteration = path if itself else newest_iteration(path)
+        files = read_megatron_files(iteration).files
+    except CheckpointError as error:
+        return fail(key, str(error), "it was not saved to its end, or is damaged; take another one")
+    return ok(key, f"{iteration}, {sum(file.suffix == '.distcp' for file in files)} shards")
 
 
 def resume_finding(run_folder: str, *, nemo: bool) -> list[Finding]:
@@ -113,9 +99,11 @@ def _broken_nemo(step: Path) -> str | None:
 def _broken_local(step: Path) -> str | None:
     manifest = step / "manifest.json"
     try:
-        names = dict(json.loads(manifest.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return f"{manifest} is missing or unreadable"
+        names = read_object(manifest)
+    except DataError as error:
+        return f"{manifest} is missing or unreadable: {error}"
+    if not names:
+        return f"{manifest} names no file"
     for name in names:
         path = step / name
         if not path.is_file():

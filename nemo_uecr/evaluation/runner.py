@@ -63,8 +63,7 @@ def evaluate(
     Returns:
         The result, as in ``result.json``.
     """
-    if settings.decoding.temperature == 0 and settings.samples > 1:
-        raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
+    check_settings(settings)
     with _locked(folder):
         plan = make_plan(label, model, settings, benchmarks)
         keep_plan(folder, plan)
@@ -83,6 +82,16 @@ def evaluate(
             engine = (engine_of or build_engine)(model, settings, tokens, longest)
             _generate(wanted, engine, settings, tokens, path)
         return write_result(folder, plan, read_samples(path))
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that make no sense together.
+
+    Raises:
+        DataError: several equal samples are asked for.
+    """
+    if settings.decoding.temperature == 0 and settings.samples > 1:
+        raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
 
 
 def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt: int) -> Engine:

@@ -10,6 +10,7 @@ from nemo_uecr.plan.arithmetic import BF16, FP32
 from nemo_uecr.plan.hardware import Device, Efficiency
 from nemo_uecr.plan.mismatches import other_columns, too_long
 from nemo_uecr.plan.records import GIB, Item, Phase, Plan, RankLine
+from nemo_uecr.plan.setting import check_numbers
 from nemo_uecr.plan.shapes import ModelShape, parameters
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def local_plan(
     Raises:
         DataError: the sizes of a model are not known.
     """
+    check_numbers(config)
     run = _Run(config, sizes, device, efficiency)
     phases = _phases(run, lengths)
     mismatches = _mismatches(run)

@@ -14,7 +14,7 @@ from nemo_uecr.plan.layout import layout_lines
 from nemo_uecr.plan.nemo_faults import memory_faults, mismatches_of
 from nemo_uecr.plan.records import Phase, Plan
 from nemo_uecr.plan.setting import Setting, setting_of
-from nemo_uecr.plan.shards import shape_faults
+from nemo_uecr.plan.shards import rollout_fault, shape_faults
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
@@ -103,11 +103,9 @@ def _check_cuts(setting: Setting) -> None:
     faults = shape_faults(setting.student, setting.grid, role="student")
     if setting.teacher is not None and setting.teacher_grid is not None:
         faults += shape_faults(setting.teacher, setting.teacher_grid, role="teacher")
-    if setting.student.heads % setting.config.rollout.tensor:
-        faults.append(
-            f"rollout.tensor: got {setting.config.rollout.tensor}, expected a divisor of the student's "
-            f"{setting.student.heads} query heads"
-        )
+    rollout = rollout_fault(setting.student, setting.config.rollout.tensor)
+    if rollout is not None:
+        faults.append(rollout)
     if faults:
         raise ConfigError("; ".join(faults))
 
@@ -153,7 +151,21 @@ def _facts(setting: Setting) -> tuple[str, ...]:
         share, rest = divmod(setting.responses, setting.teacher_grid.data)
         filled = f", {setting.teacher_grid.data - rest} masked rows fill up the last" if rest else ""
         facts.append(f"teacher: {share} responses on each of {setting.teacher_grid.data} data-parallel ranks{filled}")
-    return tuple(facts)
+    return (*facts, *_over_the_network(setting))
+
+
+def _over_the_network(setting: Setting) -> list[str]:
+    """Tensor parallelism that does not stay within a node."""
+    per_node = setting.config.cluster.gpus_per_node
+    ranks = {"student.parallel.tensor": setting.grid.tensor, "rollout.tensor": setting.config.rollout.tensor}
+    if setting.teacher_grid is not None:
+        ranks["teacher.parallel.tensor"] = setting.teacher_grid.tensor
+    return [
+        f"warning: {key}={count} does not stay within a node of {per_node} GPUs; every layer sums over the network, "
+        "and the times leave these sums out"
+        for key, count in ranks.items()
+        if per_node % count
+    ]
 
 
 def _assumptions(setting: Setting) -> tuple[str, ...]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_checks import student_gpus, teacher_gpus
+from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan.hardware import Device, Efficiency
 from nemo_uecr.plan.shapes import ModelShape, shape_of
 from nemo_uecr.plan.shards import Grid, grid_of
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from nemo_uecr.config.nemo_schema import NemoConfig
 
-__all__ = ["Lengths", "Setting", "setting_of"]
+__all__ = ["Lengths", "Setting", "check_numbers", "setting_of"]
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,29 @@ class Setting:
         return self.config.loss.reference_kl > 0
 
 
+MOST = 2**53
+"""Of any number of a configuration: beyond it floating point no longer counts."""
+
+
+def check_numbers(config: BaseModel) -> None:
+    """Refuse numbers that no run has, before they are multiplied.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    for key, value in flat_values(config).items():
+        if isinstance(value, int) and abs(value) > MOST:
+            raise ConfigError(f"{key}: got a number of {value.bit_length()} bits, expected at most {MOST}")
+
+
 def setting_of(config: NemoConfig, device: Device, efficiency: Efficiency, lengths: Lengths) -> Setting:
     """Look up the models' sizes and lay them out.
 
     Raises:
         DataError: the sizes of a model are not known.
+        ConfigError: a number is beyond any run.
     """
+    check_numbers(config)
     teacher = teacher_grid = None
     if needs_of(config.method.name).needs_teacher and config.teacher.model_name is not None:
         teacher = shape_of(config.teacher.model_name, role="teacher")

@@ -5,11 +5,10 @@ Shape legend: V = vocabulary, H = hidden size, F = feed-forward size, L = layers
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from nemo_uecr.data.model_files import decoder_sizes, folder_of, read_fields
 from nemo_uecr.errors import DataError
 
 __all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of"]
@@ -110,7 +109,7 @@ def shape_of(name: str, *, role: str) -> ModelShape:
     Raises:
         DataError: the folder has no readable configuration of a known architecture, or the name is not in the table.
     """
-    folder = Path(name).expanduser()
+    folder = folder_of(name)
     if (folder / "config.json").is_file():
         return _from_config(folder / "config.json", role)
     known = KNOWN.get(name.removesuffix("-Base"))
@@ -123,63 +122,35 @@ def shape_of(name: str, *, role: str) -> ModelShape:
 
 
 def _from_config(path: Path, role: str) -> ModelShape:
-    where = f"{role}.model_name: {path}"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{where} cannot be read ({error}); expected a model's config.json") from error
-    if not isinstance(values, dict):
-        raise DataError(f"{where} holds a {type(values).__name__}; expected a model's config.json, an object")
+    fields = read_fields(path, prefix=f"{role}.model_name: ")
+    where, values = fields.where, fields.values
     kind = values.get("model_type")
     if kind not in ARCHITECTURES or values.get("mlp_bias"):
         raise DataError(
-            f"{where} has model_type {kind!r}{' with mlp_bias' if values.get('mlp_bias') else ''}; "
+            f"{where} has model_type {kind!r:.60}{' with mlp_bias' if values.get('mlp_bias') else ''}; "
             f"expected one of {', '.join(ARCHITECTURES)} without it, whose parameters are counted here"
         )
     experts = next((key for key in EXPERTS if values.get(key)), None)
     if experts is not None:
-        raise DataError(f"{where} has {experts} {values[experts]!r}; expected a dense model, experts are not counted")
-    heads, kv_heads = (_count(values, key, where) for key in ("num_attention_heads", "num_key_value_heads"))
-    if heads % kv_heads:
         raise DataError(
-            f"{where} has num_key_value_heads {kv_heads}; expected a divisor of num_attention_heads {heads}"
+            f"{where} has {experts} {values[experts]!r:.60}; expected a dense model, experts are not counted"
         )
-    hidden = _count(values, "hidden_size", where)
-    bias = _switch(values, "attention_bias", where) if "attention_bias" in values else False
+    sizes = decoder_sizes(fields)
+    bias = fields.switch("attention_bias") if "attention_bias" in values else False
     return ModelShape(
-        vocabulary=_count(values, "vocab_size", where),
-        hidden=hidden,
-        layers=_count(values, "num_hidden_layers", where),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=hidden // heads if values.get("head_dim") is None else _count(values, "head_dim", where),
-        feed_forward=_count(values, "intermediate_size", where),
-        tied=_switch(values, "tie_word_embeddings", where),
+        vocabulary=sizes.vocabulary,
+        hidden=sizes.hidden,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        feed_forward=sizes.feed_forward,
+        tied=sizes.tied,
         qk_norm=kind == "qwen3",
         qkv_bias=kind == "qwen2" or bias,
         output_bias=kind != "qwen2" and bias,
-        positions=_count(values, "max_position_embeddings", where) if "max_position_embeddings" in values else 0,
+        positions=fields.count("max_position_embeddings") if "max_position_embeddings" in values else 0,
     )
-
-
-def _stated(values: dict[str, Any], key: str, where: str) -> object:
-    if key not in values:
-        raise DataError(f"{where} does not state {key!r}; expected a whole config.json")
-    return values[key]
-
-
-def _count(values: dict[str, Any], key: str, where: str) -> int:
-    value = _stated(values, key, where)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise DataError(f"{where} has {key} {value!r}; expected a whole number above 0")
-    return value
-
-
-def _switch(values: dict[str, Any], key: str, where: str) -> bool:
-    value = _stated(values, key, where)
-    if not isinstance(value, bool):
-        raise DataError(f"{where} has {key} {value!r}; expected true or false")
-    return value
 
 
 def layer_parameters(shape: ModelShape) -> int:

@@ -14,7 +14,7 @@ from nemo_uecr.plan.shapes import ModelShape, layer_parameters
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import ParallelConfig
 
-__all__ = ["Grid", "Place", "grid_of", "shape_faults", "stage_layers", "stage_parameters"]
+__all__ = ["Grid", "Place", "grid_of", "rollout_fault", "shape_faults", "stage_layers", "stage_parameters"]
 
 
 @dataclass(frozen=True)
@@ -101,3 +101,31 @@ def shape_faults(shape: ModelShape, grid: Grid, *, role: str) -> list[str]:
             f"{role}.parallel.pipeline: got {grid.pipeline}, expected a divisor of the model's {shape.layers} layers"
         )
     return faults
+
+
+MOST_RANKS = 1024
+VLLM_PADDING = 64
+"""vLLM pads a vocabulary to a multiple of it before it cuts it."""
+
+
+def rollout_fault(shape: ModelShape, tensor: int) -> str | None:
+    """Why vLLM cannot cut a model over that many GPUs; None where it can.
+
+    Its rule: the ranks divide query heads, feed-forward columns and the padded vocabulary; and they divide the key and
+    value heads, or, where there are more ranks than those, the heads divide the ranks.
+    """
+    padded = -(-shape.vocabulary // VLLM_PADDING) * VLLM_PADDING
+    cut = {"query heads": shape.heads, "feed-forward columns": shape.feed_forward, "padded output columns": padded}
+    common, kv_heads = math.gcd(*cut.values()), shape.kv_heads
+    fits = [size for size in range(1, min(common, MOST_RANKS) + 1) if common % size == 0 and _shares(kv_heads, size)]
+    if tensor in fits:
+        return None
+    sizes = ", ".join(f"{count} {what}" for what, count in cut.items())
+    return (
+        f"rollout.tensor: got {tensor}, expected one of {', '.join(map(str, fits))}; the student has {sizes} and "
+        f"{kv_heads} key and value heads"
+    )
+
+
+def _shares(kv_heads: int, ranks: int) -> bool:
+    return kv_heads % ranks == 0 if kv_heads >= ranks else ranks % kv_heads == 0

@@ -40,8 +40,8 @@ CONTRACT: dict[str, Rule] = {
     "evaluation": rule("config", "data", "verifier", packages="numpy"),
     "telemetry": rule("core", packages="torch"),
     "demo": rule("config", "data", packages="torch"),
-    "plan": rule("config", packages="pydantic"),
-    "doctor": rule("config", "nemo_adapter", "plan"),
+    "plan": rule("config", "data", packages="pydantic"),
+    "doctor": rule("checkpoint", "config", "data", "nemo_adapter", "plan"),
     "report": rule("config", "core", "telemetry", "data"),
     "bench": rule("core", "scoring", packages="torch"),
     "local": rule(

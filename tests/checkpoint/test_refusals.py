@@ -14,10 +14,11 @@ import torch
 
 from nemo_uecr.checkpoint.convert import convert, look
 from nemo_uecr.checkpoint.qwen3 import hf_shapes, megatron_shapes, read_qwen3
+from nemo_uecr.checkpoint.record import read_record
 from nemo_uecr.checkpoint.request import Request
 from nemo_uecr.checkpoint.sequences import megatron_scores
 from nemo_uecr.checkpoint.source import find_source
-from nemo_uecr.checkpoint.work_folder import only_one
+from nemo_uecr.checkpoint.work_folder import WorkFolder, only_one
 from nemo_uecr.errors import CheckpointError
 from tests.checkpoint.folders import model_folder, nemo_rl_step
 from tests.checkpoint.trained import hf_config
@@ -112,6 +113,115 @@ def test_a_damaged_table_of_contents(tmp_path: Path, model: Path, weights: Path)
         assert "the checkpoint is corrupt" in refusal(asked)
 
 
+def test_a_flipped_byte_in_the_table_of_contents(tmp_path: Path, model: Path, weights: Path) -> None:
+    """A pickle with any one byte changed is read as before, or refused in one line."""
+    asked = request(weights, tmp_path / "out", model=str(model))
+    whole = (weights / ".metadata").read_bytes()
+    rng = random.Random(5)
+    for _ in range(150):
+        at = rng.randrange(len(whole))
+        (weights / ".metadata").write_bytes(whole[:at] + rng.randbytes(1) + whole[at + 1 :])
+        try:
+            look(asked)
+        except CheckpointError as error:
+            assert "\n" not in str(error)  # noqa: PT017 (a change may also mean nothing)
+
+
+DEEP = "[" * 200_000
+"""JSON that Python's reader gives up on."""
+
+MANY_DIGITS = int("9" * 400)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"vocab_size": "abc"}, "vocab_size 'abc'; expected a whole number"),
+        ({"vocab_size": None}, "vocab_size None; expected a whole number"),
+        ({"vocab_size": 1e400}, "vocab_size inf; expected a whole number"),
+        ({"vocab_size": MANY_DIGITS}, "vocab_size a number of 1329 bits; expected 2147483647 at most"),
+        ({"hidden_size": [1]}, "hidden_size [1]; expected a whole number"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers 10000000; expected 10000 at most"),
+        ({"head_dim": None}, "head_dim None; expected a whole number"),
+        ({"rms_norm_eps": None}, "rms_norm_eps None; expected a finite number"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps 'x'; expected a finite number"),
+        ({"rope_theta": "x"}, "rope_theta 'x'; expected a finite number"),
+        ({"rope_scaling": 5}, "rope_scaling 5; expected an object or null"),
+        ({"rope_scaling": [1]}, "rope_scaling [1]; expected an object or null"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings 'false'; expected true or false"),
+    ],
+)
+def test_values_of_a_config_that_are_none(
+    change: dict[str, object], said: str, tmp_path: Path, huggingface: Path
+) -> None:
+    path = huggingface / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert said in refusal(request(huggingface, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "tokenizer_config.json"])
+def test_json_that_is_nested_too_deep(name: str, tmp_path: Path, huggingface: Path) -> None:
+    (huggingface / name).write_text(DEEP)
+    (huggingface / "chat_template.jinja").unlink(missing_ok=True)
+    message = refusal(request(huggingface, tmp_path / "out"))
+    assert f"{name}: no JSON (it is nested too deep)" in message
+
+
+@pytest.mark.parametrize("placed", [5, None, [], {}, {"a": 5}, {"a": "x" * 300}, {"a": "../x"}])
+def test_an_index_that_is_none(placed: object, tmp_path: Path, huggingface: Path) -> None:
+    (huggingface / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    assert "weight_map" in refusal(request(huggingface, tmp_path / "out"))
+
+
+GOOD = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        5, [], {}, {"a": 5}, {"a": {**GOOD, "dtype": ["F32"]}}, {"a": {"shape": [1], "data_offsets": [0, 4]}},
+        {"a": {**GOOD, "shape": 5}}, {"a": {**GOOD, "shape": ["1"]}}, {"a": {**GOOD, "data_offsets": [0, "x"]}},
+        {"a": {**GOOD, "data_offsets": None}}, {"a": {**GOOD, "data_offsets": [4, 0]}}, {"a": {**GOOD, "shape": [2]}},
+    ],
+)  # fmt: skip
+def test_a_header_that_is_none(header: object, tmp_path: Path, huggingface: Path) -> None:
+    text = json.dumps(header).encode()
+    (huggingface / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    assert "model.safetensors: " in refusal(request(huggingface, tmp_path / "out"))
+
+
+def test_a_shard_that_is_too_long(tmp_path: Path, huggingface: Path) -> None:
+    shard = huggingface / "model.safetensors"
+    shard.write_bytes(shard.read_bytes() + b"0")
+    message = refusal(request(huggingface, tmp_path / "out"))
+    assert "more than its tensors" in message
+    assert "truncated" not in message
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", "\u00b2".encode(), b"9" * 400, b"9" * 5000, b"../x", b""])
+def test_a_tracker_that_names_nothing(content: bytes, tmp_path: Path, model: Path, weights: Path) -> None:
+    (weights.parent / "latest_checkpointed_iteration.txt").write_bytes(content)
+    assert "names no iteration" in refusal(request(weights.parent, tmp_path / "out", model=str(model)))
+
+
+@pytest.mark.parametrize("settings", ["model: 5", "model: abc", "model: [1]", "model: null", "[1]", "[" * 3000])
+def test_trainer_settings_that_are_none(settings: str, tmp_path: Path, model: Path, weights: Path) -> None:
+    (weights / "run_config.yaml").write_text(settings)
+    assert "run_config.yaml: unreadable" in refusal(request(weights, tmp_path / "out", model=str(model)))
+
+
+@pytest.mark.parametrize("part", ["policy/weights", "config.yaml"])
+def test_a_part_of_a_step_of_another_kind(part: str, tmp_path: Path, model: Path, weights: Path) -> None:
+    target = nemo_rl_step(tmp_path, weights, model) / part
+    if target.is_dir():
+        shutil.rmtree(target)
+        target.write_text("")
+    else:
+        target.unlink()
+        target.mkdir()
+    assert f"no {part}" in refusal(request(tmp_path / "step_1", tmp_path / "out"))
+
+
 def test_damaged_common_state(tmp_path: Path, model: Path, weights: Path) -> None:
     """The file beside the shards: 200 random bytes, nothing, and an archive with one byte flipped."""
     asked = request(weights, tmp_path / "out", model=str(model))
@@ -189,7 +299,7 @@ def test_the_rope_base_is_read_where_either_transformers_writes_it(tmp_path: Pat
         (folder / "config.json").write_text(json.dumps(plain | changes))
         assert read_qwen3(folder).rope_theta == 5e5
     (folder / "config.json").write_text(json.dumps(plain))
-    with pytest.raises(CheckpointError, match="no 'rope_theta'"):
+    with pytest.raises(CheckpointError, match="does not state 'rope_theta'"):
         read_qwen3(folder)
     (folder / "config.json").write_text(json.dumps(plain | {"rope_scaling": {"rope_type": "yarn", "factor": 4}}))
     with pytest.raises(CheckpointError, match="scaled \\(yarn\\)"):
@@ -230,6 +340,28 @@ def test_an_occupied_out(tmp_path: Path, huggingface: Path) -> None:
     (out / "mine.txt").write_text("kept")
     assert "occupied" in refusal(request(huggingface, out))
     assert "occupied" in refusal(request(huggingface, huggingface / "config.json"))
+
+
+def test_an_out_that_is_a_link(tmp_path: Path, huggingface: Path) -> None:
+    """A finished folder takes its name by a rename, which cannot replace a link."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    assert "is a link" in refusal(request(huggingface, tmp_path / "link"))
+
+
+@pytest.mark.parametrize("changes", [{}, {"direction": 5}, {"verification": {"sequences": [["x"]]}}, {"sha256": []}])
+def test_a_damaged_record(changes: dict[str, object], tmp_path: Path) -> None:
+    record = {"format": "nemo_uecr.conversion/1", "direction": "huggingface to megatron", "sha256": {}} | changes
+    (tmp_path / "conversion.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"conversion\.json: damaged"):
+        read_record(tmp_path)
+
+
+def test_a_journal_of_another_kind_begins_anew(tmp_path: Path) -> None:
+    folder = tmp_path / ".out.partial"
+    folder.mkdir()
+    (folder / ".journal.json").write_text(json.dumps({"making": {}, "complete": [1]}))
+    assert WorkFolder(folder, {}).hashes() == {}
 
 
 def test_a_refusal_makes_no_folder_above_out(tmp_path: Path, model: Path, weights: Path) -> None:

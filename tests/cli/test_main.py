@@ -106,3 +106,24 @@ def test_a_full_disk_is_one_line(probe: Callable[[Run], None], capsys: pytest.Ca
     probe(raising(OSError(errno.ENOSPC, "No space left on device", "out/train.jsonl")))
     assert entry_point(["probe"]) == 2
     assert capsys.readouterr().err.startswith("nemo-uecr: error: out/train.jsonl: No space left on device; make room")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300),
+            f"{'x' * 300}: File name too long; name another",
+        ),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a/b"), "a/b: Not a directory; name another path"),
+        (OSError("no model here\nhint"), "no model here\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    error: OSError, said: str, probe: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe(raising(error))
+    assert entry_point(["probe"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"nemo-uecr: error: {said}")
+    assert printed.count("\n") == 1

@@ -16,9 +16,10 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.cluster.driver import Driver
-from nemo_uecr.cluster.head import head_host, status_line
+from nemo_uecr.cluster.head import head_host, run_head, status_line
 from nemo_uecr.cluster.job import Job, Limits
 from nemo_uecr.cluster.job_folder import JobFolder
+from nemo_uecr.cluster.ports import head_port
 from nemo_uecr.cluster.ray_process import answers, last_line, start_arguments
 from nemo_uecr.cluster.replicas import Outcome, Replica, ReplicaError, _folders, largest_difference
 from nemo_uecr.cluster.words import command_words
@@ -87,6 +88,9 @@ def test_a_local_run_and_a_smoke_run_have_no_cluster_keys() -> None:
     [
         (NEMO, "cluster.nodes=2", "cluster.nodes=2: the job has 4 nodes; ask Slurm: sbatch --nodes=2"),
         (NEMO, "cluster.gpus_per_node=9", "cluster.gpus_per_node=9: each node of the job has 8 GPUs"),
+        (NEMO, " cluster.nodes =2", "cluster.nodes=2: the job has 4 nodes"),
+        (NEMO, "cluster={nodes: 2, gpus_per_node: 3}", "cluster.nodes=2: the job has 4 nodes"),
+        (NEMO, "cluster={gpus_per_node: 9}", "cluster.gpus_per_node=9: each node of the job has 8 GPUs"),
         (NEMO, "cluster.gpus_per_node=all", "give a number from 1 to 8"),
         (LOCAL, "train.steps=1", "backend local runs on one node, the job has 4"),
     ],
@@ -94,6 +98,37 @@ def test_a_local_run_and_a_smoke_run_have_no_cluster_keys() -> None:
 def test_other_resources_than_the_job_s_are_refused(config: str, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         command_words(config, [override], smoke=False, nodes=4, gpus=8)
+
+
+@pytest.mark.parametrize("port", [-1, 0, 80, 1023, 10_001, 10_999, 65_535, 70_000])
+def test_ports_that_ray_refuses(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"--ray-port: got {port}, "):
+        head_port(port)
+
+
+@pytest.mark.parametrize("port", [1024, 9900, 10_000, 11_000, 65_534])
+def test_ports_that_ray_takes(port: int) -> None:
+    assert head_port(port) == port
+
+
+class WatchedFolder(JobFolder):
+    """Remembers what the other nodes and the batch script would have found when the end was announced."""
+
+    cause_at_end: str | None = None
+
+    def end(self, code: int) -> None:
+        self.cause_at_end = self.cause()
+        super().end(code)
+
+
+def test_the_cause_stands_before_the_end_is_announced(tmp_path: Path) -> None:
+    """Ray refuses a negative number of CPUs, or is not installed; nodes that leave at once must find the cause."""
+    folder = WatchedFolder(tmp_path)
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    assert run_head(Job("n1", ("n1",), 0, -1, port, folder, Limits(1, 1, 1)), ["true"]) == 1
+    assert folder.cause_at_end is not None
+    assert "the Ray head has died" in folder.cause_at_end
 
 
 # --- Ray's arguments ---
@@ -268,16 +303,25 @@ def test_the_node_command_is_srun_s(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
-    limits = ["--register-s", "1", "--heartbeat-s", "1", "--silence-s", "1", "--port", "1"]
+    limits = ["--register-s", "1", "--heartbeat-s", "1", "--silence-s", "1", "--port", "9900"]
     words = ["--job", str(tmp_path), "--nodes", "n1", "--gpus", "0", "--cpus", "1", *limits, LOCAL]
     assert entry_point(["cluster", "node", *words]) == 2
     assert "is none of the job's nodes n1" in capsys.readouterr().err
 
 
+def test_a_wrong_port_is_blamed_on_the_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    limits = ["--register-s", "1", "--heartbeat-s", "1", "--silence-s", "1", "--port", "70000"]
+    words = ["--job", str(tmp_path), "--nodes", "n1", "--gpus", "0", "--cpus", "1", *limits, LOCAL]
+    assert entry_point(["cluster", "node", *words]) == 2
+    assert JobFolder(tmp_path).cause() == "node n1: --ray-port: got 70000, expected 1024 to 65534"
+
+
 def test_a_wrong_configuration_is_blamed_on_the_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
-    limits = ["--register-s", "1", "--heartbeat-s", "1", "--silence-s", "1", "--port", "1"]
+    limits = ["--register-s", "1", "--heartbeat-s", "1", "--silence-s", "1", "--port", "9900"]
     words = ["--job", str(tmp_path), "--nodes", "n1,n2", "--gpus", "0", "--cpus", "1", *limits, LOCAL]
     assert entry_point(["cluster", "node", *words]) == 2
     assert (

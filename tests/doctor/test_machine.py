@@ -44,6 +44,16 @@ def test_a_port_is_free_again_when_its_holder_is_gone(monkeypatch: pytest.Monkey
     assert machine.port_finding(port).status == "ok"
 
 
+def test_a_port_that_is_taken_on_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    try:
+        server = socket.create_server(("::", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with server:
+        assert machine.port_finding(server.getsockname()[1]).status == "fail"
+
+
 def test_a_running_cluster_needs_no_port(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "node1:9900")
     assert machine.port_finding(taken).status == "ok"
@@ -175,3 +185,20 @@ def test_a_missing_package_is_a_line_and_not_the_end(tmp_path: Path, monkeypatch
     assert found["tokenizers"].status == "fail"
     assert "transformers cannot be imported" in found["tokenizers"].message
     assert "student vocabulary" in found
+
+
+def test_a_check_that_cannot_be_made_is_a_line_and_the_others_go_on(tmp_path: Path) -> None:
+    """A home that nobody has and a name of 300 characters, in each place that a configuration names."""
+    from nemo_uecr.doctor.run import _folders, _models
+
+    for name in ("~nosuchuser/x", "x" * 300):
+        subject = nemo(
+            "cluster.nodes=2", student=name, teacher=name, run_folder=name, train_file=name,
+            megatron_checkpoints=(("student.megatron_checkpoint", name),),
+        )  # fmt: skip
+        found = {one.check: one for one in (*_folders(subject, sizes), *_models(subject, sizes))}
+        assert {"run folder", "problems", "student model", "teacher model", "vocabulary"} <= found.keys() | {
+            "vocabulary"
+        }
+        for check in ("run folder", "problems", "student model", "student.megatron_checkpoint"):
+            assert found[check].status == "fail", (name, found[check])

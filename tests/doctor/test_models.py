@@ -21,6 +21,19 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+INDEX = "model.safetensors.index.json"
+OFFSETS = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, "x"]}}'
+
+
+def write_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def header(folder: Path, text: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+
+
 def test_a_complete_model(tmp_path: Path) -> None:
     assert models.model_finding("student", str(save_model(tmp_path))).status == "ok"
 
@@ -32,8 +45,19 @@ def test_a_complete_model(tmp_path: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50), "no safetensors file"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds a list, not an object"),
-        (lambda folder: (folder / "config.json").write_text("{"), "config.json is unreadable"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json: holds a list; expected a JSON object"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "does not state 'model_type'"),
+        (lambda folder: write_config(folder, vocab_size="x"), "vocab_size 'x'; expected a whole number"),
+        (lambda folder: write_config(folder, vocab_size=10**400), "expected 2147483647 at most"),
+        (lambda folder: write_config(folder, rope_scaling=5), "rope_scaling 5; expected an object"),
+        (lambda folder: (folder / "config.json").write_text("[" * 200_000), "nested too deep"),
+        (lambda folder: (folder / INDEX).write_text("[" * 200_000), "nested too deep"),
+        (lambda folder: (folder / INDEX).write_text('{"weight_map": {}}'), "no weight_map"),
+        (lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": 5}}'), "expected a file's name"),
+        (lambda folder: header(folder, b"{}"), "names no tensor"),
+        (lambda folder: header(folder, b"[" * 200_000), "no JSON"),
+        (lambda folder: header(folder, OFFSETS), "damaged at 'a'"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json: no JSON"),
     ],
 )
 def test_a_damaged_model(damage: Callable[[Path], Any], fault: str, tmp_path: Path) -> None:
@@ -153,28 +177,45 @@ def test_limits_of_generation(tmp_path: Path) -> None:
 
 
 def save_distributed(folder: Path) -> Path:
-    """A checkpoint in torch's distributed format, which Megatron's is."""
+    """A checkpoint in torch's distributed format with the files that Megatron adds."""
     import torch
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing is distributed here
-        dcp.save({"weight": torch.ones(4)}, checkpoint_id=folder, no_dist=True)
+        dcp.save({"decoder.final_layernorm.weight": torch.ones(4)}, checkpoint_id=folder, no_dist=True)
+    torch.save({"iteration": 1}, folder / "common.pt")
+    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
     return folder
 
 
+KEY = "student.megatron_checkpoint"
+
+
 def test_megatron_checkpoints(tmp_path: Path) -> None:
-    key = "student.megatron_checkpoint"
-    assert "no folder" in weights.megatron_finding(key, str(tmp_path / "absent")).message
-    assert "neither" in weights.megatron_finding(key, str(tmp_path)).message
+    assert "no folder" in weights.megatron_finding(KEY, str(tmp_path / "absent")).message
+    assert "no iter_ folder" in weights.megatron_finding(KEY, str(tmp_path)).message
     iteration = save_distributed(tmp_path / "iter_0000007")
-    assert weights.megatron_finding(key, str(tmp_path)).status == "ok"
-    assert weights.megatron_finding(key, str(iteration)).status == "ok"
+    assert weights.megatron_finding(KEY, str(tmp_path)).message.endswith("iter_0000007, 1 shards")
+    assert weights.megatron_finding(KEY, str(iteration)).status == "ok"
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("8")
+    assert "no iter_0000008" in weights.megatron_finding(KEY, str(tmp_path)).message
     shard = next(iteration.glob("*.distcp"))
     shard.write_bytes(b"")
-    assert "is empty" in weights.megatron_finding(key, str(tmp_path)).message
+    assert "truncated shard of 0 bytes" in weights.megatron_finding(KEY, str(iteration)).message
     shard.unlink()
-    assert "no *.distcp" in weights.megatron_finding(key, str(tmp_path)).message
+    assert "missing shard" in weights.megatron_finding(KEY, str(iteration)).message
+
+
+@pytest.mark.parametrize("name", [".metadata", "common.pt", "metadata.json"])
+@pytest.mark.parametrize("content", [None, b"", b"garbage"])
+def test_damaged_megatron_checkpoints(name: str, content: bytes | None, tmp_path: Path) -> None:
+    path = save_distributed(tmp_path / "iter_0000007") / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    found = weights.megatron_finding(KEY, str(path.parent))
+    assert (found.status, name in found.message) == ("fail", True)
 
 
 def test_a_nemo_rl_run_that_would_be_resumed(tmp_path: Path) -> None:
@@ -203,3 +244,32 @@ def test_a_local_run_that_would_be_resumed(tmp_path: Path) -> None:
     (newer / "manifest.json").unlink()
     (found,) = weights.resume_finding(str(tmp_path), nemo=False)
     assert "missing or unreadable" in found.message
+
+
+@pytest.mark.parametrize("content", ["[]", "{}"])
+def test_a_manifest_that_names_nothing(content: str, tmp_path: Path) -> None:
+    step = tmp_path / "checkpoints" / "step-000005"
+    step.mkdir(parents=True)
+    (step / "manifest.json").write_text(content)
+    (found,) = weights.resume_finding(str(tmp_path), nemo=False)
+    assert found.status == "fail"
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1/0 }}", "{{ 'a' + 1 }}", "{{ '%d' % 'x' }}", "{% for i in range(10**12) %}x{% endfor %}"]
+)
+def test_a_template_that_fails_is_a_line(template: str, tmp_path: Path) -> None:
+    tokenizer = models.load_tokenizer(str(save_tokenizer(tmp_path)))
+    tokenizer.chat_template = template
+    found = models.chat_finding(tokenizer, nemo())
+    assert (found.status, "it refuses a user's turn" in found.message) == ("fail", True)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["[" * 200_000, "7", '{"a": 1}'])
+def test_damaged_tokenizer_files_are_lines(name: str, content: str, tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path)
+    (folder / name).write_text(content)
+    found = models.tokenizer_findings(nemo(student=str(folder), teacher=None))
+    assert found[0].status in ("fail", "ok")  # a configuration of the tokenizer may say nothing
+    assert content == '{"a": 1}' or found[0].status == "fail"

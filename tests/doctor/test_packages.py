@@ -40,11 +40,41 @@ def test_another_apex_is_refused(site: Path) -> None:
     assert "pip uninstall apex" in found.remedy
 
 
-def test_nvidias_apex_is_known_without_importing_it(site: Path) -> None:
-    write(site / "apex" / "__init__.py", "raise RuntimeError('needs CUDA')")
-    write(site / "apex" / "multi_tensor_apply" / "__init__.py", "")
+NVIDIA = ("multi_tensor_apply", "normalization", "optimizers")
+
+
+def test_nvidias_apex_is_known_by_its_folders(site: Path) -> None:
+    write(site / "apex" / "__init__.py", "")
+    for name in NVIDIA:
+        write(site / "apex" / name / "__init__.py", "")
     found = packages.apex_finding(sys.executable)
     assert (found.status, found.message.partition(",")[0]) == ("ok", "NVIDIA's")
+
+
+def test_an_apex_that_cannot_be_imported_is_not_ok(site: Path) -> None:
+    """On a machine without CUDA it may be whole; a lone folder `contrib` is not enough to be NVIDIA's."""
+    write(site / "apex" / "__init__.py", "raise ImportError('needs CUDA')")
+    write(site / "apex" / "contrib" / "__init__.py", "")
+    assert packages.apex_finding(sys.executable).status == "fail"
+    for name in NVIDIA:
+        write(site / "apex" / name / "__init__.py", "")
+    found = packages.apex_finding(sys.executable)
+    assert found.status == "warn"
+    assert "needs CUDA" in found.message
+
+
+def test_a_folder_of_a_packages_name_is_no_package(site: Path) -> None:
+    (site / "vllm").mkdir()
+    found = packages.import_finding(Package("vllm", "vllm", True, "install it"), sys.executable)
+    assert found.status == "fail"
+    assert "no package" in found.message
+
+
+def test_a_package_that_says_strange_things_is_a_line(site: Path) -> None:
+    write(site / "noisy" / "__init__.py", "import sys; sys.stderr.buffer.write(b'\\xff'); raise ValueError('broken')")
+    write(site / "nameless" / "__init__.py", "__version__ = ''")
+    assert packages.import_finding(Package("noisy", "noisy", True, "-"), sys.executable).status == "fail"
+    assert packages.import_finding(Package("nameless", "nameless", True, "-"), sys.executable).message == "no version"
 
 
 def test_a_missing_package_is_a_fail_with_its_extra() -> None:

@@ -15,6 +15,8 @@ from nemo_uecr.plan.hardware import EFFICIENCY, GPUS
 from nemo_uecr.plan.nemo import nemo_plan, placements, variant
 from nemo_uecr.plan.records import GIB, Plan
 from nemo_uecr.plan.setting import Lengths
+from nemo_uecr.plan.shards import rollout_fault
+from tests.plan.test_shapes import tiny_shape
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 H200 = GPUS["h200"]
@@ -132,6 +134,64 @@ def test_a_layout_that_cuts_heads_is_refused() -> None:
         plan_of("student.parallel.tensor=3", "cluster.gpus_per_node=6")
     with pytest.raises(ConfigError, match=r"student.parallel.pipeline: got 8, expected a divisor of the model's 36"):
         plan_of("student.parallel.pipeline=8")
+
+
+def test_a_cut_that_vllm_refuses_is_refused() -> None:
+    """Qwen3-14B: 5 divides 40 query heads, but neither 8 key and value heads nor 17408 columns."""
+    models = ("student.model_name=Qwen/Qwen3-14B", "teacher.model_name=Qwen/Qwen3-14B", "cluster.gpus_per_node=5")
+    cut = ("student.parallel.pipeline=5", "teacher.parallel.pipeline=5", "rollout.tensor=5")
+    with pytest.raises(ConfigError, match=r"rollout.tensor: got 5, expected one of 1, 2, 4, 8; .* 17408 feed-forward"):
+        plan_of(*models, *cut)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tensor", "fits"), [(8, 8, True), (8, 16, True), (2, 8, True), (6, 4, False), (8, 5, False)]
+)
+def test_more_ranks_than_key_heads_hold_copies(kv_heads: int, tensor: int, fits: bool) -> None:
+    """vLLM cuts the key and value heads, or gives several ranks the same one; 48 heads, 96 columns, 48 -> 64 rows."""
+    shape = tiny_shape(heads=48, kv_heads=kv_heads, feed_forward=96)
+    assert (rollout_fault(shape, tensor) is None) is fits
+
+
+def test_a_padded_vocabulary_must_be_cut_too() -> None:
+    """151,936 = 64 x 2374 rows; 3 divides 48 heads and 96 columns, and not those."""
+    assert rollout_fault(tiny_shape(heads=48, kv_heads=3, feed_forward=96, vocabulary=151_936), 3) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            ("student.parallel.context=1000000", "teacher.parallel.context=1000000", "cluster.nodes=125000"),
+            "10000 GPUs",
+        ),
+        (
+            (
+                "rollout.prompts_per_step=1250000001", "train.minibatch_responses=10000000008",
+                "cluster.gpus_per_node=7",
+            ),
+            "7 data-parallel ranks",
+        ),
+        ((f"train.tokens_per_microbatch={'9' * 400}",), "a number of 1329 bits"),
+    ],
+)  # fmt: skip
+def test_sizes_without_end_are_refused_at_once(changes: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_of(*changes)
+
+
+def test_a_hint_keeps_the_step_s_size() -> None:
+    """7 responses on 8 ranks, groups of 8: mini-batches of 8 divide the 1008 responses of 126 prompts."""
+    with pytest.raises(ConfigError, match=r"8 share train.minibatch_responses=8$|8 share [^,]*=8 \(") as error:
+        plan_of("train.minibatch_responses=7")
+    assert "prompts_per_step" not in str(error.value)
+
+
+def test_tensor_ranks_beyond_a_node_are_warned_of() -> None:
+    inside = plan_of("cluster.nodes=2", "student.parallel.tensor=8", "student.parallel.sequence=true")
+    assert not any("does not stay within a node" in fact for fact in inside.facts)
+    over = plan_of("cluster.nodes=2", "rollout.tensor=16")
+    assert any("rollout.tensor=16 does not stay within a node of 8 GPUs" in fact for fact in over.facts)
 
 
 def test_what_does_not_fit_is_refused_with_what_would() -> None:

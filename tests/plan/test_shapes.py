@@ -77,7 +77,7 @@ def test_a_base_model_has_its_sizes_and_fewer_positions() -> None:
         ("{", "cannot be read"),
         (json.dumps({"model_type": "mamba"}), "model_type 'mamba'"),
         (json.dumps({"model_type": "llama", "mlp_bias": True}), "mlp_bias"),
-        ("[]", "holds a list; expected a model's config.json"),
+        ("[]", "holds a list; expected a JSON object"),
         (json.dumps(WHOLE | {"num_hidden_layers": 0}), "has num_hidden_layers 0; expected a whole number above 0"),
         (json.dumps(WHOLE | {"hidden_size": "big"}), "has hidden_size 'big'; expected a whole number"),
         (json.dumps(WHOLE | {"vocab_size": True}), "has vocab_size True"),
@@ -97,6 +97,19 @@ def test_an_unusable_folder_is_named(content: str, fault: str, tmp_path: Path) -
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(DataError, match=fault):
         shape_of(str(tmp_path), role="teacher")
+
+
+@pytest.mark.parametrize(("kind", "size"), [("qwen3", 128), ("qwen2", 10), ("llama", 10)])
+def test_a_missing_size_of_a_head_is_what_transformers_takes(kind: str, size: int, tmp_path: Path) -> None:
+    """60 / 6 for Qwen2 and Llama; a Qwen3 has 128 whatever its hidden size."""
+    from transformers import AutoConfig
+
+    values = {**WHOLE, "model_type": kind, "hidden_size": 60}
+    values.pop("head_dim", None)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    theirs = getattr(loaded, "head_dim", None) or loaded.hidden_size // loaded.num_attention_heads
+    assert shape_of(str(tmp_path), role="student").head_dim == theirs == size
 
 
 def test_an_unknown_name_asks_for_a_folder() -> None:

@@ -18,6 +18,7 @@ from tests.slurm.page import PAGE, ROOT, Shown, commands_of, conversion_job, eva
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
 LOOKS = [command for command in shown() if command.words[0] == "nemo-uecr"]
 KNOWN = {command.words[0] for command in COMMANDS}
+SMALL = ["--max-tokens", "5", "--out", "o"]
 CONFIG = ROOT / "examples" / "configs" / "uecr_qwen3_4b.yaml"
 
 
@@ -147,6 +148,15 @@ def test_scripts_hold_resources_only(script: str) -> None:
     [
         (["--dryrun"], "unknown option '--dryrun'; changes of the configuration come after --"),
         (["--ray-port", "no", "--dry-run"], "option --ray-port: got 'no', expected a whole number above 0"),
+        (["--ray-port", "70000", "--dry-run"], "option --ray-port: got 70000, expected 1024 to 65534"),
+        (["--ray-port", "80"], "option --ray-port: got 80, expected 1024 to 65534"),
+        (["--ray-port", "0"], "option --ray-port: got '0', expected a whole number above 0"),
+        (["--ray-port", "99999999999999999999"], "expected at most nine digits"),
+        (["--ray-port", "10002"], "Ray's workers take 10002 to 10999"),
+        (["--dry-run", "--container", "/no.sqsh"], "no container image at /no.sqsh"),
+        (["--dry-run", "--", "--help"], "--help after -- runs nothing; read it with: nemo-uecr train --help"),
+        (["--dry-run", "--", "cluster={nodes: 4, gpus_per_node: 3}"], "cluster.nodes=4: the job has 1 nodes"),
+        (["--dry-run", "--", " cluster.nodes =4"], "cluster.nodes=4: the job has 1 nodes"),
         (["--config"], "option --config needs a value"),
         (["--venv", "/missing", "--dry-run"], "no interpreter at /missing/bin/python"),
         ([], "this script is for sbatch; try: sbatch slurm/train_qwen4b.sbatch"),
@@ -173,6 +183,17 @@ def test_a_wrong_call_is_one_line_and_code_2(words: list[str], line: str) -> Non
     [
         ("convert", ["--dry-run", "--", "nowhere", "--to", "o"], "nowhere: no such folder; expected a checkpoint"),
         ("convert", ["--dry-run", "--", "docs"], "expected either --to OUT"),
+        ("convert", ["--dry-run", "--", "docs", "--to", "models/x"], "docs: no checkpoint; expected a Megatron folder"),
+        ("convert", ["--dry-run", "--", "docs", "--to", "docs/x"], "lies within the checkpoint docs"),
+        ("convert", ["--dry-run", "--", "docs", "--to", "o", "--tolerance", "nan"], "expected numbers above 0"),
+        ("eval", ["--dry-run", "--", "/no/such/model", *SMALL], "/no/such/model: no such folder"),
+        ("eval", ["--dry-run", "--", "docs", *SMALL], "docs/config.json: cannot be read"),
+        ("eval", ["--dry-run", "--", "m", *SMALL, "--benchmarks", "nosuchbench"], "nosuchbench: no such file"),
+        ("eval", ["--dry-run", "--", "m", *SMALL, "--benchmarks", "no/such.jsonl"], "no/such.jsonl: no such file"),
+        ("eval", ["--dry-run", "--", "m", *SMALL, "--temperature", "nan"], "--temperature: got nan"),
+        ("eval", ["--dry-run", "--", "m", *SMALL, "--samples", "0"], "--samples: got 0"),
+        ("eval", ["--dry-run", "--", "m", "--max-tokens", "5", "--out", "README.md"], "is no folder"),
+        ("eval", ["--dry-run", "--", "-h"], "-h after -- runs nothing; read it with: nemo-uecr evaluate --help"),
         ("eval", ["--dry-run", "--", "--max-tokens", "5", "--out", "o"], "required: [LABEL=]MODEL"),
         ("eval", ["--dry-run", "--", "m", "--max-tokens", "5", "--out", "o", "--bad"], "arguments: --bad"),
         ("eval", ["--dry-run", "--nodes", "3", "--", "m"], "runs on one node, the job has 3"),

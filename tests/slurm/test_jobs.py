@@ -176,6 +176,29 @@ def test_scancel_in_the_middle(slurm: OneHostSlurm, submit: Submit) -> None:
     slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
 
 
+def test_scancel_while_the_nodes_are_checked(slurm: OneHostSlurm, submit: Submit) -> None:
+    job, log = submit(LONG)
+    slurm.wait_for_line(log, f"slurm: job {job} attempt 0")
+    slurm.call("scancel", str(job))
+    assert slurm.wait_for_end(job, log).state == "CANCELLED"
+    slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
+    assert "slurm: FAILED" not in log.read_text()
+
+
+def test_a_full_file_system_for_the_logs(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(full)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this host allows no mount")
+    try:
+        subprocess.run(["dd", "if=/dev/zero", f"of={full}/fill", "bs=4k"], capture_output=True, check=False)
+        job, log = submit(LONG, script=("--logs", str(full / "logs")))
+        failed(slurm.wait_for_end(job, log), f"slurm: FAILED: node n1: cannot write in {full}/logs/{job}-0 (0 free of")
+    finally:
+        subprocess.run(["umount", str(full)], check=False)
+
+
 def test_an_early_signal_saves_and_the_job_is_requeued(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
     """SIGTERM to the batch script while the job runs, as a preemption with notice sends it."""
     job, log = submit(LONG)
