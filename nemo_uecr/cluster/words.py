@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from nemo_uecr.config.load import flattened
+from nemo_uecr.config.dotted import flattened
 from nemo_uecr.config.nemo_load import backend_of
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.origins import overlay, values_of
