@@ -19,11 +19,11 @@ from nemo_uecr.nemo_adapter.evaluation import training_evaluation
 from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
+from nemo_uecr.nemo_adapter.preflight import check_models, check_problems, check_visible_models
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.teachers import RayTeacher, TeacherPlan, scoring_policy_class, teacher_cluster
 from nemo_uecr.nemo_adapter.translate import master_config, teacher_gpus_of_nodes
-from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
 from nemo_uecr.stopping import listening
 
 log = logging.getLogger(__name__)
@@ -40,20 +40,21 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
 
     Raises:
         UpstreamError: another NeMo-RL is installed.
-        DataError: student and teacher have different vocabularies.
+        DataError: problems or a model are not there, or student and teacher have different vocabularies.
+        ConfigError: a model cannot be cut or fed as the configuration says.
         RunStopped: it was asked to end before its last step, and has saved.
         RunFolderError: the folder holds a run that was not asked to be resumed, or the run was asked to end and its
             configuration saves nothing.
         CheckpointError: the folder's run has another configuration.
     """
-    version = upstream.check()
     run_folder.check_folder(config, resume=resume)
-    spec, plan = run_spec(config), teacher_plan(config)
+    check_problems(config)
+    check_visible_models(config)
+    version = upstream.check()
     check_models(config)
+    spec, plan = run_spec(config), teacher_plan(config)
     evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
-    folder = Path(config.run.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    run_folder.write_run_files(config, origins=origins, objective=objective, version=version)
+    folder = run_folder.make_folder(config)
     native_config = upstream.master_config_class()(
         **master_config(config, prompt_file=str(_prompt_file(config, folder)))
     )
@@ -73,6 +74,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
 
     # Listening begins here: starting Ray sets a handler of its own for SIGTERM.
     with (
+        run_folder.begun_by_a_step(config, lambda: context.completed_steps),
         listening() as stop,
         upstream.substitutions(
             estimator=lambda: UecrEstimator(context),
@@ -81,6 +83,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
             stop=stop,
         ),
     ):
+        run_folder.write_run_files(config, origins=origins, objective=objective, version=version)
         run = upstream.set_up(native_config, parts, make_policy)
         if evaluation is not None:
             upstream.schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
@@ -143,21 +146,6 @@ def run_spec(config: NemoConfig) -> RunSpec:
         save_every=config.telemetry.save_batch_every,
         folder=config.run.folder,
     )
-
-
-def check_models(config: NemoConfig) -> None:
-    """Compare vocabularies before any worker starts.
-
-    Raises:
-        DataError: they differ.
-    """
-    from transformers import AutoConfig, AutoTokenizer
-
-    student, teacher = config.student.model_name, config.teacher.model_name
-    check_columns(AutoConfig.from_pretrained(student), expected=config.student.vocabulary, who="student")
-    if teacher_plan(config) is not None and teacher is not None:
-        check_columns(AutoConfig.from_pretrained(teacher), expected=config.student.vocabulary, who="teacher")
-        check_same_tokenizer(AutoTokenizer.from_pretrained(student), AutoTokenizer.from_pretrained(teacher))
 
 
 def _loss(spec: RunSpec) -> UecrLoss:

@@ -12,7 +12,7 @@ from typing import Any
 
 from nemo_uecr.errors import DataError
 
-__all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of"]
+__all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of", "shape_of_values"]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Dense decoders whose parameters the formulas below count."""
@@ -130,6 +130,15 @@ def _from_config(path: Path, role: str) -> ModelShape:
         raise DataError(f"{where} cannot be read ({error}); expected a model's config.json") from error
     if not isinstance(values, dict):
         raise DataError(f"{where} holds a {type(values).__name__}; expected a model's config.json, an object")
+    return shape_of_values(values, where)
+
+
+def shape_of_values(values: dict[str, Any], where: str) -> ModelShape:
+    """Sizes of a model from what its `config.json` holds.
+
+    Raises:
+        DataError: it is no dense decoder of a known architecture, or a size is missing.
+    """
     kind = values.get("model_type")
     if kind not in ARCHITECTURES or values.get("mlp_bias"):
         raise DataError(
