@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.early_end import limit_time, report_early_end
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
 from nemo_uecr.nemo_adapter.evaluation import training_evaluation
+from nemo_uecr.nemo_adapter.facts import AuditedLogger
 from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
@@ -90,7 +92,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
         context.resume_at(run.completed_steps)
         limit_time(run.config)
         run_folder.drop_later_records(config, completed_steps=run.completed_steps)
-        upstream.run_loop(run, parts, _loss(spec))
+        upstream.run_loop(replace(run, logger=AuditedLogger(run.logger)), parts, _loss(spec))
     report_early_end(stop, config, completed=int(run.state["total_steps"]))
     return folder
 

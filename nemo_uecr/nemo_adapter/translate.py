@@ -179,6 +179,8 @@ def _scheduler(config: NemoConfig) -> dict[str, Any]:
         "lr_decay_iters": max(train.steps, train.warmup_steps + 1),
         "lr_warmup_iters": train.warmup_steps,
         "lr_warmup_init": 0.0 if train.warmup_steps else train.learning_rate,
+        # A run may be continued to more steps: without this Megatron refuses a checkpoint with another end of decay.
+        "override_opt_param_scheduler": True,
     }
 
 

@@ -10,6 +10,7 @@ import torch
 from nemo_uecr.megatron_worker.columns import ModelParallel
 from nemo_uecr.megatron_worker.impl import (
     check_released,
+    clear_forward_caches,
     mask_padded_vocabulary,
     move_plain_model,
     parameters_on_gpu,
@@ -58,6 +59,7 @@ class WorkerMethods:
         """NeMo-RL's own for wrapped models; a plain one is really moved, so that its memory is freed."""
         if upstream.is_wrapped(model):
             moved: torch.nn.Module = super().move_model(model, device, move_params, move_grads)  # type: ignore[misc]
+            clear_forward_caches(moved)
             return moved
         if move_params:
             move_plain_model(model, device)
