@@ -32,7 +32,7 @@ def examine(subject: Subject | None, *, ray_port: int, sizes: Sizes) -> Iterator
     nemo = subject is not None and subject.backend == "nemo_rl"
     yield packages.python_finding(sys.version_info[:3])
     yield from packages.package_findings(nemo=nemo)
-    yield packages.apex_finding(packages.worker_python(packages.MEGATRON_WORKER) if nemo else sys.executable)
+    yield packages.apex_finding(packages.megatron_python() if nemo else sys.executable)
     yield from _guarded("gpus", lambda: [devices.cuda_finding(subject)])
     if nemo:
         yield packages.nemo_rl_finding()

@@ -4,7 +4,7 @@ The first look is the fused, chunked and sharded scoring. The second takes whole
 by the asked temperature and normalises them with torch alone. Where the answer is used, the two are compared: a worker
 that divides by another temperature, filters, counts other columns or shifts its scores is found out.
 
-Shape legend: B = responses of a micro-batch, K = temperatures, n = witnessed tokens on this rank, W = 2 K + 2, V = columns
+Shape legend: B = responses of a micro-batch, K = temperatures, n = witnessed here, W = 2 K + 2, V = columns.
 """
 
 from __future__ import annotations

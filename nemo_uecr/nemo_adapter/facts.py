@@ -53,8 +53,8 @@ class AuditedLogger:
         ours = metrics.get(GLOBAL_STEPS)
         if ours is not None and int(ours) != step:
             raise BatchFactsError(
-                f"NeMo-RL logs step {step}, {int(ours)} were trained here; expected the same number: a step was trained "
-                "twice, skipped or lost on resuming"
+                f"NeMo-RL logs step {step}, {int(ours)} were trained here; expected the same number: a step was "
+                "trained twice, skipped or lost on resuming"
             )
         return self._logger.log_metrics(metrics, step, *args, **kwargs)
 

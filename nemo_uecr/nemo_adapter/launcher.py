@@ -16,7 +16,7 @@ from nemo_uecr.nemo_adapter import run_folder, upstream, verifier_environment
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.early_end import limit_time, report_early_end
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
-from nemo_uecr.nemo_adapter.evaluation import training_evaluation
+from nemo_uecr.nemo_adapter.evaluation import schedule_evaluation, training_evaluation
 from nemo_uecr.nemo_adapter.facts import AuditedLogger
 from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
@@ -88,7 +88,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
         run_folder.write_run_files(config, origins=origins, objective=objective, version=version)
         run = upstream.set_up(native_config, parts, make_policy)
         if evaluation is not None:
-            upstream.schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
+            schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
         context.resume_at(run.completed_steps)
         limit_time(run.config)
         run_folder.drop_later_records(config, completed_steps=run.completed_steps)

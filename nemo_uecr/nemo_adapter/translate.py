@@ -6,6 +6,7 @@ from typing import Any
 
 from nemo_uecr.config.nemo_checks import student_gpus
 from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
+from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.verifier_environment import ENVIRONMENT
 
 DATASET_FQN = "nemo_uecr.nemo_adapter.problems_dataset.ProblemsDataset"
@@ -289,7 +290,7 @@ def _data(config: NemoConfig, prompt_file: str) -> dict[str, Any]:
         "seed": config.run.seed,
         "prompt_file": prompt_file,
         "system_prompt_file": None,
-        "processor": "math_hf_data_processor",
+        "processor": upstream.PROCESSOR,
         "env_name": ENVIRONMENT,
     }
     return {

@@ -52,7 +52,7 @@ def test_a_lost_response_is_found(grouping: str) -> None:
     """Eight responses to each problem but two, which have nine and seven."""
     problems = different()
     problems[GROUP] = 0
-    with pytest.raises(BatchFactsError, match="to one problem is 9; expected 8|prompt groups is 5; expected 4"):
+    with pytest.raises(BatchFactsError, match=r"to one problem is 9; expected 8|prompt groups is 5; expected 4"):
         check_facts(*step(problems, grouping))
 
 
