@@ -22,11 +22,12 @@ from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
 from nemo_uecr.nemo_adapter.preflight import check_models, check_problems, check_visible_models
+from nemo_uecr.nemo_adapter.replacing import restoring
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.teachers import RayTeacher, TeacherPlan, scoring_policy_class, teacher_cluster
 from nemo_uecr.nemo_adapter.translate import master_config, teacher_gpus_of_nodes
-from nemo_uecr.stopping import listening
+from nemo_uecr.stopping import StopRequest, listening
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,22 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
         **master_config(config, prompt_file=str(_prompt_file(config, folder)))
     )
     log.info("NeMo-RL %s, method %s, %d responses a step", version, spec.method_name, spec.responses)
+    records = {"origins": origins, "objective": objective, "version": version}
+    with restoring(*upstream.registries()):
+        stop, completed = _run(config, native_config, spec, plan, evaluation, records)
+    report_early_end(stop, config, completed=completed)
+    return folder
+
+
+def _run(
+    config: NemoConfig,
+    native_config: Any,
+    spec: RunSpec,
+    plan: TeacherPlan | None,
+    evaluation: upstream.Evaluate | None,
+    records: Mapping[str, Any],
+) -> tuple[StopRequest, int]:
+    """Start Ray, set up and train; returns the request to stop and the completed steps."""
     verifier_environment.register()
     parts = upstream.prepare_run(native_config)
     context = StepContext(spec, completed_steps=0, tokenizer=parts.tokenizer)
@@ -85,7 +102,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
             stop=stop,
         ),
     ):
-        run_folder.write_run_files(config, origins=origins, objective=objective, version=version)
+        run_folder.write_run_files(config, **records)
         run = upstream.set_up(native_config, parts, make_policy)
         if evaluation is not None:
             schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
@@ -93,8 +110,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
         limit_time(run.config)
         run_folder.drop_later_records(config, completed_steps=run.completed_steps)
         upstream.run_loop(replace(run, logger=AuditedLogger(run.logger)), parts, _loss(spec))
-    report_early_end(stop, config, completed=int(run.state["total_steps"]))
-    return folder
+    return stop, int(run.state["total_steps"])
 
 
 def check_schema(config: NemoConfig) -> str:

@@ -358,3 +358,9 @@ def teacher_gpus_of_nodes(config: NemoConfig) -> list[int]:
     """A dedicated teacher's GPUs on each of its nodes: some of the only node, or whole ones."""
     own, per_node = config.teacher.dedicated_gpus, config.cluster.gpus_per_node
     return [own] if config.cluster.nodes == 1 else [per_node] * (own // per_node)
+
+
+def scoring_policy_config(config: Any) -> Any:
+    """The policy's configuration with what the loop's set-up adds to it; a scorer makes no training step."""
+    config.policy["megatron_cfg"]["train_iters"] = 1
+    return config.policy

@@ -190,6 +190,12 @@ def substitutions(
         yield
 
 
+def registries() -> tuple[dict[str, Any], ...]:
+    """Where NeMo-RL looks up environments and the Pythons of its actors."""
+    environments = importlib.import_module(_ENVIRONMENTS)
+    return environments.ENV_REGISTRY, importlib.import_module(_REGISTRY).ACTOR_ENVIRONMENT_REGISTRY
+
+
 def register_worker() -> None:
     """Let the Megatron environment that NeMo-RL already has serve our worker as well.
 
@@ -325,12 +331,6 @@ def start(config: Any) -> Any:
     generation = importlib.import_module(_GENERATION)
     config.policy["generation"] = generation.configure_generation_config(config.policy["generation"], tokenizer)
     return tokenizer
-
-
-def scoring_policy_config(config: Any) -> Any:
-    """The policy's configuration with what the loop's set-up adds to it; a scorer makes no training step."""
-    config.policy["megatron_cfg"]["train_iters"] = 1
-    return config.policy
 
 
 def prepare_run(config: Any) -> Prepared:
