@@ -46,7 +46,8 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
     def mean(name: str) -> float:
         return float(sum(metrics[name]))
 
-    error = float(max(metrics[f"{PREFIX}first_ratio_error_max"]))
+    # torch's maximum keeps a NaN, Python's loses it behind any number.
+    error = float(torch.tensor(metrics[f"{PREFIX}first_ratio_error_max"]).max())
     if not error <= spec.tolerances["first_ratio"]:
         raise InvariantError(
             f"the PPO ratio of the first update is off 1 by {error:.3g}; expected at most "
