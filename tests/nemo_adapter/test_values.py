@@ -18,6 +18,7 @@ from nemo_uecr.nemo_adapter.context import StepContext, StepScores
 from nemo_uecr.nemo_adapter.contract import Scores
 from nemo_uecr.nemo_adapter.errors import ContractError
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
+from nemo_uecr.nemo_adapter.extremes import Largest
 from nemo_uecr.nemo_adapter.launcher import run_spec
 from nemo_uecr.nemo_adapter.loss import PREFIX
 from nemo_uecr.nemo_adapter.parts import SetUp
@@ -136,6 +137,12 @@ def test_a_first_ratio_off_one_stops_the_run(error: float) -> None:
     result = {"all_mb_metrics": {f"{PREFIX}first_ratio_error_max": [0.1, error, 0.1]}}
     with pytest.raises(InvariantError, match=r"expected at most tolerances\.first_ratio=0\.5"):
         telemetry._policy(context, result)
+
+
+@pytest.mark.parametrize("values", [(0.1, math.nan, 0.1), (math.nan, 0.1), (0.1, math.nan)])
+def test_a_nan_ratio_survives_the_summing_of_micro_batches(values: tuple[float, ...]) -> None:
+    assert math.isnan(sum(map(Largest, values)))
+    assert sum(map(Largest, (0.1, 0.3, 0.2))) == 0.3
 
 
 def test_the_models_are_looked_at_before_the_folder_is_made(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
