@@ -32,6 +32,7 @@ from nemo_uecr.stopping import StopRequest, listening
 log = logging.getLogger(__name__)
 
 
+@restoring()
 def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objective: str) -> Path:
     """Run to the last step; returns the run folder.
 
