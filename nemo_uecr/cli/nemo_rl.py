@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.configuration import objective_of, summary
-from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from nemo_uecr.config.nemo_schema import NemoConfig
 
 __all__ = ["check", "is_nemo_rl", "show", "train"]
 
@@ -35,7 +32,6 @@ def train(path: str, overrides: Sequence[str], *, resume: bool) -> Path:
     from nemo_uecr.nemo_adapter.launcher import train as launch
 
     loaded = load_nemo(path, overrides)
-    _check_files(loaded.config)
     objective, unused = objective_of(loaded.config), unused_line(loaded.config, loaded.origins)
     logger.info(objective)
     if unused is not None:
@@ -46,16 +42,21 @@ def train(path: str, overrides: Sequence[str], *, resume: bool) -> Path:
 def check(path: str, overrides: Sequence[str]) -> None:
     """Validate, against NeMo-RL's own schema as well where it can be imported, and print the objective."""
     from nemo_uecr.config.nemo_load import load_nemo
+    from nemo_uecr.nemo_adapter.preflight import check_problems, check_visible_models
 
     loaded = load_nemo(path, overrides)
-    _check_files(loaded.config)
+    check_problems(loaded.config)
+    looked_at = check_visible_models(loaded.config)
     if importlib.util.find_spec("nemo_rl") is None:
         native = "NeMo-RL cannot be imported here: its own schema was not checked"
     else:
         from nemo_uecr.nemo_adapter.launcher import check_schema
 
         native = f"NeMo-RL {check_schema(loaded.config)}: its schema accepts the run"
-    sys.stdout.write(f"{summary(loaded.config, loaded.origins, prefix='')}{native}\n")
+    models = (
+        "" if looked_at else "a model's folder is not here: its layout and lengths are checked when the run starts\n"
+    )
+    sys.stdout.write(f"{summary(loaded.config, loaded.origins, prefix='')}{models}{native}\n")
 
 
 def show(path: str, overrides: Sequence[str]) -> None:
@@ -66,12 +67,3 @@ def show(path: str, overrides: Sequence[str]) -> None:
     loaded = load_nemo(path, overrides)
     sys.stdout.write(annotated_yaml(loaded.config, loaded.origins))
     sys.stdout.write(summary(loaded.config, loaded.origins, prefix="# "))
-
-
-def _check_files(config: NemoConfig) -> None:
-    from nemo_uecr.data.prepared import training_file
-
-    training_file(Path(config.data.train), "data.train")
-    for name, path in config.evaluation.benchmarks.items():
-        if not Path(path).is_file():
-            raise DataError(f"evaluation.benchmarks.{name}: no file {path}; give the path of a JSONL file of problems")

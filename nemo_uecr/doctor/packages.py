@@ -15,8 +15,6 @@ __all__ = ["apex_finding", "import_finding", "nemo_rl_finding", "package_finding
 SECONDS = 180
 PYTHON = (3, 11)
 RAY_VENVS = Path("/opt/ray_venvs")
-MEGATRON_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
-VLLM_WORKER = "nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker"
 
 _IMPORT = """
 import importlib, importlib.metadata, sys
@@ -73,8 +71,10 @@ def package_findings(*, nemo: bool) -> list[Finding]:
     """Every package of the back end; those of NeMo-RL's workers are looked for in their own environments as well."""
     findings = [import_finding(package, sys.executable) for package in PLAIN]
     if nemo:
+        from nemo_uecr.nemo_adapter.upstream import VLLM_WORKER_FQN
+
         findings.append(import_finding(Package("ray", "ray", True, _CONTAINER), sys.executable))
-        megatron, vllm = worker_python(MEGATRON_WORKER), worker_python(VLLM_WORKER)
+        megatron, vllm = megatron_python(), worker_python(VLLM_WORKER_FQN)
         for module, name, python in (
             ("megatron.core", "megatron-core", megatron),
             ("megatron.bridge", "megatron-bridge", megatron),
@@ -89,6 +89,13 @@ def worker_python(worker: str, *, root: Path = RAY_VENVS) -> str:
     """The interpreter of a kind of NeMo-RL worker: the container's prebuilt one where it is, else this one."""
     prebuilt = root / worker / "bin" / "python"
     return str(prebuilt) if prebuilt.is_file() else sys.executable
+
+
+def megatron_python() -> str:
+    """The interpreter of the Megatron workers."""
+    from nemo_uecr.nemo_adapter.upstream import NATIVE_WORKER_FQN
+
+    return worker_python(NATIVE_WORKER_FQN)
 
 
 def import_finding(package: Package, python: str) -> Finding:

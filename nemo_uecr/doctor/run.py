@@ -33,8 +33,7 @@ def examine(subject: Subject | None, *, ray_port: int, sizes: Sizes) -> Iterator
     nemo = subject is not None and subject.backend == "nemo_rl"
     yield packages.python_finding(sys.version_info[:3])
     yield from _guarded("packages", lambda: packages.package_findings(nemo=nemo))
-    python = packages.worker_python(packages.MEGATRON_WORKER) if nemo else sys.executable
-    yield from _guarded("apex", lambda: [packages.apex_finding(python)])
+    yield from _guarded("apex", lambda: [packages.apex_finding(packages.megatron_python() if nemo else sys.executable)])
     yield from _guarded("gpus", lambda: [devices.cuda_finding(subject)])
     if nemo:
         yield from _guarded("nemo_rl", lambda: [packages.nemo_rl_finding()])

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nemo_uecr.megatron_worker.layout import MicroBatch, Scored, scored_predictions
-from nemo_uecr.megatron_worker.request import ScoreRequest
+from nemo_uecr.megatron_worker.request import ScoreRequest, row_hash
 from nemo_uecr.megatron_worker.shift import at_scored_token
+from nemo_uecr.megatron_worker.witness import witness
 from nemo_uecr.scoring.dense import score_logits
 from nemo_uecr.scoring.records import TokenScores
 from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel
@@ -55,7 +56,8 @@ def score_columns(
         parallel: the groups.
 
     Returns:
-        [B, S] float32 columns by name on the CPU, 0 where there is no real token to score.
+        [B, S] float32 columns by name on the CPU, 0 where there is no real token to score; ``row_hash`` [B] of the
+        token ids that were scored and ``witness`` [B, 2 K + 2], both for the score contract.
     """
     found = scored_predictions(micro, logits.shape[1], cp_rank=parallel.context_rank, cp_size=parallel.context_size)
     logits_TV = logits.flatten(0, 1)
@@ -68,7 +70,9 @@ def score_columns(
     if parallel.context is not None:
         for column in columns.values():  # every position was scored by exactly one rank, the others hold 0
             dist.all_reduce(column, group=parallel.context)
-    return {name: at_scored_token(column).cpu() for name, column in columns.items()}
+    seen = witness(logits_TV, found, micro, request, tensor=parallel.tensor, context=parallel.context)
+    answer = {name: at_scored_token(column).cpu() for name, column in columns.items()}
+    return answer | {"row_hash": row_hash(micro.ids_BS, micro.lengths_B).cpu(), "witness": seen.cpu()}
 
 
 def _score_chunk(

@@ -12,13 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+#: Columns with one entry a response, not one a token.
+OF_ROWS = ("row_hash", "witness")
+
 
 def joined(parts: Sequence[dict[str, Tensor]], width: int) -> dict[str, Tensor]:
-    """[B, S] columns of all micro-batches in their order, each padded with 0 to ``width`` tokens."""
+    """Columns of all micro-batches in their order; those over tokens, [b, S], padded with 0 to ``width`` tokens."""
     return {
-        name: torch.cat([torch.nn.functional.pad(part[name], (0, width - part[name].shape[1])) for part in parts])
+        name: torch.cat([part[name] if name in OF_ROWS else _padded(part[name], width) for part in parts])
         for name in parts[0]
     }
+
+
+def _padded(column_bS: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(column_bS, (0, width - column_bS.shape[1]))
 
 
 def from_last_stage(columns: dict[str, Tensor] | None, group: dist.ProcessGroup, device: torch.device) -> Any:
@@ -30,11 +37,15 @@ def from_last_stage(columns: dict[str, Tensor] | None, group: dist.ProcessGroup,
         device: where the group's collectives work.
     """
     last = dist.get_global_rank(group, dist.get_world_size(group) - 1)
-    shapes: list[Any] = [None if columns is None else {name: tuple(value.shape) for name, value in columns.items()}]
+    shapes: list[Any] = [
+        None if columns is None else {name: (value.shape, value.dtype) for name, value in columns.items()}
+    ]
     dist.broadcast_object_list(shapes, src=last, group=group, device=device)
     answer = {}
-    for name, shape in shapes[0].items():
-        column = torch.empty(shape, device=device) if columns is None else columns[name].to(device).contiguous()
+    for name, (shape, dtype) in shapes[0].items():
+        column = (
+            torch.empty(shape, dtype=dtype, device=device) if columns is None else columns[name].to(device).contiguous()
+        )
         dist.broadcast(column, src=last, group=group)
         answer[name] = column.cpu()
     return answer

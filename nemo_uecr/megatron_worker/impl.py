@@ -17,7 +17,7 @@ from nemo_uecr.errors import UecrError
 from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
 from nemo_uecr.megatron_worker.gather import from_last_stage, joined
 from nemo_uecr.megatron_worker.layout import MicroBatch
-from nemo_uecr.megatron_worker.request import ScoreRequest, row_hash
+from nemo_uecr.megatron_worker.request import ScoreRequest
 
 #: From one micro-batch's logits to its columns.
 Columns = Callable[[Tensor, MicroBatch], dict[str, Tensor]]
@@ -55,7 +55,8 @@ def score_tokens(
         device: where collectives work.
 
     Returns:
-        [B, S] columns on the CPU, ``row_hash`` [B] and ``terms``, one text a row: the score contract.
+        [B, S] columns on the CPU, ``row_hash`` [B] and ``witness`` [B, 2 K + 2] of what the forward saw, and ``terms``,
+        one text a row: the score contract.
     """
 
     def columns(logits: Tensor, micro: MicroBatch) -> dict[str, Tensor]:
@@ -67,8 +68,6 @@ def score_tokens(
     answer: dict[str, Any] = joined(parts, ids_BS.shape[1]) if parts else {}
     if pipeline is not None:
         answer = from_last_stage(answer or None, pipeline, device)
-    lengths_B = data["input_lengths"]
-    answer["row_hash"] = row_hash(ids_BS.cpu(), lengths_B.cpu())
     answer["terms"] = [request.terms] * ids_BS.shape[0]
     return answer
 
@@ -79,10 +78,26 @@ def move_plain_model(model: torch.nn.Module, device: str) -> None:
     Copying a state dict into the parameters would keep them where they are: `load_state_dict` writes in place.
     """
     model.to(device)
+    clear_forward_caches(model)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+        # torch keeps a workspace for its matrix products, 32 MiB on a Hopper GPU, and makes it again when it is needed.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
+
+
+def clear_forward_caches(model: torch.nn.Module) -> None:
+    """Forget what modules remember of their forwards: Megatron's rotary embedding keeps one table for each length.
+
+    A cached method belongs to the class, so that its cache also holds the tables of other models in this process; they
+    are computed again when needed.
+    """
+    for kind in {type(module) for module in model.modules()}:
+        for name in dir(kind):
+            clear = getattr(getattr(kind, name, None), "cache_clear", None)
+            if clear is not None:
+                clear()
 
 
 def parameters_on_gpu(model: torch.nn.Module) -> int:

@@ -47,6 +47,7 @@ class StepOutcome:
         residuals: worst residual of each identity.
         truncated_B: [B] whether the response hit the limit.
         unique_prompts: different problems in the step.
+        most_responses: responses to the problem that has most of them.
         handed_out_BS: the advantages as NeMo-RL got them.
     """
 
@@ -56,6 +57,7 @@ class StepOutcome:
     residuals: Mapping[str, float]
     truncated_B: Tensor
     unique_prompts: int
+    most_responses: int
     handed_out_BS: Tensor
 
 

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.megatron_worker.request import ScoreRequest, row_hash
+from nemo_uecr.megatron_worker.witness import witnessed_token
 from nemo_uecr.nemo_adapter.errors import ContractError
+
+#: How far two ways to normalise the same logits in float32 may end from each other.
+WITNESS_NATS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
     """Accept an answer only if it is about these tokens, these temperatures and this vocabulary.
 
     Args:
-        answer: columns by name, ``row_hash`` [B] and ``terms``, one text a row.
+        answer: columns by name, ``row_hash`` [B], ``witness`` [B, 2 K + 2] and ``terms``, one text a row.
         request: what was asked.
         tokens: ``input_ids`` [B, S] and ``input_lengths`` [B] of the batch.
         scorer: who answered, for messages.
@@ -58,6 +62,7 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
                 f"column {name} of the {scorer} is {found.dtype} {list(found.shape)}; expected float32 "
                 f"{list(ids_BS.shape)}, one value a token"
             )
+    _check_witness(answer, request, tokens["input_lengths"], scorer)
     logp = tuple(answer[f"logp_{index}"] for index in range(len(request.temperatures)))
     return Scores(logp, answer["entropy"] if request.entropy else None, expected_B)
 
@@ -69,6 +74,37 @@ def _check_terms(found: set[str], expected: str, scorer: str) -> None:
             f"the {scorer} answered for [{' | '.join(other) or 'nothing'}]; expected [{expected}]. The scores cannot "
             "be used for this batch"
         )
+
+
+def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: Tensor, scorer: str) -> None:
+    """Compare one token a response with what its worker found by the definition, on whole rows of the same logits."""
+    rows_B = (lengths_B > 1).nonzero().squeeze(1).cpu()
+    column_B = witnessed_token(lengths_B.cpu())[rows_B]
+    seen_BW = answer["witness"][rows_B]
+    count = len(request.temperatures)
+    used_BK = seen_BW[:, count + 2 :]
+    if used_BK.shape[1] != count or not torch.allclose(used_BK, torch.tensor(request.temperatures)):
+        used = sorted({tuple(round(value, 6) for value in row) for row in used_BK.tolist()})
+        raise ContractError(
+            f"the {scorer}'s worker divided by the temperatures {used}; expected {request.temperatures} in every row"
+        )
+    count_B = seen_BW[:, count + 1]
+    if bool((count_B != request.vocabulary).any()):
+        other = int(count_B[count_B != request.vocabulary][0])
+        raise ContractError(
+            f"the {scorer} scored over {other} columns; expected the {request.vocabulary} of student.vocabulary: its "
+            "logits were filtered, masked or cut before they were scored"
+        )
+    terms = [f"log-probability at temperature {value:g}" for value in request.temperatures]
+    for place, name in enumerate(request.columns):
+        asked = terms[place] if place < len(terms) else "entropy at temperature 1"
+        off_B = (answer[name][rows_B, column_B] - seen_BW[:, place]).abs()
+        if not bool((off_B <= WITNESS_NATS).all()):
+            row = int(rows_B[(~(off_B <= WITNESS_NATS)).nonzero()[0]])
+            raise ContractError(
+                f"the {scorer}'s {asked} is off the definition by {float(off_B.max()):.3g} nats, first in row {row}; "
+                f"expected at most {WITNESS_NATS:g}: its worker divides by another temperature, shifts or filters"
+            )
 
 
 def check_rows(found_B: Tensor, expected_B: Tensor, *, what: str) -> None:

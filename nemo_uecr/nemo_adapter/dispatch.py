@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemo_uecr.megatron_worker.request import ScoreRequest
+from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.errors import WorkerError
-
-#: Axes along which every worker gets the same rows and gives the same answer.
-REPLICATED = ("context_parallel", "tensor_parallel", "pipeline_parallel")
 
 
 @dataclass(frozen=True)
@@ -61,37 +59,19 @@ def wait(calls: Calls, *, seconds: float) -> None:
 
 def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float, batch_class: Any) -> Any:
     """A policy's scores: rows cut over its data-parallel ranks as for its log-probabilities, and put back in order."""
-    shards, order = policy._shard_for_logprob(data)
-    group = policy.worker_group
-    bundle = group.run_all_workers_sharded_data(
-        "score_tokens",
-        data=shards,
-        in_sharded_axes=["data_parallel"],
-        replicate_on_axes=list(REPLICATED),
-        output_is_replicated=list(REPLICATED),
-        common_kwargs={"request": request},
-    )
-    wait(Calls(bundle.futures, worker_names(group), "score_tokens"), seconds=seconds)
-    answer = batch_class.from_batches(group.get_all_worker_results(bundle))
-    if order is not None:
-        answer.reorder_data(order)
-    return answer
+    call = upstream.begin_sharded(policy, "score_tokens", data, request=request)
+    wait(Calls(call.futures, upstream.worker_names(policy), "score_tokens"), seconds=seconds)
+    return upstream.end_sharded(policy, call, batch_class)
 
 
 def call_all(policy: Any, method: str, *, seconds: float, **arguments: Any) -> list[Any]:
     """The answers of every worker to the same call."""
     import ray
 
-    group = policy.worker_group
-    futures = group.run_all_workers_single_data(method, **arguments)
-    wait(Calls(futures, worker_names(group), method), seconds=seconds)
+    futures = upstream.begin_on_all(policy, method, **arguments)
+    wait(Calls(futures, upstream.worker_names(policy), method), seconds=seconds)
     answers: list[Any] = ray.get(futures)
     return answers
-
-
-def worker_names(group: Any) -> list[str]:
-    """Names of a group's workers in rank order."""
-    return [str(worker["name"]) for worker in group.worker_metadata]
 
 
 class _Deadline:

@@ -56,7 +56,8 @@ class UecrEstimator:
         check_same(mask, scores.token_mask_BS * scores.sample_mask_B.unsqueeze(1), what="the token mask")
         problems = _problems(repeated_batch["idx"], rewards)
         by_place = spec.conventions.grouping == "paper"
-        group_B = slots(problems, spec.responses_per_prompt) if by_place else equal_rows(prompt_ids)
+        place_B = slots(problems, spec.responses_per_prompt)
+        group_B = place_B if by_place else equal_rows(prompt_ids)
         batch = self._record(rewards, group_B, problems)
         settings = spec.settings_of(self._context.completed_steps)
         advantages = spec.method.compute(batch, settings, detail=True)
@@ -68,6 +69,7 @@ class UecrEstimator:
             residuals=residuals,
             truncated_B=torch.as_tensor(repeated_batch["truncated"], dtype=torch.bool),
             unique_prompts=len(set(problems)),
+            most_responses=max(Counter(problems).values()),
             handed_out_BS=advantages.advantage_BT.clone(),
         )
         self._context.put_outcome(outcome)

@@ -17,6 +17,7 @@ from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens, load_token
 from nemo_uecr.evaluation.in_training import Evaluation, summarise, write_samples
 from nemo_uecr.evaluation.runner import Wanted, judged, sample_seed
 from nemo_uecr.evaluation.samples import Key, Sample
+from nemo_uecr.nemo_adapter.parts import SetUp
 from nemo_uecr.nemo_adapter.run_folder import EVALUATIONS
 from nemo_uecr.telemetry.sinks import append_record
 from nemo_uecr.verifier.pool import comparison_pool
@@ -103,3 +104,10 @@ def _metrics(made: Evaluation, samples: list[Sample]) -> dict[str, float]:
     named |= {f"{name}/pass@{k}": float(row["pass"]) for name, row in sets.items()}
     truncated = sum(sample.truncated for sample in samples) / len(samples)
     return {"accuracy": made.average.avg, f"average/avg@{k}": made.average.avg, "truncated_share": truncated, **named}
+
+
+def schedule_evaluation(run: SetUp, *, every: int, at_start: bool) -> None:
+    """Say when the loop validates; set-up would have asked for a data set of NeMo-RL's own."""
+    # The loop takes the first step of any epoch for the start, also after a resume.
+    first = at_start and run.completed_steps == 0
+    run.config.grpo.update(val_period=every, val_at_start=first, val_at_end=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class Largest(float):
     """A float that adds up to the maximum, so that ``sum`` of several gives the largest.
@@ -10,7 +12,8 @@ class Largest(float):
     """
 
     def __add__(self, other: float) -> Largest:
-        """The larger of the two."""
-        return Largest(max(float(self), float(other)))
+        """The larger of the two; NaN where either is, which Python's maximum would lose behind a number."""
+        values = float(self), float(other)
+        return Largest(math.nan if any(map(math.isnan, values)) else max(values))
 
     __radd__ = __add__

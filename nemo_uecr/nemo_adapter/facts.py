@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.errors import BatchFactsError
 from nemo_uecr.nemo_adapter.loss import PREFIX
+
+GLOBAL_STEPS = "count/global_steps"
 
 
 def check_facts(context: StepContext, data: Any, result: Any) -> None:
@@ -28,6 +31,32 @@ def check_facts(context: StepContext, data: Any, result: Any) -> None:
                 f"step {context.completed_steps + 1}: {name} is {found}; expected {expected}. Responses or tokens were "
                 "lost, duplicated or masked between rollout and update"
             )
+
+
+class AuditedLogger:
+    """NeMo-RL's logger, which hears from its loop every step: the two counts of global steps must agree."""
+
+    def __init__(self, logger: Any) -> None:
+        """Stand before the logger."""
+        self._logger = logger
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the logger's own."""
+        return getattr(self._logger, name)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> Any:
+        """Compare where the metrics are those of a step, and log.
+
+        Raises:
+            BatchFactsError: the loop is at another step than we are.
+        """
+        ours = metrics.get(GLOBAL_STEPS)
+        if ours is not None and int(ours) != step:
+            raise BatchFactsError(
+                f"NeMo-RL logs step {step}, {int(ours)} were trained here; expected the same number: a step was "
+                "trained twice, skipped or lost on resuming"
+            )
+        return self._logger.log_metrics(metrics, step, *args, **kwargs)
 
 
 def trained_rows(data: Any) -> int:
@@ -60,6 +89,9 @@ def _facts(context: StepContext, data: Any, result: Any) -> dict[str, tuple[int,
             trained_tokens(data),
         ),
         "the number of optimizer steps": (int(result["loss"].numel()), steps),
+        # The data loader draws without replacement, and never over the end of an epoch.
+        "the number of different problems": (outcome.unique_prompts, spec.prompts_per_step),
+        "the largest number of responses to one problem": (outcome.most_responses, spec.responses_per_prompt),
     }
     if spec.conventions.grouping == "paper":
         facts["the number of prompt groups"] = (groups, spec.prompts_per_step)

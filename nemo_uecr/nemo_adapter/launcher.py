@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,23 @@ from nemo_uecr.nemo_adapter import run_folder, upstream, verifier_environment
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.early_end import limit_time, report_early_end
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
-from nemo_uecr.nemo_adapter.evaluation import training_evaluation
+from nemo_uecr.nemo_adapter.evaluation import schedule_evaluation, training_evaluation
+from nemo_uecr.nemo_adapter.facts import AuditedLogger
 from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
+from nemo_uecr.nemo_adapter.preflight import check_models, check_problems, check_visible_models
+from nemo_uecr.nemo_adapter.replacing import restoring
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.teachers import RayTeacher, TeacherPlan, scoring_policy_class, teacher_cluster
 from nemo_uecr.nemo_adapter.translate import master_config, teacher_gpus_of_nodes
-from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
-from nemo_uecr.stopping import listening
+from nemo_uecr.stopping import StopRequest, listening
 
 log = logging.getLogger(__name__)
 
 
+@restoring()
 def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objective: str) -> Path:
     """Run to the last step; returns the run folder.
 
@@ -40,24 +44,41 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
 
     Raises:
         UpstreamError: another NeMo-RL is installed.
-        DataError: student and teacher have different vocabularies.
+        DataError: problems or a model are not there, or student and teacher have different vocabularies.
+        ConfigError: a model cannot be cut or fed as the configuration says.
         RunStopped: it was asked to end before its last step, and has saved.
         RunFolderError: the folder holds a run that was not asked to be resumed, or the run was asked to end and its
             configuration saves nothing.
         CheckpointError: the folder's run has another configuration.
     """
-    version = upstream.check()
     run_folder.check_folder(config, resume=resume)
-    spec, plan = run_spec(config), teacher_plan(config)
+    check_problems(config)
+    check_visible_models(config)
+    version = upstream.check()
     check_models(config)
+    spec, plan = run_spec(config), teacher_plan(config)
     evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
-    folder = Path(config.run.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    run_folder.write_run_files(config, origins=origins, objective=objective, version=version)
+    folder = run_folder.make_folder(config)
     native_config = upstream.master_config_class()(
         **master_config(config, prompt_file=str(_prompt_file(config, folder)))
     )
     log.info("NeMo-RL %s, method %s, %d responses a step", version, spec.method_name, spec.responses)
+    records = {"origins": origins, "objective": objective, "version": version}
+    with restoring(*upstream.registries()):
+        stop, completed = _run(config, native_config, spec, plan, evaluation, records)
+    report_early_end(stop, config, completed=completed)
+    return folder
+
+
+def _run(
+    config: NemoConfig,
+    native_config: Any,
+    spec: RunSpec,
+    plan: TeacherPlan | None,
+    evaluation: upstream.Evaluate | None,
+    records: Mapping[str, Any],
+) -> tuple[StopRequest, int]:
+    """Start Ray, set up and train; returns the request to stop and the completed steps."""
     verifier_environment.register()
     parts = upstream.prepare_run(native_config)
     context = StepContext(spec, completed_steps=0, tokenizer=parts.tokenizer)
@@ -73,6 +94,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
 
     # Listening begins here: starting Ray sets a handler of its own for SIGTERM.
     with (
+        run_folder.begun_by_a_step(config, lambda: context.completed_steps),
         listening() as stop,
         upstream.substitutions(
             estimator=lambda: UecrEstimator(context),
@@ -81,15 +103,15 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
             stop=stop,
         ),
     ):
+        run_folder.write_run_files(config, **records)
         run = upstream.set_up(native_config, parts, make_policy)
         if evaluation is not None:
-            upstream.schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
+            schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
         context.resume_at(run.completed_steps)
         limit_time(run.config)
         run_folder.drop_later_records(config, completed_steps=run.completed_steps)
-        upstream.run_loop(run, parts, _loss(spec))
-    report_early_end(stop, config, completed=int(run.state["total_steps"]))
-    return folder
+        upstream.run_loop(replace(run, logger=AuditedLogger(run.logger)), parts, _loss(spec))
+    return stop, int(run.state["total_steps"])
 
 
 def check_schema(config: NemoConfig) -> str:
@@ -144,21 +166,6 @@ def run_spec(config: NemoConfig) -> RunSpec:
         save_every=config.telemetry.save_batch_every,
         folder=config.run.folder,
     )
-
-
-def check_models(config: NemoConfig) -> None:
-    """Compare vocabularies before any worker starts.
-
-    Raises:
-        DataError: they differ.
-    """
-    from transformers import AutoConfig, AutoTokenizer
-
-    student, teacher = config.student.model_name, config.teacher.model_name
-    check_columns(AutoConfig.from_pretrained(student), expected=config.student.vocabulary, who="student")
-    if teacher_plan(config) is not None and teacher is not None:
-        check_columns(AutoConfig.from_pretrained(teacher), expected=config.student.vocabulary, who="teacher")
-        check_same_tokenizer(AutoTokenizer.from_pretrained(student), AutoTokenizer.from_pretrained(teacher))
 
 
 def _loss(spec: RunSpec) -> UecrLoss:

@@ -1,8 +1,9 @@
-"""Names of a module replaced for a while."""
+"""Names of a module and entries of registries, replaced for a while."""
 
 from __future__ import annotations
 
 import contextlib
+import typing
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -19,3 +20,16 @@ def replacing(module: ModuleType, substitutes: Mapping[str, Any]) -> Iterator[No
     finally:
         for name, former in native.items():
             setattr(module, name, former)
+
+
+@contextlib.contextmanager
+def restoring(*registries: dict[str, Any]) -> Iterator[None]:
+    """Take back what the block puts into registries, and into `typing` so that NeMo-RL can be imported."""
+    native, typed = [dict(registry) for registry in registries], typing.TypedDict
+    try:
+        yield
+    finally:
+        typing.TypedDict = typed
+        for registry, former in zip(registries, native, strict=True):
+            registry.clear()
+            registry.update(former)

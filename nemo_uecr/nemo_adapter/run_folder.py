@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import nemo_uecr
@@ -43,6 +45,39 @@ def check_folder(config: NemoConfig, *, resume: bool) -> None:
         raise RunFolderError(
             f"{folder} has checkpoints but no config.yaml to compare this configuration with; choose another run.folder"
         )
+
+
+def make_folder(config: NemoConfig) -> Path:
+    """The run folder, made where it is not there.
+
+    Raises:
+        RunFolderError: it cannot be made or written into.
+    """
+    folder = Path(config.run.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError as error:
+        raise RunFolderError(f"run.folder: {folder} cannot be made ({error.strerror}); choose another") from error
+    if not writable:
+        raise RunFolderError(f"run.folder: {folder} cannot be written into; choose another")
+    return folder
+
+
+@contextlib.contextmanager
+def begun_by_a_step(config: NemoConfig, completed_steps: Callable[[], int]) -> Iterator[None]:
+    """A block that fails before any step leaves a folder that can be begun again, under another configuration too.
+
+    What the folder held before the block stays: a run that could not be continued is still a run.
+    """
+    written = Path(config.run.folder) / "config.yaml"
+    fresh = not written.exists()
+    try:
+        yield
+    except BaseException:
+        if fresh and completed_steps() == 0:
+            written.unlink(missing_ok=True)
+        raise
 
 
 def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], objective: str, version: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter.contract import Scores, verified
+from nemo_uecr.nemo_adapter.errors import WorkerError
 from nemo_uecr.nemo_adapter.rows import padding_rows, with_masked_rows, without_masked_rows
 
 
@@ -52,9 +53,18 @@ def score(scorer: TokenScorer, data: Any, request: ScoreRequest, *, name: str) -
 
 @contextlib.contextmanager
 def on_device(teacher: Teacher) -> Iterator[None]:
-    """The teacher's weights in place inside the block, and gone after it whatever happens."""
+    """The teacher's weights in place inside the block, and gone after it.
+
+    A worker that is dead or silent ends the run: its memory goes with it, and asking it again would only wait a second
+    time and hide the error that names it.
+    """
     teacher.load()
     try:
         yield
-    finally:
-        teacher.offload()
+    except WorkerError:
+        raise
+    except BaseException:
+        with contextlib.suppress(WorkerError):
+            teacher.offload()
+        raise
+    teacher.offload()

@@ -13,20 +13,52 @@ from nemo_uecr.nemo_adapter.errors import UpstreamError
 
 @dataclass(frozen=True)
 class Expected:
-    """A line of a table: module, qualified name, parameters in order, and whether more may follow."""
+    """A line of a table: module, qualified name, parameters in order, and whether more may follow.
+
+    Without parameters, None, only its being there is expected.
+    """
 
     module: str
     name: str
-    parameters: tuple[str, ...]
+    parameters: tuple[str, ...] | None
     open_end: bool
 
 
+def supported_version(module: str, supported: tuple[int, int]) -> str:
+    """The version that NeMo-RL says it is, in the module where it says so.
+
+    Raises:
+        UpstreamError: it cannot be imported, or is another than the one supported.
+    """
+    prepare_import()
+    wanted = ".".join(map(str, supported))
+    try:
+        info = importlib.import_module(module)
+    except ImportError as error:
+        raise UpstreamError(
+            f"NeMo-RL cannot be imported ({error}); run inside its container, or put its source tree, version "
+            f"{wanted}, on PYTHONPATH (the package of that name on PyPI is empty)"
+        ) from error
+    if supported != (info.MAJOR, info.MINOR):
+        raise UpstreamError(
+            f"NeMo-RL says it is version {info.__version__}; expected {wanted}.x, against which this back end was "
+            "checked. Use that release"
+        )
+    return str(info.__version__)
+
+
 def expected_signatures(table: str) -> list[Expected]:
-    """The lines ``module name: parameter ...`` of a table; an indented line continues the one above it."""
+    """The lines ``module name: parameter ...`` of a table; an indented line continues the one above it.
+
+    A line without a colon names something that has to be there.
+    """
     found = []
     for line in table.replace("\n    ", " ").strip().splitlines():
-        target, _, names = line.partition(": ")
+        target, colon, names = line.partition(": ")
         module, name = target.split()
+        if not colon:
+            found.append(Expected(module, name, None, True))
+            continue
         parameters = tuple(names.split())
         open_end = parameters[-1] == "..."
         found.append(Expected(module, name, parameters[:-1] if open_end else parameters, open_end))
@@ -58,6 +90,8 @@ def check_signature(expected: Expected, version: str) -> None:
         if not hasattr(target, part):
             raise UpstreamError(f"NeMo-RL {version}: {expected.module} has no {expected.name}; expected it there")
         target = getattr(target, part)
+    if expected.parameters is None:
+        return
     found = tuple(inspect.signature(target).parameters)
     compared = found[: len(expected.parameters)] if expected.open_end else found
     if compared != expected.parameters:

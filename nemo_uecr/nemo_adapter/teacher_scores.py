@@ -20,7 +20,7 @@ from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.scorer import on_device, score
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.teachers import RayTeacher, teacher_cluster
-from nemo_uecr.nemo_adapter.translate import master_config
+from nemo_uecr.nemo_adapter.translate import master_config, scoring_policy_config
 
 
 def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
@@ -46,7 +46,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     nodes, per_node = config.cluster.nodes, config.cluster.gpus_per_node
     teacher = RayTeacher(
         replace(plan, dedicated=False),
-        student_config=upstream.scoring_policy_config(native),
+        student_config=scoring_policy_config(native),
         cluster=teacher_cluster([per_node] * nodes),
         tokenizer=tokenizer,
     )

@@ -56,9 +56,12 @@ class RayTeacher:
         """Build the workers, and take a colocated teacher off the GPU at once.
 
         Raises:
-            OffloadError: the offload does not give the memory back.
+            WorkerError: the offload does not give the memory back.
         """
         self._plan = plan
+        #: Whether the next offload is measured: the one after the start, and the one after the first scoring.
+        self._measure = True
+        self._scored = False
         self._policy = upstream.policy_class()(
             cluster=cluster,
             config=plan.configuration(student_config),
@@ -71,9 +74,6 @@ class RayTeacher:
             worker_extension_cls_fqn=upstream.WORKER_FQN,
         )
         self.offload()
-        if not plan.dedicated:
-            limit = plan.offload_limit_mebi
-            call_all(self._policy, "assert_offloaded", seconds=plan.timeout_s, limit_mebi=limit)
 
     @property
     def data_parallel_size(self) -> int:
@@ -86,12 +86,22 @@ class RayTeacher:
             call_all(self._policy, "prepare_for_lp_inference", seconds=self._plan.timeout_s)
 
     def offload(self) -> None:
-        """Give the GPU's memory back; a dedicated teacher stays."""
-        if not self._plan.dedicated:
-            call_all(self._policy, "offload_after_refit", seconds=self._plan.timeout_s)
+        """Give the GPU's memory back; a dedicated teacher stays.
+
+        Raises:
+            WorkerError: an offload that is measured does not give it back, or a worker is silent.
+        """
+        plan = self._plan
+        if plan.dedicated:
+            return
+        call_all(self._policy, "offload_after_refit", seconds=plan.timeout_s)
+        if self._measure:
+            call_all(self._policy, "assert_offloaded", seconds=plan.timeout_s, limit_mebi=plan.offload_limit_mebi)
+            self._measure = False
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
         """Columns of the request."""
+        self._measure, self._scored = self._measure or not self._scored, True
         return score_on_workers(
             self._policy, data, request, seconds=self._plan.timeout_s, batch_class=upstream.batch_class()
         )

@@ -8,7 +8,7 @@ import torch
 
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo_adapter.context import StepContext
-from nemo_uecr.nemo_adapter.facts import trained_rows, trained_tokens
+from nemo_uecr.nemo_adapter.facts import GLOBAL_STEPS, trained_rows, trained_tokens
 from nemo_uecr.nemo_adapter.loss import PREFIX
 from nemo_uecr.telemetry import statistics
 from nemo_uecr.telemetry.splits import split_metrics
@@ -46,7 +46,8 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
     def mean(name: str) -> float:
         return float(sum(metrics[name]))
 
-    error = float(max(metrics[f"{PREFIX}first_ratio_error_max"]))
+    # torch's maximum keeps a NaN, Python's loses it behind any number.
+    error = float(torch.tensor(metrics[f"{PREFIX}first_ratio_error_max"]).max())
     if not error <= spec.tolerances["first_ratio"]:
         raise InvariantError(
             f"the PPO ratio of the first update is off 1 by {error:.3g}; expected at most "
@@ -81,6 +82,6 @@ def _counts(context: StepContext, data: Any) -> dict[str, float]:
         "count/rewarded": float(outcome.batch.task_reward_B.numel()),
         "count/trained": float(trained_rows(data)),
         "count/valid_tokens": float(trained_tokens(data)),
-        "count/global_steps": float(context.completed_steps + 1),
+        GLOBAL_STEPS: float(context.completed_steps + 1),
         "count/optimizer_steps": float(context.optimizer_steps + context.spec.optimizer_steps),
     }

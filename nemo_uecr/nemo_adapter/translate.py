@@ -6,6 +6,7 @@ from typing import Any
 
 from nemo_uecr.config.nemo_checks import student_gpus
 from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
+from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.verifier_environment import ENVIRONMENT
 
 DATASET_FQN = "nemo_uecr.nemo_adapter.problems_dataset.ProblemsDataset"
@@ -179,6 +180,8 @@ def _scheduler(config: NemoConfig) -> dict[str, Any]:
         "lr_decay_iters": max(train.steps, train.warmup_steps + 1),
         "lr_warmup_iters": train.warmup_steps,
         "lr_warmup_init": 0.0 if train.warmup_steps else train.learning_rate,
+        # A run may be continued to more steps: without this Megatron refuses a checkpoint with another end of decay.
+        "override_opt_param_scheduler": True,
     }
 
 
@@ -287,7 +290,7 @@ def _data(config: NemoConfig, prompt_file: str) -> dict[str, Any]:
         "seed": config.run.seed,
         "prompt_file": prompt_file,
         "system_prompt_file": None,
-        "processor": "math_hf_data_processor",
+        "processor": upstream.PROCESSOR,
         "env_name": ENVIRONMENT,
     }
     return {
@@ -355,3 +358,9 @@ def teacher_gpus_of_nodes(config: NemoConfig) -> list[int]:
     """A dedicated teacher's GPUs on each of its nodes: some of the only node, or whole ones."""
     own, per_node = config.teacher.dedicated_gpus, config.cluster.gpus_per_node
     return [own] if config.cluster.nodes == 1 else [per_node] * (own // per_node)
+
+
+def scoring_policy_config(config: Any) -> Any:
+    """The policy's configuration with what the loop's set-up adds to it; a scorer makes no training step."""
+    config.policy["megatron_cfg"]["train_iters"] = 1
+    return config.policy

@@ -9,13 +9,20 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from nemo_uecr.nemo_adapter import megatron_state
 from nemo_uecr.nemo_adapter.early_end import also_asked
 from nemo_uecr.nemo_adapter.errors import UpstreamError
+from nemo_uecr.nemo_adapter.parts import Prepared, SetUp, Sharded
 from nemo_uecr.nemo_adapter.replacing import replacing
-from nemo_uecr.nemo_adapter.signatures import check_signature, expected_signatures, load_module, prepare_import
+from nemo_uecr.nemo_adapter.signatures import (
+    check_signature,
+    expected_signatures,
+    load_module,
+    prepare_import,
+    supported_version,
+)
 from nemo_uecr.stopping import StopRequest
 
 #: Versions whose source the table below was checked against.
@@ -23,6 +30,9 @@ SUPPORTED = (0, 7)
 POLICY_CLUSTER = "grpo_policy_cluster"
 WORKER_FQN = "nemo_uecr.nemo_adapter.ray_worker.UecrMegatronPolicyWorker"
 NATIVE_WORKER_FQN = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
+VLLM_WORKER_FQN = "nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker"
+#: How NeMo-RL makes a prompt of a problem; a name of its registry.
+PROCESSOR = "math_hf_data_processor"
 
 _GRPO = "nemo_rl.algorithms.grpo"
 _POLICY = "nemo_rl.models.policy.lm_policy"
@@ -32,6 +42,19 @@ _BATCH = "nemo_rl.distributed.batched_data_dict"
 _CLUSTER = "nemo_rl.distributed.virtual_cluster"
 _REGISTRY = "nemo_rl.distributed.ray_actor_environment_registry"
 _ENVIRONMENTS = "nemo_rl.environments.utils"
+_INTERFACES = "nemo_rl.algorithms.loss.interfaces"
+_TOKENIZERS = "nemo_rl.algorithms.utils"
+_GENERATION = "nemo_rl.models.generation"
+_DATA = "nemo_rl.data.utils"
+_PROCESSORS = "nemo_rl.data.processors"
+_RAW_DATASET = "nemo_rl.data.datasets.raw_dataset"
+_RETURNS = "nemo_rl.environments.interfaces"
+_SAMPLING = "nemo_rl.algorithms.logits_sampling_utils"
+_VENVS = "nemo_rl.utils.venvs"
+_WORKER_OPTIONS = "nemo_rl.models.policy.utils"
+_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker"
+_TRAIN = "nemo_rl.models.megatron.train"
+_MICRO_BATCHES = "nemo_rl.models.megatron.data"
 
 
 #: Callables that this back end replaces, wraps or calls, with the parameters it counts on; where the list ends in
@@ -69,6 +92,33 @@ TABLE = f"""
 {_REGISTRY} get_actor_python_env: actor_class_fqn
 {_ENVIRONMENTS} register_env: env_name actor_class_fqn
 {_ENVIRONMENTS} create_env: env_name env_config
+{_ENVIRONMENTS} ENV_REGISTRY
+{_REGISTRY} ACTOR_ENVIRONMENT_REGISTRY
+{_GRPO} MasterConfig
+{_LOSS} ClippedPGLossConfig
+{_INTERFACES} LossType.TOKEN_LEVEL
+{_INTERFACES} LossInputType.LOGPROB
+{_CLUSTER} RayVirtualCluster
+{_CLUSTER} init_ray: ...
+{_TOKENIZERS} get_tokenizer: tokenizer_config ...
+{_GENERATION} configure_generation_config: config tokenizer ...
+{_DATA} setup_response_data: tokenizer data_config env_configs ...
+{_PROCESSORS} {PROCESSOR}: datum_dict task_data_spec tokenizer max_seq_length idx
+{_RAW_DATASET} RawDataset
+{_RETURNS} EnvironmentReturn.__new__: _cls observations metadata next_stop_strings rewards terminateds answers
+{_SAMPLING} TrainingSamplingParams: top_k top_p temperature ...
+{_VENVS} create_local_venv_on_each_node: py_executable venv_name
+{_WORKER_OPTIONS} get_runtime_env_for_policy_worker: policy_worker_name
+"""
+
+#: The same for what only the workers' own environment can import; checked there, when the worker's class is made.
+WORKER_TABLE = f"""
+{_WORKER} MegatronPolicyWorkerImpl.move_model: self model device move_params move_grads
+{_TRAIN} LogprobsPostProcessor.__init__: self cfg sampling_params ...
+{_TRAIN} LogprobsPostProcessor.__call__: self data_dict input_ids cu_seqlens_padded
+{_TRAIN} megatron_forward_backward: model data_iterator num_microbatches seq_length mbs post_processing_fn forward_only
+    defer_fp32_logits global_valid_seqs global_valid_toks sampling_params straggler_timer ...
+{_MICRO_BATCHES} get_microbatch_iterator: data cfg mbs straggler_timer seq_length_key delegate_pack_to_model
 """
 
 
@@ -81,7 +131,7 @@ def check() -> str:
     Raises:
         UpstreamError: NeMo-RL is not importable, is another version, or a callable changed; one line says which.
     """
-    version = _version()
+    version = supported_version("nemo_rl.package_info", SUPPORTED)
     for expected in expected_signatures(TABLE):
         check_signature(expected, version)
     registry = load_module(_REGISTRY, version).ACTOR_ENVIRONMENT_REGISTRY
@@ -90,23 +140,6 @@ def check() -> str:
             f"NeMo-RL {version}: no environment is registered for {NATIVE_WORKER_FQN}; expected its Megatron worker"
         )
     return version
-
-
-def _version() -> str:
-    prepare_import()
-    try:
-        info = importlib.import_module("nemo_rl.package_info")
-    except ImportError as error:
-        raise UpstreamError(
-            f"NeMo-RL cannot be imported ({error}); run inside its container, or put its source tree, version "
-            f"{SUPPORTED[0]}.{SUPPORTED[1]}, on PYTHONPATH (the package of that name on PyPI is empty)"
-        ) from error
-    if (info.MAJOR, info.MINOR) != SUPPORTED:
-        raise UpstreamError(
-            f"NeMo-RL says it is version {info.__version__}; expected {SUPPORTED[0]}.{SUPPORTED[1]}.x, against which "
-            "this back end was checked. Use that release"
-        )
-    return str(info.__version__)
 
 
 #: An evaluation in the place of NeMo-RL's validation: metrics and timings of a generation object at a step.
@@ -157,6 +190,12 @@ def substitutions(
         yield
 
 
+def registries() -> tuple[dict[str, Any], ...]:
+    """Where NeMo-RL looks up environments and the Pythons of its actors."""
+    environments = importlib.import_module(_ENVIRONMENTS)
+    return environments.ENV_REGISTRY, importlib.import_module(_REGISTRY).ACTOR_ENVIRONMENT_REGISTRY
+
+
 def register_worker() -> None:
     """Let the Megatron environment that NeMo-RL already has serve our worker as well.
 
@@ -165,7 +204,7 @@ def register_worker() -> None:
     registry_module = importlib.import_module(_REGISTRY)
     environment = registry_module.get_actor_python_env(NATIVE_WORKER_FQN)
     if environment.startswith("uv"):
-        venvs = importlib.import_module("nemo_rl.utils.venvs")
+        venvs = importlib.import_module(_VENVS)
         environment = venvs.create_local_venv_on_each_node(environment, NATIVE_WORKER_FQN)
     registry_module.ACTOR_ENVIRONMENT_REGISTRY[WORKER_FQN] = environment
 
@@ -181,7 +220,7 @@ def register_environment(name: str, actor: str) -> None:
 def environment_return() -> Any:
     """What an environment's step returns."""
     prepare_import()
-    return importlib.import_module("nemo_rl.environments.interfaces").EnvironmentReturn
+    return importlib.import_module(_RETURNS).EnvironmentReturn
 
 
 def policy_class() -> Any:
@@ -201,7 +240,7 @@ def batch_class() -> Any:
 
 def loss_markers() -> tuple[Any, Any]:
     """(loss type, input type) of a token-level loss over log-probabilities."""
-    interfaces = importlib.import_module("nemo_rl.algorithms.loss.interfaces")
+    interfaces = importlib.import_module(_INTERFACES)
     return interfaces.LossType.TOKEN_LEVEL, interfaces.LossInputType.LOGPROB
 
 
@@ -221,40 +260,13 @@ def grpo_module() -> Any:
     return importlib.import_module(_GRPO)
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Megatron's process groups of this rank; None where the group has one rank."""
-
-    tensor: Any
-    context: Any
-    pipeline: Any
-    tensor_rank: int
-    last_stage: bool
-
-
-def model_parallel_groups() -> Groups:
-    """The groups that Megatron set up."""
-    from megatron.core import parallel_state as state
-
-    def group(size: int, found: Any) -> Any:
-        return found if size > 1 else None
-
-    return Groups(
-        tensor=group(state.get_tensor_model_parallel_world_size(), state.get_tensor_model_parallel_group()),
-        context=group(state.get_context_parallel_world_size(), state.get_context_parallel_group()),
-        pipeline=group(state.get_pipeline_model_parallel_world_size(), state.get_pipeline_model_parallel_group()),
-        tensor_rank=state.get_tensor_model_parallel_rank(),
-        last_stage=state.is_pipeline_last_stage(ignore_virtual=True),
-    )
-
-
 def megatron_score_forward(worker: Any, data: Any, after_forward: Callable[..., dict[str, Any]]) -> list[Any]:
     """Run a worker's model over its micro-batches and call ``after_forward(columns, starts, logits)`` on each.
 
     The post-processor derives from NeMo-RL's own, because its forward dispatches on the class.
     """
-    train = importlib.import_module("nemo_rl.models.megatron.train")
-    data_module = importlib.import_module("nemo_rl.models.megatron.data")
+    train = importlib.import_module(_TRAIN)
+    data_module = importlib.import_module(_MICRO_BATCHES)
 
     class Scores(train.LogprobsPostProcessor):  # type: ignore[misc, name-defined]
         def __call__(self, data_dict: Any, input_ids: Any, cu_seqlens_padded: Any) -> Any:
@@ -282,29 +294,23 @@ def megatron_score_forward(worker: Any, data: Any, after_forward: Callable[..., 
         sampling_params=None,
         straggler_timer=worker.mcore_state.straggler_timer,
     )
-    return found if model_parallel_groups().last_stage else []
+    return found if megatron_state.model_parallel_groups().last_stage else []
 
 
 def temperature_only(temperature: float) -> Any:
     """NeMo-RL's sampling parameters with this temperature and no filter."""
-    module = importlib.import_module("nemo_rl.algorithms.logits_sampling_utils")
+    module = importlib.import_module(_SAMPLING)
     return module.TrainingSamplingParams(top_k=None, top_p=1.0, temperature=temperature)
-
-
-def is_wrapped(model: Any) -> bool:
-    """Whether Megatron's data-parallel wrapper owns the model's parameters."""
-    from megatron.core.distributed import DistributedDataParallel
-    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
-
-    return isinstance(model, DistributedDataParallel | FullyShardedDataParallel)
 
 
 def worker_actor(methods: type) -> Any:
     """NeMo-RL's Megatron worker with our methods, as a Ray actor; actors cannot be subclassed, Impl classes can."""
     import ray
 
-    workers = importlib.import_module("nemo_rl.models.policy.workers.megatron_policy_worker")
-    environment = importlib.import_module("nemo_rl.models.policy.utils").get_runtime_env_for_policy_worker
+    for expected in expected_signatures(WORKER_TABLE):
+        check_signature(expected, "in the worker's environment")
+    workers = importlib.import_module(_WORKER)
+    environment = importlib.import_module(_WORKER_OPTIONS).get_runtime_env_for_policy_worker
 
     class UecrMegatronPolicyWorker(methods, workers.MegatronPolicyWorkerImpl):  # type: ignore[misc, name-defined]
         pass
@@ -315,51 +321,22 @@ def worker_actor(methods: type) -> Any:
 def raw_dataset_class() -> Any:
     """NeMo-RL's base class of datasets."""
     prepare_import()
-    return importlib.import_module("nemo_rl.data.datasets.raw_dataset").RawDataset
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What NeMo-RL needs before its set-up."""
-
-    tokenizer: Any
-    dataset: Any
-    environments: Any
-
-
-@dataclass(frozen=True)
-class SetUp:
-    """What NeMo-RL's set-up returned, as far as the loop takes it, and the steps that a checkpoint brought."""
-
-    policy: Any
-    generation: Any
-    dataloader: Any
-    logger: Any
-    checkpointer: Any
-    state: Any
-    config: Any
-    completed_steps: int
+    return importlib.import_module(_RAW_DATASET).RawDataset
 
 
 def start(config: Any) -> Any:
     """Start Ray, load the tokenizer and complete the configuration with it; returns the tokenizer."""
     importlib.import_module(_CLUSTER).init_ray()
-    tokenizer = importlib.import_module("nemo_rl.algorithms.utils").get_tokenizer(config.policy["tokenizer"])
-    generation = importlib.import_module("nemo_rl.models.generation")
+    tokenizer = importlib.import_module(_TOKENIZERS).get_tokenizer(config.policy["tokenizer"])
+    generation = importlib.import_module(_GENERATION)
     config.policy["generation"] = generation.configure_generation_config(config.policy["generation"], tokenizer)
     return tokenizer
-
-
-def scoring_policy_config(config: Any) -> Any:
-    """The policy's configuration with what the loop's set-up adds to it; a scorer makes no training step."""
-    config.policy["megatron_cfg"]["train_iters"] = 1
-    return config.policy
 
 
 def prepare_run(config: Any) -> Prepared:
     """Start Ray, and load tokenizer, problems and environment, in NeMo-RL's own order."""
     tokenizer = start(config)
-    data = importlib.import_module("nemo_rl.data.utils")
+    data = importlib.import_module(_DATA)
     dataset, _, environments, _ = data.setup_response_data(tokenizer, config.data, config.env)
     return Prepared(tokenizer, dataset, environments)
 
@@ -371,11 +348,40 @@ def set_up(config: Any, parts: Prepared, make_policy: Callable[..., Any]) -> Set
     return SetUp(policy, generation, dataloader, logger, checkpointer, state, final, int(state["total_steps"]))
 
 
-def schedule_evaluation(run: SetUp, *, every: int, at_start: bool) -> None:
-    """Say when the loop validates; set-up would have asked for a data set of NeMo-RL's own."""
-    # The loop takes the first step of any epoch for the start, also after a resume.
-    first = at_start and run.completed_steps == 0
-    run.config.grpo.update(val_period=every, val_at_start=first, val_at_end=True)
+#: Axes along which every worker gets the same rows and gives the same answer.
+_REPLICATED = ("context_parallel", "tensor_parallel", "pipeline_parallel")
+
+
+def begin_sharded(policy: Any, method: str, data: Any, **common: Any) -> Sharded:
+    """Call a method of every worker with its rows, cut as for the policy's log-probabilities."""
+    shards, order = policy._shard_for_logprob(data)
+    bundle = policy.worker_group.run_all_workers_sharded_data(
+        method,
+        data=shards,
+        in_sharded_axes=["data_parallel"],
+        replicate_on_axes=list(_REPLICATED),
+        output_is_replicated=list(_REPLICATED),
+        common_kwargs=common,
+    )
+    return Sharded(bundle.futures, bundle, order)
+
+
+def end_sharded(policy: Any, call: Sharded, batch_type: Any) -> Any:
+    """The answers of a call that every worker has answered, one of each replica, in the order of the rows."""
+    answer = batch_type.from_batches(policy.worker_group.get_all_worker_results(call.bundle))
+    if call.order is not None:
+        answer.reorder_data(call.order)
+    return answer
+
+
+def begin_on_all(policy: Any, method: str, **arguments: Any) -> Any:
+    """The same call to every worker; futures in rank order."""
+    return policy.worker_group.run_all_workers_single_data(method, **arguments)
+
+
+def worker_names(policy: Any) -> list[str]:
+    """Names of a policy's workers in rank order."""
+    return [str(worker["name"]) for worker in policy.worker_group.worker_metadata]
 
 
 def generation_leaders(generation: Any) -> list[tuple[str, Any]]:

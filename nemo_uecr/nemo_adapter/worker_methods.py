@@ -10,13 +10,14 @@ import torch
 from nemo_uecr.megatron_worker.columns import ModelParallel
 from nemo_uecr.megatron_worker.impl import (
     check_released,
+    clear_forward_caches,
     mask_padded_vocabulary,
     move_plain_model,
     parameters_on_gpu,
     score_tokens,
 )
 from nemo_uecr.megatron_worker.request import ScoreRequest
-from nemo_uecr.nemo_adapter import megatron_forward, upstream
+from nemo_uecr.nemo_adapter import megatron_forward, megatron_state, upstream
 
 
 class WorkerMethods:
@@ -32,7 +33,7 @@ class WorkerMethods:
         options = self.cfg["uecr"]
         if options["filters"] == "paper":
             self.sampling_params = upstream.temperature_only(options["temperature"])
-        if not upstream.model_parallel_groups().last_stage:
+        if not megatron_state.model_parallel_groups().last_stage:
             # NeMo-RL divides the output of every pipeline stage by the temperature: hidden states, on all but the last.
             self.sampling_params = None
         self._vocabulary = int(options["vocabulary"])
@@ -41,7 +42,7 @@ class WorkerMethods:
     def score_tokens(self, *, data: Any, request: ScoreRequest) -> Any:
         """The columns of the request for this worker's rows, the same on all its model-parallel ranks."""
         self.model.eval()
-        groups = upstream.model_parallel_groups()
+        groups = megatron_state.model_parallel_groups()
         answer = score_tokens(
             megatron_forward.MegatronForward(self),
             data,
@@ -56,8 +57,9 @@ class WorkerMethods:
         self, model: torch.nn.Module, device: str, move_params: bool = True, move_grads: bool = True
     ) -> torch.nn.Module:
         """NeMo-RL's own for wrapped models; a plain one is really moved, so that its memory is freed."""
-        if upstream.is_wrapped(model):
+        if megatron_state.is_wrapped(model):
             moved: torch.nn.Module = super().move_model(model, device, move_params, move_grads)  # type: ignore[misc]
+            clear_forward_caches(moved)
             return moved
         if move_params:
             move_plain_model(model, device)
@@ -74,7 +76,7 @@ class WorkerMethods:
         return int(torch.cuda.memory_allocated())
 
     def _hook_padded_vocabulary(self) -> None:
-        groups = upstream.model_parallel_groups()
+        groups = megatron_state.model_parallel_groups()
         if not groups.last_stage:
             return
 

@@ -11,10 +11,9 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan import nemo_memory as memory
 from nemo_uecr.plan import nemo_seconds as seconds
 from nemo_uecr.plan.layout import layout_lines
-from nemo_uecr.plan.nemo_faults import memory_faults, mismatches_of
+from nemo_uecr.plan.nemo_faults import cut_faults, memory_faults, mismatches_of
 from nemo_uecr.plan.records import Phase, Plan
 from nemo_uecr.plan.setting import Setting, setting_of
-from nemo_uecr.plan.shards import rollout_fault, shape_faults
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
@@ -40,7 +39,7 @@ def nemo_plan(config: NemoConfig, device: Device, efficiency: Efficiency, length
     setting = setting_of(config, device, efficiency, lengths)
     _check_cuts(setting)
     phases = _phases(setting)
-    mismatches = mismatches_of(setting)
+    mismatches = mismatches_of(config, setting.student, setting.teacher)
     return Plan(
         title=title_of(setting),
         hardware=_hardware(setting),
@@ -100,12 +99,7 @@ def title_of(setting: Setting) -> str:
 
 
 def _check_cuts(setting: Setting) -> None:
-    faults = shape_faults(setting.student, setting.grid, role="student")
-    if setting.teacher is not None and setting.teacher_grid is not None:
-        faults += shape_faults(setting.teacher, setting.teacher_grid, role="teacher")
-    rollout = rollout_fault(setting.student, setting.config.rollout.tensor)
-    if rollout is not None:
-        faults.append(rollout)
+    faults = cut_faults(setting.config, setting.student, setting.teacher)
     if faults:
         raise ConfigError("; ".join(faults))
 

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from nemo_uecr.config.nemo_checks import student_gpus, teacher_gpus
 from nemo_uecr.plan.mismatches import other_columns, too_long
 from nemo_uecr.plan.nemo_memory import concurrent_responses
 from nemo_uecr.plan.records import GIB, Phase
 from nemo_uecr.plan.setting import Setting
+from nemo_uecr.plan.shapes import ModelShape
+from nemo_uecr.plan.shards import grid_of, rollout_fault, shape_faults
 
-__all__ = ["memory_faults", "mismatches_of"]
+if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import NemoConfig
+
+__all__ = ["cut_faults", "memory_faults", "mismatches_of"]
 
 
-def mismatches_of(setting: Setting) -> tuple[str, ...]:
+def cut_faults(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> list[str]:
+    """What of the models their layout cannot cut, one sentence each."""
+    faults = shape_faults(student, grid_of(config.student.parallel, student_gpus(config)), role="student")
+    if teacher is not None:
+        faults += shape_faults(teacher, grid_of(config.teacher.parallel, teacher_gpus(config)), role="teacher")
+    rollout = rollout_fault(student, config.rollout.tensor)
+    if rollout is not None:
+        faults.append(rollout)
+    return faults
+
+
+def mismatches_of(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> tuple[str, ...]:
     """Sequence lengths and vocabularies."""
-    prompt, response = setting.config.data.max_prompt_tokens, setting.config.rollout.max_response_tokens
-    student, teacher, stated = setting.student, setting.teacher, setting.config.student.vocabulary
+    prompt, response, stated = config.data.max_prompt_tokens, config.rollout.max_response_tokens, config.student
     faults = too_long("student", student, prompt, response)
-    if student.vocabulary != stated:
+    if student.vocabulary != stated.vocabulary:
         faults.append(
-            f"student.vocabulary={stated}, but the student has {student.vocabulary} output columns; take "
+            f"student.vocabulary={stated.vocabulary}, but the student has {student.vocabulary} output columns; take "
             f"student.vocabulary={student.vocabulary}"
         )
     if teacher is not None:

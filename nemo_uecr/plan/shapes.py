@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nemo_uecr.data.model_files import decoder_sizes, folder_of, read_fields
+from nemo_uecr.data.model_files import Fields, decoder_sizes, folder_of, read_fields
 from nemo_uecr.errors import DataError
 
-__all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of"]
+__all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of", "shape_of_values"]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Dense decoders whose parameters the formulas below count."""
@@ -122,7 +122,15 @@ def shape_of(name: str, *, role: str) -> ModelShape:
 
 
 def _from_config(path: Path, role: str) -> ModelShape:
-    fields = read_fields(path, prefix=f"{role}.model_name: ")
+    return shape_of_values(read_fields(path, prefix=f"{role}.model_name: "))
+
+
+def shape_of_values(fields: Fields) -> ModelShape:
+    """Sizes of a model from what its `config.json` holds.
+
+    Raises:
+        DataError: it is no dense decoder of a known architecture, or a size is missing.
+    """
     where, values = fields.where, fields.values
     kind = values.get("model_type")
     if kind not in ARCHITECTURES or values.get("mlp_bias"):

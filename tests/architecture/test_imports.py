@@ -54,7 +54,8 @@ CONTRACT: dict[str, Rule] = {
     "megatron_worker": rule("scoring", packages="torch", lazy="megatron"),
     "checkpoint": rule("data", "scoring"),
     "nemo_adapter": rule(
-        "config", "core", "data", "evaluation", "megatron_worker", "telemetry", "verifier", packages="torch ray"
+        "config", "core", "data", "evaluation", "megatron_worker", "plan", "telemetry", "verifier",
+        packages="torch ray",
     ),
     "study": rule("config", "data", "demo", "evaluation", "report", packages="numpy omegaconf pydantic pydantic_core"),
     "cluster": rule("config", "data"),

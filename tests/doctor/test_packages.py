@@ -11,6 +11,7 @@ import pytest
 
 from nemo_uecr.doctor import packages
 from nemo_uecr.doctor.packages import Package
+from nemo_uecr.nemo_adapter.upstream import VLLM_WORKER_FQN
 from tests.conftest import ROOT
 
 
@@ -108,10 +109,10 @@ def test_a_version_is_shown() -> None:
 
 
 def test_a_workers_own_environment_is_used(tmp_path: Path) -> None:
-    assert packages.worker_python(packages.VLLM_WORKER, root=tmp_path) == sys.executable
-    prebuilt = tmp_path / packages.VLLM_WORKER / "bin" / "python"
+    assert packages.worker_python(VLLM_WORKER_FQN, root=tmp_path) == sys.executable
+    prebuilt = tmp_path / VLLM_WORKER_FQN / "bin" / "python"
     write(prebuilt, "")
-    assert packages.worker_python(packages.VLLM_WORKER, root=tmp_path) == str(prebuilt)
+    assert packages.worker_python(VLLM_WORKER_FQN, root=tmp_path) == str(prebuilt)
 
 
 def test_the_empty_nemo_rl_of_pypi_is_refused(site: Path) -> None:

@@ -76,8 +76,24 @@ def overrides(folder: Path, student: Path, teacher: Path, vocabulary: int) -> li
     ]  # fmt: skip
 
 
-def check_offload(policy: Any) -> None:
-    """On and off three times: what the teacher leaves behind must neither stay nor grow."""
+def random_batch(lengths: list[int], vocabulary: int) -> Any:
+    """Rows of random tokens."""
+    import torch
+
+    from nemo_uecr.nemo_adapter import upstream
+
+    shape = (len(lengths), max(lengths))
+    return upstream.batch_class()(
+        {
+            "input_ids": torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(0)),
+            "input_lengths": torch.tensor(lengths), "token_mask": torch.ones(shape),
+            "sample_mask": torch.ones(shape[0]),
+        }
+    )  # fmt: skip
+
+
+def check_offload(policy: Any, vocabulary: int) -> None:
+    """On, scoring many lengths, and off three times: what the teacher leaves must neither stay nor grow."""
     from nemo_uecr.nemo_adapter.dispatch import call_all
 
     teacher = policy._teacher
@@ -85,6 +101,8 @@ def check_offload(policy: Any) -> None:
     for cycle in range(3):
         teacher.load()
         loaded = call_all(teacher._policy, "gpu_memory", seconds=600)[0]
+        for length in range(16, 321, 16):
+            teacher.score_tokens(random_batch([length] * 2, vocabulary), policy._context.spec.teacher_request())
         teacher.offload()
         after = call_all(teacher._policy, "gpu_memory", seconds=600)[0]
         detail = f"{before / MEBI:.1f} MiB off, {loaded / MEBI:.1f} on, {after / MEBI:.1f} off again"
@@ -98,14 +116,8 @@ def check_scores(policy: Any, vocabulary: int) -> None:
 
     from nemo_uecr.nemo_adapter import upstream
 
-    generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([48, 17, 33, 64])
-    data = upstream.batch_class()(
-        {
-            "input_ids": torch.randint(0, vocabulary, (4, 64), generator=generator), "input_lengths": lengths,
-            "token_mask": torch.ones(4, 64), "sample_mask": torch.ones(4),
-        }
-    )  # fmt: skip
+    data = random_batch(lengths.tolist(), vocabulary)
     upstream.policy_class().prepare_for_lp_inference(policy)
     native = upstream.policy_class().get_logprobs(policy, data)["logprobs"]
     ours = policy.score_tokens(data, policy._context.spec.student_request())["logp_0"]
@@ -153,7 +165,7 @@ def main(tokenizer: str, target: str) -> None:
 
     def checked_loop(run: Any, parts: Any, loss: Any) -> None:
         report("three worker groups beside vLLM", passed=True, detail="set-up returned")
-        check_offload(run.policy)
+        check_offload(run.policy, vocabulary)
         check_scores(run.policy, vocabulary)
         run.policy.offload_after_refit()
         loop(run, parts, loss)

@@ -124,3 +124,40 @@ def score_context_parallel(rank: int, *, pieces: int) -> dict[str, Tensor]:
 def context_logits() -> Tensor:
     """[B, S, V] logits that every rank can make."""
     return torch.randn(ROWS, WIDTH, 48, generator=torch.Generator().manual_seed(1)) * 2
+
+
+def offload_after_many_lengths(rank: int, *, lengths: int) -> dict[str, int]:
+    """Bytes of a tiny Qwen3 of Megatron's that are on the CPU around its offload to another device."""
+    import gc
+
+    from tests.megatron_worker.cpu import allow_cpu
+
+    allow_cpu()
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo_uecr.megatron_worker.impl import move_plain_model
+    from tests.megatron_worker.tiny_qwen3 import parallel_model
+
+    parallel_state.initialize_model_parallel(1, 1)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+
+    def on_cpu() -> int:
+        gc.collect()
+        tensors = [found for found in gc.get_objects() if isinstance(found, Tensor) and found.device.type == "cpu"]
+        return sum({found.untyped_storage().data_ptr(): found.untyped_storage().nbytes() for found in tensors}.values())
+
+    from tests.megatron_worker import tiny_qwen3
+
+    tiny_qwen3.whole_model()  # kept by its own cache, whatever happens here
+    before = on_cpu()
+    model = parallel_model(1, 1)
+    loaded = on_cpu()
+    for length in range(4, 4 + lengths):
+        inputs = {"input_ids": torch.zeros(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}
+        mask = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), 1)
+        with torch.no_grad():
+            model(**inputs, attention_mask=mask)
+    del inputs, mask
+    scored = on_cpu()
+    move_plain_model(model, "meta")
+    return {"before": before, "loaded": loaded, "scored": scored, "off": on_cpu()}

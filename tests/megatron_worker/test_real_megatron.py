@@ -15,6 +15,7 @@ from tests.megatron_worker.on_ranks import (
     TEMPERATURES,
     batch,
     context_logits,
+    offload_after_many_lengths,
     score_context_parallel,
     score_with_megatron,
 )
@@ -67,3 +68,13 @@ def assert_same(answer: dict[str, Any], expected: dict[str, Tensor], *, toleranc
     for name, value in expected.items():
         torch.testing.assert_close(answer[name], value, atol=tolerance, rtol=0)
     assert float(expected["entropy"].max()) > 0.5, "a flat zero would agree with anything"
+
+
+@pytest.mark.real
+def test_a_teacher_of_megatron_leaves_nothing_behind() -> None:
+    """Megatron keeps a rotary table for each length of a forward; an offload has to take these as well."""
+    pytest.importorskip("megatron.core")
+    (found,) = run_ranks(1, offload_after_many_lengths, lengths=24)
+    assert found["loaded"] - found["before"] > 20_000, "the model itself"
+    assert found["scored"] - found["loaded"] > 20_000, "tables of the lengths that were scored"
+    assert found["off"] - found["before"] < 1_000, "a few bytes of random state, and no table"

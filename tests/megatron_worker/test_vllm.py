@@ -73,3 +73,59 @@ def test_generated_log_probabilities_are_the_scored_ones(tmp_path: Path, monkeyp
     scored = score_columns(logits, MicroBatch(ids, lengths, None), request, ModelParallel(None, None))["logp_0"]
     assert int(mask.sum()) == len(rows) * 12
     torch.testing.assert_close(scored[mask], generated[mask], atol=1e-5, rtol=0)
+    batch, handed_out = through_the_adapter(model, ids, lengths, mask)
+    torch.testing.assert_close(handed_out[mask], generated[mask], atol=1e-5, rtol=0)
+    # The record's own column is at temperature 1: divided by T_r again it would be another one.
+    cold = model_logp(model, ids, 1.0)
+    torch.testing.assert_close(batch.old_logp_BT[mask], cold[mask], atol=1e-5, rtol=0)
+    assert float((cold - generated)[mask].abs().max()) > 0.1
+    assert torch.equal(batch.mask_BT, mask)
+    assert batch.group_B.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def model_logp(model: Any, ids: torch.Tensor, temperature: float) -> torch.Tensor:
+    """[B, S] log-probability of each token by the definition."""
+    with torch.no_grad():
+        logp = (model(input_ids=ids).logits / temperature).log_softmax(dim=-1)
+    found = logp[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
+    return torch.nn.functional.pad(found, (1, 0))
+
+
+def through_the_adapter(
+    model: Any, ids: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor
+) -> tuple[Any, torch.Tensor]:
+    """The record of `core` that the adapter builds from a generated batch, and the column that its loop gets."""
+    from nemo_uecr.config.nemo_load import load_nemo_config
+    from nemo_uecr.nemo_adapter.context import StepContext
+    from nemo_uecr.nemo_adapter.estimator import UecrEstimator
+    from nemo_uecr.nemo_adapter.launcher import run_spec
+    from nemo_uecr.nemo_adapter.policy import make_uecr_policy
+
+    class Scorer:
+        data_parallel_size = 1
+
+        def prepare_for_lp_inference(self) -> None: ...
+
+        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+            with torch.no_grad():
+                logits = model(input_ids=data["input_ids"]).logits
+            micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+            answer = score_columns(logits, micro, request, ModelParallel(None, None))
+            return answer | {"terms": [request.terms] * ids.shape[0]}
+
+    path = Path(__file__).resolve().parents[2] / "examples" / "configs" / "qwen3_1p7b" / "grpo.yaml"
+    changes = ["rollout.prompts_per_step=3", "rollout.responses_per_prompt=4", "train.minibatch_responses=12"]
+    config = load_nemo_config(
+        path, [*changes, f"student.vocabulary={VOCABULARY}", f"rollout.temperature={TEMPERATURE}",
+               "cluster.gpus_per_node=1", "scoring.chunk_tokens=32"],
+    )  # fmt: skip
+    context = StepContext(run_spec(config), completed_steps=0, tokenizer=None)
+    policy = make_uecr_policy(Scorer)(context=context, teacher=None)
+    data = {
+        "input_ids": ids, "input_lengths": lengths, "token_mask": mask.float(), "sample_mask": torch.ones(len(ids)),
+    }  # fmt: skip
+    handed_out = policy.get_logprobs(data)["logprobs"]
+    rollouts = {"idx": [0] * 4 + [1] * 4 + [2] * 4, "truncated": torch.zeros(len(ids))}
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0] * 3)
+    UecrEstimator(context).compute_advantage(ids[:, :3], rewards, mask.float(), rollouts, handed_out, None)
+    return context.outcome.batch, handed_out

@@ -55,7 +55,7 @@ def score_and_compare(
     allow_cpu()
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo_uecr.nemo_adapter import megatron_forward, upstream
+    from nemo_uecr.nemo_adapter import megatron_forward, megatron_state, upstream
     from tests.megatron_worker.tiny_qwen3 import VOCABULARY, parallel_model
 
     upstream.check()
@@ -70,7 +70,7 @@ def score_and_compare(
     if sixteen_bit:
         worker.cfg["logprob_chunk_size"] = 5
         _keep_sixteen_bits(model)
-    groups = upstream.model_parallel_groups()
+    groups = megatron_state.model_parallel_groups()
     ours = score_tokens(
         megatron_forward.MegatronForward(worker), _data(packed=packed),
         ScoreRequest(TEMPERATURES, True, VOCABULARY, 5), ModelParallel(groups.tensor, groups.context),

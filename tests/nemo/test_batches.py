@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +20,14 @@ from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.errors import BatchFactsError, ContractError
 from nemo_uecr.nemo_adapter.scorer import score
-from tests.nemo.loop import spec_of, train_ours
+from tests.nemo.loop import NATIVE, PAPER, spec_of, train_ours
 from tests.nemo.tiny_world import (
+    PROMPT,
     TEMPERATURE,
     VOCABULARY,
     TinyGeneration,
     TinyModel,
+    TinyProblems,
     TinyTeacher,
     columns_of,
     training_logp,
@@ -97,7 +101,7 @@ def test_1007_responses_train_on_four_ranks() -> None:
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd", "grpo"])
 def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> None:
-    """The adapter's first loss equals that of `replay`'s advantages, and that of `core` as the local loop calls it."""
+    """The adapter's first loss equals that of `replay`'s advantages, of `core`, and of the local loop's own update."""
     spec = spec_of(method, save_every=1, folder=str(tmp_path))
     teacher = TinyTeacher(TinyModel(9), []) if METHODS[method].needs_teacher else None
     run = train_ours(spec, steps=1, teacher=teacher)
@@ -114,6 +118,66 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> 
     assert loss_of(saved.tensors, replayed, spec.kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
     direct = METHODS[method].compute(_scored(saved, path), spec.settings_of(0))
     assert loss_of(saved.tensors, direct.named_tensors(), spec.kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
+    assert local_loss(saved.tensors, replayed, spec) == pytest.approx(run.policy.losses[0], abs=1e-6)
+
+
+def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], spec: Any) -> float:
+    """The loss that the local back end's update takes its step on: its sequences, micro-batches, forward and sums."""
+    from nemo_uecr.local.prompts import Prompt
+    from nemo_uecr.local.rollout import Response
+    from nemo_uecr.local.sequences import Sequences, micro_slices
+    from nemo_uecr.local.update import UpdateInputs, update
+
+    ids, mask = tensors["token_ids"], tensors["mask"].bool()
+    lengths = mask.sum(dim=1).tolist()
+    assert bool((mask.long().argmax(dim=1) == PROMPT).all())
+    rows = [row.tolist() for row in ids]
+    sequences = Sequences(
+        [made(Prompt, token_ids=row[:PROMPT]) for row in rows],
+        [made(Response, token_ids=row[PROMPT : PROMPT + length]) for row, length in zip(rows, lengths, strict=True)],
+    )
+    here = slice(PROMPT, PROMPT + sequences.width)
+    names = ["advantage", *(["advantage_opd"] if "advantage_opd" in advantages else [])]
+    inputs = UpdateInputs(
+        sequences=sequences, sample_ids=tuple(map(str, range(len(rows)))),
+        slices=micro_slices(len(rows), minibatch=spec.minibatch_responses, microbatch=8),
+        loss_mask_BT=mask[:, here], old_logp_BT=tensors["old_logp_rollout"][:, here],
+        surrogates=tuple((advantages[name][:, here], 1.0) for name in names),
+        ref_logp_BT=tensors["ref_logp"][:, here],
+    )  # fmt: skip
+    config: Any = SimpleNamespace(
+        train=SimpleNamespace(learning_rate=1e-3, warmup_steps=0, max_grad_norm=1.0),
+        rollout=SimpleNamespace(temperature=TEMPERATURE),
+        loss=SimpleNamespace(clip_low=spec.clip_low, clip_high=spec.clip_high, reference_kl=spec.kl_coef),
+    )
+    model: Any = LocalTiny(TinyModel(0))
+    optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-3)
+    return update(model, optimizer, inputs, config, steps_done=0).loss[0]
+
+
+def made(kind: type, **fields: Any) -> Any:
+    """A record of the local back end with the fields that its update reads."""
+    record = object.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(record, name, value)
+    return record
+
+
+class LocalTiny:
+    """The tiny model as the local back end sees one: features, and an output layer over them."""
+
+    device, vocabulary, forward_context = torch.device("cpu"), VOCABULARY, staticmethod(contextlib.nullcontext)
+
+    def __init__(self, module: TinyModel) -> None:
+        self.module = module
+
+    def features(self, ids_bS: Tensor) -> Tensor:
+        features: Tensor = self.module.recurrent(self.module.embedding(ids_bS))[0]
+        return features
+
+    def head(self, features_NF: Tensor) -> Tensor:
+        logits: Tensor = self.module.output(features_NF)
+        return logits
 
 
 def _scored(saved: Any, path: Path) -> Any:
@@ -153,6 +217,28 @@ def test_a_teacher_at_the_students_temperature_stops_the_run() -> None:
 
     with pytest.raises(ContractError, match=r"temperatures 0\.7"):
         train_ours(spec_of("uecr"), steps=1, teacher=Warm(TinyModel(9), []))
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_teacher_that_repeats_the_terms_but_divides_otherwise_stops_the_run() -> None:
+    class Warm(TinyTeacher):
+        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+            warm = ScoreRequest((TEMPERATURE,), request.entropy, request.vocabulary, request.chunk_tokens)
+            return super().score_tokens(data, warm) | {"terms": [request.terms] * data["input_ids"].shape[0]}
+
+    with pytest.raises(ContractError, match=r"the teacher's worker divided by the temperatures \[\(0\.7,\)\]"):
+        train_ours(spec_of("uecr"), steps=1, teacher=Warm(TinyModel(9), []))
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("conventions", [PAPER, NATIVE], ids=["paper", "nemo_rl"])
+def test_one_problem_in_every_place_stops_the_run(conventions: Any) -> None:
+    class Same(TinyProblems):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return super().__getitem__(5) | {"idx": 5}
+
+    with pytest.raises(BatchFactsError, match="number of different problems is 1; expected 4"):
+        train_ours(spec_of("grpo", conventions=conventions), steps=1, teacher=None, problems=Same())
 
 
 @pytest.mark.usefixtures("ray_cluster")

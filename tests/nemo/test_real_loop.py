@@ -116,16 +116,43 @@ def test_equal_prompts_stay_apart() -> None:
 
 
 def test_substitutions_are_taken_back() -> None:
+    """Every name of the loop's module, however the block ends; the names are read from the module, not from a list."""
     from nemo_uecr.nemo_adapter import upstream
 
     grpo = upstream.grpo_module()
-    before = (grpo._create_advantage_estimator, grpo.RayVirtualCluster)
+    before = dict(vars(grpo))
 
     def fail_inside() -> None:
-        with upstream.substitutions(estimator=object, colocated_worker_groups=3, evaluation=None, stop=StopRequest()):
-            assert grpo._create_advantage_estimator is not before[0]
-            raise RuntimeError("inside")
+        with upstream.substitutions(
+            estimator=object, colocated_worker_groups=3, evaluation=lambda generation, step: ({}, {}),
+            stop=StopRequest(),
+        ):  # fmt: skip
+            changed = {name for name, value in vars(grpo).items() if before.get(name) is not value}
+            assert changed == {"_create_advantage_estimator", "RayVirtualCluster", "TimeoutChecker", "validate"}
+            raise KeyboardInterrupt
 
-    with pytest.raises(RuntimeError, match="inside"):
+    with pytest.raises(KeyboardInterrupt):
         fail_inside()
-    assert (grpo._create_advantage_estimator, grpo.RayVirtualCluster) == before
+    assert {name for name, value in vars(grpo).items() if before.get(name) is not value} == set()
+
+
+def test_what_a_run_registers_is_taken_back() -> None:
+    import typing
+
+    from nemo_uecr.nemo_adapter import upstream, verifier_environment
+    from nemo_uecr.nemo_adapter.replacing import restoring
+
+    before, typed = [dict(registry) for registry in upstream.registries()], typing.TypedDict
+
+    def fail_inside() -> None:
+        with restoring(*upstream.registries()):
+            verifier_environment.register()
+            upstream.register_worker()
+            typing.TypedDict = object
+            assert all(now != then for now, then in zip(upstream.registries(), before, strict=True))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_inside()
+    assert [dict(registry) for registry in upstream.registries()] == before
+    assert typing.TypedDict is typed

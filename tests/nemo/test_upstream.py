@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.errors import UpstreamError
+from nemo_uecr.nemo_adapter.signatures import expected_signatures
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.translate import master_config
 from tests.config.test_nemo import CONFIGS, GIVEN, SCALES
@@ -94,6 +96,8 @@ def test_every_translated_key_is_one_that_nemo_rl_ships(nemo_rl: str) -> None:
         "policy.tokenizer.chat_template_kwargs.enable_thinking", "policy.uecr.temperature", "policy.uecr.filters",
         "policy.uecr.vocabulary", "policy.megatron_cfg.use_linear_ce_fusion_loss",
         "grpo.skip_reference_policy_logprobs_calculation", "env.nemo_uecr_math.num_workers",
+        # Handed to Megatron-Bridge's SchedulerConfig as it is; one of NeMo-RL's own recipes sets it.
+        "policy.megatron_cfg.scheduler.override_opt_param_scheduler",
     }  # fmt: skip
 
 
@@ -108,6 +112,28 @@ def test_nothing_that_nemo_rl_ships_is_left_out(nemo_rl: str) -> None:
         "grpo.reward_shaping", "grpo.reward_scaling", "grpo.async_grpo", "loss_fn", "logger.mlflow.tracking_uri",
     )  # fmt: skip
     assert {name for name in missing if not name.startswith(unused)} == set()
+
+
+def test_every_name_of_the_table_is_missed(nemo_rl: str) -> None:
+    names = sorted({(line.module, line.name.split(".")[0]) for line in expected_signatures(upstream.TABLE)})
+    assert len(names) > 20
+    for module, name in names:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delattr(importlib.import_module(module), name)
+            with pytest.raises((UpstreamError, AttributeError), match=name):
+                upstream.check()
+
+
+def test_the_workers_table_is_that_of_the_source(nemo_rl: str) -> None:
+    """Megatron's side cannot be imported by the driver: read from the source, and checked at run time in the worker."""
+    for line in expected_signatures(upstream.WORKER_TABLE):
+        path = Path(os.environ["NEMO_RL_SOURCE"]) / (line.module.replace(".", "/") + ".py")
+        body: Any = ast.parse(path.read_text())
+        for part in line.name.split("."):
+            body = next(node for node in body.body if getattr(node, "name", None) == part)
+        found = tuple(argument.arg for argument in body.args.args)
+        assert line.parameters is not None
+        assert (found[: len(line.parameters)] if line.open_end else found) == line.parameters, line
 
 
 def test_the_teacher_is_the_raw_model(nemo_rl: str) -> None:

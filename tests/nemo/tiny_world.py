@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.megatron_worker.request import ScoreRequest, row_hash
+from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
+from nemo_uecr.megatron_worker.layout import MicroBatch
+from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.megatron_worker.shift import at_scored_token, predicted_token
 from nemo_uecr.scoring.dense import score_logits, token_logp
 
@@ -61,7 +63,9 @@ def columns_of(model: TinyModel, data: Any, request: ScoreRequest) -> dict[str, 
     }
     if found.entropy_N is not None:
         columns["entropy"] = at_scored_token(found.entropy_N.view(targets.shape))
-    columns["row_hash"] = row_hash(ids, data["input_lengths"])
+    micro = MicroBatch(ids, data["input_lengths"], None)
+    seen = score_columns(model(ids), micro, request, ModelParallel(None, None))
+    columns |= {"row_hash": seen["row_hash"], "witness": seen["witness"]}
     columns["terms"] = [request.terms] * ids.shape[0]
     return columns
 

@@ -13,7 +13,9 @@ import pytest
 from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.nemo_adapter.errors import UpstreamError
+from nemo_uecr.megatron_worker.request import ScoreRequest
+from nemo_uecr.nemo_adapter import teachers, upstream
+from nemo_uecr.nemo_adapter.errors import UpstreamError, WorkerError
 from nemo_uecr.nemo_adapter.launcher import _prompt_file, run_spec
 from nemo_uecr.nemo_adapter.problem_rows import selected_rows
 from nemo_uecr.nemo_adapter.scorer import on_device
@@ -121,16 +123,74 @@ def test_the_teacher_leaves_whatever_happens() -> None:
     assert events == ["on", "off"]
 
 
-def test_without_nemo_rl_a_run_stops_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_worker_is_not_asked_again() -> None:
+    """The error that names it is the one that is seen, after one wait."""
+    events: list[str] = []
+
+    def offload() -> None:
+        events.append("off")
+        raise WorkerError("offload_after_refit: no answer")
+
+    def fail(error: Exception) -> None:
+        teacher: Any = SimpleNamespace(load=lambda: None, offload=offload)
+        with on_device(teacher):
+            raise error
+
+    with pytest.raises(WorkerError, match="score_tokens: no answer"):
+        fail(WorkerError("score_tokens: no answer"))
+    assert events == []
+    with pytest.raises(ValueError, match="first"):
+        fail(ValueError("first"))
+    assert events == ["off"]
+    with (
+        pytest.raises(WorkerError, match="offload_after_refit"),
+        on_device(
+            SimpleNamespace(load=lambda: None, offload=offload)  # type: ignore[arg-type]
+        ),
+    ):
+        pass
+
+
+def teacher_with(calls: list[str], monkeypatch: pytest.MonkeyPatch, *, dedicated: bool) -> teachers.RayTeacher:
+    monkeypatch.setattr(upstream, "policy_class", lambda: lambda **given: SimpleNamespace(data_parallel_size=1))
+    monkeypatch.setattr(upstream, "batch_class", lambda: dict)
+    monkeypatch.setattr(teachers, "call_all", lambda policy, method, **given: calls.append(method))
+    monkeypatch.setattr(teachers, "score_on_workers", lambda *args, **given: calls.append("score_tokens"))
+    plan = teachers.TeacherPlan({}, (), 1.0, dedicated, 64)
+    return teachers.RayTeacher(plan, student_config={}, cluster=None, tokenizer=None)
+
+
+def test_the_offload_is_measured_at_the_start_and_after_the_first_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    teacher = teacher_with(calls, monkeypatch, dedicated=False)
+    assert calls == ["offload_after_refit", "assert_offloaded"]
+    for _ in range(3):
+        with on_device(teacher):
+            teacher.score_tokens({}, ScoreRequest((1.0,), False, 8, 8))
+    step = ["prepare_for_lp_inference", "score_tokens", "offload_after_refit"]
+    assert calls[2:] == [*step, "assert_offloaded", *step, *step]
+
+
+def test_a_dedicated_teacher_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    with on_device(teacher_with(calls, monkeypatch, dedicated=True)):
+        pass
+    assert calls == []
+
+
+def test_without_nemo_rl_a_run_stops_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from nemo_uecr.nemo_adapter import launcher
 
     monkeypatch.setitem(sys.modules, "nemo_rl", None)
     monkeypatch.delitem(sys.modules, "nemo_rl.package_info", raising=False)
+    problems = tmp_path / "p.jsonl"
+    problems.write_text('{"question": "1+1", "final_answer": "2", "difficulty": 6}\n' * 200)
+    given = [f"data.train={problems}", f"run.folder={tmp_path}/run"]
     with pytest.raises(UpstreamError, match="NeMo-RL cannot be imported") as caught:
         launcher.train(
-            load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", []), resume=False, origins={}, objective=""
+            load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", given), resume=False, origins={}, objective=""
         )
     assert "\n" not in str(caught.value)
 

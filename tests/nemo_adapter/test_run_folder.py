@@ -10,7 +10,12 @@ import pytest
 
 from nemo_uecr.config.nemo_load import load_nemo, load_nemo_config
 from nemo_uecr.errors import CheckpointError, RunFolderError
-from nemo_uecr.nemo_adapter.run_folder import check_folder, drop_later_records, write_run_files
+from nemo_uecr.nemo_adapter.run_folder import (
+    begun_by_a_step,
+    check_folder,
+    drop_later_records,
+    write_run_files,
+)
 from tests.config.test_nemo import CONFIGS
 
 
@@ -66,3 +71,21 @@ def test_evaluations_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 20]
     drop_later_records(configuration(tmp_path), completed_steps=0)
     assert path.read_text() == ""
+
+
+def test_a_run_that_failed_before_its_first_step_can_be_begun_again(tmp_path: Path) -> None:
+    def fail(completed: int) -> None:
+        with begun_by_a_step(configuration(tmp_path), lambda: completed):
+            begin(tmp_path)
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail(0)
+    check_folder(configuration(tmp_path, "rollout.temperature=0.9"), resume=False)
+    with pytest.raises(RuntimeError, match="inside"):
+        fail(1)
+    with pytest.raises(RunFolderError, match="add --resume"):
+        check_folder(configuration(tmp_path), resume=False)
+    with pytest.raises(RuntimeError, match="inside"):
+        fail(0)  # a continued run that failed: what was there stays
+    assert (tmp_path / "config.yaml").exists()

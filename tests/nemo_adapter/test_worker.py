@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nemo_uecr.megatron_worker.impl import OffloadError
-from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.upstream import Groups
+from nemo_uecr.nemo_adapter import megatron_state, upstream
+from nemo_uecr.nemo_adapter.megatron_state import Groups
 from nemo_uecr.nemo_adapter.worker_methods import WorkerMethods
 
 
@@ -36,12 +36,12 @@ class Worker(WorkerMethods, Native):  # type: ignore[misc]
 def groups(monkeypatch: pytest.MonkeyPatch) -> None:
     stage(monkeypatch, last=True)
     monkeypatch.setattr(upstream, "temperature_only", lambda temperature: f"only {temperature}")
-    monkeypatch.setattr(upstream, "is_wrapped", lambda model: False)
+    monkeypatch.setattr(megatron_state, "is_wrapped", lambda model: False)
 
 
 def stage(monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
     found = Groups(tensor=None, context=None, pipeline=None, tensor_rank=1, last_stage=last)
-    monkeypatch.setattr(upstream, "model_parallel_groups", lambda: found)
+    monkeypatch.setattr(megatron_state, "model_parallel_groups", lambda: found)
 
 
 def test_training_keeps_the_temperature_and_drops_the_filter() -> None:
@@ -68,7 +68,7 @@ def test_a_plain_model_is_moved_and_a_wrapped_one_left_to_nemo_rl(monkeypatch: p
     worker.move_model(worker.model, "meta")
     assert worker.model.weight.device.type == "meta"
     assert worker.moved == []
-    monkeypatch.setattr(upstream, "is_wrapped", lambda model: True)
+    monkeypatch.setattr(megatron_state, "is_wrapped", lambda model: True)
     worker.move_model(worker.model, "cpu")
     assert worker.moved == ["cpu"]
 

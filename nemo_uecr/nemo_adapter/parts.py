@@ -1,0 +1,38 @@
+"""What NeMo-RL makes and takes back: the parts of a run, and a call under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What NeMo-RL needs before its set-up."""
+
+    tokenizer: Any
+    dataset: Any
+    environments: Any
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """What NeMo-RL's set-up returned, as far as the loop takes it, and the steps that a checkpoint brought."""
+
+    policy: Any
+    generation: Any
+    dataloader: Any
+    logger: Any
+    checkpointer: Any
+    state: Any
+    config: Any
+    completed_steps: int
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A call under way whose rows are cut over a policy's data-parallel ranks."""
+
+    futures: Any
+    bundle: Any
+    order: Any

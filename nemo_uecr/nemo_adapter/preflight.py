@@ -1,0 +1,145 @@
+"""What a run is refused for before Ray starts and before its folder is written: problems, models, layout."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.config.methods import needs_of
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.data.model_files import Fields
+from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.nemo_adapter.problem_rows import selected_rows, text_field
+from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
+from nemo_uecr.plan.nemo_faults import cut_faults, mismatches_of
+from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
+
+__all__ = ["check_models", "check_problems", "check_visible_models"]
+
+log = logging.getLogger(__name__)
+
+
+def check_problems(config: NemoConfig) -> None:
+    """Read every problem as the data set will, and count them against a step; benchmarks must be there.
+
+    Raises:
+        DataError: naming file and key.
+    """
+    data, needed = config.data, config.rollout.prompts_per_step
+    rows = selected_rows(
+        data.train,
+        difficulty_key=data.difficulty_key,
+        low=data.difficulty_low,
+        high=data.difficulty_high,
+        subset=data.subset,
+        seed=config.run.seed,
+    )
+    for row in rows:
+        text_field(row, data.question_key, data.train, "data.question_key")
+        text_field(row, data.answer_key, data.train, "data.answer_key")
+    if len(rows) < needed:
+        raise DataError(
+            f"{data.train}: {len(rows)} problems are left to train on; expected at least "
+            f"rollout.prompts_per_step={needed}, because no step would ever be filled"
+        )
+    for name, path in config.evaluation.benchmarks.items():
+        if not Path(path).is_file():
+            raise DataError(f"evaluation.benchmarks.{name}: no file {path}; give the path of a JSONL file of problems")
+
+
+def check_visible_models(config: NemoConfig) -> bool:
+    """Compare layout, lengths and vocabulary with the models whose sizes can be read without a network.
+
+    Returns:
+        Whether every model was looked at; a folder that is not on this machine is left to the start of the run.
+
+    Raises:
+        ConfigError: a model cannot be cut or fed as the configuration says.
+        DataError: a folder's `config.json` cannot be used.
+    """
+    student = _visible(config.student.model_name, "student")
+    teacher = _visible(config.teacher.model_name, "teacher") if _reads_teacher(config) else None
+    if student is not None:
+        _refuse(config, student, teacher)
+    return student is not None and (teacher is not None or not _reads_teacher(config))
+
+
+def check_models(config: NemoConfig) -> None:
+    """Everything about the models that is known before a worker starts.
+
+    Raises:
+        DataError: a model or checkpoint is not there, or student and teacher have other tokens.
+        ConfigError: a model cannot be cut or fed as the configuration says.
+    """
+    from transformers import AutoTokenizer
+
+    student, teacher = config.student.model_name, config.teacher.model_name
+    columns = config.student.vocabulary
+    _check_checkpoint(config.student.megatron_checkpoint, "student")
+    shape = _loaded_shape(student, "student", columns)
+    teacher_shape = None
+    if _reads_teacher(config) and teacher is not None:
+        _check_checkpoint(config.teacher.megatron_checkpoint, "teacher")
+        teacher_shape = _loaded_shape(teacher, "teacher", columns)
+    if shape is not None:
+        _refuse(config, shape, teacher_shape)
+    ours = _loaded(AutoTokenizer, student, "student", "tokenizer")
+    if _reads_teacher(config) and teacher is not None:
+        check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher, "teacher", "tokenizer"))
+
+
+def _reads_teacher(config: NemoConfig) -> bool:
+    return needs_of(config.method.name).needs_teacher
+
+
+def _refuse(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> None:
+    faults = [*cut_faults(config, student, teacher), *mismatches_of(config, student, teacher)]
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+
+def _visible(name: str | None, role: str) -> ModelShape | None:
+    if name is None or not ((Path(name) / "config.json").is_file() or name.removesuffix("-Base") in KNOWN):
+        return None
+    return shape_of(name, role=role)
+
+
+def _loaded_shape(name: str, role: str, columns: int) -> ModelShape | None:
+    """Sizes from the model's own configuration; None for an architecture whose cuts are not known here."""
+    from transformers import AutoConfig
+
+    loaded = _loaded(AutoConfig, name, role, "config.json")
+    check_columns(loaded, expected=columns, who=role)
+    values: dict[str, Any] = loaded.to_dict()
+    if values.get("model_type") in ARCHITECTURES:
+        return shape_of_values(Fields(values, f"{role}.model_name: {name}"))
+    log.warning("%s.model_name: the layout of a %s is not checked before the start", role, values.get("model_type"))
+    return None
+
+
+def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
+    """What transformers loads under a name; a folder is looked for first, so that its absence is called that."""
+    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+        raise DataError(
+            f"{role}.model_name: no folder {name}; give a Hugging Face model's folder or its name on the hub"
+        )
+    try:
+        return auto.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        raise DataError(
+            f"{role}.model_name: the {what} of {name!r} cannot be loaded ({type(error).__name__}: {first}); give a "
+            "folder with the whole model, or a name that the hub or its cache on this machine has"
+        ) from error
+
+
+def _check_checkpoint(path: str | None, role: str) -> None:
+    if path is None:
+        return
+    folder = Path(path)
+    if not (folder / "run_config.yaml").is_file() and not any(folder.glob("iter_*/run_config.yaml")):
+        raise DataError(
+            f"{role}.megatron_checkpoint: {path} has no run_config.yaml and no iter_* folder with one; give what "
+            "NeMo-RL or `nemo-uecr convert` wrote, such as .../weights/iter_0000000, or null"
+        )
