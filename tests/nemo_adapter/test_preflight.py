@@ -43,7 +43,7 @@ BAD = {
     "teacher.parallel.pipeline=8": "teacher.parallel.pipeline: got 8",
     "student.parallel.tensor=8": "student.parallel.tensor: got 8, expected a divisor of 4",
     "teacher.parallel.tensor=8": "teacher.parallel.tensor: got 8",
-    "rollout.tensor=8": "rollout.tensor: got 8, expected a divisor of the student's 4 query heads",
+    "rollout.tensor=8": "rollout.tensor: got 8, expected one of 1, 2, 4; the student has 4 query heads",
     "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
     "data.train={}/empty.jsonl": "no problem is left",
