@@ -9,7 +9,16 @@ from pydantic import BeforeValidator, Field, model_validator
 from nemo_uecr.config.kinds import Count, LearningRate, Positive, Seed, Share, Text
 from nemo_uecr.config.schema import Section
 
-__all__ = ["ArmConfig", "CourseConfig", "ModelConfig", "SelectionConfig", "StudyConfig", "TableConfig", "TaskConfig"]
+__all__ = [
+    "ArmConfig",
+    "CourseConfig",
+    "ModelConfig",
+    "SelectionConfig",
+    "SensitivityConfig",
+    "StudyConfig",
+    "TableConfig",
+    "TaskConfig",
+]
 
 MINIMUM_PAIRS = 2
 
@@ -20,6 +29,7 @@ def _tuple_of_list(value: object) -> object:
 
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple_of_list)]
 Rates = Annotated[tuple[LearningRate, ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
+Levels = Annotated[tuple[Literal[1, 2, 3, 4, 5], ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
 ZeroToOne = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -79,6 +89,9 @@ class TaskConfig(Section):
     train_problems: Count
     """Problems for reinforcement learning."""
 
+    train_levels: Levels = (1, 2, 3, 4, 5)
+    """Levels from which their levels are drawn; one that stands twice is drawn twice as often."""
+
     validation_problems: Count
     """Problems a level on which learning rates are chosen."""
 
@@ -104,6 +117,9 @@ class SelectionConfig(Section):
     pairs: Count
     """Students, each with its own seed, that every candidate runs on."""
 
+    overrides: Texts = ()
+    """`key=value` texts of these runs alone, for example no evaluation before training."""
+
 
 class ArmConfig(Section):
     """One line of the tables: what it changes, and on how many pairs it runs."""
@@ -120,6 +136,12 @@ class ArmConfig(Section):
     learning_rate_of: Text | None
     """Use the learning rate chosen for that arm; null: choose one for this arm."""
 
+    variants: Texts | None = None
+    """Names of the variants that it runs in; null: all of them."""
+
+    stage: Count = 1
+    """Runs of stage 1 come before those of stage 2, and so on; within a stage pairs come first."""
+
 
 class TableConfig(Section):
     """A table: its lines, and the line that the others are compared with."""
@@ -132,6 +154,19 @@ class TableConfig(Section):
 
     arms: Annotated[Texts, Field(min_length=2)]
     """Lines in order."""
+
+
+class SensitivityConfig(Section):
+    """A panel of the sensitivity figure: arms that differ in one setting."""
+
+    title: Text
+    """What the horizontal axis is called."""
+
+    default: Text
+    """Arm with the shipped value, which the others are compared with."""
+
+    points: Annotated[dict[Text, float], Field(min_length=2)]
+    """Value of the setting by arm, the default among them."""
 
 
 class StudyConfig(Section):
@@ -167,21 +202,49 @@ class StudyConfig(Section):
     tables: Annotated[dict[Text, TableConfig], Field(min_length=1)]
     """Tables by name."""
 
+    sensitivity: dict[Text, SensitivityConfig] = {}
+    """Panels of the sensitivity figure by name."""
+
     confidence: Share
     """Level of the intervals."""
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         for name, arm in self.arms.items():
-            if arm.learning_rate_of is not None and arm.learning_rate_of not in self.arms:
-                raise ValueError(f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm's name")
-            if arm.teacher == "bad_teacher" and self.task.bad_teacher is None:
-                raise ValueError(f"arms.{name}.teacher: got bad_teacher, but task.bad_teacher is null; describe one")
+            self._check_arm(name, arm)
         for name, table in self.tables.items():
-            for arm_name in (table.reference, *table.arms):
-                if arm_name not in self.arms:
-                    raise ValueError(f"tables.{name}: no arm {arm_name!r}; expected one of {', '.join(self.arms)}")
+            self._check_arm_names(f"tables.{name}", (table.reference, *table.arms))
+        for name, panel in self.sensitivity.items():
+            self._check_arm_names(f"sensitivity.{name}", tuple(panel.points))
+            if panel.default not in panel.points:
+                raise ValueError(f"sensitivity.{name}.default: got {panel.default!r}, expected one of its points")
         return self
+
+    def _check_arm(self, name: str, arm: ArmConfig) -> None:
+        for variant in arm.variants or ():
+            if variant not in self.variants:
+                raise ValueError(f"arms.{name}.variants: got {variant!r}, expected of {', '.join(self.variants)}")
+        if arm.teacher == "bad_teacher" and self.task.bad_teacher is None:
+            raise ValueError(f"arms.{name}.teacher: got bad_teacher, but task.bad_teacher is null; describe one")
+        if arm.learning_rate_of is None:
+            return
+        chosen = self.arms.get(arm.learning_rate_of)
+        if chosen is None:
+            raise ValueError(f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm's name")
+        if chosen.learning_rate_of is not None or not set(self.variants_of(arm)) <= set(self.variants_of(chosen)):
+            raise ValueError(
+                f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm that chooses its own rate "
+                "in the same variants"
+            )
+
+    def _check_arm_names(self, where: str, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in self.arms:
+                raise ValueError(f"{where}: no arm {name!r}; expected one of {', '.join(self.arms)}")
+
+    def variants_of(self, arm: ArmConfig) -> tuple[str, ...]:
+        """Names of the variants that an arm runs in."""
+        return tuple(self.variants) if arm.variants is None else arm.variants
 
     @property
     def pair_count(self) -> int:

@@ -17,6 +17,7 @@ class Line:
     arm: str
     final: Mean
     initial: Mean
+    sets: dict[str, Mean]
     learning_rate: float
     degenerate_start: float
     degenerate: float
@@ -26,12 +27,14 @@ class Line:
 
 @dataclass(frozen=True)
 class TableSummary:
-    """A table in one variant."""
+    """A table in one variant; the initial values are those of the reference's students before training."""
 
     name: str
     title: str
     variant: str
     reference: str
+    initial: Mean
+    initial_sets: dict[str, Mean]
     lines: tuple[Line, ...]
 
 
@@ -56,7 +59,18 @@ def table_summaries(study: StudyConfig, results: Sequence[RunResult]) -> list[Ta
             if len(by_arm.get(table.reference, {})) < 2 or not present:
                 continue
             lines = _lines(study, by_arm, table.reference, present)
-            summaries.append(TableSummary(name, table.title, variant, table.reference, lines))
+            runs, level = list(by_arm[table.reference].values()), study.confidence
+            summaries.append(
+                TableSummary(
+                    name=name,
+                    title=table.title,
+                    variant=variant,
+                    reference=table.reference,
+                    initial=mean_interval([run.initial for run in runs], confidence=level),
+                    initial_sets=_set_means([run.initial_sets for run in runs], confidence=level),
+                    lines=lines,
+                )
+            )
     return summaries
 
 
@@ -68,6 +82,17 @@ def curves(study: StudyConfig, results: Sequence[RunResult], variant: str, arm: 
     steps = [step for step, _ in runs[0].curve]
     return [
         (step, mean_interval([dict(run.curve)[step] for run in runs], confidence=study.confidence)) for step in steps
+    ]
+
+
+def reward_curves(study: StudyConfig, results: Sequence[RunResult], variant: str, arm: str) -> list[tuple[int, Mean]]:
+    """Mean over pairs of the task reward of the training batches, in percent, at every step."""
+    runs = list(_by_arm(results, variant).get(arm, {}).values())
+    if len(runs) < 2:
+        return []
+    return [
+        (step, mean_interval(values, confidence=study.confidence))
+        for step, values in enumerate(zip(*(run.rewards for run in runs), strict=True), start=1)
     ]
 
 
@@ -107,6 +132,7 @@ def _lines(
                 arm=arm,
                 final=mean_interval([run.final for run in runs], confidence=study.confidence),
                 initial=mean_interval([run.initial for run in runs], confidence=study.confidence),
+                sets=_set_means([run.sets for run in runs], confidence=study.confidence),
                 learning_rate=runs[0].cell.learning_rate,
                 degenerate_start=sum(run.degenerate_start for run in runs) / len(runs),
                 degenerate=sum(run.degenerate for run in runs) / len(runs),
@@ -115,6 +141,10 @@ def _lines(
             )
         )
     return tuple(lines)
+
+
+def _set_means(found: Sequence[Mapping[str, float]], *, confidence: float) -> dict[str, Mean]:
+    return {name: mean_interval([sets[name] for sets in found], confidence=confidence) for name in found[0]}
 
 
 def _by_arm(results: Sequence[RunResult], variant: str) -> dict[str, dict[int, RunResult]]:

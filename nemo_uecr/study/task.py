@@ -154,7 +154,7 @@ def _write_problems(folder: Path, task: TaskConfig) -> None:
             problems = list(distinct_problems(rng, [level] * count, seen))
             seen.update(problem.question for problem in problems)
             write_rows(folder / f"{kind}-level{level}.jsonl", problems, f"{kind}{level}")
-    levels = [rng.choice(LEVELS) for _ in range(task.train_problems)]
+    levels = [rng.choice(task.train_levels) for _ in range(task.train_problems)]
     write_rows(folder / "train.jsonl", distinct_problems(rng, levels, seen), "train")
 
 

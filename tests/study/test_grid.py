@@ -18,6 +18,7 @@ from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import choose_rates, rates_of
 from nemo_uecr.study.task import TaskFiles
+from tests.study.made import made_result
 
 SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
 
@@ -35,7 +36,7 @@ def written(folder: Path, **changes: object) -> Path:
 
 
 def result(cell: Cell, final: float) -> RunResult:
-    return RunResult(cell, 0.0, final, {}, ((0, 0.0), (2, final)), 0.5, 0.5, {"update": 1.0}, 1.0, None)
+    return made_result(cell, final)
 
 
 def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig, tmp_path: Path) -> None:
