@@ -3,7 +3,7 @@
   nemo-uecr study examples/configs/study/small.yaml
 
 The budget is printed before anything starts. Interrupted or repeated, the command does what is missing: finished runs
-are kept, a half-done one continues from its checkpoint. `--tables-only` makes the tables and figures of what is finished.
+are kept, a half-done one continues from its checkpoint. `--tables-only` makes tables and figures of what is there.
 """
 
 from __future__ import annotations

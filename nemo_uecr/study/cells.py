@@ -42,7 +42,7 @@ def selection_cells(study: StudyConfig, root: Path, files: TaskFiles) -> list[Ce
         for variant in study.variants
         for name, arm in tuned.items()
         if variant in study.variants_of(arm)
-        for rate in study.selection.learning_rates
+        for rate in study.candidates(variant)
         for pair in range(study.selection.pairs)
     ]
 

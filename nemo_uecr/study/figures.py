@@ -73,7 +73,7 @@ def draw_differences(folder: Path, name: str, summaries: Sequence[TableSummary])
 
 
 def draw_sensitivity(folder: Path, panels: Sequence[Panel]) -> Path:
-    """Final average against the value of each setting, and its paired difference to the shipped value, which is marked."""
+    """Final average by value of each setting, and its paired difference to the shipped value, which is marked."""
     figure = _figure(0.8 + 2.3 * len(panels), 5.0)
     rows = figure.subplots(2, len(panels), squeeze=False, sharey="row", sharex="col")
     for column, panel in enumerate(panels):

@@ -138,7 +138,9 @@ def _curve_parts(numbers: _Numbers, root: Path) -> list[Part]:
     table = next(iter(numbers.study.tables.values()))
     evaluated, rewarded = (
         {
-            variant: {arm: points for arm in table.arms if (points := read(numbers.study, numbers.results, variant, arm))}
+            variant: {
+                arm: points for arm in table.arms if (points := read(numbers.study, numbers.results, variant, arm))
+            }
             for variant in numbers.study.variants
         }
         for read in (curves, reward_curves)
@@ -194,7 +196,7 @@ def _html(lead: Sequence[str], parts: Sequence[Part]) -> str:
         blocks += [FORMATS["html"](part.table)] if part.table else []
         blocks += [f'<img src="{html.escape(part.figure)}" alt="{html.escape(part.name)}">'] if part.figure else []
     head = f'<meta charset="utf-8"><title>Study</title><style>{STYLE}</style>'
-    return f"<!doctype html>\n<html lang=\"en\"><head>{head}</head><body>\n" + "\n".join(blocks) + "\n</body></html>\n"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(blocks) + "\n</body></html>\n"
 
 
 def _notes() -> str:

@@ -31,7 +31,6 @@ class RunResult:
         step_seconds: mean seconds of a step without evaluation and saving.
         worst_identity: largest budget or decomposition error of all steps; None where the method has neither.
         rewards: mean task reward of the batch, in percent, by training step from the first.
-        wall_seconds: steps and evaluations together.
         samples: responses a problem of the evaluations, k of avg@k.
     """
 
@@ -47,17 +46,32 @@ class RunResult:
     step_seconds: float
     worst_identity: float | None
     rewards: tuple[float, ...]
-    wall_seconds: float
     samples: int
 
 
 def read_results(cells: Iterable[Cell]) -> list[RunResult]:
     """Results of the cells that are finished.
 
+    The initial student of a pair is the same for all arms, and so is its evaluation, to the last token; where a run
+    was told to leave it out (`evaluation.at_start=false`) the one of another run of the pair stands in.
+
     Raises:
         RunFolderError: a folder holds a run of another study file.
     """
-    return [_result(cell, _own(cell, read_run(cell.folder))) for cell in cells if finished(cell.folder)]
+    runs = [(cell, _own(cell, read_run(cell.folder))) for cell in cells if finished(cell.folder)]
+    before = {cell.pair: run.evaluations[0] for cell, run in runs if run.evaluations[0]["step"] == 0}
+    return [_result(cell, run, before.get(cell.pair, run.evaluations[0])) for cell, run in runs]
+
+
+def wall_seconds(cells: Iterable[Cell]) -> list[float]:
+    """Seconds of each finished run, steps and evaluations together."""
+    return [_seconds(read_run(cell.folder)) for cell in cells if finished(cell.folder)]
+
+
+def _seconds(run: RunFolder) -> float:
+    """Evaluations but the one before training are part of their step."""
+    before = sum(float(record["seconds"]) for record in run.evaluations if record["step"] == 0)
+    return sum(run.values("time/step_s")[1]) + before
 
 
 def _own(cell: Cell, run: RunFolder) -> RunFolder:
@@ -71,8 +85,9 @@ def _own(cell: Cell, run: RunFolder) -> RunFolder:
     return run
 
 
-def _result(cell: Cell, run: RunFolder) -> RunResult:
-    curve = tuple((record["step"], 100.0 * record["average"]["avg"]) for record in run.evaluations)
+def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
+    evaluations = {record["step"]: record for record in (first, *run.evaluations)}
+    curve = tuple((step, 100.0 * evaluations[step]["average"]["avg"]) for step in sorted(evaluations))
     degenerate = run.values("group/degenerate_share")[1]
     seconds = {phase: _mean(run.values(f"time/{phase}_s")[1]) for phase in PHASES if run.has(f"time/{phase}_s")}
     errors = [value for name in ("budget_error", "decomposition_error") for value in run.values(f"identity/{name}")[1]]
@@ -80,7 +95,7 @@ def _result(cell: Cell, run: RunFolder) -> RunResult:
         cell=cell,
         initial=curve[0][1],
         final=curve[-1][1],
-        initial_sets=_by_set(run.evaluations[0]),
+        initial_sets=_by_set(first),
         sets=_by_set(run.evaluations[-1]),
         curve=curve,
         degenerate_start=degenerate[0],
@@ -89,18 +104,12 @@ def _result(cell: Cell, run: RunFolder) -> RunResult:
         step_seconds=sum(seconds.values()),
         worst_identity=max(errors, default=None),
         rewards=tuple(100.0 * value for value in run.values("reward/task_mean")[1]),
-        wall_seconds=sum(run.values("time/step_s")[1]) + _seconds_before(run),
         samples=int(run.evaluations[-1]["samples"]),
     )
 
 
 def _by_set(evaluation: Record) -> dict[str, float]:
     return {name: 100.0 * found["avg"] for name, found in evaluation["sets"].items()}
-
-
-def _seconds_before(run: RunFolder) -> float:
-    """Seconds of the evaluation before training; those of later ones are part of their step."""
-    return sum(float(record["seconds"]) for record in run.evaluations if record["step"] == 0)
 
 
 def _mean(values: list[float]) -> float:

@@ -79,6 +79,9 @@ class ModelConfig(Section):
     course: CourseConfig
     """How it is taught."""
 
+    habits: CourseConfig | None = None
+    """A second course on the same weights, which gives a model that can do the task bad habits; null: none."""
+
 
 class TaskConfig(Section):
     """Problems and models, made on the spot."""
@@ -113,6 +116,9 @@ class SelectionConfig(Section):
 
     learning_rates: Rates
     """Candidates."""
+
+    learning_rates_in: dict[Text, Rates] = Field(default_factory=dict)
+    """Other candidates in the variants that are named here; several updates a batch want lower rates."""
 
     pairs: Count
     """Students, each with its own seed, that every candidate runs on."""
@@ -202,7 +208,7 @@ class StudyConfig(Section):
     tables: Annotated[dict[Text, TableConfig], Field(min_length=1)]
     """Tables by name."""
 
-    sensitivity: dict[Text, SensitivityConfig] = {}
+    sensitivity: dict[Text, SensitivityConfig] = Field(default_factory=dict)
     """Panels of the sensitivity figure by name."""
 
     confidence: Share
@@ -210,6 +216,8 @@ class StudyConfig(Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
+        for variant in self.selection.learning_rates_in:
+            self._check_variant("selection.learning_rates_in", variant)
         for name, arm in self.arms.items():
             self._check_arm(name, arm)
         for name, table in self.tables.items():
@@ -222,8 +230,7 @@ class StudyConfig(Section):
 
     def _check_arm(self, name: str, arm: ArmConfig) -> None:
         for variant in arm.variants or ():
-            if variant not in self.variants:
-                raise ValueError(f"arms.{name}.variants: got {variant!r}, expected of {', '.join(self.variants)}")
+            self._check_variant(f"arms.{name}.variants", variant)
         if arm.teacher == "bad_teacher" and self.task.bad_teacher is None:
             raise ValueError(f"arms.{name}.teacher: got bad_teacher, but task.bad_teacher is null; describe one")
         if arm.learning_rate_of is None:
@@ -233,14 +240,22 @@ class StudyConfig(Section):
             raise ValueError(f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm's name")
         if chosen.learning_rate_of is not None or not set(self.variants_of(arm)) <= set(self.variants_of(chosen)):
             raise ValueError(
-                f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm that chooses its own rate "
-                "in the same variants"
+                f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm that chooses its own "
+                "rate in the same variants"
             )
+
+    def _check_variant(self, where: str, variant: str) -> None:
+        if variant not in self.variants:
+            raise ValueError(f"{where}: got {variant!r}, expected one of {', '.join(self.variants)}")
 
     def _check_arm_names(self, where: str, names: tuple[str, ...]) -> None:
         for name in names:
             if name not in self.arms:
                 raise ValueError(f"{where}: no arm {name!r}; expected one of {', '.join(self.arms)}")
+
+    def candidates(self, variant: str) -> tuple[float, ...]:
+        """Learning rates to choose from in a variant."""
+        return self.selection.learning_rates_in.get(variant, self.selection.learning_rates)
 
     def variants_of(self, arm: ArmConfig) -> tuple[str, ...]:
         """Names of the variants that an arm runs in."""

@@ -33,7 +33,7 @@ def choose_rates(study: StudyConfig, results: Sequence[RunResult]) -> list[Choic
     for variant in study.variants:
         for arm in _tuned(study, variant):
             averages = {}
-            for rate in study.selection.learning_rates:
+            for rate in study.candidates(variant):
                 finals = [
                     result.final
                     for result in results
@@ -54,9 +54,7 @@ def choose_rates(study: StudyConfig, results: Sequence[RunResult]) -> list[Choic
 def _tuned(study: StudyConfig, variant: str) -> list[str]:
     """Arms with a choice of their own in a variant."""
     return [
-        name
-        for name, arm in study.arms.items()
-        if arm.learning_rate_of is None and variant in study.variants_of(arm)
+        name for name, arm in study.arms.items() if arm.learning_rate_of is None and variant in study.variants_of(arm)
     ]
 
 

@@ -10,7 +10,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.study.cells import Cell, selection_cells, table_cells
 from nemo_uecr.study.outputs import write_outputs
 from nemo_uecr.study.progress import ProgressTable
-from nemo_uecr.study.results import read_results
+from nemo_uecr.study.results import read_results, wall_seconds
 from nemo_uecr.study.runner import Work, finished, run_cells
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import choose_rates, rates_of
@@ -52,7 +52,7 @@ def forecast(study: StudyConfig) -> Forecast:
     selection = selection_cells(study, root, files)
     tables = table_cells(study, root, files, dict.fromkeys(_tuned(study), study.selection.learning_rates[0]))
     jobs = model_jobs(files.root, study.task, students=study.pair_count, selection=study.selection.pairs)
-    seconds = [result.wall_seconds for result in read_results([*selection, *tables])]
+    seconds = wall_seconds([*selection, *tables])
     return Forecast(
         models=sum(not files.model(job.name).is_dir() for job in jobs),
         selection_runs=sum(not finished(cell.folder) for cell in selection),

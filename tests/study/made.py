@@ -26,6 +26,5 @@ def made_result(cell: Cell, final: float) -> RunResult:
         step_seconds=1.0,
         worst_identity=None,
         rewards=(10.0, 20.0),
-        wall_seconds=3.0,
         samples=12,
     )
