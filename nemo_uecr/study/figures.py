@@ -19,7 +19,7 @@ FORMATS = ("png", "svg")
 #: variant -> arm -> (step, mean over pairs)
 Curves = Mapping[str, Mapping[str, Sequence[tuple[int, Mean]]]]
 #: Batches of the training curve are small; each point is the mean of this many steps around it.
-WINDOW = 5
+WINDOW = 3
 
 
 def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference: str) -> Path:
