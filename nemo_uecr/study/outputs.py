@@ -159,7 +159,9 @@ def _other_parts(numbers: _Numbers, root: Path) -> list[Part]:
     if numbers.panels:
         draw_sensitivity(root / "figures", numbers.panels)
         table = sensitivity_table(numbers.panels, confidence=numbers.study.confidence)
-        parts.append(Part("sensitivity", "Settings", SETTINGS_NOTE, table, "figures/sensitivity.png"))
+        parts.append(
+            Part("sensitivity", "Settings and degenerate groups", SETTINGS_NOTE, table, "figures/sensitivity.png")
+        )
     rates = selection_table(numbers.choices)
     parts.append(Part("learning-rates", "Learning rates", f"Chosen by: {RULE}.", rates, None))
     if numbers.costs:

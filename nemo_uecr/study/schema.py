@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from nemo_uecr.config.kinds import Count, LearningRate, Positive, Seed, Share, Text
 from nemo_uecr.config.schema import Section
+from nemo_uecr.study import names
 
 __all__ = [
     "ArmConfig",
@@ -216,42 +217,8 @@ class StudyConfig(Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        for variant in self.selection.learning_rates_in:
-            self._check_variant("selection.learning_rates_in", variant)
-        for name, arm in self.arms.items():
-            self._check_arm(name, arm)
-        for name, table in self.tables.items():
-            self._check_arm_names(f"tables.{name}", (table.reference, *table.arms))
-        for name, panel in self.sensitivity.items():
-            self._check_arm_names(f"sensitivity.{name}", tuple(panel.points))
-            if panel.default not in panel.points:
-                raise ValueError(f"sensitivity.{name}.default: got {panel.default!r}, expected one of its points")
+        names.check(self)
         return self
-
-    def _check_arm(self, name: str, arm: ArmConfig) -> None:
-        for variant in arm.variants or ():
-            self._check_variant(f"arms.{name}.variants", variant)
-        if arm.teacher == "bad_teacher" and self.task.bad_teacher is None:
-            raise ValueError(f"arms.{name}.teacher: got bad_teacher, but task.bad_teacher is null; describe one")
-        if arm.learning_rate_of is None:
-            return
-        chosen = self.arms.get(arm.learning_rate_of)
-        if chosen is None:
-            raise ValueError(f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm's name")
-        if chosen.learning_rate_of is not None or not set(self.variants_of(arm)) <= set(self.variants_of(chosen)):
-            raise ValueError(
-                f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm that chooses its own "
-                "rate in the same variants"
-            )
-
-    def _check_variant(self, where: str, variant: str) -> None:
-        if variant not in self.variants:
-            raise ValueError(f"{where}: got {variant!r}, expected one of {', '.join(self.variants)}")
-
-    def _check_arm_names(self, where: str, names: tuple[str, ...]) -> None:
-        for name in names:
-            if name not in self.arms:
-                raise ValueError(f"{where}: no arm {name!r}; expected one of {', '.join(self.arms)}")
 
     def candidates(self, variant: str) -> tuple[float, ...]:
         """Learning rates to choose from in a variant."""

@@ -50,11 +50,13 @@ class Cost:
 
 
 def table_summaries(study: StudyConfig, results: Sequence[RunResult]) -> list[TableSummary]:
-    """Every table in every variant, with the lines that have at least two finished pairs."""
+    """Every table in every variant that its arms run in, with the lines that have at least two finished pairs."""
     summaries = []
     for variant in study.variants:
         by_arm = _by_arm(results, variant)
         for name, table in study.tables.items():
+            if any(variant not in study.variants_of(study.arms[arm]) for arm in table.arms):
+                continue
             present = [arm for arm in table.arms if len(by_arm.get(arm, {})) >= 2]
             if len(by_arm.get(table.reference, {})) < 2 or not present:
                 continue

@@ -181,7 +181,11 @@ def test_shipped_base_has_every_method_once(tmp_path: Path) -> None:
             {
                 "arms": {
                     "uecr": {
-                        "overrides": [], "pairs": 2, "teacher": "teacher", "learning_rate_of": None, "variants": ["two"],
+                        "overrides": [],
+                        "pairs": 2,
+                        "teacher": "teacher",
+                        "learning_rate_of": None,
+                        "variants": ["two"],
                     }
                 }
             },
