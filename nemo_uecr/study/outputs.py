@@ -17,13 +17,18 @@ from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import RULE, Choice
 from nemo_uecr.study.sensitivity import Panel, panels
 from nemo_uecr.study.statistics import PAIRS_FOR_A_TEST, TEST_NAME
-from nemo_uecr.study.summary import Cost, TableSummary, costs, curves, reward_curves, table_summaries
+from nemo_uecr.study.summary import LEAST_PAIRS, Cost, TableSummary, costs, curves, reward_curves, table_summaries
 from nemo_uecr.study.tables import cost_table, difference_table, selection_table, sensitivity_table, sets_table
 
 #: The arm whose step the others' cost is a ratio to.
 COST_BASELINE = "grpo"
 #: The table whose arms stand with the parts of the method that they have.
 ABLATION = "ablation"
+DIFFERENCE_NOTE = (
+    "Before and after are over each arm's own pairs; arms with other pairs have other students, and only the "
+    "difference, pair by pair, compares them."
+)
+CURVES_NOTE = "On the pairs that all arms of the first table have."
 SETTINGS_NOTE = "Each setting is compared on the pairs that all its values have; the shipped value is bold."
 COST_NOTE = (
     "Means over the runs of an arm, whose phases were timed while other runs shared the machine; evaluation and saving "
@@ -126,8 +131,10 @@ def _main_parts(numbers: _Numbers, root: Path) -> list[Part]:
             key = f"{name}-{summary.variant}"
             scores = sets_table(summary, layout=layout, samples=samples)
             gaps = difference_table(summary, confidence=study.confidence)
-            parts.append(Part(f"{key}-sets", title, "", scores, None))
-            parts.append(Part(f"{key}-differences", f"{title}: {summary.reference} minus each arm", "", gaps, None))
+            note = f"On the {len(summary.pairs)} pairs that all arms of the table have."
+            parts.append(Part(f"{key}-sets", title, note, scores, None))
+            heading = f"{title}: {summary.reference} minus each arm"
+            parts.append(Part(f"{key}-differences", heading, DIFFERENCE_NOTE, gaps, None))
         if found:
             draw_differences(root / "figures", name, found)
             parts.append(Part(name, "", "", None, f"figures/differences-{name}.png"))
@@ -135,22 +142,20 @@ def _main_parts(numbers: _Numbers, root: Path) -> list[Part]:
 
 
 def _curve_parts(numbers: _Numbers, root: Path) -> list[Part]:
-    table = next(iter(numbers.study.tables.values()))
-    evaluated, rewarded = (
-        {
-            variant: {
-                arm: points for arm in table.arms if (points := read(numbers.study, numbers.results, variant, arm))
-            }
-            for variant in numbers.study.variants
-        }
-        for read in (curves, reward_curves)
-    )
-    present = [variant for variant, lines in evaluated.items() if lines]
-    if not present:
+    """Curves of the first table's arms over the pairs that all of them have."""
+    study = numbers.study
+    name, table = next(iter(study.tables.items()))
+    evaluated, rewarded = {}, {}
+    for summary in numbers.summaries:
+        kept = [result for result in numbers.results if result.cell.pair in summary.pairs]
+        if summary.name == name and len(summary.pairs) >= LEAST_PAIRS:
+            arms = [line.arm for line in summary.lines]
+            evaluated[summary.variant] = {arm: curves(study, kept, summary.variant, arm) for arm in arms}
+            rewarded[summary.variant] = {arm: reward_curves(study, kept, summary.variant, arm) for arm in arms}
+    if not evaluated:
         return []
-    shown = [{variant: lines[variant] for variant in present} for lines in (evaluated, rewarded)]
-    draw_curves(root / "figures", shown[0], shown[1], reference=table.reference)
-    return [Part("curves", "Learning curves", "", None, "figures/curves.png")]
+    draw_curves(root / "figures", evaluated, rewarded, reference=table.reference)
+    return [Part("curves", "Learning curves", CURVES_NOTE, None, "figures/curves.png")]
 
 
 def _other_parts(numbers: _Numbers, root: Path) -> list[Part]:

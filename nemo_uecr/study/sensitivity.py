@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import SensitivityConfig, StudyConfig
 from nemo_uecr.study.statistics import Mean, mean_interval, paired_difference
-
-#: Fewer pairs have no interval.
-LEAST_PAIRS = 2
+from nemo_uecr.study.summary import LEAST_PAIRS
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,25 @@ from nemo_uecr.study.statistics import Mean
 from nemo_uecr.study.summary import Cost, Line, TableSummary
 
 
-def sets_table(summary: TableSummary, *, layout: str, samples: int) -> Table:
-    """Arms by held-out sets, the best and the second marked; the interval over pairs stands with the average alone.
+def sets_table(summary: TableSummary, *, layout: str, samples: int) -> Table | None:
+    """Arms by held-out sets over their common pairs, the best and the second marked; None with fewer than two pairs.
+
+    The interval over pairs stands with the average alone.
 
     Args:
         summary: one table in one variant.
         layout: "main", or "ablation" with the parts of the method that each arm has.
         samples: k of avg@k.
     """
-    before = {name: _score(mean) for name, mean in summary.initial_sets.items()}
-    rows = [Row("initial", before | {"average": _score(summary.initial)})]
-    rows += [Row(line.arm, {name: _score(mean) for name, mean in _columns(line).items()}) for line in summary.lines]
+    means = {"initial": (summary.initial_sets, summary.initial)}
+    means |= {line.arm: (line.sets, line.common) for line in summary.lines}
+    rows = [
+        Row(arm, {name: _score(mean) for name, mean in (sets | {"average": average}).items()})
+        for arm, (sets, average) in means.items()
+        if average is not None
+    ]
+    if not rows:
+        return None
     table = build_table(rows, layout=layout, k=samples)
     lines = [
         (Cell(row.method, "", 0), *(replace(cell, interval="") for cell in line[1:-1]), line[-1])
@@ -108,10 +116,6 @@ def _difference_line(line: Line) -> tuple[Cell, ...]:
         _text(f"{100 * line.degenerate_start:.0f}%"),
         _text(f"{100 * line.degenerate:.0f}%"),
     )
-
-
-def _columns(line: Line) -> dict[str, Mean]:
-    return line.sets | {"average": line.final}
 
 
 def _score(mean: Mean) -> Score:
