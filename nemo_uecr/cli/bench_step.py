@@ -33,7 +33,7 @@ QUIET = (
     "evaluation.at_start=false",
     "evaluation.every=0",
     "evaluation.samples=1",
-    "evaluation.bootstrap=1",
+    "evaluation.bootstrap=100",
     "checkpoint.every=0",
     "checkpoint.keep_best=false",
     "telemetry.save_batch_every=0",
@@ -60,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
     if min(args.rounds, args.threads) < 1 or args.steps < LEAST_STEPS:
         raise UecrError(f"--rounds and --threads must be at least 1, and --steps at least {LEAST_STEPS}")
     from nemo_uecr.bench.steps import cost_lines, median_cost, ratio
+    from nemo_uecr.config.load import load_config
 
+    for name in args.methods:  # a misspelt one must not wait for its turn
+        load_config(args.config, [*args.overrides, f"method.name={name}", "run.folder=unused"])
     rounds: dict[str, list[StepCost]] = {name: [] for name in args.methods}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.rounds):
