@@ -86,7 +86,7 @@ def draw_sensitivity(folder: Path, panels: Sequence[Panel]) -> Path:
         rows[1][column].set_xticks(range(len(finals)), [f"{point.value:g}" for point in panel.points])
         rows[1][column].set_xlim(-0.5, len(finals) - 0.5)
         rows[1][column].set_xlabel(panel.title)
-        rows[0][column].set_title(f"{len(panel.pairs)} pairs", fontsize=9)
+        rows[0][column].set_title(f"{panel.variant}, {len(panel.pairs)} pairs", fontsize=9)
     rows[0][0].set_ylabel("held-out average, %")
     rows[1][0].set_ylabel("minus the shipped value, points")
     return _save(figure, folder / "sensitivity")

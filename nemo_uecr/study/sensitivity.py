@@ -41,11 +41,12 @@ class Panel:
 
 
 def panels(study: StudyConfig, results: Sequence[RunResult]) -> list[Panel]:
-    """Every panel in every variant in which its default and another point have common pairs."""
+    """Every panel in every variant that all its arms run in, where its default and another point have common pairs."""
     found = (
         _panel(study, name, panel, variant, results)
         for variant in study.variants
         for name, panel in study.sensitivity.items()
+        if all(variant in study.variants_of(study.arms[arm]) for arm in panel.points)
     )
     return [panel for panel in found if panel is not None]
 
