@@ -120,13 +120,16 @@ def reward_curves(study: StudyConfig, results: Sequence[RunResult], variant: str
 def costs(study: StudyConfig, results: Sequence[RunResult], baseline: str) -> list[Cost]:
     """Seconds of a step of every arm, and the ratio to ``baseline`` in the same variant.
 
-    The runs of all arms were interleaved on one machine, so that its load falls on all of them alike.
+    The runs of the first stage were interleaved on one machine, so that its load falls on all of them alike; later
+    stages ran at another time and are left out.
     """
     found = []
     for variant in study.variants:
         by_arm = _by_arm(results, variant)
         base = by_arm.get(baseline, {})
         for arm, runs in by_arm.items():
+            if study.arms[arm].stage > 1:
+                continue
             seconds = _mean_seconds(runs)
             total = sum(seconds.values())
             ratio = total / sum(_mean_seconds(base).values()) if base else None
