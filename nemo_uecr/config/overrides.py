@@ -72,7 +72,7 @@ def _value(name: str, written: str, schema: Schema) -> object:
     try:
         parsed = OmegaConf.from_dotlist([f"value={written}"])
         value: object = OmegaConf.to_container(parsed, resolve=False)["value"]
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(f"override {name}={written}: the value is not valid YAML") from error
     if key is not None and key.free_mapping and isinstance(value, dict):
         return {**value, REPLACE_MARKER: True}
