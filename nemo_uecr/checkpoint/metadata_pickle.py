@@ -38,7 +38,7 @@ class _KnownOnly(pickle.Unpickler):
         """The class of that name, when it is one of those that a checkpoint needs."""
         if name in KNOWN.get(module, ()) or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
-        raise _ForbiddenNameError(f"{module}.{name}")
+        raise _ForbiddenNameError(ascii(f"{module}.{name}"))
 
 
 def check_metadata_pickle(path: Path) -> None:

@@ -40,7 +40,9 @@ def held(folder: Path) -> Iterator[int]:
 
 def test_a_nemo_rl_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
-    words = ("train", CONFIGS / "qwen3_1p7b" / "grpo.yaml", f"run.folder={folder}", "data.train=/nowhere.jsonl")
+    problems = tmp_path / "train.jsonl"
+    problems.write_text('{"id": "a", "question": "1", "answer": "1"}\n')
+    words = ("train", CONFIGS / "qwen3_1p7b" / "grpo.yaml", f"run.folder={folder}", f"data.train={problems}")
     with held(folder) as holder:
         for resume in ((), ("--resume",)):
             assert refused(capsys, *words, *resume).startswith(f"{folder} is in use by process {holder}; wait for it")

@@ -66,7 +66,9 @@ def test_a_checkpoints_table_of_contents_runs_nothing(tmp_path: Path, weights: P
     ran = tmp_path / "ran"
     for protocol in (0, 2, 4):
         (weights / ".metadata").write_bytes(pickle.dumps([Runs(ran)], protocol=protocol))
-        with pytest.raises(CheckpointError, match=r"asks to load (posix|os)\.system, which is no part of a checkpoint"):
+        with pytest.raises(
+            CheckpointError, match=r"asks to load '(posix|os)\.system', which is no part of a checkpoint"
+        ):
             read_megatron_files(weights)
     assert not ran.exists()
 
@@ -117,7 +119,11 @@ def test_yaml_builds_no_python_object(tmp_path: Path, folder: Path, capsys: pyte
     refused(capsys, "config", "check", tiny.BASE, f"train.steps={attack}")
     refused(capsys, "config", "check", tiny.BASE, f"evaluation.benchmarks={{a: {attack}}}")
     (folder / "config.yaml").write_text(f"method:\n  name: {attack}\n")
-    for words in (("report", folder, "--out", tmp_path / "r.html"), ("table", folder), ("train", folder / "config.yaml")):
+    for words in (
+        ("report", folder, "--out", tmp_path / "r.html"),
+        ("table", folder),
+        ("train", folder / "config.yaml"),
+    ):
         assert "not valid YAML" in refused(capsys, *words)
     assert not (tmp_path / "ran").exists()
 
@@ -175,7 +181,7 @@ def test_the_users_own_file_may_read_the_users_environment(monkeypatch: pytest.M
     "text",
     [
         "a: " + "[" * 3000 + "]" * 3000,
-        "run: " + "{a: " * 900 + "1" + "}" * 900,
+        "run: " + "{a: " * 200 + "1" + "}" * 200,
         "a: &a [x,x,x,x,x,x,x,x]\n" + "".join(
             f"{b}: &{b} [{','.join([f'*{a}'] * 8)}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)
         ),
@@ -197,7 +203,7 @@ def test_chat_templates_run_in_a_sandbox(tmp_path: Path) -> None:
     """A template that reaches for Python's own objects is stopped by the sandbox that renders it."""
     from jinja2.exceptions import SecurityError
 
-    from nemo_uecr.local.models import load_tokens
+    from nemo_uecr.evaluation.engines.tokens import load_tokens
 
     place = Path(shutil.copytree(tiny.assets().student, tmp_path / "student"))
     attack = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
