@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.errors import UecrError
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -14,3 +17,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     lines = [line for line in capsys.readouterr().err.splitlines() if "nemo-uecr: error: " in line]
     assert len(lines) == 1
     return lines[0].removeprefix("nemo-uecr: error: ")
+
+
+def complaint(work: Callable[[], object]) -> str | None:
+    """The user's error that something ends with; None where it works. Any other exception is a fault and rises."""
+    try:
+        work()
+    except UecrError as error:
+        return str(error)
+    return None

@@ -19,6 +19,7 @@ from tests.local import tiny
 from tests.local.tiny import in_child, outcome, same
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nemo_uecr"
+OF_DAY = ("time.time", "datetime.now", "datetime.utcnow")
 #: Where the time of day is meant: a stamp for a server, and the end of a Slurm job.
 WALL_CLOCK = {"telemetry/clients.py", "stopping.py"}
 

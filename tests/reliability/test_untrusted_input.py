@@ -20,7 +20,7 @@ from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError, UecrE
 from nemo_uecr.evaluation.table_rows import read_rows
 from nemo_uecr.report.run_folder import read_run
 from tests.local import tiny
-from tests.reliability.commands import refused
+from tests.reliability.commands import complaint, refused
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nemo_uecr"
 #: One text that makes the file `ran` when a reader constructs Python objects from YAML.
@@ -66,9 +66,7 @@ def test_a_checkpoints_table_of_contents_runs_nothing(tmp_path: Path, weights: P
     ran = tmp_path / "ran"
     for protocol in (0, 2, 4):
         (weights / ".metadata").write_bytes(pickle.dumps([Runs(ran)], protocol=protocol))
-        with pytest.raises(
-            CheckpointError, match=r"asks to load '(posix|os)\.system', which is no part of a checkpoint"
-        ):
+        with pytest.raises(CheckpointError, match=r"asks to load '(posix|os)\.system', which is no part"):
             read_megatron_files(weights)
     assert not ran.exists()
 
@@ -89,11 +87,9 @@ def test_a_damaged_table_of_contents_is_one_line(weights: Path) -> None:
     seen = 0
     for content in changed:
         (weights / ".metadata").write_bytes(content)
-        try:
-            check_metadata_pickle(weights / ".metadata")
-        except CheckpointError as error:
-            seen += 1
-            assert "\n" not in str(error)
+        message = complaint(lambda: check_metadata_pickle(weights / ".metadata"))
+        seen += message is not None
+        assert "\n" not in (message or "")
     assert seen > len(changed) // 3
 
 
