@@ -50,7 +50,7 @@ def test_a_step_killed_in_the_middle(tmp_path: Path, whole: dict[str, object], p
     folder = tmp_path / "run"
 
     def work() -> None:
-        die_inside(*PARTS[part], call=3 if part == "scoring" else 2)  # a step scores twice
+        die_inside(*PARTS[part], call=5 if part == "scoring" else 2)  # a step scores student, teacher, reference
         tiny.run(folder, *BUSY)
 
     assert in_child(work)[0] == -signal.SIGKILL

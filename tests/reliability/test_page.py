@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
-def tests_of(path: Path) -> set[str]:
+def names_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
@@ -21,7 +21,7 @@ def named() -> list[tuple[str, str]]:
 
 def test_each_named_test_exists() -> None:
     assert len(named()) > 60
-    missing = [f"{path}::{name}" for path, name in named() if name not in tests_of(ROOT / path)]
+    missing = [f"{path}::{name}" for path, name in named() if name not in names_in(ROOT / path)]
     assert missing == []
 
 
@@ -36,4 +36,4 @@ def test_the_tests_of_this_folder_stand_on_the_page() -> None:
     helpers |= {"test_a_nemo_rl_run_holds_its_folder_while_it_runs"}
     shown = {name for _, name in named()}
     files = sorted(path for path in Path(__file__).parent.glob("test_*.py") if path.name != "test_page.py")
-    assert {name for path in files for name in tests_of(path)} - shown == helpers
+    assert {name for path in files for name in names_in(path)} - shown == helpers
