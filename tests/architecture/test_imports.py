@@ -37,7 +37,7 @@ CONTRACT: dict[str, Rule] = {
     "config": rule(packages="pydantic pydantic_core omegaconf yaml", lazy=""),
     "data": rule("config"),
     "verifier": rule(),
-    "evaluation": rule("data", "verifier", packages="numpy"),
+    "evaluation": rule("config", "data", "verifier", packages="numpy"),
     "telemetry": rule("core", packages="torch"),
     "demo": rule("config", "data", packages="torch"),
     "plan": rule("config", packages="pydantic"),

@@ -77,11 +77,11 @@ def test_an_evaluation_killed_in_the_middle(tmp_path: Path) -> None:
         run("parts")
 
     assert in_child(work)[0] == -signal.SIGKILL
-    kept = (tmp_path / "parts" / "samples.jsonl").read_text().splitlines()
+    kept = (tmp_path / "parts" / "student" / "samples.jsonl").read_text().splitlines()
     assert 0 < len(kept) < 8
     assert run("parts") == run("whole") == 0
-    again = (tmp_path / "parts" / "samples.jsonl").read_text().splitlines()
+    again = (tmp_path / "parts" / "student" / "samples.jsonl").read_text().splitlines()
     assert again[: len(kept)] == kept
-    assert sorted(again) == sorted((tmp_path / "whole" / "samples.jsonl").read_text().splitlines())
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("parts", "whole")]
+    assert sorted(again) == sorted((tmp_path / "whole" / "student" / "samples.jsonl").read_text().splitlines())
+    results = [json.loads((tmp_path / name / "student" / "result.json").read_text()) for name in ("parts", "whole")]
     assert results[0]["sets"] == results[1]["sets"]
