@@ -24,11 +24,13 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 def locked(folder: Path) -> Iterator[None]:
     """Hold the run folder, made where it is not there; a second run into it is refused.
 
-    On a file system without locks the run goes on with a warning.
+    A folder that was made here and has nothing but the lock at the end, as after a refusal, is taken away again. On a
+    file system without locks the run goes on with a warning.
 
     Raises:
         RunFolderError: If another process holds it, or it cannot be made or written into.
     """
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / FILE).open("a+", encoding="utf-8")
@@ -41,7 +43,19 @@ def locked(folder: Path) -> Iterator[None]:
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
-        yield
+        try:
+            yield
+        finally:
+            if made:
+                _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Take away a folder that holds the lock alone."""
+    with contextlib.suppress(OSError):  # what is left of it does no harm
+        if [path.name for path in folder.iterdir()] == [FILE]:
+            (folder / FILE).unlink()
+            folder.rmdir()
 
 
 def _take(lock: TextIO, folder: Path) -> bool:
