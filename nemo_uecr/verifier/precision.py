@@ -11,7 +11,7 @@ beside math-verify's own rule. So 0.333333 counts for 1/3, and 0.0 for 1/3000000
 from __future__ import annotations
 
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import Any
 
 SIGNIFICANT = 6
@@ -26,7 +26,9 @@ def precise(expected: object, given: object) -> bool:
     ours, theirs = list(_numbers(given)), list(_numbers(expected))
     if len(ours) != len(theirs):
         return True
-    return all(_near(*pair) for pair in zip(ours, theirs, strict=True))
+    with localcontext() as context:
+        context.prec = 2 * DIGITS
+        return all(_near(*pair) for pair in zip(ours, theirs, strict=True))
 
 
 def _numbers(value: Any) -> Iterator[Any]:

@@ -67,7 +67,7 @@ def readable(given: str, expected: str) -> tuple[str, str] | None:
         answer = _without_names(answer)
     if _foreign(answer, reference) or other_base(answer, reference) or other_unit(answer, reference):
         return None
-    return None if other_structure(answer, reference) else (answer, reference)
+    return None if other_structure(answer, _MEMBER.sub("", reference)) else (answer, reference)
 
 
 def _bare(text: str) -> str | None:

@@ -61,6 +61,7 @@ def top_level(text: str, separator: str) -> list[str]:
 
 def list_parts(text: str) -> list[str]:
     r"""The members of a list or of a set in braces; a comma that sets thousands apart separates nothing."""
+    text = re.sub(r"\\mathbb\s*\{\s*R\s*\}", r"(-\\infty,\\infty)", text)
     plain = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text.strip())
     sized = _SIZED.sub("", plain).strip()
     if sized.startswith(r"\{") and sized.endswith(r"\}"):
