@@ -119,7 +119,9 @@ def _check_pairs(first: Path, second: Path, ours: Sequence[Sample], theirs: Sequ
     texts = {(sample.benchmark, sample.problem): (sample.question, sample.answer) for sample in ours}
     for sample in theirs:
         place = (sample.benchmark, sample.problem)
-        for what, known, found in zip(("question", "answer"), texts[place], (sample.question, sample.answer), strict=True):
+        for what, known, found in zip(
+            ("question", "answer"), texts[place], (sample.question, sample.answer), strict=True
+        ):
             if known != found:
                 raise DataError(
                     f"{first} and {second} have another {what} for problem {sample.problem!r} of {sample.benchmark}: "
