@@ -122,8 +122,8 @@ def unlike_averages(rows: Sequence[Row]) -> str | None:
     for row in rows[1:]:
         sets = [[name for name in each.scores if name != "average"] for each in (rows[0], row)]
         if set(sets[0]) != set(sets[1]):
-            what = "benchmarks", *(", ".join(sorted(names)) or "none" for names in sets)
-            return _unlike(rows[0], row, *what)
+            ours, theirs = (", ".join(sorted(names)) or "none" for names in sets)
+            return _unlike(rows[0], row, "benchmarks", ours, theirs)
     known: dict[str, Row] = {}
     for row in rows:
         for what, value in row.basis.items():

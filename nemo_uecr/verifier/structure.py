@@ -26,7 +26,7 @@ _BARE_WORD = re.compile(r"(?<=[\d})])\s*([A-Za-z]{2,})(?![A-Za-z])")
 _LETTER = re.compile(r"(?<!\\)(?<![A-Za-z\\])[A-Za-z]+(?![A-Za-z])")
 _CAPITALS = re.compile(r"[A-Z]{2,}")
 _ONE_LETTER = ("mathrm", "mathbf", "mathit", "operatorname")
-_FUNCTIONS = frozenset("gcd lcm log ln sin cos tan max min exp mod deg".split())
+_FUNCTIONS = frozenset(["gcd", "lcm", "log", "ln", "sin", "cos", "tan", "max", "min", "exp", "mod", "deg"])
 
 
 def other_structure(answer: str, reference: str) -> bool:
