@@ -6,56 +6,13 @@ import re
 
 from nemo_uecr.verifier.structure import top_level
 
-_GREEK = [
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "varepsilon",
-    "zeta",
-    "eta",
-    "theta",
-    "vartheta",
-    "iota",
-    "kappa",
-    "lambda",
-    "mu",
-    "nu",
-    "xi",
-    "rho",
-    "sigma",
-    "tau",
-    "phi",
-    "varphi",
-    "chi",
-    "psi",
-    "omega",
-    "ell",
-    "Gamma",
-    "Delta",
-    "Theta",
-    "Lambda",
-    "Xi",
-    "Sigma",
-    "Phi",
-    "Psi",
-    "Omega",
-]
-_QUANTITIES = [
-    "area",
-    "volume",
-    "perimeter",
-    "answer",
-    "total",
-    "sum",
-    "length",
-    "probability",
-    "distance",
-    "time",
-    "speed",
-    "cost",
-]
+_GREEK_WORDS = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma "
+    "tau phi varphi chi psi omega ell Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega "
+)
+_GREEK = _GREEK_WORDS.split()
+_QUANTITIES_WORDS = "area volume perimeter answer total sum length probability distance time speed cost "
+_QUANTITIES = _QUANTITIES_WORDS.split()
 _INDEX = r"(?:\s*_\s*(?:\w|\{\s*\w+\s*\}))?"
 _UNKNOWN = rf"(?:(?!e(?![A-Za-z]))[A-Za-z]|\\(?:{'|'.join(_GREEK)})(?![A-Za-z])){_INDEX}"
 _NAME = re.compile(
