@@ -34,7 +34,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder} has no {PLAN}; expected a folder that `nemo-uecr score` wrote")
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no valid JSON ({error}); restore it, or score into a new folder") from error
     if not isinstance(plan, dict):
         raise DataError(f"{path} holds a {type(plan).__name__}; expected an object. Score into a new folder")
@@ -126,6 +126,8 @@ def check_tensors(tensors: Mapping[str, Tensor], scored_b: np.ndarray, path: Pat
     offsets = tensors["offsets"]
     if offsets.ndim != 1 or not offsets.numel() or int(offsets[0]) != 0 or bool((offsets.diff() < 0).any()):
         raise DataError(f"{path}: offsets do not ascend from 0; score into a new folder")
+    if bool((offsets.diff() == 0).any()):
+        raise DataError(f"{path}: a response has no token; expected at least one. Score into a new folder")
     if not np.array_equal(offsets.diff().numpy(), scored_b):
         raise DataError(f"{path} does not have the token counts of its parquet file; one of the two was changed")
     total = int(offsets[-1])

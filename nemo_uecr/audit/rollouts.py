@@ -196,6 +196,11 @@ def _read(folder: Path, *, finished: bool) -> Scores:
         raise DataError(f"{folder} holds no complete part; run the same `nemo-uecr score` again to finish it")
     names = [name for name in COLUMNS if name not in ("prompt_ids", "question", "answer", "response")]
     parts = [part_table(folder, number, names) for number in numbers]
+    for number, part in zip(numbers, parts, strict=True):
+        if not part["id"]:
+            raise DataError(
+                f"{row_path(folder, number)} has no response; expected at least one. Score into a new folder"
+            )
     table = {name: [value for part in parts for value in part[name]] for name in names}
     ends = np.cumsum([0, *(len(part["id"]) for part in parts)])
     spans = tuple((number, slice(int(ends[i]), int(ends[i + 1]))) for i, number in enumerate(numbers))

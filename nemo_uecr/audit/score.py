@@ -167,6 +167,12 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> _E
         ids += () if rollout.truncated else (_end_id(student),)
     if not ids or not prompt_ids:
         raise DataError(f"response {rollout.id!r} has no token, or its prompt has none; expected at least one of each")
+    largest, vocabulary = max(*ids, *prompt_ids), student.module.get_input_embeddings().num_embeddings
+    if largest >= vocabulary:
+        raise DataError(
+            f"response {rollout.id!r} or its prompt has token id {largest}; expected ids below {vocabulary}, the "
+            "student's vocabulary. Give the student that generated it"
+        )
     room = len(ids) if max_length is None else max_length - len(prompt_ids)
     if room < 1:
         raise DataError(

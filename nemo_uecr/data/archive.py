@@ -170,7 +170,7 @@ def _index(member: tarfile.TarInfo, content: IO[bytes], archive: Path) -> dict[s
         if index["format"] != FORMAT:
             raise DataError(f"{archive}: format {index['format']!r}; expected {FORMAT!r}")
         return {str(name): str(digest) for name, digest in index["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{archive}: {INDEX} cannot be read ({error}); the archive is damaged") from error
