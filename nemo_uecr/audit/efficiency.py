@@ -168,10 +168,10 @@ def draw(figure: Figure, numbers: Numbers) -> None:
             memory.bar(
                 place, cost["peak_memory_mb"]["gpu"], color=f"C{place}", width=0.4, hatch="//", edgecolor="white"
             )
-    speed.set_ylim(bottom=0)
+    speed.set_ylim(0, 1.3 * speed.get_ylim()[1])  # room for the legend above the curves
     speed.set_title("(b) tokens a second")
     speed.set_xlabel("training step")
-    speed.legend(loc="lower left", fontsize=8)
+    speed.legend(loc="upper left", fontsize=8)
     memory.set_xticks(range(len(runs)), list(runs))
     memory.set_title("(c) peak memory, MiB")
 

@@ -41,9 +41,11 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
         The number of files packed.
 
     Raises:
-        RunFolderError: If a file changes while it is packed.
+        RunFolderError: If the archive exists, or a file changes while it is packed.
         DataError: If the archive cannot be written.
     """
+    if out.exists():
+        raise RunFolderError(f"{out} exists; expected a new archive. Remove it, or choose another name")
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
     digests = {name: _sha256(folder / name) for name in names}
     aside = out.with_name(f".{out.name}.tmp")
