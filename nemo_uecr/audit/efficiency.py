@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nemo_uecr.audit.output import Audit, Numbers, Table
+from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +29,9 @@ PHASES = {
     "time/update_s": "update",
 }
 TEACHER = "time/score_teacher_s"
+#: What every step must say, and what of it is more than 0.
+POSITIVE = ("time/step_s", "time/rollout_s")
+NEEDED = (*POSITIVE, "response/length_mean", "count/trajectories", "memory/peak_rss_mb")
 QUANTILES = (0.25, 0.5, 0.75)
 NOTE = (
     "Training time without evaluation and checkpoints. Scorer overhead inside the run: time of the teacher's scoring "
@@ -55,12 +60,29 @@ def efficiency_audit(runs: Sequence[Run], baseline: str | None) -> Audit:
     References:
         The paper's appendix on efficiency and batch-fact auditing.
     """
+    for run in runs:
+        _check_steps(run)
     costs = {run.label: _costs(run) for run in runs}
     base = None if baseline is None else costs[baseline]
     for label, cost in costs.items():
         cost["overhead_against_baseline"] = None if base is None or label == baseline else _overhead(cost, base)
     numbers: Numbers = {"baseline": baseline, "runs": costs}
     return Audit("efficiency", "Efficiency", NOTE, numbers, _table(numbers), draw, (9.6, 3.0))
+
+
+def _check_steps(run: Run) -> None:
+    """Refuse a run whose records lack what every figure needs.
+
+    Raises:
+        DataError: naming run, step and metric.
+    """
+    for step in run.steps:
+        for key in NEEDED:
+            if key not in step:
+                raise DataError(f"step {step['step']} of {run.label} has no {key}; expected a run of `nemo-uecr train`")
+        for key in (*NEEDED, *(name for name in step if name.startswith(("time/", "memory/")))):
+            if not math.isfinite(step[key]) or (key in POSITIVE and step[key] <= 0):
+                raise DataError(f"step {step['step']} of {run.label} has {key} = {step[key]}; expected a finite number")
 
 
 def _costs(run: Run) -> Numbers:
@@ -146,10 +168,10 @@ def draw(figure: Figure, numbers: Numbers) -> None:
             memory.bar(
                 place, cost["peak_memory_mb"]["gpu"], color=f"C{place}", width=0.4, hatch="//", edgecolor="white"
             )
-    speed.set_ylim(bottom=0)
+    speed.set_ylim(0, 1.3 * speed.get_ylim()[1])  # room for the legend above the curves
     speed.set_title("(b) tokens a second")
     speed.set_xlabel("training step")
-    speed.legend(loc="lower left", fontsize=8)
+    speed.legend(loc="upper left", fontsize=8)
     memory.set_xticks(range(len(runs)), list(runs))
     memory.set_title("(c) peak memory, MiB")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.audit.sources import Encode, Rollout, Source, encode_text, evaluated, fixed, parse_lines, step_of
+from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens
 from nemo_uecr.evaluation.plan import PLAN
@@ -22,6 +22,8 @@ OPTIONAL: dict[str, type | tuple[type, ...]] = {
     "id": str, "checkpoint": int, "benchmark": str, "sample": int, "group": str, "question": str, "answer": str,
     "reward": (int, float), "prompt": str, "prompt_ids": list, "token_ids": list, "truncated": bool,
 }  # fmt: skip
+#: Token ids are kept as int32, numbers as int64.
+MOST_ID, MOST_NUMBER = 2**31, 2**63
 
 
 def evaluation_source(folder: Path, *, step: int | None) -> Source:
@@ -34,12 +36,14 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
     Raises:
         DataError: If the step is not known.
     """
-    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    model = plan["model"]["name"]
+    plan = read_object(folder / PLAN)
+    try:
+        model, chat = str(plan["model"]["name"]), ChatSettings(**plan["chat"])
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{folder / PLAN} lacks the model or its chat ({error}); evaluate into a new folder") from error
     checkpoint = step_of(model) if step is None else step
     if checkpoint is None:
         raise DataError(f"{folder} evaluates {model!r}, whose name says no step; give it as STEP={folder}, 0 at first")
-    chat = ChatSettings(**plan["chat"])
     samples = read_samples(folder / SAMPLES)
     rollouts = [evaluated(each, checkpoint, _with_chat(each.question, chat)) for each in samples]
     return Source(rollouts, lambda _: str(model), None, [folder / SAMPLES])
@@ -94,6 +98,22 @@ def _rollout(row: Mapping[str, Any], place: str, step: int | None, counts: dict[
     )
 
 
+def _check_values(row: Mapping[str, Any], place: str) -> None:
+    """What a field of the right type may hold."""
+    for name in ("prompt_ids", "token_ids"):
+        odd = [each for each in row.get(name) or () if type(each) is not int or not 0 <= each < MOST_ID]
+        if odd:
+            raise DataError(f"{place}: {name!r} holds {str(odd[0])[:40]!r}; expected token ids, whole numbers from 0")
+    for name in ("checkpoint", "sample"):
+        if name in row and not 0 <= row[name] < MOST_NUMBER:
+            raise DataError(f"{place}: {name!r} is {str(row[name])[:40]}; expected a whole number from 0 below 2^63")
+    if "reward" in row and row["reward"] not in (0, 1):
+        raise DataError(f"{place}: 'reward' is {row['reward']!r}; expected 0 or 1")
+    for name, value in row.items():
+        if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+            raise DataError(f"{place}: {name!r} has half a surrogate pair; expected text that UTF-8 can write")
+
+
 def _check_fields(row: Mapping[str, Any], place: str) -> None:
     for name, kind in NEEDED.items():
         if not isinstance(row.get(name), kind):
@@ -105,6 +125,7 @@ def _check_fields(row: Mapping[str, Any], place: str) -> None:
         wrong = isinstance(value, bool) and legal is not bool
         if name in row and (wrong or not isinstance(value, legal)):
             raise DataError(f"{place}: {name!r} is {value!r}; see `nemo-uecr score --help` for what it may be")
+    _check_values(row, place)
     if row.get("token_ids") is None and row.get("truncated") is None:
         raise DataError(
             f"{place}: neither 'token_ids' nor 'truncated'; expected one of them, because the end token of a response "

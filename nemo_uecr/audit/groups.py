@@ -83,6 +83,22 @@ def group_table(responses: Responses) -> GroupTable:
     return table_of(responses.verified_rewards(), responses.group_B, responses.checkpoint_B, responses.problem_B)
 
 
+def pure_groups(index_B: Array, checkpoint_B: Array, problem_B: Array) -> tuple[Array, Array]:
+    """[P] checkpoint and [P] problem of each group.
+
+    Raises:
+        DataError: If a group mixes checkpoints or problems.
+    """
+    first_P = np.full(int(index_B.max()) + 1, len(index_B))
+    np.minimum.at(first_P, index_B, np.arange(len(index_B)))
+    checkpoint_P, problem_P = checkpoint_B[first_P], problem_B[first_P]
+    if not (np.array_equal(checkpoint_P[index_B], checkpoint_B) and np.array_equal(problem_P[index_B], problem_B)):
+        raise DataError(
+            "a group has responses of several checkpoints or problems; expected one prompt of one checkpoint"
+        )
+    return checkpoint_P, problem_P
+
+
 def table_of(reward_B: Array, group_B: Array, checkpoint_B: Array, problem_B: Array) -> GroupTable:
     """The groups of responses given column by column; see `group_table`."""
     if not np.isin(reward_B, (0.0, 1.0)).all():
@@ -94,13 +110,7 @@ def table_of(reward_B: Array, group_B: Array, checkpoint_B: Array, problem_B: Ar
             f"{int((size_P < 2).sum())} of {len(groups)} groups have one response; expected at least 2 responses to "
             "each prompt of a checkpoint"
         )
-    first_P = np.full(len(groups), len(reward_B))
-    np.minimum.at(first_P, index_B, np.arange(len(reward_B)))
-    checkpoint_P, problem_P = checkpoint_B[first_P], problem_B[first_P]
-    if not (np.array_equal(checkpoint_P[index_B], checkpoint_B) and np.array_equal(problem_P[index_B], problem_B)):
-        raise DataError(
-            "a group has responses of several checkpoints or problems; expected one prompt of one checkpoint"
-        )
+    checkpoint_P, problem_P = pure_groups(index_B, checkpoint_B, problem_B)
     correct_B = reward_B == 1.0
     correct_P = np.bincount(index_B[correct_B], minlength=len(groups))
     return GroupTable(index_B, correct_B, size_P, correct_P, checkpoint_P, problem_P)

@@ -18,7 +18,7 @@ import numpy as np
 from nemo_uecr.audit.groups import group_table
 from nemo_uecr.audit.rollouts import Responses, Scores
 from nemo_uecr.audit.share import Sampler
-from nemo_uecr.audit.sources import parse_lines
+from nemo_uecr.audit.sources import parse_lines, require
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import DataError
 
@@ -76,20 +76,33 @@ def read_judge(verdicts: Path, key: Path) -> list[JudgedPair]:
     for path in (verdicts, key):
         if not path.is_file():
             raise DataError(f"{path}: no such file; expected the judge's verdicts and the key of `--write-pairs`")
-    names = {row.get("pair"): row for _, row in parse_lines(key)}
+    names = _key(key)
     judged: dict[str, JudgedPair] = {}
     for place, row in parse_lines(verdicts):
-        pair, preferred = str(row.get("pair")), row.get("preferred")
+        require(row, {"pair": str, "preferred": str}, place)
+        pair, preferred = row["pair"], row["preferred"]
         if pair not in names:
             raise DataError(f"{place}: pair {pair!r} is not in {key}; expected the pairs of that key")
         if preferred not in PREFERENCES:
             raise DataError(f"{place}: preferred is {preferred!r}; expected one of {', '.join(PREFERENCES)}")
         if pair in judged:
             raise DataError(f"{place}: pair {pair!r} stands twice; expected each once")
-        judged[pair] = JudgedPair(names[pair]["first"], names[pair]["second"], preferred)
+        judged[pair] = JudgedPair(*names[pair], preferred)
     if not judged:
         raise DataError(f"{verdicts} holds no verdict; expected one a line")
     return list(judged.values())
+
+
+def _key(path: Path) -> dict[str, tuple[str, str]]:
+    names: dict[str, tuple[str, str]] = {}
+    for place, row in parse_lines(path):
+        require(row, {"pair": str, "first": str, "second": str}, place)
+        if row["first"] == row["second"]:
+            raise DataError(f"{place}: first and second are both {row['first']!r}; expected two responses")
+        if row["pair"] in names:
+            raise DataError(f"{place}: pair {row['pair']!r} stands twice; expected each once")
+        names[row["pair"]] = row["first"], row["second"]
+    return names
 
 
 def agreement(judged: Sequence[JudgedPair], responses: Responses, reward_B: Array, sampler: Sampler) -> dict[str, Any]:

@@ -175,9 +175,12 @@ def _judged(
         raise DataError(
             f"the judge's response {strange!r} is no candidate of this audit; expected the labels of its items"
         )
-    judged = []
+    judged, nonfinite = [], 0
     for name, found in labels.items():
         row = known[name]
+        if not _is_finite(table, row):  # the projection's mean runs over every token: one spoils all weights
+            nonfinite += 1
+            continue
         text = texts[table.rows[row]]
         steps = segment(text)
         if len(steps) != len(found.labels):
@@ -187,11 +190,20 @@ def _judged(
         if each.invalid_N.any() and each.valid_N.any():
             judged.append(each)
     if not judged:
-        raise DataError("no judged response has tokens in a valid and in an invalid step; expected at least one")
+        raise DataError(
+            "no judged response has tokens in a valid and in an invalid step; expected at least one"
+            + (f" ({nonfinite} have a token without finite scores)" if nonfinite else "")
+        )
     every = [label for found in labels.values() for label in found.labels]
-    return judged, {"judged": len(labels), "steps": len(every)} | {
+    return judged, {"judged": len(labels), "left_out_nonfinite": nonfinite, "steps": len(every)} | {
         f"steps_{name}": every.count(name) for name in set(every)
     }
+
+
+def _is_finite(table: TokenTable, row: int) -> bool:
+    span = table.span(row)
+    values = (table.teacher_logp[span], table.teacher_entropy[span], table.anchor_logp[span])
+    return all(bool(value_N.isfinite().all()) for value_N in values)
 
 
 def _tokens_by_label(row: int, step_N: Array, found: Labels) -> Judged:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, part_numbers, row_path, token_path
+from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, RESPONSES, part_numbers, row_path, token_path
 from nemo_uecr.data.manifest import file_sha256
 from nemo_uecr.errors import DataError, ScoreError
 
@@ -34,7 +34,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder} has no {PLAN}; expected a folder that `nemo-uecr score` wrote")
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no valid JSON ({error}); restore it, or score into a new folder") from error
     if not isinstance(plan, dict):
         raise DataError(f"{path} holds a {type(plan).__name__}; expected an object. Score into a new folder")
@@ -49,8 +49,13 @@ def read_plan(folder: Path) -> dict[str, Any]:
     return plan
 
 
-def check_parts(folder: Path, plan: Mapping[str, Any]) -> list[int]:
+def check_parts(folder: Path, plan: Mapping[str, Any], *, finished: bool) -> list[int]:
     """Numbers of the complete parts; an interruption leaves at most the tokens of the last one.
+
+    Args:
+        folder: the folder of scores.
+        plan: what its ``scores.json`` says.
+        finished: whether the last part must have its rows too; False for the one who writes them.
 
     Raises:
         DataError: naming the file that is gone, or whose rows are not those that were written.
@@ -59,13 +64,30 @@ def check_parts(folder: Path, plan: Mapping[str, Any]) -> list[int]:
     numbers = [number for number in range(len(names)) if row_path(folder, number).name in names]
     for number in numbers:
         rows, tokens = row_path(folder, number), token_path(folder, number)
-        lost = tokens if not tokens.is_file() else rows if number != numbers[-1] and not rows.is_file() else None
+        needed = finished or number != numbers[-1]
+        lost = tokens if not tokens.is_file() else rows if needed and not rows.is_file() else None
         if lost is not None:
-            raise DataError(f"{lost} is gone, {PLAN} lists it; restore it, or score into a new folder")
+            last = lost == rows and number == numbers[-1]
+            what = "finish with the same `nemo-uecr score` command" if last else "score into a new folder"
+            raise DataError(f"{lost} is gone, {PLAN} lists it; restore it, or {what}")
     complete = part_numbers(folder)
     for number in complete:
         check_hash(row_path(folder, number), plan)
     return complete
+
+
+def check_finished(folder: Path, plan: Mapping[str, Any], got: int) -> None:
+    """Refuse scores that an interruption left incomplete: numbers of some of the responses look like those of all.
+
+    Raises:
+        DataError: If the plan says another number of responses than there is.
+    """
+    wanted = plan.get(RESPONSES, got)  # a writer that writes at once says none
+    if got != wanted:
+        raise DataError(
+            f"{folder} holds {got} of {wanted!r} responses: `nemo-uecr score` was interrupted; finish with the same "
+            "command"
+        )
 
 
 def check_hash(path: Path, plan: Mapping[str, Any]) -> None:
@@ -104,6 +126,8 @@ def check_tensors(tensors: Mapping[str, Tensor], scored_b: np.ndarray, path: Pat
     offsets = tensors["offsets"]
     if offsets.ndim != 1 or not offsets.numel() or int(offsets[0]) != 0 or bool((offsets.diff() < 0).any()):
         raise DataError(f"{path}: offsets do not ascend from 0; score into a new folder")
+    if bool((offsets.diff() == 0).any()):
+        raise DataError(f"{path}: a response has no token; expected at least one. Score into a new folder")
     if not np.array_equal(offsets.diff().numpy(), scored_b):
         raise DataError(f"{path} does not have the token counts of its parquet file; one of the two was changed")
     total = int(offsets[-1])

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from nemo_uecr.audit.part_checks import content_sha256, read_plan
-from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, arrow_schema, part_numbers, row_path, token_path
+from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, RESPONSES, arrow_schema, part_numbers, row_path, token_path
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import RunFolderError
 
@@ -27,7 +27,8 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         folder: the folder of scores.
-        plan: ``teacher``, ``anchors``, ``students``, ``sources`` and the settings of the scoring.
+        plan: ``teacher``, ``anchors``, ``students``, ``sources``, the settings of the scoring, and, of a scoring that
+            an interruption may leave unfinished, ``responses``, how many there will be.
 
     Returns:
         The plan as it now stands.
@@ -39,13 +40,14 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     wanted: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **plan}))
     if path.is_file():
         written = read_plan(folder)
-        for key in sorted((wanted.keys() | written.keys()) - {PARTS}):
+        for key in sorted((wanted.keys() | written.keys()) - {PARTS, RESPONSES}):
             if key not in GROWING and wanted.get(key) != written.get(key):
                 raise RunFolderError(
                     f"{folder} holds scores with {key}={written.get(key)!r}, this call has {wanted.get(key)!r}; "
                     "choose another --out"
                 )
-        wanted = {**written, **{key: _joined(written[key], wanted[key], folder) for key in GROWING}}
+        counted = {RESPONSES: wanted[RESPONSES]} if RESPONSES in wanted else {}
+        wanted = {**written, **counted, **{key: _joined(written[key], wanted[key], folder) for key in GROWING}}
     else:
         wanted[PARTS] = {}
     _write_plan(folder, wanted)

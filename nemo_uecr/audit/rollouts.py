@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nemo_uecr.audit.part_checks import check_hash, check_parts, check_tensors, read_plan
+from nemo_uecr.audit.part_checks import check_finished, check_hash, check_parts, check_tensors, read_plan
 from nemo_uecr.audit.schema import (
     ANCHOR,
     COLUMNS,
@@ -170,17 +170,37 @@ class Scores:
 
 
 def read_scores(folder: Path) -> Scores:
-    """Read the responses of a folder of scores; tokens are read when asked for.
+    """Read the responses of a finished folder of scores; tokens are read when asked for.
+
+    Raises:
+        DataError: If the folder holds no scores, not all of them, or a file in it is damaged.
+    """
+    scores = _read(folder, finished=True)
+    check_finished(folder, scores.plan, len(scores.responses.ids))
+    return scores
+
+
+def read_unfinished(folder: Path) -> Scores:
+    """Read what a folder of scores holds so far, for the one who adds to it.
 
     Raises:
         DataError: If the folder holds no scores, or a file in it is damaged.
     """
+    return _read(folder, finished=False)
+
+
+def _read(folder: Path, *, finished: bool) -> Scores:
     plan = read_plan(folder)
-    numbers = check_parts(folder, plan)
+    numbers = check_parts(folder, plan, finished=finished)
     if not numbers:
         raise DataError(f"{folder} holds no complete part; run the same `nemo-uecr score` again to finish it")
     names = [name for name in COLUMNS if name not in ("prompt_ids", "question", "answer", "response")]
     parts = [part_table(folder, number, names) for number in numbers]
+    for number, part in zip(numbers, parts, strict=True):
+        if not part["id"]:
+            raise DataError(
+                f"{row_path(folder, number)} has no response; expected at least one. Score into a new folder"
+            )
     table = {name: [value for part in parts for value in part[name]] for name in names}
     ends = np.cumsum([0, *(len(part["id"]) for part in parts)])
     spans = tuple((number, slice(int(ends[i]), int(ends[i + 1]))) for i, number in enumerate(numbers))

@@ -18,6 +18,8 @@ FORMAT = "nemo_uecr.scores/1"
 PLAN = "scores.json"
 #: Key of the plan with the sha256 of every file of every part, by file name.
 PARTS = "parts"
+#: Key of the plan with how many responses the folder has once the latest `score` is finished.
+RESPONSES = "responses"
 
 #: Columns of a part's parquet file and their types ("?" may be null).
 COLUMNS = {

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from nemo_uecr.audit.parts import keep_plan, next_number, write_part
 from nemo_uecr.audit.progress import ProgressLine
-from nemo_uecr.audit.rollouts import Scores, read_scores
-from nemo_uecr.audit.schema import ANCHOR, STUDENT, part_numbers
+from nemo_uecr.audit.rollouts import Scores, read_scores, read_unfinished
+from nemo_uecr.audit.schema import ANCHOR, PLAN, RESPONSES, STUDENT, part_numbers
 from nemo_uecr.audit.sources import Rollout
 from nemo_uecr.data.manifest import file_sha256
 from nemo_uecr.data.problems import Problem
@@ -98,8 +98,10 @@ def _check_unique(rollouts: Sequence[Rollout]) -> None:
 
 def _score_missing(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> None:
     steps = sorted({rollout.checkpoint for rollout in rollouts})
-    keep_plan(folder, _plan(steps, files, scoring))
-    done = set(read_scores(folder).responses.ids) if part_numbers(folder) else set()
+    begun = (folder / PLAN).is_file() and bool(part_numbers(folder))
+    done = set(read_unfinished(folder).responses.ids) if begun else set()
+    total = len(done | {each.id for each in rollouts})
+    keep_plan(folder, _plan(steps, files, scoring) | {RESPONSES: total})
     missing = sorted((each for each in rollouts if each.id not in done), key=lambda each: each.checkpoint)
     log.info("%d responses are scored, %d to score", len(done & {each.id for each in rollouts}), len(missing))
     if not missing:
@@ -165,6 +167,12 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> _E
         ids += () if rollout.truncated else (_end_id(student),)
     if not ids or not prompt_ids:
         raise DataError(f"response {rollout.id!r} has no token, or its prompt has none; expected at least one of each")
+    largest, vocabulary = max(*ids, *prompt_ids), student.module.get_input_embeddings().num_embeddings
+    if largest >= vocabulary:
+        raise DataError(
+            f"response {rollout.id!r} or its prompt has token id {largest}; expected ids below {vocabulary}, the "
+            "student's vocabulary. Give the student that generated it"
+        )
     room = len(ids) if max_length is None else max_length - len(prompt_ids)
     if room < 1:
         raise DataError(

@@ -160,6 +160,10 @@ def _draw_judge(axes: Axes, judge: Numbers | None) -> None:
         return
     rows = judge["checkpoints"]
     band(axes, [row["checkpoint"] for row in rows], rows, "by checkpoint", 0)
+    if judge["all"]["value"] is None:
+        axes.text(0.5, 0.25, "the judge preferred no response", ha="center", transform=axes.transAxes, color="0.4")
+        axes.set_xticks([])
+        return
     axes.axhline(judge["all"]["value"], color="#c44d12", linewidth=1, label=f"all {judge['all']['of']} pairs")
     axes.set_xlabel("checkpoint, training steps")
     axes.legend(loc="best", fontsize=8)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Token ids of a prompt, given a tokenizer.
 Encode = Callable[[Any], Sequence[int]]
+#: What a field's type is called.
+WORDS: dict[type, str] = {str: "a text", int: "a whole number"}
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,23 @@ def parse_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         place = f"{path}:{number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{place}: no valid JSON ({error}); expected one response a line") from error
         if not isinstance(row, dict):
             raise DataError(f"{place}: holds a {type(row).__name__}; expected an object")
         yield place, row
+
+
+def require(row: Mapping[str, Any], fields: Mapping[str, type], place: str) -> None:
+    """Refuse a row that lacks a field, or has one of another type.
+
+    Raises:
+        DataError: naming place and field.
+    """
+    for name, kind in fields.items():
+        value = row.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise DataError(f"{place}: {name!r} is {value!r}; expected {WORDS[kind]}")
 
 
 def encode_question(question: str, problem: str, answer: str, config: Config) -> Encode:

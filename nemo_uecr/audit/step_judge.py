@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nemo_uecr.audit.segment import segment
-from nemo_uecr.audit.sources import parse_lines
+from nemo_uecr.audit.sources import parse_lines, require
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import DataError
 
@@ -73,16 +73,20 @@ def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
     for path in (verdicts, key):
         if not path.is_file():
             raise DataError(f"{path}: no such file; expected the judge's labels and the key of `--write-steps`")
-    names = {str(row.get("item")): row for _, row in parse_lines(key)}
+    names: dict[str, Mapping[str, Any]] = {}
+    for place, row in parse_lines(key):
+        require(row, {"item": str, "response": str, "steps": int}, place)
+        names[row["item"]] = row
     found: dict[str, Labels] = {}
     for place, row in parse_lines(verdicts):
-        item = str(row.get("item"))
+        require(row, {"item": str}, place)
+        item = row["item"]
         if item not in names:
             raise DataError(f"{place}: item {item!r} is not in {key}; expected the items of that key")
-        response = str(names[item]["response"])
+        response = names[item]["response"]
         if response in found:
             raise DataError(f"{place}: item {item!r} stands twice; expected each once")
-        found[response] = _labels(row, int(names[item]["steps"]), place)
+        found[response] = _labels(row, names[item]["steps"], place)
     if not found:
         raise DataError(f"{verdicts} holds no item; expected one a line")
     return found
@@ -100,4 +104,9 @@ def _labels(row: Mapping[str, Any], steps: int, place: str) -> Labels:
         raise DataError(f"{place}: first_error is {first!r}; expected a step's number from 1 to {steps}, or null")
     if first is not None and labels[first - 1] != INVALID:
         raise DataError(f"{place}: first_error {first} is labelled {labels[first - 1]!r}; expected {INVALID!r}")
+    if first is not None and INVALID in labels[: first - 1]:
+        raise DataError(
+            f"{place}: first_error is {first}, step {labels.index(INVALID) + 1} before it is labelled {INVALID!r}; "
+            "expected the first invalid step"
+        )
     return Labels(tuple(labels), None if first is None else first - 1)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_uecr.audit.groups import pure_groups
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import DataError
@@ -86,10 +87,11 @@ def token_table(scores: Scores, anchor: str, checkpoint: int) -> TokenTable:
     """Load the tokens of one checkpoint.
 
     Raises:
-        DataError: If the checkpoint was not scored.
+        DataError: If the checkpoint was not scored, or a group mixes checkpoints or problems.
     """
     found = scores.responses
     reward_B = found.verified_rewards()
+    pure_groups(found.group_B, found.checkpoint_B, found.problem_B)
     names = ("token_ids", "teacher_logp", "teacher_entropy", "teacher_top1", "anchor_logp")
     collected: dict[str, list[Tensor]] = {name: [] for name in names}
     kept = []

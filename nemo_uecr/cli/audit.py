@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.extras import require_extra
+from nemo_uecr.cli.ranges import whole_from
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_bootstrap_arguments", "add_scores_argument", "add_settings_arguments", "finish", "require_audit_extras",
-    "settings_of",
+    "require_folder", "settings_of",
 ]  # fmt: skip
 
 
@@ -30,8 +31,10 @@ def add_scores_argument(parser: argparse.ArgumentParser, name: str) -> None:
 
 def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
     """Replicates and seed of the problem-clustered bootstrap."""
-    parser.add_argument("--replicates", type=int, default=2000, metavar="N", help="bootstrap replicates (2000)")
-    parser.add_argument("--seed", type=int, default=42, help="seed of the bootstrap (42)")
+    parser.add_argument(
+        "--replicates", type=whole_from(1), default=2000, metavar="N", help="bootstrap replicates (2000)"
+    )
+    parser.add_argument("--seed", type=whole_from(0), default=42, help="seed of the bootstrap (42)")
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +70,16 @@ def require_audit_extras() -> None:
     """Refuse early when what every audit needs is not installed."""
     require_extra("data")
     require_extra("plots")
+
+
+def require_folder(path: Path, option: str) -> None:
+    """Refuse to write into what is no folder.
+
+    Raises:
+        DataError: If a file of that name is there.
+    """
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{option} {path}: is a file; expected a folder, new or not")
 
 
 def finish(audit: Audit, args: argparse.Namespace) -> int:

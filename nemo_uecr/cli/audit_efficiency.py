@@ -6,10 +6,13 @@ nemo-uecr audit efficiency runs/demo --baseline runs/grpo
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 from nemo_uecr.cli.audit import finish, require_audit_extras
 from nemo_uecr.errors import DataError
+
+log = logging.getLogger(__name__)
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     paths = [args.run] if args.baseline is None else [args.run, args.baseline]
     found = read_runs(paths)
     for each in found:
+        for note in (note for note in each.notes if "metrics.jsonl" in note):
+            log.warning("%s: %s", each.path, note)
         if not each.steps:
             raise DataError(f"{each.path} has no step; expected the metrics of a run that has trained")
     if args.baseline is not None and found[1].method != "grpo":

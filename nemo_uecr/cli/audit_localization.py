@@ -22,8 +22,10 @@ from nemo_uecr.cli.audit import (
     add_settings_arguments,
     finish,
     require_audit_extras,
+    require_folder,
     settings_of,
 )
+from nemo_uecr.cli.ranges import whole_from
 from nemo_uecr.errors import DataError
 
 __all__ = ["add_arguments", "run"]
@@ -33,16 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add_scores_argument(parser, "localization")
     parser.add_argument("--write-steps", type=Path, metavar="DIR", help="write blinded steps for a judge, and stop")
-    parser.add_argument("--limit", type=int, default=200, metavar="N", help="how many responses to write (%(default)s)")
+    parser.add_argument(
+        "--limit", type=whole_from(1), default=200, metavar="N", help="how many responses to write (%(default)s)"
+    )
     parser.add_argument("--judge", type=Path, metavar="FILE", help="the judge's labels (JSONL)")
     parser.add_argument("--key", type=Path, metavar="FILE", help="the key of the steps")
     parser.add_argument("--checkpoint", type=int, default=0, metavar="STEP", help="whose responses (%(default)s)")
     parser.add_argument("--tokenizer", metavar="MODEL", help="of the responses (default: the teacher's)")
     add_settings_arguments(parser)
-    parser.add_argument("--shuffles", type=int, default=100, metavar="N", help="within-response shuffles (%(default)s)")
-    parser.add_argument("--replicates", type=int, default=10_000, metavar="N", help="bootstrap (%(default)s)")
     parser.add_argument(
-        "--seed", type=int, default=42, help="of shuffles, bootstrap and the judge's order (%(default)s)"
+        "--shuffles", type=whole_from(1), default=100, metavar="N", help="within-response shuffles (%(default)s)"
+    )
+    parser.add_argument("--replicates", type=whole_from(1), default=10_000, metavar="N", help="bootstrap (%(default)s)")
+    parser.add_argument(
+        "--seed", type=whole_from(0), default=42, help="of shuffles, bootstrap and the judge's order (%(default)s)"
     )
 
 
@@ -57,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     scores = read_scores(args.scores)
     if args.write_steps is not None:
+        require_folder(args.write_steps, "--write-steps")
         items = items_to_judge(scores, checkpoint=args.checkpoint, limit=args.limit, seed=args.seed)
         steps = write_items(items, args.write_steps, seed=args.seed)
         sys.stdout.write(f"{len(items)} responses, {steps} steps for the judge: {args.write_steps / STEPS}\n")

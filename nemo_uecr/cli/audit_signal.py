@@ -16,7 +16,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from nemo_uecr.cli.audit import add_bootstrap_arguments, add_scores_argument, finish, require_audit_extras
+from nemo_uecr.cli.audit import (
+    add_bootstrap_arguments,
+    add_scores_argument,
+    finish,
+    require_audit_extras,
+    require_folder,
+)
+from nemo_uecr.cli.ranges import whole_from
 from nemo_uecr.errors import DataError
 
 __all__ = ["add_arguments", "run"]
@@ -29,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--judge", type=Path, metavar="FILE", help="a judge's verdicts on pairs (JSONL)")
     parser.add_argument("--key", type=Path, metavar="FILE", help="the key of the pairs")
     parser.add_argument("--write-pairs", type=Path, metavar="DIR", help="write blinded pairs for a judge, and stop")
-    parser.add_argument("--pairs", type=int, default=350, metavar="N", help="how many to write (%(default)s)")
+    parser.add_argument("--pairs", type=whole_from(1), default=350, metavar="N", help="how many to write (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise DataError("--judge and --key go together; give the verdicts and the key of their pairs")
     scores = read_scores(args.scores)
     if args.write_pairs is not None:
+        require_folder(args.write_pairs, "--write-pairs")
         written = write_pairs(scores, args.write_pairs, pairs=args.pairs, seed=args.seed)
         sys.stdout.write(f"{written} pairs for the judge: {args.write_pairs}/pairs.jsonl\n")
         return 0

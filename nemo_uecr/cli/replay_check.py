@@ -35,10 +35,15 @@ class Outcome:
 
 
 def check(path: Path) -> int:
-    """Print one line a step; 1 when a step does not come out again."""
+    """Print one line a step; 1 when a step does not come out again or is gone."""
     steps = sorted((path / "batches").glob("step-*.safetensors")) if path.is_dir() else [path]
     if not steps:
         raise DataError(f"{path} has no batches/step-*.safetensors; expected a run with telemetry.save_batch_every > 0")
+    from nemo_uecr.local.artifacts import missing_batches
+
+    gone = missing_batches(path) if path.is_dir() else []
+    for name in gone:
+        sys.stdout.write(f"{Path(name).name}: missing, the run's list of files has it: NOT REPRODUCED\n")
     failed = 0
     for step in steps:
         found = compare(step)
@@ -46,8 +51,8 @@ def check(path: Path) -> int:
         word = "bit for bit" if found.bitwise else f"differs by {found.difference:.3g}"
         want = "the run's own arithmetic" if found.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
         sys.stdout.write(f"{step.name}: {word} ({want}){'' if found.holds else ': NOT REPRODUCED'}\n")
-    sys.stdout.write(f"{len(steps) - failed} of {len(steps)} saved steps reproduced\n")
-    return 1 if failed else 0
+    sys.stdout.write(f"{len(steps) - failed} of {len(steps) + len(gone)} saved steps reproduced\n")
+    return 1 if failed or gone else 0
 
 
 def compare(path: Path) -> Outcome:

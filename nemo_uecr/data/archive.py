@@ -41,9 +41,11 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
         The number of files packed.
 
     Raises:
-        RunFolderError: If a file changes while it is packed.
+        RunFolderError: If the archive exists, or a file changes while it is packed.
         DataError: If the archive cannot be written.
     """
+    if out.exists():
+        raise RunFolderError(f"{out} exists; expected a new archive. Remove it, or choose another name")
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
     digests = {name: _sha256(folder / name) for name in names}
     aside = out.with_name(f".{out.name}.tmp")
@@ -170,7 +172,7 @@ def _index(member: tarfile.TarInfo, content: IO[bytes], archive: Path) -> dict[s
         if index["format"] != FORMAT:
             raise DataError(f"{archive}: format {index['format']!r}; expected {FORMAT!r}")
         return {str(name): str(digest) for name, digest in index["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{archive}: {INDEX} cannot be read ({error}); the archive is damaged") from error

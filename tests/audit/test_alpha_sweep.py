@@ -154,6 +154,30 @@ def test_a_checkpoint_without_a_mixed_group_is_skipped(tmp_path: Path) -> None:
     assert second["mixed_groups"] == 1
 
 
+def test_inverted_groups_and_pairs_at_the_trained_alpha(tmp_path: Path) -> None:
+    # At alpha 1 a right response of R^T 0 has U = 1: both wrong ones (2 and 3) of "a" overtake it, none of "b" does.
+    made = [Made("a", 1.0, [0.0]), Made("a", 0.0, [2.0]), Made("a", 0.0, [3.0])]
+    made += [Made("b", 1.0, [0.0]), Made("b", 0.0, [0.1]), Made("b", 0.0, [0.2])]
+    whole = numbers_of(write_scores(tmp_path, made))["overall"]
+    assert (whole["inverted_groups_at_trained"], whole["inverted_pairs_at_trained"]) == (1, 2)
+
+
+def test_truncated_responses_are_counted_by_checkpoint(tmp_path: Path) -> None:
+    made = [Made("a", reward, [0.1], truncated=True) for reward in (0.0, 1.0)]
+    made += [Made("a", reward, [0.1], checkpoint=5, truncated=reward > 0) for reward in (0.0, 1.0)]
+    rows = numbers_of(write_scores(tmp_path, made))["checkpoints"]
+    assert [row["truncated"] for row in rows] == [2, 1]
+
+
+def test_a_replicate_without_a_group_of_a_checkpoint_does_not_count_as_zero(tmp_path: Path) -> None:
+    """Problem "a" has mixed groups at step 0 alone, "b" at step 5 alone; every group is inverted for certain at 8."""
+    made = [Made("a", 1.0, [0.0]), Made("a", 0.0, [2.0])]
+    made += [Made("b", 1.0, [0.0], checkpoint=5), Made("b", 0.0, [2.0], checkpoint=5)]
+    # A replicate draws (a, a), (a, b) or (b, b): each average over the checkpoints that it has is 1.
+    conflict = numbers_of(write_scores(tmp_path, made))["overall"]["conflict"]
+    assert (conflict["value"][-1], conflict["low"][-1], conflict["high"][-1]) == (1.0, 1.0, 1.0)
+
+
 def test_the_papers_size_takes_less_than_a_minute(tmp_path: Path) -> None:
     make_scores(tmp_path / "s", PAPER["alpha-sweep"], seed=0)
     scores = read_scores(tmp_path / "s")

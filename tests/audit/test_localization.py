@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.localization import candidates, items_to_judge, localization_audit
+from nemo_uecr.audit.localization import _position, candidates, items_to_judge, localization_audit
 from nemo_uecr.audit.output import Audit
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.segment import segment
@@ -70,6 +70,19 @@ def test_who_is_a_candidate(tmp_path: Path) -> None:
     items = items_to_judge(scores, checkpoint=0, limit=4, seed=1)
     assert len(items) == 4
     assert items[0].response == TEXT
+
+
+def test_a_group_of_nine_is_no_group_of_the_audit(tmp_path: Path) -> None:
+    made = responses(1)
+    scores = scores_of(tmp_path, [*made, made[0]])
+    found = candidates(scores, token_table(scores, "student", 0))
+    assert (found.counts["groups"], found.counts["mixed_groups_of_eight"], len(found.rows)) == (1, 0, 0)
+
+
+def test_a_shuffle_that_equals_the_original_reaches_it() -> None:
+    # 0.3 and 0.2 are at least 0.2, 0.1 is not: 2 of 3, p = (2 + 1) / (3 + 1)
+    found = _position(np.asarray([0.1, 0.2, 0.3]), 0.2)
+    assert (found["at_least_full"], found["p"]) == (2, 0.75)
 
 
 def slow_weights(made: Made, *, entropy: tuple[float, ...] | None) -> list[float]:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemo_uecr.audit.parts import keep_plan, next_number, record_files
-from nemo_uecr.audit.rollouts import read_scores
+from nemo_uecr.audit.rollouts import read_scores, read_unfinished
 from nemo_uecr.audit.schema import PLAN, row_path, token_path
 from nemo_uecr.audit.teacher_reward import teacher_rewards
 from nemo_uecr.audit.token_table import token_table
@@ -84,8 +84,21 @@ def test_a_response_that_was_never_verified_is_named(tmp_path: Path) -> None:
 def test_a_part_that_a_kill_left_without_rows_does_not_count(tmp_path: Path) -> None:
     write_scores(tmp_path, FOUR, part=2)
     row_path(tmp_path, 1).unlink()
-    assert read_scores(tmp_path).responses.ids == ("r0", "r1")
+    assert read_unfinished(tmp_path).responses.ids == ("r0", "r1")
     assert next_number(tmp_path) == 1
+
+
+def test_unfinished_scores_are_no_audit_s_business(tmp_path: Path) -> None:
+    """Killed between the tokens and the rows of the last part, or between two parts."""
+    write_scores(tmp_path, FOUR, part=2)
+    plan = json.loads((tmp_path / PLAN).read_text())
+    (tmp_path / PLAN).write_text(json.dumps({**plan, "responses": 6}))
+    with pytest.raises(DataError, match=r"holds 4 of 6 responses: .* interrupted; finish with the same command"):
+        read_scores(tmp_path)
+    assert len(read_unfinished(tmp_path).responses.ids) == 4
+    row_path(tmp_path, 1).unlink()
+    with pytest.raises(DataError, match=r"part-000001\.parquet is gone.* or finish with the same `nemo-uecr score`"):
+        read_scores(tmp_path)
 
 
 def test_damage_is_named(tmp_path: Path) -> None:

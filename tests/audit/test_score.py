@@ -151,6 +151,8 @@ def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
         patched.setattr(parts, "replace_file", replace_file)
         code, text = in_child(lambda: scored(tmp_path / "s", source))
     assert code == -signal.SIGKILL, text
+    with pytest.raises(DataError, match=r"finish|is gone"):
+        read_scores(tmp_path / "s")
     calls: list[int] = []
     own = score._part_tensors
 

@@ -150,3 +150,24 @@ def test_a_judges_file_that_cannot_be_used(tmp_path: Path, line: str, complaint:
     (tmp_path / "verdicts").write_text(line + "\n")
     with pytest.raises(DataError, match=complaint):
         read_judge(tmp_path / "verdicts", tmp_path / "key")
+
+
+def test_equal_teacher_scores_count_half(tmp_path: Path) -> None:
+    scores = write_scores(tmp_path, [Made("a", 0.0, [0.2]), Made("a", 0.0, [0.2]), Made("a", 0.0, [0.5])])
+    reward_B = teacher_rewards(scores, "student", clip=None).reward_B
+    sampler = Sampler.draw(scores.responses.problem_B, replicates=5, seed=0)
+    judged = [JudgedPair("r0", "r1", "first"), JudgedPair("r2", "r0", "first")]
+    # a tie is 1/2, 0.5 > 0.2 agrees: (1/2 + 1) / 2
+    assert agreement(judged, scores.responses, reward_B, sampler)["all"]["value"] == pytest.approx(3 / 4)
+
+
+def test_groups_to_judge_are_drawn_at_random(tmp_path: Path) -> None:
+    """Of 12 tied groups 3 are shown: not always the same, nor the file's first."""
+    made = [Made(f"p{group:02d}", 0.0, [0.1], response=text) for group in range(12) for text in ("x", "y")]
+    scores = write_scores(tmp_path / "s", made)
+    chosen = []
+    for seed in range(4):
+        assert write_pairs(scores, tmp_path / f"{seed}", pairs=3, seed=seed) == 3
+        chosen.append([json.loads(line)["question"] for line in (tmp_path / f"{seed}" / "pairs.jsonl").open()])
+    assert len({tuple(sorted(each)) for each in chosen}) > 1
+    assert any(each != sorted(each) for each in chosen)

@@ -38,6 +38,16 @@ def test_packed_unpacked_and_replayed(run: Path, tmp_path: Path, capsys: pytest.
     assert told[-1] == "2 of 2 saved steps reproduced"
 
 
+def test_a_saved_step_that_is_gone_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "run"
+    shutil.copytree(run, there)
+    (there / "batches" / "step-000002.safetensors").unlink()
+    assert entry_point(["replay", str(there), "--check"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "step-000002.safetensors: missing, the run's list of files has it: NOT REPRODUCED"
+    assert told[-1] == "1 of 2 saved steps reproduced"
+
+
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_another_process_gives_the_same_bits(run: Path, threads: str) -> None:
     words = [sys.executable, "-m", "nemo_uecr", "replay", str(run), "--check"]

@@ -40,6 +40,13 @@ def test_there_and_back(folder: Path, tmp_path: Path) -> None:
     assert sorted(contents(tmp_path / "light")) == ["batches/step-1.bin", "config.yaml"]
 
 
+def test_an_archive_is_not_written_over(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(b"mine")
+    with pytest.raises(RunFolderError, match=r"a\.tar\.gz exists; expected a new archive"):
+        pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
+    assert (tmp_path / "a.tar.gz").read_bytes() == b"mine"
+
+
 def test_equal_folders_give_equal_archives(folder: Path, tmp_path: Path) -> None:
     pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
     os.utime(folder / "config.yaml", (1, 1))
