@@ -22,12 +22,12 @@ from nemo_uecr.audit.schema import ANCHOR, STUDENT, part_numbers
 from nemo_uecr.audit.sources import Rollout
 from nemo_uecr.data.manifest import file_sha256
 from nemo_uecr.data.problems import Problem
+from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.plan import model_digest
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.prompts import Prompt
 from nemo_uecr.local.rollout import Response
-from nemo_uecr.local.run import locked
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Sequences, micro_slices
 

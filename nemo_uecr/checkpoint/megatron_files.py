@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.checkpoint.metadata_pickle import check_metadata_pickle
 from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes, megatron_shapes, read_json
 from nemo_uecr.errors import CheckpointError
 
@@ -57,6 +58,7 @@ def read_megatron_files(folder: Path) -> MegatronFiles:
     kind = read_json(folder / "metadata.json").get("sharded_backend")
     if kind != FORMAT:
         raise CheckpointError(f"{folder}: its format is {kind}; expected {FORMAT}, Megatron's distributed checkpoint")
+    check_metadata_pickle(folder / ".metadata")
     _check_common(folder / "common.pt")
     ends, tensors = read_contents(folder)
     for name, end in sorted(ends.items()):

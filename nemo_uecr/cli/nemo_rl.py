@@ -29,6 +29,7 @@ def train(path: str, overrides: Sequence[str], *, resume: bool) -> Path:
     """Train inside NeMo-RL; with ``resume`` from the newest checkpoint of the run folder."""
     from nemo_uecr.config.nemo_load import load_nemo
     from nemo_uecr.config.unused import unused_line
+    from nemo_uecr.data.run_lock import locked
     from nemo_uecr.nemo_adapter.launcher import train as launch
 
     loaded = load_nemo(path, overrides)
@@ -36,7 +37,8 @@ def train(path: str, overrides: Sequence[str], *, resume: bool) -> Path:
     logger.info(objective)
     if unused is not None:
         logger.info(unused)
-    return launch(loaded.config, resume=resume, origins=loaded.origins, objective=objective)
+    with locked(Path(loaded.config.run.folder)):
+        return launch(loaded.config, resume=resume, origins=loaded.origins, objective=objective)
 
 
 def check(path: str, overrides: Sequence[str]) -> None:

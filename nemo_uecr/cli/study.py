@@ -3,7 +3,7 @@
   nemo-uecr study examples/configs/study/small.yaml
 
 The budget is printed before anything starts. Interrupted or repeated, the command does what is missing: finished runs
-are kept, a half-done one continues from its checkpoint.
+are kept, a half-done one continues from its checkpoint. `--tables-only` makes tables and figures of what is there.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("study", metavar="CONFIG", help="study file")
     parser.add_argument("--budget", action="store_true", help="print the budget and stop")
+    parser.add_argument(
+        "--tables-only", action="store_true", help="make tables and figures again from the finished runs, train nothing"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,9 +40,12 @@ def run(args: argparse.Namespace) -> int:
         require_extra(extra)
     from nemo_uecr.config.load import load_config
     from nemo_uecr.study.load import load_study
-    from nemo_uecr.study.study import forecast, run_study
+    from nemo_uecr.study.study import forecast, run_study, summarise
 
     study = load_study(args.study)
+    if args.tables_only:
+        sys.stdout.write(f"summary: {summarise(study)}\n")
+        return 0
     for name, arm in study.arms.items():  # a misspelt override must not wait for its turn
         for variant, changes in study.variants.items():
             logger.debug("checking %s in %s", name, variant)

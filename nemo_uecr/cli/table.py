@@ -72,6 +72,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(("cluster", "smoke"), "nemo_uecr.cli.cluster_smoke", "the same short run on every node of a Ray cluster"),
     Command(("cluster", "command"), "nemo_uecr.cli.cluster_command", "the command that a Slurm job runs"),
     Command(("cluster", "node"), "nemo_uecr.cli.cluster_node", "what each node of a Slurm job runs"),
+    Command(("bench", "step"), "nemo_uecr.cli.bench_step", "seconds of a training step by method, taking turns"),
     Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),
 )
 

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_uecr.config.origins import Branch, branch_of, overlay
 from nemo_uecr.errors import ConfigError
 
-__all__ = ["read_chain"]
+__all__ = ["read_chain", "read_mapping"]
 
 
 def read_chain(path: str, *, above: tuple[str, ...] = ()) -> Branch:
@@ -37,7 +37,7 @@ def read_chain(path: str, *, above: tuple[str, ...] = ()) -> Branch:
     """
     if _same(path, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
-    tree = _read_mapping(path, above)
+    tree = read_mapping(path, above=above)
     parents = _parents(tree.pop("defaults", []), path)
     layer = branch_of(tree, path)
     if not parents:
@@ -59,10 +59,16 @@ def _parents(defaults: object, path: str) -> list[str]:
     return [os.path.normpath(os.path.join(os.path.dirname(path), name)) for name in names]
 
 
-def _read_mapping(path: str, above: tuple[str, ...]) -> dict[object, object]:
+def read_mapping(path: str, *, above: tuple[str, ...]) -> dict[object, object]:
+    """One file's own keys, nothing inherited and nothing resolved.
+
+    Raises:
+        ConfigError: the file is missing, is no YAML mapping, or repeats a key.
+    """
     text = _read_text(path, above)
     try:
         loaded = OmegaConf.load(io.StringIO(text))
+        plain = OmegaConf.to_container(loaded, resolve=False)
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         raise ConfigError(f"{path}{where}: not valid YAML: {error.problem}") from error
@@ -72,11 +78,10 @@ def _read_mapping(path: str, above: tuple[str, ...]) -> dict[object, object]:
         raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
     except OSError as error:  # what OmegaConf raises for a file that holds one scalar
         raise ConfigError(f"{path}: holds a single value, expected a mapping of keys") from error
-    if not isinstance(loaded, DictConfig):
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply, expected sections of keys") from error
+    if not isinstance(loaded, DictConfig) or not isinstance(plain, Mapping):
         raise ConfigError(f"{path}: holds a list, expected a mapping of keys")
-    plain = OmegaConf.to_container(loaded, resolve=False)
-    if not isinstance(plain, Mapping):
-        raise ConfigError(f"{path}: expected a mapping of keys")
     return dict(plain)
 
 

@@ -32,7 +32,7 @@ def override_layers(overrides: Sequence[str], schema: Schema) -> list[Branch]:
         The layers, every value with the origin `override`.
 
     Raises:
-        ConfigError: no `=`, an unknown key, or a value that is no YAML.
+        ConfigError: no `=`, an unknown key, bytes that are no text, or a value that is no YAML.
     """
     return [_layer(*_parse(text, schema), schema) for text in overrides]
 
@@ -45,6 +45,8 @@ def _layer(name: str, value: object, schema: Schema) -> Branch:
 
 
 def _parse(text: str, schema: Schema) -> tuple[str, object]:
+    if not _is_unicode(text):
+        raise ConfigError(f"override {text!a}: not UTF-8 text, expected key=value")
     name, equals, written = text.partition("=")
     name = name.strip()
     if name.startswith("+"):
@@ -72,7 +74,7 @@ def _value(name: str, written: str, schema: Schema) -> object:
     try:
         parsed = OmegaConf.from_dotlist([f"value={written}"])
         value: object = OmegaConf.to_container(parsed, resolve=False)["value"]
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(f"override {name}={written}: the value is not valid YAML") from error
     if key is not None and key.free_mapping and isinstance(value, dict):
         return {**value, REPLACE_MARKER: True}
@@ -82,6 +84,11 @@ def _value(name: str, written: str, schema: Schema) -> object:
 def _is_text(key: Key, name: str) -> bool:
     """Whether the name's value is free text: the key's own, or that of an entry of its mapping."""
     return key.takes_text if key.name == name else key.entries.startswith("a text")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether every byte of an argument was text; Python passes others on as lone surrogates."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _text(written: str) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.config.written import read_written
 from nemo_uecr.data.rows import parse_row, raw_lines, read_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.result import RESULT
@@ -53,11 +54,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _method(folder: Path) -> str:
-    from omegaconf import OmegaConf
-
     if not (folder / CONFIG).is_file():
         return folder.name
-    return str(OmegaConf.select(OmegaConf.load(folder / CONFIG), "method.name", default=folder.name))
+    method = read_written(folder / CONFIG).get("method")
+    return str(method.get("name", folder.name)) if isinstance(method, dict) else folder.name
 
 
 def _score(entry: dict[str, float]) -> Score:

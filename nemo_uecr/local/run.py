@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +16,7 @@ from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.prepared import training_file
 from nemo_uecr.data.problems import load_problems
+from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.local import artifacts
 from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
@@ -120,24 +118,6 @@ def _train_in(
         stop=stop,
     )
     trainer.run(Progress(total=config.train.steps, style=config.telemetry.progress))
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the run folder; a second run into it is refused. The lock goes with the process, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "run.lock").open("a+", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise RunFolderError(
-                f"{folder} is in use by process {lock.read().strip() or '?'}; wait for it or choose another run.folder"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
 
 
 def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:

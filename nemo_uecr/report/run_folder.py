@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.config.written import read_written
 from nemo_uecr.errors import RunFolderError
 
 FIRST_FILES = ("config.yaml", "origins.json", "provenance.json", "tolerances.json")
@@ -164,19 +165,12 @@ def _read_json(path: Path) -> Record:
 
 
 def _read_config(path: Path) -> Record:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        config = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise RunFolderError(f"{path} cannot be read ({reason}); expected the resolved configuration") from error
+    config = read_written(path)
     for section, key in (("method", "name"), ("train", "steps")):
-        if not isinstance(config, dict) or key not in (config.get(section) or {}):
+        found = config.get(section)
+        if not isinstance(found, dict) or key not in found:
             raise RunFolderError(f"{path} has no {section}.{key}; expected the resolved configuration of a run")
-    return {str(key): value for key, value in config.items()}
+    return config
 
 
 def _read_lines(path: Path, is_whole: Callable[[Record], bool], notes: list[str]) -> list[Record]:

@@ -40,8 +40,9 @@ def selection_cells(study: StudyConfig, root: Path, files: TaskFiles) -> list[Ce
     return [
         _cell(study, files, name, variant, pair, rate, root / "selection" / variant / name / f"lr-{rate:g}", True)
         for variant in study.variants
-        for name in tuned
-        for rate in study.selection.learning_rates
+        for name, arm in tuned.items()
+        if variant in study.variants_of(arm)
+        for rate in study.candidates(variant)
         for pair in range(study.selection.pairs)
     ]
 
@@ -49,7 +50,7 @@ def selection_cells(study: StudyConfig, root: Path, files: TaskFiles) -> list[Ce
 def table_cells(
     study: StudyConfig, root: Path, files: TaskFiles, learning_rates: Mapping[tuple[str, str], float]
 ) -> list[Cell]:
-    """Runs behind the tables; pairs come first, so that an unfinished study is balanced over arms.
+    """Runs behind the tables, by stage; within one pairs come first, so that an unfinished study is balanced over arms.
 
     Args:
         study: the study.
@@ -57,16 +58,18 @@ def table_cells(
         files: problems and models.
         learning_rates: by (variant, arm) for every arm with a choice of its own.
     """
-    return list(_by_pair(study, root, files, learning_rates))
+    stages = sorted({arm.stage for arm in study.arms.values()})
+    return [cell for stage in stages for cell in _by_pair(study, stage, root, files, learning_rates)]
 
 
 def _by_pair(
-    study: StudyConfig, root: Path, files: TaskFiles, learning_rates: Mapping[tuple[str, str], float]
+    study: StudyConfig, stage: int, root: Path, files: TaskFiles, learning_rates: Mapping[tuple[str, str], float]
 ) -> Iterator[Cell]:
+    arms = {name: arm for name, arm in study.arms.items() if arm.stage == stage}
     for pair in range(study.pair_count):
         for variant in study.variants:
-            for name, arm in study.arms.items():
-                if pair < arm.pairs:
+            for name, arm in arms.items():
+                if pair < arm.pairs and variant in study.variants_of(arm):
                     rate = learning_rates[variant, arm.learning_rate_of or name]
                     yield _cell(study, files, name, variant, pair, rate, root / "runs" / variant / name, False)
 
@@ -95,7 +98,8 @@ def _cell(
         "telemetry.progress=off",
         *(f"evaluation.benchmarks.{n}={p}" for n, p in files.held_out("validation" if selection else "bench").items()),
     )
-    overrides = (*study.overrides, *study.variants[variant], *arm.overrides, *own)
+    stage = study.selection.overrides if selection else ()
+    overrides = (*study.overrides, *study.variants[variant], *arm.overrides, *stage, *own)
     return Cell(name, variant, pair, rate, overrides, folder)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nemo_uecr.report.run_folder import RunFolder, read_run
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.report.run_folder import Record, RunFolder, read_run
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.runner import finished
 
 #: Phases of a step whose seconds are compared between arms.
-PHASES = ("rollout", "verify", "score_student", "score_teacher", "advantage", "update")
+PHASES = ("rollout", "verify", "score_student", "score_teacher", "score_reference", "advantage", "update")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class RunResult:
         cell: which run.
         initial: average of the sets before training.
         final: average of the sets after the last step.
+        initial_sets: before training, by set.
         sets: after the last step, by set.
         curve: (step, average) of every evaluation.
         degenerate_start: share of groups with equal task rewards in the first step.
@@ -28,11 +30,14 @@ class RunResult:
         seconds: mean seconds of each phase of a step.
         step_seconds: mean seconds of a step without evaluation and saving.
         worst_identity: largest budget or decomposition error of all steps; None where the method has neither.
+        rewards: mean task reward of the batch, in percent, by training step from the first.
+        samples: responses a problem of the evaluations, k of avg@k.
     """
 
     cell: Cell
     initial: float
     final: float
+    initial_sets: dict[str, float]
     sets: dict[str, float]
     curve: tuple[tuple[int, float], ...]
     degenerate_start: float
@@ -40,15 +45,49 @@ class RunResult:
     seconds: dict[str, float]
     step_seconds: float
     worst_identity: float | None
+    rewards: tuple[float, ...]
+    samples: int
 
 
 def read_results(cells: Iterable[Cell]) -> list[RunResult]:
-    """Results of the cells that are finished."""
-    return [_result(cell, read_run(cell.folder)) for cell in cells if finished(cell.folder)]
+    """Results of the cells that are finished.
+
+    The initial student of a pair is the same for all arms, and so is its evaluation, to the last token; where a run
+    was told to leave it out (`evaluation.at_start=false`) the one of another run of the pair stands in.
+
+    Raises:
+        RunFolderError: a folder holds a run of another study file.
+    """
+    runs = [(cell, _own(cell, read_run(cell.folder))) for cell in cells if finished(cell.folder)]
+    before = {cell.pair: run.evaluations[0] for cell, run in runs if run.evaluations[0]["step"] == 0}
+    return [_result(cell, run, before.get(cell.pair, run.evaluations[0])) for cell, run in runs]
 
 
-def _result(cell: Cell, run: RunFolder) -> RunResult:
-    curve = tuple((record["step"], 100.0 * record["average"]["avg"]) for record in run.evaluations)
+def wall_seconds(cells: Iterable[Cell]) -> list[float]:
+    """Seconds of each finished run, steps and evaluations together."""
+    return [_seconds(read_run(cell.folder)) for cell in cells if finished(cell.folder)]
+
+
+def _seconds(run: RunFolder) -> float:
+    """Evaluations but the one before training are part of their step."""
+    before = sum(float(record["seconds"]) for record in run.evaluations if record["step"] == 0)
+    return sum(run.values("time/step_s")[1]) + before
+
+
+def _own(cell: Cell, run: RunFolder) -> RunFolder:
+    """The run, if its learning rate is the cell's: a changed study file must not take old runs for its own."""
+    rate = float(run.config["train"]["learning_rate"])
+    if rate != cell.learning_rate:
+        raise RunFolderError(
+            f"{cell.folder} was trained with learning rate {rate:g}, this study asks for {cell.learning_rate:g}; "
+            "choose another study folder, or put the study file back"
+        )
+    return run
+
+
+def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
+    evaluations = {record["step"]: record for record in (first, *run.evaluations)}
+    curve = tuple((step, 100.0 * evaluations[step]["average"]["avg"]) for step in sorted(evaluations))
     degenerate = run.values("group/degenerate_share")[1]
     seconds = {phase: _mean(run.values(f"time/{phase}_s")[1]) for phase in PHASES if run.has(f"time/{phase}_s")}
     errors = [value for name in ("budget_error", "decomposition_error") for value in run.values(f"identity/{name}")[1]]
@@ -56,14 +95,21 @@ def _result(cell: Cell, run: RunFolder) -> RunResult:
         cell=cell,
         initial=curve[0][1],
         final=curve[-1][1],
-        sets={name: 100.0 * found["avg"] for name, found in run.evaluations[-1]["sets"].items()},
+        initial_sets=_by_set(first),
+        sets=_by_set(run.evaluations[-1]),
         curve=curve,
         degenerate_start=degenerate[0],
         degenerate=_mean(degenerate),
         seconds=seconds,
         step_seconds=sum(seconds.values()),
         worst_identity=max(errors, default=None),
+        rewards=tuple(100.0 * value for value in run.values("reward/task_mean")[1]),
+        samples=int(run.evaluations[-1]["samples"]),
     )
+
+
+def _by_set(evaluation: Record) -> dict[str, float]:
+    return {name: 100.0 * found["avg"] for name, found in evaluation["sets"].items()}
 
 
 def _mean(values: list[float]) -> float:

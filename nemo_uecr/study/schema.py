@@ -8,8 +8,18 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from nemo_uecr.config.kinds import Count, LearningRate, Positive, Seed, Share, Text
 from nemo_uecr.config.schema import Section
+from nemo_uecr.study import names
 
-__all__ = ["ArmConfig", "CourseConfig", "ModelConfig", "SelectionConfig", "StudyConfig", "TableConfig", "TaskConfig"]
+__all__ = [
+    "ArmConfig",
+    "CourseConfig",
+    "ModelConfig",
+    "SelectionConfig",
+    "SensitivityConfig",
+    "StudyConfig",
+    "TableConfig",
+    "TaskConfig",
+]
 
 MINIMUM_PAIRS = 2
 
@@ -20,6 +30,7 @@ def _tuple_of_list(value: object) -> object:
 
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple_of_list)]
 Rates = Annotated[tuple[LearningRate, ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
+Levels = Annotated[tuple[Literal[1, 2, 3, 4, 5], ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
 ZeroToOne = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -69,6 +80,9 @@ class ModelConfig(Section):
     course: CourseConfig
     """How it is taught."""
 
+    habits: CourseConfig | None = None
+    """A second course on the same weights, which gives a model that can do the task bad habits; null: none."""
+
 
 class TaskConfig(Section):
     """Problems and models, made on the spot."""
@@ -78,6 +92,9 @@ class TaskConfig(Section):
 
     train_problems: Count
     """Problems for reinforcement learning."""
+
+    train_levels: Levels = (1, 2, 3, 4, 5)
+    """Levels from which their levels are drawn; one that stands twice is drawn twice as often."""
 
     validation_problems: Count
     """Problems a level on which learning rates are chosen."""
@@ -101,8 +118,14 @@ class SelectionConfig(Section):
     learning_rates: Rates
     """Candidates."""
 
+    learning_rates_in: dict[Text, Rates] = Field(default_factory=dict)
+    """Other candidates in the variants that are named here; several updates a batch want lower rates."""
+
     pairs: Count
     """Students, each with its own seed, that every candidate runs on."""
+
+    overrides: Texts = ()
+    """`key=value` texts of these runs alone, for example no evaluation before training."""
 
 
 class ArmConfig(Section):
@@ -120,6 +143,12 @@ class ArmConfig(Section):
     learning_rate_of: Text | None
     """Use the learning rate chosen for that arm; null: choose one for this arm."""
 
+    variants: Texts | None = None
+    """Names of the variants that it runs in; null: all of them."""
+
+    stage: Count = 1
+    """Runs of stage 1 come before those of stage 2, and so on; within a stage pairs come first."""
+
 
 class TableConfig(Section):
     """A table: its lines, and the line that the others are compared with."""
@@ -132,6 +161,19 @@ class TableConfig(Section):
 
     arms: Annotated[Texts, Field(min_length=2)]
     """Lines in order."""
+
+
+class SensitivityConfig(Section):
+    """A panel of the sensitivity figure: arms that differ in one setting."""
+
+    title: Text
+    """What the horizontal axis is called."""
+
+    default: Text
+    """Arm with the shipped value, which the others are compared with."""
+
+    points: Annotated[dict[Text, float], Field(min_length=2)]
+    """Value of the setting by arm, the default among them."""
 
 
 class StudyConfig(Section):
@@ -167,21 +209,24 @@ class StudyConfig(Section):
     tables: Annotated[dict[Text, TableConfig], Field(min_length=1)]
     """Tables by name."""
 
+    sensitivity: dict[Text, SensitivityConfig] = Field(default_factory=dict)
+    """Panels of the sensitivity figure by name."""
+
     confidence: Share
     """Level of the intervals."""
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        for name, arm in self.arms.items():
-            if arm.learning_rate_of is not None and arm.learning_rate_of not in self.arms:
-                raise ValueError(f"arms.{name}.learning_rate_of: got {arm.learning_rate_of!r}, expected an arm's name")
-            if arm.teacher == "bad_teacher" and self.task.bad_teacher is None:
-                raise ValueError(f"arms.{name}.teacher: got bad_teacher, but task.bad_teacher is null; describe one")
-        for name, table in self.tables.items():
-            for arm_name in (table.reference, *table.arms):
-                if arm_name not in self.arms:
-                    raise ValueError(f"tables.{name}: no arm {arm_name!r}; expected one of {', '.join(self.arms)}")
+        names.check(self)
         return self
+
+    def candidates(self, variant: str) -> tuple[float, ...]:
+        """Learning rates to choose from in a variant."""
+        return self.selection.learning_rates_in.get(variant, self.selection.learning_rates)
+
+    def variants_of(self, arm: ArmConfig) -> tuple[str, ...]:
+        """Names of the variants that an arm runs in."""
+        return tuple(self.variants) if arm.variants is None else arm.variants
 
     @property
     def pair_count(self) -> int:

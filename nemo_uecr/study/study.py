@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.study.cells import Cell, selection_cells, table_cells
-from nemo_uecr.study.figures import draw_curves, draw_differences
-from nemo_uecr.study.results import RunResult, read_results
+from nemo_uecr.study.outputs import write_outputs
+from nemo_uecr.study.progress import ProgressTable
+from nemo_uecr.study.results import read_results, wall_seconds
 from nemo_uecr.study.runner import Work, finished, run_cells
 from nemo_uecr.study.schema import StudyConfig
-from nemo_uecr.study.selection import Choice, choose_rates, rates_of
-from nemo_uecr.study.summary import costs, curves, table_summaries
-from nemo_uecr.study.tables import cost_markdown, notes_markdown, selection_markdown, table_markdown
+from nemo_uecr.study.selection import choose_rates, rates_of
 from nemo_uecr.study.task import TaskFiles, model_jobs, prepare_task
 
-#: The arm whose step the others' cost is a ratio to.
-COST_BASELINE = "grpo"
 SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_MINUTE = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ def forecast(study: StudyConfig) -> Forecast:
     selection = selection_cells(study, root, files)
     tables = table_cells(study, root, files, dict.fromkeys(_tuned(study), study.selection.learning_rates[0]))
     jobs = model_jobs(files.root, study.task, students=study.pair_count, selection=study.selection.pairs)
-    seconds = [_run_seconds(result) for result in read_results([*selection, *tables])]
+    seconds = wall_seconds([*selection, *tables])
     return Forecast(
         models=sum(not files.model(job.name).is_dir() for job in jobs),
         selection_runs=sum(not finished(cell.folder) for cell in selection),
@@ -90,38 +86,20 @@ def run_study(study: StudyConfig, work: Work, *, report: Callable[[str], None]) 
     candidates = selection_cells(study, root, files)
     _run(study, "selection", candidates, work, report)
     choices = choose_rates(study, read_results(candidates))
+    _run(study, "tables", table_cells(study, root, files, rates_of(choices)), work, report)
+    return summarise(study)
+
+
+def summarise(study: StudyConfig) -> Path:
+    """Tables and figures again from the finished runs, training nothing; returns the summary's path.
+
+    Raises:
+        RunFolderError: the runs that choose the learning rates are not all there.
+    """
+    root, files = Path(study.folder), task_files(study)
+    choices = choose_rates(study, read_results(selection_cells(study, root, files)))
     cells = table_cells(study, root, files, rates_of(choices))
-    _run(study, "tables", cells, work, report)
-    return write_summary(study, choices, read_results(cells))
-
-
-def write_summary(study: StudyConfig, choices: list[Choice], results: list[RunResult]) -> Path:
-    """Write results.json, the figures and summary.md from the finished runs."""
-    root = Path(study.folder)
-    summaries = table_summaries(study, results)
-    cost = costs(study, results, COST_BASELINE)
-    main = next(iter(study.tables.values()))
-    lines = {
-        variant: {arm: found for arm in main.arms if (found := curves(study, results, variant, arm))}
-        for variant in study.variants
-    }
-    content = {
-        "study": study.model_dump(mode="json"),
-        "selection": [asdict(choice) for choice in choices],
-        "runs": [asdict(result) | {"folder": str(result.cell.folder)} for result in results],
-        "tables": [asdict(summary) for summary in summaries],
-        "costs": [asdict(one) for one in cost],
-    }
-    replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
-    parts = [notes_markdown()]
-    parts += [table_markdown(summary, confidence=study.confidence) for summary in summaries]
-    if summaries:
-        draw_differences(root / "figures", summaries)
-        draw_curves(root / "figures", {variant: arms for variant, arms in lines.items() if arms})
-        parts += ["![differences](figures/differences.png)\n", "![curves](figures/curves.png)\n"]
-    parts += [selection_markdown(choices), cost_markdown(cost, COST_BASELINE)]
-    replace_file(root / "summary.md", "\n".join(parts).encode())
-    return root / "summary.md"
+    return write_outputs(study, choices, cells, read_results(cells))
 
 
 def task_files(study: StudyConfig) -> TaskFiles:
@@ -130,13 +108,20 @@ def task_files(study: StudyConfig) -> TaskFiles:
 
 
 def _run(study: StudyConfig, stage: str, cells: list[Cell], work: Work, report: Callable[[str], None]) -> None:
+    table = ProgressTable(Path(study.folder), stage, cells)
+    table.write(None)
+
     def told(cell: Cell, error: str | None, number: int, of: int, seconds: float) -> None:
-        left = seconds / number * (of - number) / 60
+        left = seconds / number * (of - number) / SECONDS_PER_MINUTE
+        if error is None:
+            table.add(cell)
+        table.write(left)
         outcome = "done" if error is None else f"FAILED: {error}"
         name = f"{cell.variant} {cell.arm} pair {cell.pair} lr {cell.learning_rate:g}"
         report(f"{stage} {number}/{of}  {name}  {outcome}  {left:.0f} min left")
 
     outcome = run_cells(cells, work, processes=study.processes, report=told)
+    report(f"{stage}: finished runs of all\n{table.text()}".rstrip())
     if outcome.failures:
         cell, error = outcome.failures[0]
         raise RunFolderError(
@@ -147,8 +132,3 @@ def _run(study: StudyConfig, stage: str, cells: list[Cell], work: Work, report: 
 
 def _tuned(study: StudyConfig) -> list[tuple[str, str]]:
     return [(variant, arm) for variant in study.variants for arm in study.arms]
-
-
-def _run_seconds(result: RunResult) -> float:
-    record = json.loads((result.cell.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    return float(record["time/step_s"]) * int(record["step"])

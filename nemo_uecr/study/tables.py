@@ -1,94 +1,136 @@
-"""A study's tables as Markdown."""
+"""A study's tables, for any format that `nemo_uecr.evaluation.table` writes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from nemo_uecr.evaluation.table import NOTHING
-from nemo_uecr.study.selection import RULE, Choice
-from nemo_uecr.study.statistics import PAIRS_FOR_A_TEST, TEST_NAME, Mean
+from nemo_uecr.evaluation.table import NOTHING, Cell, Row, Score, Table, build_table
+from nemo_uecr.study.selection import Choice
+from nemo_uecr.study.sensitivity import Panel
+from nemo_uecr.study.statistics import Mean
 from nemo_uecr.study.summary import Cost, Line, TableSummary
 
 
-def table_markdown(summary: TableSummary, *, confidence: float) -> str:
-    """One table: final average, rise, and the reference minus each arm."""
+def sets_table(summary: TableSummary, *, layout: str, samples: int) -> Table | None:
+    """Arms by held-out sets over their common pairs, the best and the second marked; None with fewer than two pairs.
+
+    The interval over pairs stands with the average alone.
+
+    Args:
+        summary: one table in one variant.
+        layout: "main", or "ablation" with the parts of the method that each arm has.
+        samples: k of avg@k.
+    """
+    means = {"initial": (summary.initial_sets, summary.initial)}
+    means |= {line.arm: (line.sets, line.common) for line in summary.lines}
+    rows = [
+        Row(arm, {name: _score(mean) for name, mean in (sets | {"average": average}).items()})
+        for arm, (sets, average) in means.items()
+        if average is not None
+    ]
+    if not rows:
+        return None
+    table = build_table(rows, layout=layout, k=samples)
+    lines = [
+        (Cell(row.method, "", 0), *(replace(cell, interval="") for cell in line[1:-1]), line[-1])
+        for row, line in zip(rows, table.lines, strict=True)
+    ]
+    return Table((f"Arm, avg@{samples} (%)", *table.head[1:]), tuple(lines))
+
+
+def difference_table(summary: TableSummary, *, confidence: float) -> Table:
+    """Final average, and the reference minus each arm pair by pair."""
     level = f"{100 * confidence:g}%"
     head = (
         "arm", "pairs", "lr", "before", f"after [{level}]", f"{summary.reference} minus arm [{level}]", "won",
-        "p (Holm)", "equal groups at start, in all",
+        "p (Holm)", "equal groups at start", "in all steps",
     )  # fmt: skip
-    body = [_row(line) for line in summary.lines]
-    return f"### {summary.title} ({summary.variant})\n\n" + _grid(head, body)
+    return Table(head, tuple(_difference_line(line) for line in summary.lines))
 
 
-def selection_markdown(choices: Sequence[Choice]) -> str:
-    """The validation averages of every candidate rate, the chosen one bold."""
+def selection_table(choices: Sequence[Choice]) -> Table:
+    """The validation averages of every candidate rate, the chosen one marked."""
     rates = sorted({rate for choice in choices for rate in choice.averages})
-    head = ("variant", "arm", *(f"{rate:g}" for rate in rates), "at the edge of the grid")
+    head = ("variant", "arm", *(f"lr {rate:g}" for rate in rates), "at the edge of the grid")
     body = [
         (
-            choice.variant,
-            choice.arm,
-            *(_marked(choice, rate) for rate in rates),
-            "yes" if choice.at_edge else "no",
+            _text(choice.variant),
+            _text(choice.arm),
+            *(_candidate(choice, rate) for rate in rates),
+            _text("yes" if choice.at_edge else "no"),
         )
         for choice in choices
     ]
-    return f"### Learning rates, chosen by: {RULE}\n\n" + _grid(head, body)
+    return Table(head, tuple(body))
 
 
-def cost_markdown(costs: Sequence[Cost], baseline: str) -> str:
+def cost_table(costs: Sequence[Cost], baseline: str) -> Table:
     """Seconds of a step by phase, and the ratio to the baseline."""
     phases = list(dict.fromkeys(phase for cost in costs for phase in cost.seconds))
-    head = ("variant", "arm", *phases, "step, s", f"/ {baseline}")
+    head = ("variant", "arm", *phases, "step, s", f"step / {baseline}")
     body = [
         (
-            cost.variant,
-            cost.arm,
-            *(f"{cost.seconds[phase]:.3f}" if phase in cost.seconds else NOTHING for phase in phases),
-            f"{cost.step_seconds:.3f}",
-            NOTHING if cost.ratio is None else f"{cost.ratio:.2f}",
+            _text(cost.variant),
+            _text(cost.arm),
+            *(_text(f"{cost.seconds[phase]:.3f}" if phase in cost.seconds else NOTHING) for phase in phases),
+            _text(f"{cost.step_seconds:.3f}"),
+            _text(NOTHING if cost.ratio is None else f"{cost.ratio:.2f}"),
         )
         for cost in costs
     ]
-    return "### Seconds of a step\n\n" + _grid(head, body)
+    return Table(head, tuple(body))
 
 
-def notes_markdown() -> str:
-    """How to read the tables."""
-    return (
-        "Averages in percent over the five held-out sets; every pair is a student and a seed of its own, so pairs are "
-        "independent. Intervals are Student's t over pairs. A p-value is printed from "
-        f"{PAIRS_FOR_A_TEST} pairs on: {TEST_NAME}, Holm-corrected within the table and variant.\n"
-    )
+def sensitivity_table(panels: Sequence[Panel], *, confidence: float) -> Table:
+    """Every value of every setting, and what it changes against the default."""
+    level = f"{100 * confidence:g}%"
+    head = ("variant", "setting", "value", "arm", "pairs", f"after [{level}]", f"minus default [{level}]")
+    body = [
+        (
+            _text(panel.variant),
+            _text(panel.title),
+            Cell(f"{point.value:g}", "", 1 if point.arm == panel.default else 0),
+            _text(point.arm),
+            _text(str(len(panel.pairs))),
+            _mean(point.final, sign=""),
+            _text(NOTHING) if point.against is None else _mean(point.against, sign="+"),
+        )
+        for panel in panels
+        for point in panel.points
+    ]
+    return Table(head, tuple(body))
 
 
-def _row(line: Line) -> tuple[str, ...]:
+def _difference_line(line: Line) -> tuple[Cell, ...]:
     against = line.against
     return (
-        line.arm,
-        str(line.final.pairs),
-        f"{line.learning_rate:g}",
-        f"{line.initial.mean:.1f}",
-        _interval(line.final, sign=""),
-        NOTHING if against is None else _interval(against.difference, sign="+"),
-        NOTHING if against is None else f"{against.wins} of {against.difference.pairs}",
-        NOTHING if line.p_holm is None else f"{line.p_holm:.3f}",
-        f"{100 * line.degenerate_start:.0f} %, {100 * line.degenerate:.0f} %",
+        _text(line.arm),
+        _text(str(line.final.pairs)),
+        _text(f"{line.learning_rate:g}"),
+        _text(f"{line.initial.mean:.1f}"),
+        _mean(line.final, sign=""),
+        _text(NOTHING) if against is None else _mean(against.difference, sign="+"),
+        _text(NOTHING if against is None else f"{against.wins} of {against.difference.pairs}"),
+        _text(NOTHING if line.p_holm is None else f"{line.p_holm:.3f}"),
+        _text(f"{100 * line.degenerate_start:.0f}%"),
+        _text(f"{100 * line.degenerate:.0f}%"),
     )
 
 
-def _interval(mean: Mean, *, sign: str) -> str:
-    return f"{mean.mean:{sign}.1f} [{mean.low:{sign}.1f}, {mean.high:{sign}.1f}]"
+def _score(mean: Mean) -> Score:
+    return Score(mean.mean, mean.low, mean.high)
 
 
-def _marked(choice: Choice, rate: float) -> str:
+def _candidate(choice: Choice, rate: float) -> Cell:
     if rate not in choice.averages:
-        return NOTHING
-    shown = f"{choice.averages[rate]:.1f}"
-    return f"**{shown}**" if rate == choice.learning_rate else shown
+        return _text(NOTHING)
+    return Cell(f"{choice.averages[rate]:.1f}", "", 1 if rate == choice.learning_rate else 0)
 
 
-def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+def _mean(mean: Mean, *, sign: str) -> Cell:
+    return Cell(f"{mean.mean:{sign}.1f}", f"{mean.low:{sign}.1f}, {mean.high:{sign}.1f}", 0)
+
+
+def _text(text: str) -> Cell:
+    return Cell(text, "", 0)

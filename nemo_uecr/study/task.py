@@ -14,7 +14,7 @@ from nemo_uecr.data.atomic import new_folder, replace_file
 from nemo_uecr.demo.recipe import Course, ModelShape
 from nemo_uecr.demo.task import LEVELS, Problem, distinct_problems, read_questions, write_rows
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.study.schema import ModelConfig, TaskConfig
+from nemo_uecr.study.schema import CourseConfig, ModelConfig, TaskConfig
 from nemo_uecr.study.solutions import flawed_solution
 
 TASK_FILE = "task.json"
@@ -122,17 +122,21 @@ def teach_model(job: ModelJob) -> float:
         for path in TaskFiles(job.root).held_out(kind).values()
         for question in read_questions(path)
     }
-    course, losses = job.model.course, list[float]()
-
-    def solve(problem: Problem) -> str:
-        return flawed_solution(problem, rng, skip_rate=course.skip_rate, error_rate=course.error_rate)
-
-    batches = solved_batches(tokenizer, course.tokens_per_batch, rng, held_out, solve)
-    train_supervised(model, batches, _course(job.model), lambda _, loss: losses.append(loss))
+    losses = list[float]()
+    for course in filter(None, (job.model.course, job.model.habits)):
+        batches = solved_batches(tokenizer, course.tokens_per_batch, rng, held_out, _demonstrator(course, rng))
+        train_supervised(model, batches, _course(course), lambda _, loss: losses.append(loss))
     with new_folder(TaskFiles(job.root).model(job.name)) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return losses[-1]
+
+
+def _demonstrator(course: CourseConfig, rng: random.Random) -> Callable[[Problem], str]:
+    def solve(problem: Problem) -> str:
+        return flawed_solution(problem, rng, skip_rate=course.skip_rate, error_rate=course.error_rate)
+
+    return solve
 
 
 def _claim(root: Path, task: TaskConfig) -> None:
@@ -154,13 +158,13 @@ def _write_problems(folder: Path, task: TaskConfig) -> None:
             problems = list(distinct_problems(rng, [level] * count, seen))
             seen.update(problem.question for problem in problems)
             write_rows(folder / f"{kind}-level{level}.jsonl", problems, f"{kind}{level}")
-    levels = [rng.choice(LEVELS) for _ in range(task.train_problems)]
+    levels = [rng.choice(task.train_levels) for _ in range(task.train_problems)]
     write_rows(folder / "train.jsonl", distinct_problems(rng, levels, seen), "train")
 
 
 def _shape(model: ModelConfig) -> ModelShape:
-    return ModelShape(**model.model_dump(exclude={"course"}))
+    return ModelShape(**model.model_dump(exclude={"course", "habits"}))
 
 
-def _course(model: ModelConfig) -> Course:
-    return Course(**model.course.model_dump(exclude={"error_rate"}))
+def _course(course: CourseConfig) -> Course:
+    return Course(**course.model_dump(exclude={"error_rate"}))

@@ -204,7 +204,7 @@ def test_second_run_into_a_used_folder_is_refused(tmp_path: Path) -> None:
 
 def test_folder_in_use_is_refused_and_the_first_run_goes_on(tmp_path: Path) -> None:
     """A child holds the lock while this process tries to enter, also with --resume; the lock dies with its holder."""
-    from nemo_uecr.local.run import locked
+    from nemo_uecr.data.run_lock import locked
 
     folder = tmp_path / "run"
     reading, writing = os.pipe()

@@ -18,6 +18,7 @@ from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import choose_rates, rates_of
 from nemo_uecr.study.task import TaskFiles
+from tests.study.made import made_result
 
 SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
 
@@ -35,7 +36,7 @@ def written(folder: Path, **changes: object) -> Path:
 
 
 def result(cell: Cell, final: float) -> RunResult:
-    return RunResult(cell, 0.0, final, {}, ((0, 0.0), (2, final)), 0.5, 0.5, {"update": 1.0}, 1.0, None)
+    return made_result(cell, final)
 
 
 def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig, tmp_path: Path) -> None:
@@ -72,6 +73,37 @@ def test_cells_differ_in_what_they_should_and_in_nothing_else(study: StudyConfig
     assert different(uecr, ("four_updates", "uecr", 0)) == {
         "run.folder", "train.minibatch_responses", "train.microbatch_responses",
     }  # fmt: skip
+
+
+def test_later_stages_come_last_and_arms_stay_in_their_variants(study: StudyConfig, tmp_path: Path) -> None:
+    late = study.arms["own_teacher"].model_copy(update={"stage": 2, "variants": ("one_update",)})
+    changed = study.model_copy(update={"arms": {"own_teacher": late} | study.arms | {"own_teacher": late}})
+    rates = {(variant, "uecr"): 1e-4 for variant in study.variants}
+    cells = table_cells(changed, tmp_path, TaskFiles(tmp_path / "task"), rates)
+    assert [(cell.variant, cell.arm, cell.pair) for cell in cells] == [
+        *(
+            (variant, arm, pair)
+            for pair in (0, 1)
+            for variant in ("one_update", "four_updates")
+            for arm in ("uecr", "grpo")
+        ),
+        ("one_update", "own_teacher", 0),
+        ("one_update", "own_teacher", 1),
+    ]
+
+
+def test_variants_have_their_own_candidates_and_selection_its_own_overrides(study: StudyConfig, tmp_path: Path) -> None:
+    selection = study.selection.model_copy(
+        update={"learning_rates_in": {"four_updates": (5e-5,)}, "overrides": ("evaluation.at_start=false",)}
+    )
+    changed = study.model_copy(update={"selection": selection})
+    cells = selection_cells(changed, tmp_path, TaskFiles(tmp_path / "task"))
+    assert [(cell.variant, cell.learning_rate) for cell in cells] == [
+        ("one_update", 2e-4), ("one_update", 4e-4), ("four_updates", 5e-5),
+    ]  # fmt: skip
+    assert not any(load_config(study.config, cell.overrides).config.evaluation.at_start for cell in cells)
+    choices = choose_rates(changed, [result(cell, 1.0) for cell in cells])
+    assert rates_of(choices) == {("one_update", "uecr"): 2e-4, ("four_updates", "uecr"): 5e-5}
 
 
 def test_selection_shares_no_student_seed_or_problem_with_the_tables(study: StudyConfig, tmp_path: Path) -> None:
@@ -144,6 +176,28 @@ def test_shipped_base_has_every_method_once(tmp_path: Path) -> None:
         (
             {"arms": {"uecr": {"overrides": [], "pairs": 2, "teacher": "bad_teacher", "learning_rate_of": None}}},
             "arms.uecr.teacher: got bad_teacher, but task.bad_teacher is null",
+        ),
+        (
+            {
+                "arms": {
+                    "uecr": {
+                        "overrides": [],
+                        "pairs": 2,
+                        "teacher": "teacher",
+                        "learning_rate_of": None,
+                        "variants": ["two"],
+                    }
+                }
+            },
+            "arms.uecr.variants: got 'two', expected one of",
+        ),
+        (
+            {"sensitivity": {"rho": {"title": "rho", "default": "uecr", "points": {"grpo": 0.1, "own_teacher": 0.2}}}},
+            "sensitivity.rho.default: got 'uecr', expected one of its points",
+        ),
+        (
+            {"selection": {"learning_rates": [1e-4], "pairs": 1, "learning_rates_in": {"two": [1e-4]}}},
+            "selection.learning_rates_in: got 'two', expected one of",
         ),
         (
             {"arms": {"uecr": {"overrides": [], "pair": 2, "teacher": "teacher", "learning_rate_of": None}}},

@@ -25,6 +25,7 @@ def study_file(folder: Path, **changes: object) -> Path:
     content["variants"] = {"one_update": []}
     content["arms"].pop("own_teacher")
     content["tables"]["main"]["arms"] = ["grpo", "uecr"]
+    content["sensitivity"] = {"alpha": {"title": "alpha", "default": "uecr", "points": {"grpo": 0.0, "uecr": 1.0}}}
     for model in ("student", "teacher"):
         content["task"][model]["course"] |= {"steps": 4, "tokens_per_batch": 200}
     content["overrides"] += ["rollout.max_response_tokens=6", "evaluation.max_tokens=6", "evaluation.bootstrap=100"]
@@ -56,9 +57,70 @@ def test_numbers_are_those_of_the_runs(done: Path) -> None:
     gaps = [finals["uecr", pair] - finals["grpo", pair] for pair in (0, 1)]
     assert grpo["against"]["difference"]["mean"] == pytest.approx(sum(gaps) / 2)
     assert grpo["p_holm"] is None
-    for name in ("curves.png", "curves.svg", "differences.png", "differences.svg"):
-        assert (done / "study" / "figures" / name).stat().st_size > 1000
+    for name in ("curves", "differences-main", "costs", "sensitivity"):
+        for kind in ("png", "svg"):
+            assert (done / "study" / "figures" / f"{name}.{kind}").stat().st_size > 1000
     assert "### Machinery only (one_update)" in (done / "study" / "summary.md").read_text()
+
+
+def test_tables_say_the_same_in_every_format(done: Path) -> None:
+    content = json.loads((done / "study" / "results.json").read_text())
+    grpo = next(line for line in content["tables"][0]["lines"] if line["arm"] == "grpo")
+    gap = grpo["against"]["difference"]
+    shown = f"{gap['mean']:+.1f}", f"[{gap['low']:+.1f}, {gap['high']:+.1f}]"
+    for kind in ("md", "tex", "html"):
+        text = (done / "study" / "tables" / f"main-one_update-differences.{kind}").read_text().replace("\\", "")
+        (line,) = [line for line in text.splitlines() if "grpo" in line and "minus" not in line]
+        assert shown[0] in line
+        assert shown[1] in line
+    levels = (done / "study" / "tables" / "main-one_update-sets.md").read_text().splitlines()
+    assert levels[0].startswith("| Arm, avg@2 (%) | level1 | level2 | level3 | level4 | level5 | Avg. |")
+    initial = [run["initial_sets"]["level1"] for run in content["runs"] if run["cell"]["arm"] == "uecr"]
+    assert levels[2].startswith(f"| initial | {sum(initial) / len(initial):.2f} |")
+    assert "<h2>Machinery only (one_update)</h2>" in (done / "study" / "summary.html").read_text()
+
+
+def test_tables_come_again_without_training(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done / "study", tmp_path / "study")
+    path = study_file(tmp_path)
+    before = {name: (tmp_path / "study" / name).read_bytes() for name in ("summary.md", "summary.html")}
+    for name in before:
+        (tmp_path / "study" / name).unlink()
+    shutil.rmtree(tmp_path / "study" / "tables")
+    assert entry_point(["study", str(path), "--tables-only"]) == 0
+    assert {name: (tmp_path / "study" / name).read_bytes() for name in before} == before
+    shutil.rmtree(tmp_path / "study" / "runs" / "one_update" / "grpo" / "pair-001")
+    assert entry_point(["study", str(path), "--tables-only"]) == 0
+    summary = (tmp_path / "study" / "summary.md").read_text()
+    assert "Not finished: 1 of 4 runs, by variant, arm and pair: one\\_update grpo: 1." in summary or (
+        "Not finished: 1 of 4 runs, by variant, arm and pair: one_update grpo: 1." in summary
+    )
+
+
+def test_runs_of_another_learning_rate_are_refused(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(done / "study", tmp_path / "study")
+    config = next((tmp_path / "study" / "runs").rglob("pair-000/config.yaml"))
+    text = config.read_text()
+    rate = next(line for line in text.splitlines() if "learning_rate:" in line)
+    config.write_text(text.replace(rate, rate.split(":")[0] + ": 0.125"))
+    assert entry_point(["study", str(study_file(tmp_path)), "--tables-only"]) == 2
+    assert "was trained with learning rate 0.125, this study asks for" in capsys.readouterr().err
+
+
+def test_initial_evaluation_of_a_pair_stands_in_where_it_was_left_out(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done / "study", tmp_path / "study")
+    path = study_file(tmp_path)
+    content = json.loads((done / "study" / "results.json").read_text())
+    record = tmp_path / "study" / "runs" / "one_update" / "grpo" / "pair-001" / "evaluation.jsonl"
+    lines = record.read_text().splitlines(keepends=True)
+    assert len(lines) == 2
+    record.write_text(lines[1])
+    assert entry_point(["study", str(path), "--tables-only"]) == 0
+    again = json.loads((tmp_path / "study" / "results.json").read_text())
+    assert [run["initial"] for run in again["runs"]] == [run["initial"] for run in content["runs"]]
+    assert [run["curve"] for run in again["runs"]] == [run["curve"] for run in content["runs"]]
 
 
 def test_students_differ_and_held_out_problems_are_held_out(done: Path) -> None:

@@ -1,0 +1,28 @@
+"""The command line in this process: what it refuses, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.errors import UecrError
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one line of a command that must end with code 2; an exception would fail the test that asks."""
+    capsys.readouterr()
+    assert entry_point([str(word) for word in words]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "nemo-uecr: error: " in line]
+    assert len(lines) == 1
+    return lines[0].removeprefix("nemo-uecr: error: ")
+
+
+def complaint(work: Callable[[], object]) -> str | None:
+    """The user's error that something ends with; None where it works. Any other exception is a fault and rises."""
+    try:
+        work()
+    except UecrError as error:
+        return str(error)
+    return None

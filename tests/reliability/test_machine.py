@@ -1,0 +1,108 @@
+"""A clock that jumps, a home folder that cannot be written, a machine without network, a file system that is full."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from nemo_uecr.scoring import native
+from tests.local import tiny
+from tests.local.tiny import in_child, outcome, same
+
+PACKAGE = Path(__file__).resolve().parents[2] / "nemo_uecr"
+OF_DAY = ("time.time", "datetime.now", "datetime.utcnow")
+#: Where the time of day is meant: a stamp for a server, and the end of a Slurm job.
+WALL_CLOCK = {"telemetry/clients.py", "stopping.py"}
+
+
+def test_a_clock_that_runs_backwards_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = outcome(tiny.run(tmp_path / "whole"))
+    now = [2e9]
+
+    def backwards() -> float:
+        now[0] -= 3600.0
+        return now[0]
+
+    monkeypatch.setattr(time, "time", backwards)
+    folder = tiny.run(tmp_path / "run")
+    monkeypatch.undo()
+    assert same(outcome(folder), whole) == []
+    for record in tiny.records(folder / "metrics.jsonl"):
+        seconds = {name: value for name, value in record.items() if name.startswith(("time/", "throughput/"))}
+        assert seconds
+        assert all(value >= 0 for value in seconds.values()), seconds
+
+
+def test_no_duration_is_taken_from_the_time_of_day() -> None:
+    """Durations and deadlines come from clocks that only go forward."""
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in (
+                "time.time",
+                "datetime.now",
+                "datetime.utcnow",
+            ):
+                found.add(str(path.relative_to(PACKAGE)))
+    assert found == WALL_CLOCK
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled code has no cache there, so torch takes its place; nothing else wants the home folder."""
+    home = tmp_path / "home"
+    home.write_text("a file where the home folder should be: even root cannot write into it")
+    for name in ("NEMO_UECR_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+
+    def work() -> None:
+        native._library.cache_clear()
+        assert native._library() is None
+        tiny.run(tmp_path / "run")
+
+    assert in_child(work) == (0, "")
+    assert len(tiny.metrics(tmp_path / "run")) == 2
+
+
+def test_a_run_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With models and data in folders no connection is tried."""
+
+    def connect(*_: Any) -> NoReturn:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, connect)
+    monkeypatch.setattr(socket, "getaddrinfo", connect)
+    tiny.run(tmp_path / "run", f"evaluation.benchmarks={{a: {tiny.assets().problems}}}", "evaluation.every=1")
+    assert len(tiny.metrics(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize("bytes_a_file", [50, 400, 2_000, 9_000, 30_000])
+def test_a_disk_that_is_full_at_any_write(tmp_path: Path, bytes_a_file: int) -> None:
+    """Whichever file does not fit: one line, whole lines in every log, and the same run afterwards."""
+    busy = ("checkpoint.every=1", "telemetry.save_batch_every=1", "evaluation.every=1")
+    busy += (f"evaluation.benchmarks={{a: {tiny.assets().problems}}}",)
+    folder = tmp_path / "run"
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
+        tiny.run(folder, *busy)
+
+    code, text = in_child(work)
+    assert code == 2, text
+    assert "\n" not in text
+    assert os.strerror(errno.EFBIG) in text or "os error 27" in text
+    for path in folder.glob("*.jsonl"):
+        assert path.read_bytes()[-1:] in (b"", b"\n"), path
+    tiny.run(folder, *busy, resume=True)
+    assert same(outcome(folder), outcome(tiny.run(tmp_path / "whole", *busy))) == []

@@ -1,0 +1,152 @@
+"""Configurations and files changed at random, repeatably: valid, or one clear line with code 2; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import string
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.config.load import load_config
+from nemo_uecr.data.batch_file import load_batch, save_batch
+from nemo_uecr.data.problems import load_problems
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.telemetry.sinks import truncate_records
+from tests.local import tiny
+from tests.reliability.commands import complaint
+
+MUTATIONS = 200
+#: Values that a hand, a script or another program may put where a number, a word or a section belongs.
+ODD = (
+    None, True, False, 0, -1, 1, 10**30, -0.0, 1e308, 1e-320, float("nan"), float("inf"), "", " ", "nan", "1e3", "0x10",
+    "???", "${", "${}", "${train.steps}", "${nowhere}", "${mul:1}", "${oc.env:NOWHERE_AT_ALL}", "${div:1,0}", "\x00",
+    "\ud800", "ü", "a\nb", [], [1, [2]], {}, {"a": {"b": 1}}, {"defaults": "x"}, {"_override_": True}, "x" * 5000,
+)  # fmt: skip
+
+
+def mutated(tree: dict[str, object], dice: random.Random) -> dict[str, object]:
+    """One to three keys replaced, removed, renamed or added, at any depth."""
+    tree = json.loads(json.dumps(tree))
+    for _ in range(dice.randint(1, 3)):
+        place: dict[str, object] = tree
+        while True:
+            name = dice.choice(sorted(place) or ["empty"])
+            inner = place.get(name)
+            if not isinstance(inner, dict) or not inner or dice.random() < 0.2:
+                break
+            place = inner
+        change = dice.randrange(4)
+        if change == 0:
+            place.pop(name, None)
+        elif change == 1:
+            letters = "".join(dice.choices(string.printable, k=dice.randint(0, 6)))
+            place[letters] = place.pop(name, 1)
+        else:
+            place[name] = dice.choice(ODD)
+    return tree
+
+
+def test_two_hundred_mutated_configurations(tmp_path: Path) -> None:
+    base = tiny.configured(tmp_path / "run").config.model_dump(mode="json")
+    dice, valid, path = random.Random(11), 0, tmp_path / "own.yaml"
+    for number in range(MUTATIONS):
+        text = yaml.safe_dump(mutated(base, dice), allow_unicode=number % 2 == 0)
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
+        message = complaint(lambda: load_config(path, []))
+        valid += message is None
+        if message is None:
+            assert entry_point(["config", "check", str(path)]) == 0
+    assert 0 < valid < MUTATIONS // 2
+
+
+def test_two_hundred_mutated_overrides(tmp_path: Path) -> None:
+    dice = random.Random(12)
+    keys = sorted(load_config(tiny.assets().config, tiny.SMALL).origins)
+    refused = 0
+    for _ in range(MUTATIONS):
+        key = dice.choice(keys)
+        if dice.random() < 0.2:
+            key = "".join(dice.sample(key, len(key)))
+        value = dice.choice([*map(str, ODD), "[", "{a: ", "'", "!!python/name:os.system", "&a *a", "\t", "- 1"])
+        try:
+            load_config(tiny.assets().config, [*tiny.SMALL, f"{key}={value}"])
+        except ConfigError:
+            refused += 1
+    assert refused > MUTATIONS // 2
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_as_a_configuration(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("yaml") / "own.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError):
+        load_config(path, [])
+
+
+@given(st.text(alphabet="{}[]:,&*!?|>-#%@'\"\\$ \nab1", max_size=60))
+def test_any_signs_as_a_configuration(tmp_path_factory: pytest.TempPathFactory, content: str) -> None:
+    path = tmp_path_factory.mktemp("yaml") / "own.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError):
+        load_config(path, [])
+
+
+ROW = json.dumps({"id": "a", "question": "1", "answer": "1"}).encode()
+
+
+@given(st.lists(st.binary(max_size=60) | st.just(ROW), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_any_bytes_as_problems(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], dice: random.Random
+) -> None:
+    path = tmp_path_factory.mktemp("jsonl") / "train.jsonl"
+    lines = [line if dice.random() < 0.5 else line[: dice.randint(0, len(line))] for line in lines]
+    path.write_bytes(b"\n".join(lines))
+    message = complaint(lambda: load_problems(path, question_key="question", answer_key="answer", id_key="id"))
+    assert message is None or str(path) in message
+    if message is None:
+        assert all(line.strip() in (b"", ROW) or b"question" in line for line in lines)
+
+
+@given(cut=st.integers(0, 4000), flips=st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 255)), max_size=4))
+def test_any_damage_of_a_saved_batch(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, flips: list[tuple[int, int]]
+) -> None:
+    """Damage is named, or the tensors have another value and nothing else: safetensors has no checksum of its own."""
+    path = tmp_path_factory.mktemp("batch") / "step.safetensors"
+    names = {"task_reward": torch.zeros(2), "group": torch.zeros(2, dtype=torch.int64)}
+    names |= {"mask": torch.ones(2, 3, dtype=torch.bool), "old_logp": torch.zeros(2, 3)}
+    save_batch(path, names, method="grpo", settings={}, step=1)
+    content = bytearray(path.read_bytes())
+    for at, by in flips:
+        content[at % len(content)] ^= by
+    path.write_bytes(bytes(content[: len(content) - cut % len(content)]))
+    message = complaint(lambda: load_batch(path))
+    assert message is None or str(path) in message
+    if message is None:
+        assert cut % len(content) == 0
+        assert set(names) <= set(load_batch(path).tensors)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 400), st.integers(0, 7))
+def test_any_bit_flipped_in_the_metrics_of_a_run(tmp_path_factory: pytest.TempPathFactory, at: int, bit: int) -> None:
+    """Resuming refuses the file by name, or finds the step's records as they are; a line that is whole is kept."""
+    path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
+    whole = b"".join(json.dumps({"step": step, "reward/task_mean": 0.5}).encode() + b"\n" for step in (1, 2, 3))
+    content = bytearray(whole)
+    content[at % len(content)] ^= 1 << bit
+    path.write_bytes(bytes(content))
+    message = complaint(lambda: truncate_records(path, last_step=2))
+    if message is None:
+        assert re.fullmatch(rb"(.*\n)*", path.read_bytes())
+    else:
+        assert str(path) in message
+        assert path.read_bytes() == bytes(content)  # nothing is thrown away
