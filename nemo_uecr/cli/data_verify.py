@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print every fault; exit code 1 when there is one."""
-    from nemo_uecr.data.manifest import faults, read_manifest, source_faults
+    from nemo_uecr.data.manifest import faults, manifest_as_found, source_faults
 
-    manifest = read_manifest(args.folder)
+    manifest = manifest_as_found(args.folder)
     found = faults(args.folder)
     if args.source is not None:
         found += source_faults(manifest, args.source)

@@ -21,8 +21,8 @@ from nemo_uecr.stopping import STOPPED, RunStopped
 __all__ = ["dispatch", "entry_point", "parser_of"]
 
 USER_ERROR = 2
-#: What a full or protected disk says, wherever in a command it says it.
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+#: What a full or protected disk, or a limit on the size of files, says, wherever in a command it says it.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 HELP = ("-h", "--help")
 

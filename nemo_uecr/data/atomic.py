@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nemo_uecr.errors import RunFolderError
@@ -50,13 +51,20 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     Raises:
         OSError: If it cannot be written, or the path is something other than a folder.
-        RunFolderError: If it is there and this process runs in it.
+        RunFolderError: If it is there and this process runs in it, or another one is writing it.
     """
     if path.exists() and not path.is_dir():
         raise OSError(errno.ENOTDIR, "it exists and is no folder", str(path))
     path = _real(path)
-    recover_folder(path)
     check_exchangeable(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one(path), _filled(path) as aside:
+        yield aside
+
+
+@contextmanager
+def _filled(path: Path) -> Iterator[Path]:
+    _recover(path)
     aside = path.with_name(f".{path.name}.tmp")
     old = _moved_away(path)
     shutil.rmtree(aside, ignore_errors=True)
@@ -80,10 +88,48 @@ def new_folder(path: Path) -> Iterator[Path]:
 def recover_folder(path: Path) -> None:
     """Give a folder its name back if a kill came between the two renames of its exchange."""
     path = _real(path)
+    if _moved_away(path).is_dir() and not path.exists():
+        with suppress(RunFolderError), _only_one(path):  # whoever holds it is in the middle of the exchange
+            _recover(path)
+
+
+def _recover(path: Path) -> None:
     old = _moved_away(path)
     if old.is_dir() and not path.exists():
         old.rename(path)
         sync_folder(path.parent)
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Hold a folder's name for this block; a killed process lets go of it.
+
+    Raises:
+        RunFolderError: If another one holds it.
+    """
+    lock = path.with_name(f".{path.name}.lock.tmp")
+    while True:
+        with lock.open("w", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(
+                    f"{path} is being written by another process; wait for its end or choose another folder"
+                ) from None
+            if not _same_file(lock, file.fileno()):
+                continue  # its last holder has removed it since we opened it
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def sync_tree(folder: Path) -> None:

@@ -46,6 +46,21 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared folder.
 
     Raises:
+        DataError: If there is none, it is of another format, a key has another kind of content, or it was altered.
+    """
+    manifest = manifest_as_found(folder)
+    if content_digest(manifest) != manifest[OWN_DIGEST]:
+        raise DataError(
+            f"{folder / MANIFEST}: its content does not have the digest that stands in it; the manifest was altered. "
+            "Prepare the folder again"
+        )
+    return manifest
+
+
+def manifest_as_found(folder: Path) -> Manifest:
+    """The same, whether or not it has the digest that stands in it: for those who report every fault.
+
+    Raises:
         DataError: If there is none, it is of another format, or a key has another kind of content.
     """
     recover_folder(folder)
@@ -72,7 +87,7 @@ def faults(folder: Path) -> list[str]:
 
 def content_faults(folder: Path) -> list[str]:
     """The same without the review file, which a person may have taken elsewhere to fill it in."""
-    manifest = read_manifest(folder)
+    manifest = manifest_as_found(folder)
     files: dict[str, Any] = manifest["files"]
     found = []
     if content_digest(manifest) != manifest[OWN_DIGEST]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.metrics import QUANTILES
 from nemo_uecr.evaluation.plan import PLAN, differences
-from nemo_uecr.evaluation.samples import read_samples, rewards_by_benchmark
+from nemo_uecr.evaluation.samples import Sample, read_samples, rewards_by_benchmark
 
 RESAMPLES = 10_000
 SAMPLES = "samples.jsonl"
@@ -55,11 +56,13 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
         DataError: If problems, samples or decoding differ.
     """
     _check_plans(first, second)
-    rewards = [rewards_by_benchmark(read_samples(_samples_of(path))) for path in (first, second)]
+    samples = [read_samples(_samples_of(path)) for path in (first, second)]
+    rewards = [rewards_by_benchmark(each) for each in samples]
     if {name: rows.keys() for name, rows in rewards[0].items()} != {n: rows.keys() for n, rows in rewards[1].items()}:
         raise DataError(f"{first} and {second} have other problems; a paired comparison needs the same")
     if not rewards[0]:
         raise DataError(f"{first} has no sample; there is nothing to compare")
+    _check_pairs(first, second, samples[0], samples[1])
     pairs = {
         name: (_means(rows), _means({problem: rewards[1][name][problem] for problem in rows}))
         for name, rows in rewards[0].items()
@@ -109,6 +112,28 @@ def paired_difference(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
 
 def _means(rows: Mapping[str, Sequence[float]]) -> list[float]:
     return [sum(row) / len(row) for row in rows.values()]
+
+
+def _check_pairs(first: Path, second: Path, ours: Sequence[Sample], theirs: Sequence[Sample]) -> None:
+    """Refuse other questions or answers under equal ids, and another number of samples."""
+    texts = {(sample.benchmark, sample.problem): (sample.question, sample.answer) for sample in ours}
+    for sample in theirs:
+        place = (sample.benchmark, sample.problem)
+        for what, known, found in zip(
+            ("question", "answer"), texts[place], (sample.question, sample.answer), strict=True
+        ):
+            if known != found:
+                raise DataError(
+                    f"{first} and {second} have another {what} for problem {sample.problem!r} of {sample.benchmark}: "
+                    f"{known!r:.60} and {found!r:.60}; a paired comparison needs the same"
+                )
+    counts = [Counter((sample.benchmark, sample.problem) for sample in each) for each in (ours, theirs)]
+    for place, number in counts[0].items():
+        if number != counts[1][place]:
+            raise DataError(
+                f"{first} and {second} have {number} and {counts[1][place]} samples of problem {place[1]!r} of "
+                f"{place[0]}; a paired comparison needs the same number"
+            )
 
 
 def _samples_of(path: Path) -> Path:

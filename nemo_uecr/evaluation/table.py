@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from nemo_uecr.data.benchmarks import BENCHMARKS
 
@@ -53,10 +53,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Row:
-    """One line: the method's key or a free label, and its scores by column."""
+    """One line: the method's key or a free label, its scores by column, and what is known of how they were taken."""
 
     method: str
     scores: dict[str, Score]
+    basis: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -81,17 +82,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Head and lines, ready for any format."""
+    """Head and lines, ready for any format, and a line to stand below them."""
 
     head: tuple[str, ...]
     lines: tuple[tuple[Cell, ...], ...]
+    note: str = ""
 
 
 def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     """Arrange rows into the main table or the ablation table.
 
     The best and the second are marked among the rows as printed (two decimals), equal values alike; the initial student
-    and the teacher are shown and not ranked.
+    and the teacher are shown and not ranked. Averages of other benchmarks, problems or decoding are no numbers to
+    compare: then there is no such column, and the note says why.
 
     Args:
         rows: in the order of the table.
@@ -100,6 +103,9 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     """
     columns = list(dict.fromkeys(name for row in rows for name in row.scores))
     columns.sort(key=lambda name: name == "average")
+    unlike = unlike_averages(rows)
+    if unlike is not None and "average" in columns:
+        columns.remove("average")
     ranks = {name: _ranks(rows, name) for name in columns}
     titles = tuple(_column_title(name) for name in columns)
     parts = PARTS if layout == "ablation" else ()
@@ -108,7 +114,27 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
         marks = [] if not parts else [_mark(row.parts, place) for place in range(len(PARTS))]
         scores = [_cell(row.scores.get(name), ranks[name][index]) for name in columns]
         lines.append((Cell(row.title, "", 0), *marks, *scores))
-    return Table((f"Method, Avg@{k} (%)", *parts, *titles), tuple(lines))
+    return Table((f"Method, Avg@{k} (%)", *parts, *titles), tuple(lines), unlike or "")
+
+
+def unlike_averages(rows: Sequence[Row]) -> str | None:
+    """Why the rows' averages are not to be compared; None when they are."""
+    for row in rows[1:]:
+        sets = [[name for name in each.scores if name != "average"] for each in (rows[0], row)]
+        if set(sets[0]) != set(sets[1]):
+            ours, theirs = (", ".join(sorted(names)) or "none" for names in sets)
+            return _unlike(rows[0], row, "benchmarks", ours, theirs)
+    known: dict[str, Row] = {}
+    for row in rows:
+        for what, value in row.basis.items():
+            earlier = known.setdefault(what, row)
+            if earlier.basis[what] != value:
+                return _unlike(earlier, row, what, earlier.basis[what], value)
+    return None
+
+
+def _unlike(first: Row, second: Row, what: str, ours: str, theirs: str) -> str:
+    return f"No Avg.: {what} of {first.title} are {ours}, of {second.title} {theirs}; averages need the same."
 
 
 def markdown(table: Table) -> str:
@@ -119,6 +145,7 @@ def markdown(table: Table) -> str:
     return (
         "\n".join("| " + " | ".join(line) + " |" for line in [[_plain(title) for title in table.head], rule, *lines])
         + "\n"
+        + (f"\n{_plain(table.note)}\n" if table.note else "")
     )
 
 
@@ -129,7 +156,10 @@ def latex(table: Table) -> str:
     head = " & ".join(_tex(title) for title in table.head)
     columns = "l" + "c" * (len(table.head) - 1)
     parts = [rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule", head + r"\\", r"\midrule"]
-    return "\n".join([*parts, *(line + r"\\" for line in body), r"\bottomrule", r"\end{tabular}"]) + "\n"
+    return (
+        "\n".join([*parts, *(line + r"\\" for line in body), r"\bottomrule", r"\end{tabular}", *_tex_note(table)])
+        + "\n"
+    )
 
 
 def html_table(table: Table) -> str:
@@ -142,7 +172,8 @@ def html_table(table: Table) -> str:
         + "</tr>\n"
         for line in table.lines
     )
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n"
+    note = f"<p>{html.escape(table.note)}</p>\n" if table.note else ""
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{note}"
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": latex, "html": html_table}
@@ -185,6 +216,10 @@ def _tex(text: str) -> str:
     if text.lstrip().startswith(("[", "*")):
         text = f"{{{text}}}"  # after the line break before it, it would be that one's argument
     return text.replace(YES, r"\(\checkmark\)").replace(NO, r"\(\times\)").replace(NOTHING, "--")
+
+
+def _tex_note(table: Table) -> list[str]:
+    return [rf"\par {_tex(table.note)}"] if table.note else []
 
 
 def _column_title(name: str) -> str:

@@ -12,6 +12,9 @@ from nemo_uecr.verifier.verdict import Checked, Verdict
 
 _BLANKS = re.compile(r"((?<=[0-9A-Za-z])\s+(?=[0-9A-Za-z]))|\s+")
 
+#: A comma with a blank beside it separates; it sets no thousands apart.
+_LISTED = re.compile(r"\s,|(?<!\\),\s")
+
 
 def check_response(response: str, answer: str) -> Checked:
     r"""Judge a response by the content of its last ``\boxed{...}``.
@@ -39,6 +42,8 @@ def judge_plain(given: str, expected: str) -> Verdict | None:
     given = without_point(given)
     if _squeezed(given) == _squeezed(expected):
         return Verdict.CORRECT
+    if _LISTED.search(given) or _LISTED.search(expected):
+        return None
     numbers = plain_number(_squeezed(given)), plain_number(_squeezed(expected))
     if numbers[0] is not None and numbers[1] is not None:
         return Verdict.CORRECT if numbers[0] == numbers[1] else Verdict.WRONG

@@ -27,6 +27,10 @@ from nemo_uecr.verifier.verdict import Verdict
 TIME_LIMIT = 5.0
 #: Seconds a process may take to load its libraries, on a machine with other work.
 START_LIMIT = 300.0
+#: How often a start is tried for one comparison.
+START_TRIES = 2
+#: Failed starts in a row after which it is no accident of one process.
+START_FAILURES = 6
 
 
 class ComparisonProcess:
@@ -37,14 +41,18 @@ class ComparisonProcess:
         self._time_limit = time_limit
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
+        self._failed_starts = 0
 
     def compare(self, given: str, expected: str) -> Verdict:
         """The verdict, `timeout` when the limit passed, `error` when the process died of the comparison.
 
         Raises:
             DependencyError: If math-verify is not installed.
+            UecrError: If the process does not start, time after time.
         """
         process = self._running()
+        if process is None:
+            return Verdict.ERROR
         try:
             _write_line(process, json.dumps([given, expected]).encode() + b"\n")
         except BrokenPipeError:
@@ -68,7 +76,8 @@ class ComparisonProcess:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        """The process, started where there is none; None when it ended while it was starting, and once more."""
         if find_spec("math_verify") is None:
             raise DependencyError("comparing answers needs math-verify; pip install 'nemo-uecr[verify]'")
         # After a fork the pipes are shared with the parent process; each needs a process of its own.
@@ -76,6 +85,21 @@ class ComparisonProcess:
             if self._process.poll() is None:
                 return self._process
             self.close()  # ended between two comparisons; no fault of the next one
+        for _ in range(START_TRIES):
+            process = self._start()
+            if _read_line(process, START_LIMIT):
+                self._failed_starts = 0
+                return process
+            self.close()
+            self._failed_starts += 1
+            if self._failed_starts >= START_FAILURES:
+                raise UecrError(
+                    f"the comparison process did not start, {self._failed_starts} times in a row; "
+                    "run: python -m nemo_uecr.verifier.worker"
+                )
+        return None
+
+    def _start(self) -> subprocess.Popen[bytes]:
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "nemo_uecr.verifier.worker"],
@@ -85,9 +109,6 @@ class ComparisonProcess:
             env=os.environ | {"PYTHONPATH": paths},
         )
         self._owner = os.getpid()
-        if not _read_line(self._process, START_LIMIT):
-            self.close()
-            raise UecrError("the comparison process did not start; run: python -m nemo_uecr.verifier.worker")
         return self._process
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from nemo_uecr.verifier.structure import other_structure
 from nemo_uecr.verifier.units import other_base, other_unit
 
 _ARITHMETIC = """frac dfrac tfrac cfrac sqrt times cdot div binom dbinom tbinom left right big Big bigl bigr Bigl Bigr
@@ -66,7 +67,7 @@ def readable(given: str, expected: str) -> tuple[str, str] | None:
         answer = _without_names(answer)
     if _foreign(answer, reference) or other_base(answer, reference) or other_unit(answer, reference):
         return None
-    return answer, reference
+    return None if other_structure(answer, _MEMBER.sub("", reference)) else (answer, reference)
 
 
 def _bare(text: str) -> str | None:
@@ -85,7 +86,8 @@ def _bare(text: str) -> str | None:
 def _plain(text: str) -> str:
     text = _EMPTY.sub(r"\\emptyset ", text)
     text = _TEXT.sub(lambda match: ", " if _OR_WORD.fullmatch(match[1]) else match[0], text)
-    return _REPEATING.sub(_fraction, _OR.sub(" , ", _SPACE.sub(" ", text)))
+    listed = re.sub(r",(?:\s*,)+", ",", _OR.sub(" , ", _SPACE.sub(" ", text)))
+    return _REPEATING.sub(_fraction, listed)
 
 
 def _fraction(match: re.Match[str]) -> str:

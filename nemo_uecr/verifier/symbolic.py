@@ -7,17 +7,16 @@ import logging
 import re
 from typing import Any
 
+from nemo_uecr.verifier.equations import value_of_named, values_of
 from nemo_uecr.verifier.numbers import powers_spelled_out
+from nemo_uecr.verifier.precision import precise
 from nemo_uecr.verifier.single import readable
 from nemo_uecr.verifier.verdict import Verdict
 
-_LETTER = re.compile(r"[A-Za-z]")
 #: What joins the steps of a derivation, or the lines of an answer.
 _CHAIN = re.compile(
-    r"=|\\(?:to|rightarrow|longrightarrow|Rightarrow|Longrightarrow|implies|iff|therefore|mapsto)(?![A-Za-z])|\\\\"
+    r"\\(?:to|rightarrow|longrightarrow|Rightarrow|Longrightarrow|implies|iff|therefore|mapsto)(?![A-Za-z])|\\\\"
 )
-#: Commands that say how a number is written; any other may name an unknown.
-_ARITHMETIC = re.compile(r"\\(?:[dtc]?frac|sqrt|times|cdot|div|binom|left|right|pi|pm|displaystyle)(?![A-Za-z])")
 
 
 def compare(given: str, expected: str) -> Verdict:
@@ -35,12 +34,27 @@ def compare(given: str, expected: str) -> Verdict:
         given, expected = pair
         if given.split() == expected.split():
             return Verdict.CORRECT
-        same = _same(given, expected) and not _contradicts_itself(given, expected)
+        same = _all_same(given, expected)
     except (ValueError, TypeError, ArithmeticError, AttributeError, LookupError, NotImplementedError, MemoryError):
         return Verdict.ERROR
     except RecursionError:
         return Verdict.ERROR
     return Verdict.CORRECT if same else Verdict.WRONG
+
+
+def _all_same(given: str, expected: str) -> bool:
+    r"""Whether every value that the answer names is the reference answer: ``5=7`` and ``2x=7`` are no way of saying 7.
+
+    math-verify reads the last side of an equation as the answer, so a response could name several.
+    """
+    if _CHAIN.search(given) and not _CHAIN.search(expected) and r"\begin" not in given:
+        return False
+    named = value_of_named(expected)
+    if named is not None and "=" in given:
+        ours = value_of_named(given)
+        return ours is not None and ours[0] == named[0] and _same(ours[1], named[1])
+    values = values_of(given, expected if named is None else named[1])
+    return values is not None and all(_same(value, expected if named is None else named[1]) for value in values)
 
 
 def _same(given: str, expected: str) -> bool:
@@ -49,7 +63,9 @@ def _same(given: str, expected: str) -> bool:
     parsed = [_parsed(expected), _parsed(given)]
     if not parsed[0] or not parsed[1]:
         return False
-    return bool(math_verify.verify(parsed[0], parsed[1], timeout_seconds=None, raise_on_error=True))
+    if not math_verify.verify(parsed[0], parsed[1], timeout_seconds=None, raise_on_error=True):
+        return False
+    return precise(parsed[0][0], parsed[1][0])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -70,14 +86,3 @@ def _parsed(text: str) -> list[Any]:
         raise_on_error=True,
     )
     return found
-
-
-def _contradicts_itself(given: str, expected: str) -> bool:
-    r"""Whether one side of the given equation is another number: ``5=7`` and ``5\to 7`` are no way of saying 7.
-
-    math-verify reads the last side of an equation or chain as the answer, so a response could name several.
-    """
-    if _CHAIN.search(expected) or not _CHAIN.search(given) or r"\begin" in given:
-        return False
-    sides = [side for side in _CHAIN.split(powers_spelled_out(given)) if side.strip()]
-    return any(not _same(side, expected) for side in sides if not _LETTER.search(_ARITHMETIC.sub("", side)))

@@ -198,3 +198,17 @@ def test_an_old_folder_is_moved_away_whole_and_not_removed_first(
     with new_folder(tmp_path / "c"):
         pass
     assert [path.name for kind, path in journal.events if kind == "rename"] == [".c.old.tmp", "c"]
+
+
+def test_a_second_writer_of_a_folder_is_refused_and_the_first_one_is_not_disturbed(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with new_folder(target) as aside:
+        (aside / "file").write_text("first", encoding="utf-8")
+        with pytest.raises(RunFolderError, match="being written by another process; wait"), new_folder(target):
+            pass
+        target.with_name(".out.old.tmp").mkdir()  # as in the middle of the exchange
+        recover_folder(target)
+        assert not target.exists()
+        target.with_name(".out.old.tmp").rmdir()
+    assert (target / "file").read_text(encoding="utf-8") == "first"
+    assert [found.name for found in tmp_path.iterdir()] == ["out"]

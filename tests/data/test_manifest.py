@@ -126,3 +126,10 @@ def test_a_review_file_that_nobody_can_fill_in_is_found(folder: Path) -> None:
         assert message in faults(folder)[0]
     review.unlink()
     assert faults(folder) == ["screening/review.csv: missing"]
+
+
+def test_an_edited_manifest_is_refused_by_those_who_use_it_and_reported_by_verify(folder: Path) -> None:
+    rewrite(folder, put("settings", "seed", value=43), sign=False)
+    with pytest.raises(DataError, match="digest that stands in it; the manifest was altered"):
+        read_manifest(folder)
+    assert faults(folder) == ["manifest.json: changed; its content does not have the digest that stands in it"]

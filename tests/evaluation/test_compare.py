@@ -73,3 +73,16 @@ def test_selection_rules() -> None:
         select(results, "better", [])
     with pytest.raises(DataError, match="have x, y"):
         select(results, "best", ["z"])
+
+
+def test_other_questions_answers_or_numbers_of_samples_are_refused(tmp_path: Path) -> None:
+    first = sample_file(tmp_path / "a.jsonl", {"x": [[1, 0], [0, 1]]})
+    for key, value in (("question", "another"), ("answer", "7")):
+        lines = [json.loads(line) | {key: value} for line in first.read_text(encoding="utf-8").splitlines()]
+        other = tmp_path / "b.jsonl"
+        other.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        with pytest.raises(DataError, match=f"another {key} for problem 'p0' of x: .* and '{value}'"):
+            compare(first, other, seed=0)
+    fewer = sample_file(tmp_path / "c.jsonl", {"x": [[1, 0], [0]]})
+    with pytest.raises(DataError, match="2 and 1 samples of problem 'p1'"):
+        compare(first, fewer, seed=0)

@@ -126,3 +126,41 @@ def test_a_label_in_brackets_is_no_argument_of_the_line_break() -> None:
     text = latex(build_table([row("grpo", 1.0, 2.0), row("[ours] x", 3.0, 4.0)], layout="main", k=12))
     assert "\n{[ours] x} &" in text
     assert "\\\\\n[" not in text
+
+
+def test_averages_over_other_benchmarks_have_no_column_and_a_line_says_why() -> None:
+    one = row("grpo", 10, 90)
+    two = Row("uecr", {name: Score(v, v, v) for name, v in (("aime24", 20), ("amc23", 30), ("average", 25))})
+    table = build_table([one, two], layout="main", k=4)
+    assert table.head == ("Method, Avg@4 (%)", "AIME24", "AMC23")
+    assert table.note.startswith("No Avg.: benchmarks of Vanilla-GRPO are aime24, of UECR-GRPO aime24, amc23")
+    for text in (markdown(table), latex(table), html_table(table)):
+        assert "No Avg.: benchmarks" in text
+
+
+@pytest.mark.parametrize("values", [("30", "15"), ("30", None)])
+def test_averages_over_other_problems(values: tuple[str, str | None]) -> None:
+    rows = [
+        Row(label, row(label, 1, 1).scores, {} if value is None else {"problems": value})
+        for label, value in zip(("grpo", "uecr"), values, strict=True)
+    ]
+    assert ("Avg." in build_table(rows, layout="main", k=4).head) == (
+        values[1] is None
+    )  # what is not known is no fault
+
+
+def test_another_number_of_problems_or_decoding_is_read_from_the_folders(tmp_path: Path) -> None:
+    interval = {"avg": 0.5, "low": 0.4, "high": 0.6}
+    for name, problems, temperature in (("a", 30, 0.6), ("b", 30, 1.0), ("c", 15, 0.6), ("d", 30, 0.6)):
+        (tmp_path / name).mkdir()
+        result = {"samples": 4, "sets": {"aime24": interval | {"problems": problems}}, "average": interval}
+        (tmp_path / name / "result.json").write_text(json.dumps(result), encoding="utf-8")
+        plan = {"decoding": {"temperature": temperature}, "benchmarks": {"aime24": {"row_set": "5f"}}}
+        (tmp_path / name / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    notes = [
+        build_table(read_rows([str(tmp_path / "a"), str(tmp_path / other)])[0], layout="main", k=4).note
+        for other in "bcd"
+    ]
+    assert "decoding settings" in notes[0]
+    assert "numbers of aime24's problems of a are 30, of c 15" in notes[1]
+    assert notes[2] == ""

@@ -1,0 +1,80 @@
+"""Answers that math-verify takes for the reference answer and that are not."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("math_verify")
+
+from nemo_uecr.verifier.equivalence import judge
+from nemo_uecr.verifier.verdict import Verdict
+
+REFUSED = [
+    *[(f"{left}=10", "10") for left in (
+        "x^2", "2x", "x+1", r"\sin x", "x+y", "xy", "1/x", "-y", r"\sqrt{x}", r"\frac{x}{2}", "P(x)+1", r"\pi", "e",
+    )],
+    ("2y=x^2+1", "x^2+1"),
+    ("x=2x+3", "2x+3"),
+    ("2x=5", "x=5"),
+    ("y=5", "x=5"),
+    ("0.0", r"\frac{1}{3000000}"),
+    ("0.000001", r"\frac{1}{2^{20}}"),
+    ("1.0", "1-e^{-20}"),
+    ("(0.0, 1)", r"(\frac{1}{3000000}, 1)"),
+    ("1, 234", "1234"),
+    ("12144", "12, 144"),
+    ("4,4,4", "4"),
+    ("1,-2,-2", "1,-2"),
+    *[(rf"10\text{{{words}}}", "10") for words in (
+        " or eleven", " million", " dozen", " is not the answer", " squared", "th power of two", ", eleven",
+    )],
+    (r"\{6,31,-1\}", "(6,31,-1)"),
+    ("[6,31,-1]", "(6,31,-1)"),
+    ("6,31,-1", "(6,31,-1)"),
+    ("(-2,1)", "1,-2"),
+    ("[4,4]", "4"),
+    (r"[-\infty,2)", r"(-\infty,2)"),
+    (r"90\text{ radians}", r"90^\circ"),
+    ("5 cm", r"5\text{ m}"),
+    ("5m", r"5\text{ cm}"),
+    (r"5\text{ euros}", r"\$5"),
+    (r"5\%", r"5\text{ cm}"),
+    (r"18.90\text{ cents}", r"\$18.90"),
+    ("CBA", "ABC"),
+    (r"\text{AC}", r"\text{CA}"),
+    ("5'", "5"),
+    ("2^10", "1024"),
+    ("10^34", "10^{34}"),
+]  # fmt: skip
+ACCEPTED = [
+    ("x=10", "10"),
+    ("f(x)=x^2+1", "x^2+1"),
+    (r"N = 2^{10} = 1024", "1024"),
+    (r"(r,\theta)=(3,\pi/2)", r"\left( 3, \frac{\pi}{2} \right)"),
+    ("x = 5.0", "x=5"),
+    ("0.333333", r"\frac{1}{3}"),
+    ("0.000000333333333", r"\frac{1}{3000000}"),
+    ("3.141593", r"\pi"),
+    (r"10\text{ ways}", "10"),
+    (r"5\text{ square units}", "5"),
+    ("5 cm", r"5\text{ cm}"),
+    (r"5\text{ dollars}", r"\$5"),
+    (r"90\text{ degrees}", r"90^\circ"),
+    (r"\{1,-2\}", "1,-2"),
+    (r"1, 2, \text{ and } 3", "1,2,3"),
+    (r"1+\sqrt{19}, 1-\sqrt{19}", r"1 \pm \sqrt{19}"),
+    ("[-2,7]", r"x \in [-2,7]"),
+    (r"\text{ABC}", "ABC"),
+    ("12,144", "12, 144"),
+    ("2^{10}", "1024"),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), REFUSED)
+def test_refused(given: str, expected: str) -> None:
+    assert judge(given, expected) is Verdict.WRONG
+
+
+@pytest.mark.parametrize(("given", "expected"), ACCEPTED)
+def test_accepted(given: str, expected: str) -> None:
+    assert judge(given, expected) is Verdict.CORRECT
