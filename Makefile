@@ -14,6 +14,8 @@ STAMP := $(VENV)/.installed
 # One thread for each process of the tests: they are small, and two cores are soon oversubscribed.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
 STUDY ?= examples/configs/study/small.yaml
+# Processes of `make test`; a file's tests stay in one.
+WORKERS ?= 2
 # More arguments for pytest, the demo or the benchmarks: make test ARGS="-k config", make demo ARGS=method.name=grpo
 ARGS ?=
 # The interpreter of `make test-nemo`: it needs what NeMo-RL imports, see docs/nemo-rl.md.
@@ -46,7 +48,7 @@ study: $(STAMP) ## a study of a minute that shows the machinery; STUDY=FILE name
 	OMP_WAIT_POLICY=passive $(BIN)/nemo-uecr study $(STUDY) $(ARGS)
 
 test: $(STAMP) ## the tests that need no GPU and no heavy dependency
-	$(ONE_THREAD) $(BIN)/python -m pytest -m "not real and not nemo and not gpu" $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real and not nemo and not gpu" $(ARGS)
 
 # Heavy parts live beside the light environment, so that `make test` never sees them.
 $(REAL)/.installed: $(STAMP) Makefile

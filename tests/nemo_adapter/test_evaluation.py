@@ -34,7 +34,6 @@ class Knowing:
 def configuration(folder: Path, *changes: str) -> Any:
     pytest.importorskip("transformers")
     make_tokenizer(folder / "student")
-    (folder / "student" / "config.json").write_text("{}", encoding="utf-8")  # a model folder has one; its tokens are all that is read
     given = [f"run.folder={folder / 'run'}", f"student.model_name={folder / 'student'}", "data.verifier_workers=1"]
     small = ["evaluation.samples=3", "evaluation.bootstrap=100"]
     return load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", [*given, *small, *changes])

@@ -83,10 +83,10 @@ def load_tokens(model: str) -> Tokens:
 
 
 def _check_place(model: str) -> None:
-    """A path that is mistyped must not be taken for a name on the hub."""
+    """A path that is mistyped must not be taken for a name on the hub; a tokenizer may stand in a folder alone."""
     folder = Path(model)
     if folder.exists():
-        if not (folder / "config.json").is_file():
+        if not any((folder / name).is_file() for name in ("config.json", "tokenizer.json", "tokenizer_config.json")):
             raise DataError(
                 f"model {model!r} has no config.json; expected a model folder (of a run: RUN/checkpoints/step-NNNNNN)"
             )
