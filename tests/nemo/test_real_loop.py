@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -136,12 +137,14 @@ def test_substitutions_are_taken_back() -> None:
     assert {name for name, value in vars(grpo).items() if before.get(name) is not value} == set()
 
 
-def test_what_a_run_registers_is_taken_back() -> None:
+def test_what_a_run_registers_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     import typing
 
     from nemo_uecr.nemo_adapter import upstream, verifier_environment
     from nemo_uecr.nemo_adapter.replacing import restoring
 
+    # An environment that is there: NeMo-RL would build Megatron's with uv, on every node.
+    monkeypatch.setitem(upstream.registries()[1], upstream.NATIVE_WORKER_FQN, sys.executable)
     before, typed = [dict(registry) for registry in upstream.registries()], typing.TypedDict
 
     def fail_inside() -> None:
