@@ -28,7 +28,9 @@ def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings
     """
     target = folder / FOLDER
     batch.save(target, "batch", method, settings, None)
-    assignments = [f"{name}={value}" for name, value in vars(settings).items() if value is not None]
+    named = {**vars(settings), **{f"parameters.{name}": value for name, value in settings.parameters.items()}}
+    del named["parameters"]
+    assignments = [f"{name}={value}" for name, value in named.items() if value is not None]
     words = ["nemo-uecr", "replay", str(target / "batch.safetensors"), "--method", method.name]
     command = shlex.join([*words, "--set", *assignments, "--out", str(target / "advantages.safetensors")])
     sample = next((name for name in batch.sample_ids if f"({name})" in str(error)), None)

@@ -47,7 +47,7 @@ def replay(record: dict[str, str]) -> int:
     return entry_point(words[1:])
 
 
-@pytest.mark.parametrize("method", ["uecr", "pg_opd", "ecr_no_entropy"])
+@pytest.mark.parametrize("method", ["uecr", "pg_opd", "ecr_no_entropy", "rlsd"])
 def test_nan_in_the_teacher(tmp_path: Path, tiny: Assets, capsys: pytest.CaptureFixture[str], method: str) -> None:
     broken = with_nan(tiny.teacher, tmp_path / "broken")
     from tests.local.tiny import run
