@@ -21,18 +21,18 @@ _COUNTED_WORDS = (
     "unit way people person student child children boy girl man men woman women ball coin card point side edge "
     "vertex vertices face triangle rectangle circle digit integer number value solution root pair set step "
     "turn round game match team player page book pen pencil apple orange egg cookie cake pizza slice cup "
-    "bottle box boxe bag car bus buse train mile trip ticket friend animal cat dog fish bird cow chicken sheep "
-    "horse tree flower plant worker job question test class classe room house seat stamp toy bolt piece part "
+    "bottle box bag car bus buse train mile trip ticket friend animal cat dog fish bird cow chicken sheep "
+    "horse tree flower plant worker job question test class room house seat stamp toy bolt piece part "
     "marble penny pennies nickel dime quarter gallon quart pint liter ounce calorie acre term factor divisor "
     "multiple path outcome arrangement permutation combination function word letter color colour per "
 )
 _COUNTED = _COUNTED_WORDS.split()
 _POWERS = {"square": "2", "squared": "2", "sq": "2", "cubic": "3", "cubed": "3"}
-#: Everything that may stand after a number without changing it, in the singular and with an "s".
+#: Everything that may stand after a number without changing it, in the singular and with "s" or "es".
 UNIT_WORDS = frozenset(
     word + ending
     for word in (*_NAMES, *_COUNTED, *(power for power in _POWERS if power not in ("squared", "cubed")))
-    for ending in ("", "s")
+    for ending in ("", "s", "es")
 )
 #: Units that are written as signs.
 _SIGNS = (
