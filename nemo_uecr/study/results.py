@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.run_folder import Record, RunFolder, read_run
 from nemo_uecr.study.cells import Cell
+from nemo_uecr.study.run_checks import check_run
 from nemo_uecr.study.runner import finished
 
 #: Phases of a step whose seconds are compared between arms.
@@ -49,17 +49,24 @@ class RunResult:
     samples: int
 
 
-def read_results(cells: Iterable[Cell]) -> list[RunResult]:
+def read_results(cells: Iterable[Cell], *, initial: bool) -> list[RunResult]:
     """Results of the cells that are finished.
 
     The initial student of a pair is the same for all arms, and so is its evaluation, to the last token; where a run
     was told to leave it out (`evaluation.at_start=false`) the one of another run of the pair stands in.
 
+    Args:
+        cells: what to read.
+        initial: whether the initial student is needed; a pair whose evaluation before training is not there yet is
+            left out. Without it a run's first evaluation stands there, whenever it was.
+
     Raises:
-        RunFolderError: a folder holds a run of another study file.
+        RunFolderError: a folder holds a run of another study file, or an evaluation that is no average of its sets.
     """
-    runs = [(cell, _own(cell, read_run(cell.folder))) for cell in cells if finished(cell.folder)]
+    runs = [(cell, check_run(cell, read_run(cell.folder))) for cell in cells if finished(cell.folder)]
     before = {cell.pair: run.evaluations[0] for cell, run in runs if run.evaluations[0]["step"] == 0}
+    if initial:
+        runs = [(cell, run) for cell, run in runs if cell.pair in before]
     return [_result(cell, run, before.get(cell.pair, run.evaluations[0])) for cell, run in runs]
 
 
@@ -72,17 +79,6 @@ def _seconds(run: RunFolder) -> float:
     """Evaluations but the one before training are part of their step."""
     before = sum(float(record["seconds"]) for record in run.evaluations if record["step"] == 0)
     return sum(run.values("time/step_s")[1]) + before
-
-
-def _own(cell: Cell, run: RunFolder) -> RunFolder:
-    """The run, if its learning rate is the cell's: a changed study file must not take old runs for its own."""
-    rate = float(run.config["train"]["learning_rate"])
-    if rate != cell.learning_rate:
-        raise RunFolderError(
-            f"{cell.folder} was trained with learning rate {rate:g}, this study asks for {cell.learning_rate:g}; "
-            "choose another study folder, or put the study file back"
-        )
-    return run
 
 
 def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:

@@ -11,6 +11,8 @@ import numpy as np
 PAIRS_FOR_A_TEST = 10
 #: Up to this many sign changes the test is exact: sixteen pairs.
 SIGN_CHANGES = 2**16
+#: Decimals of a difference in percent; averages that are equal fractions differ by rounding in the last bits alone.
+DECIMALS = 9
 TEST_NAME = "exact two-sided sign-flip permutation test of the mean paired difference"
 
 
@@ -55,7 +57,7 @@ def mean_interval(values: Sequence[float], *, confidence: float) -> Mean:
 def paired_difference(
     reference: Mapping[int, float], arm: Mapping[int, float], *, confidence: float, seed: int
 ) -> Paired:
-    """Reference minus arm on the pairs that both have.
+    """Reference minus arm on the pairs that both have; a pair with equal values is no win of either.
 
     Args:
         reference: value by pair.
@@ -71,14 +73,16 @@ def paired_difference(
     if len(common) >= PAIRS_FOR_A_TEST:
         test = stats.permutation_test(
             (gaps,),
-            lambda x, axis: np.mean(x, axis=axis),
+            lambda x, axis: np.round(np.mean(x, axis=axis), DECIMALS),
             permutation_type="samples",
             vectorized=True,
             n_resamples=SIGN_CHANGES,
             rng=np.random.default_rng(seed),
         )
         p_value = float(test.pvalue)
-    return Paired(mean_interval(gaps.tolist(), confidence=confidence), int((gaps > 0).sum()), p_value)
+    return Paired(
+        mean_interval(gaps.tolist(), confidence=confidence), int((np.round(gaps, DECIMALS) > 0).sum()), p_value
+    )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

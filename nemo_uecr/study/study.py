@@ -85,7 +85,7 @@ def run_study(study: StudyConfig, work: Work, *, report: Callable[[str], None]) 
     )
     candidates = selection_cells(study, root, files)
     _run(study, "selection", candidates, work, report)
-    choices = choose_rates(study, read_results(candidates))
+    choices = choose_rates(study, read_results(candidates, initial=False))
     _run(study, "tables", table_cells(study, root, files, rates_of(choices)), work, report)
     return summarise(study)
 
@@ -97,9 +97,9 @@ def summarise(study: StudyConfig) -> Path:
         RunFolderError: the runs that choose the learning rates are not all there.
     """
     root, files = Path(study.folder), task_files(study)
-    choices = choose_rates(study, read_results(selection_cells(study, root, files)))
+    choices = choose_rates(study, read_results(selection_cells(study, root, files), initial=False))
     cells = table_cells(study, root, files, rates_of(choices))
-    return write_outputs(study, choices, cells, read_results(cells))
+    return write_outputs(study, choices, cells, read_results(cells, initial=True))
 
 
 def task_files(study: StudyConfig) -> TaskFiles:

@@ -106,7 +106,31 @@ def test_runs_of_another_learning_rate_are_refused(
     rate = next(line for line in text.splitlines() if "learning_rate:" in line)
     config.write_text(text.replace(rate, rate.split(":")[0] + ": 0.125"))
     assert entry_point(["study", str(study_file(tmp_path)), "--tables-only"]) == 2
-    assert "was trained with learning rate 0.125, this study asks for" in capsys.readouterr().err
+    assert "was trained with train.learning_rate=0.125, this study asks for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("average", ["NaN", "0.99"])
+def test_an_average_that_is_no_mean_of_its_sets_is_refused(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], average: str
+) -> None:
+    shutil.copytree(done / "study", tmp_path / "study")
+    record = tmp_path / "study" / "runs" / "one_update" / "grpo" / "pair-001" / "evaluation.jsonl"
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    lines[-1]["average"]["avg"] = float(average)
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert entry_point(["study", str(study_file(tmp_path)), "--tables-only"]) == 2
+    assert "expected the mean of level1, level2, level3, level4, level5" in capsys.readouterr().err
+
+
+def test_a_pair_without_its_initial_evaluation_waits(done: Path, tmp_path: Path) -> None:
+    """An evaluation half-way must not stand for the student before training."""
+    shutil.copytree(done / "study", tmp_path / "study")
+    for arm in ("uecr", "grpo"):
+        record = tmp_path / "study" / "runs" / "one_update" / arm / "pair-001" / "evaluation.jsonl"
+        record.write_text(record.read_text().splitlines(keepends=True)[-1])
+    entry_point(["study", str(study_file(tmp_path)), "--tables-only"])
+    content = json.loads((tmp_path / "study" / "results.json").read_text())
+    assert {run["cell"]["pair"] for run in content["runs"]} == {0}
 
 
 def test_initial_evaluation_of_a_pair_stands_in_where_it_was_left_out(done: Path, tmp_path: Path) -> None:

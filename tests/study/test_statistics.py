@@ -52,3 +52,14 @@ def test_holm_by_hand() -> None:
     assert holm([0.02, 0.021, 0.9]) == pytest.approx([0.06, 0.06, 0.9])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+def test_equal_averages_are_no_win_and_tie_in_the_test() -> None:
+    """Averages of equal counts, summed in other orders, differ in their last bits alone."""
+    reference = dict.fromkeys(range(10), 0.0) | {0: 100 * (0.1 + 0.2), 1: 2.0, 2: 1.0, 3: 1.0}
+    arm = dict.fromkeys(range(10), 0.0) | {0: 100 * 0.3}
+    assert reference[0] > arm[0]  # by 4e-15
+    found = paired_difference(reference, arm, confidence=0.95, seed=0)
+    assert found.wins == 3
+    # Of the signs of 2, 1 and 1 those with |sum| >= 4 are +++ and ---: 2 of 8.
+    assert found.p_value == 2 / 8
