@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import CheckpointError, RunFolderError
+from tests.holding import held
 from tests.local import tiny
 from tests.local.tiny import Assets, in_child, outcome, same
 
@@ -204,25 +205,12 @@ def test_second_run_into_a_used_folder_is_refused(tmp_path: Path) -> None:
 
 def test_folder_in_use_is_refused_and_the_first_run_goes_on(tmp_path: Path) -> None:
     """A child holds the lock while this process tries to enter, also with --resume; the lock dies with its holder."""
-    from nemo_uecr.data.run_lock import locked
-
     folder = tmp_path / "run"
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:  # pragma: no cover
-        with locked(folder):
-            os.write(writing, b"x")
-            signal.pause()
-        os._exit(0)
-    os.read(reading, 1)
-    try:
+    with held(folder) as child:
         for resume in (False, True):
             with pytest.raises(RunFolderError, match=f"in use by process {child}"):
                 tiny.run(folder, resume=resume)
         assert sorted(path.name for path in folder.iterdir()) == ["run.lock"]
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
     tiny.run(folder)
     assert len(tiny.metrics(folder)) == 2
 

@@ -6,9 +6,7 @@ import errno
 import fcntl
 import logging
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +15,8 @@ import pytest
 from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import RunFolderError
 from tests.config.test_nemo import CONFIGS
+from tests.holding import held
 from tests.reliability.commands import refused
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[int]:
-    """Another process that holds the folder; killed at the end, as a run may be."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:  # pragma: no cover
-        with locked(folder):
-            os.write(writing, b"x")
-            signal.pause()
-        os._exit(0)
-    os.read(reading, 1)
-    try:
-        yield child
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def test_a_nemo_rl_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
