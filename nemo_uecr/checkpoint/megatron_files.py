@@ -179,7 +179,7 @@ def check_megatron_architecture(files: MegatronFiles, model: Qwen3, described_by
     settings = _run_settings(files.folder)
     wanted_settings: dict[str, Any] = {
         "rotary_base": model.rope_theta, "layernorm_epsilon": model.norm_eps, "num_attention_heads": model.heads,
-        "num_query_groups": model.kv_heads, "kv_channels": model.head,
+        "num_query_groups": model.kv_heads, "kv_channels": model.head_dim,
         "share_embeddings_and_output_weights": model.tied, "vocab_size": model.vocabulary,
     }  # fmt: skip
     for name, value in wanted_settings.items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.model_files import Fields, decoder_sizes, read_fields, read_object
+from nemo_uecr.data.model_files import DecoderSizes, Fields, decoder_sizes, read_fields, read_object
 from nemo_uecr.errors import CheckpointError, DataError
 
 ARCHITECTURE = "Qwen3ForCausalLM"
@@ -14,32 +14,16 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Qwen3:
+class Qwen3(DecoderSizes):
     """The architecture, as config.json states it.
 
     Attributes:
-        vocabulary: V, rows of the embedding.
-        hidden: H.
-        layers: number of layers.
-        heads: query heads.
-        kv_heads: key and value heads.
-        head: size of a head.
-        feed: size of the feed-forward layer.
         rope_theta: base of the rotary embedding.
         norm_eps: epsilon of the norms.
-        tied: whether the output layer is the embedding.
     """
 
-    vocabulary: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head: int
-    feed: int
     rope_theta: float
     norm_eps: float
-    tied: bool
 
 
 def read_qwen3(folder: Path) -> Qwen3:
@@ -56,18 +40,7 @@ def read_qwen3(folder: Path) -> Qwen3:
             raise CheckpointError(f"{path}: architectures is {names!r:.80}; conversion knows [{ARCHITECTURE!r}] only")
         fields.stated("head_dim")
         sizes = decoder_sizes(fields)
-        return Qwen3(
-            vocabulary=sizes.vocabulary,
-            hidden=sizes.hidden,
-            layers=sizes.layers,
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            head=sizes.head_dim,
-            feed=sizes.feed_forward,
-            rope_theta=_rope_theta(fields),
-            norm_eps=fields.number("rms_norm_eps"),
-            tied=sizes.tied,
-        )
+        return Qwen3(**vars(sizes), rope_theta=_rope_theta(fields), norm_eps=fields.number("rms_norm_eps"))
     except DataError as error:
         raise CheckpointError(str(error)) from None
 
@@ -100,18 +73,18 @@ def _rope_theta(fields: Fields) -> float:
 def hf_shapes(model: Qwen3) -> Shapes:
     """Name and shape of every tensor of the Hugging Face model, in its own order."""
     shapes: Shapes = {"model.embed_tokens.weight": (model.vocabulary, model.hidden)}
-    queries, keys = model.heads * model.head, model.kv_heads * model.head
+    queries, keys = model.query, model.key_value
     for layer in range(model.layers):
         within: Shapes = {
             "self_attn.q_proj.weight": (queries, model.hidden),
             "self_attn.k_proj.weight": (keys, model.hidden),
             "self_attn.v_proj.weight": (keys, model.hidden),
             "self_attn.o_proj.weight": (model.hidden, queries),
-            "self_attn.q_norm.weight": (model.head,),
-            "self_attn.k_norm.weight": (model.head,),
-            "mlp.gate_proj.weight": (model.feed, model.hidden),
-            "mlp.up_proj.weight": (model.feed, model.hidden),
-            "mlp.down_proj.weight": (model.hidden, model.feed),
+            "self_attn.q_norm.weight": (model.head_dim,),
+            "self_attn.k_norm.weight": (model.head_dim,),
+            "mlp.gate_proj.weight": (model.feed_forward, model.hidden),
+            "mlp.up_proj.weight": (model.feed_forward, model.hidden),
+            "mlp.down_proj.weight": (model.hidden, model.feed_forward),
             "input_layernorm.weight": (model.hidden,),
             "post_attention_layernorm.weight": (model.hidden,),
         }
@@ -124,16 +97,16 @@ def hf_shapes(model: Qwen3) -> Shapes:
 
 def megatron_shapes(model: Qwen3) -> Shapes:
     """Name and shape of every tensor of Megatron's distributed checkpoint, the layers stacked in front."""
-    queries, keys = model.heads * model.head, model.kv_heads * model.head
+    queries, keys = model.query, model.key_value
     layer: Shapes = {
         "self_attention.linear_qkv.weight": (queries + 2 * keys, model.hidden),
         "self_attention.linear_qkv.layer_norm_weight": (model.hidden,),
         "self_attention.linear_proj.weight": (model.hidden, queries),
-        "self_attention.q_layernorm.weight": (model.head,),
-        "self_attention.k_layernorm.weight": (model.head,),
-        "mlp.linear_fc1.weight": (2 * model.feed, model.hidden),
+        "self_attention.q_layernorm.weight": (model.head_dim,),
+        "self_attention.k_layernorm.weight": (model.head_dim,),
+        "mlp.linear_fc1.weight": (2 * model.feed_forward, model.hidden),
         "mlp.linear_fc1.layer_norm_weight": (model.hidden,),
-        "mlp.linear_fc2.weight": (model.hidden, model.feed),
+        "mlp.linear_fc2.weight": (model.hidden, model.feed_forward),
     }
     shapes: Shapes = {f"decoder.layers.{name}": (model.layers, *shape) for name, shape in layer.items()}
     shapes["embedding.word_embeddings.weight"] = (model.vocabulary, model.hidden)

@@ -175,6 +175,16 @@ class DecoderSizes:
     feed_forward: int
     tied: bool
 
+    @property
+    def query(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_value(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.kv_heads * self.head_dim
+
 
 def decoder_sizes(fields: Fields) -> DecoderSizes:
     """The sizes that a config.json states.

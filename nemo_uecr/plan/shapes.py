@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nemo_uecr.data.model_files import Fields, decoder_sizes, folder_of, read_fields
+from nemo_uecr.data.model_files import DecoderSizes, Fields, decoder_sizes, folder_of, read_fields
 from nemo_uecr.errors import DataError
 
 __all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of", "shape_of_values"]
@@ -21,32 +21,8 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class ModelShape(DecoderSizes):
     """Sizes of a dense decoder with grouped-query attention and a gated feed-forward layer."""
-
-    vocabulary: int
-    """V: output columns."""
-
-    hidden: int
-    """H."""
-
-    layers: int
-    """L."""
-
-    heads: int
-    """Query heads."""
-
-    kv_heads: int
-    """Key and value heads."""
-
-    head_dim: int
-    """D."""
-
-    feed_forward: int
-    """F."""
-
-    tied: bool
-    """Whether the output layer is the embedding."""
 
     qk_norm: bool
     """Whether queries and keys are normalised (Qwen3)."""
@@ -59,16 +35,6 @@ class ModelShape:
 
     positions: int
     """Longest sequence that the model was made for; 0: not stated."""
-
-    @property
-    def query(self) -> int:
-        """Width of all query heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def key_value(self) -> int:
-        """Width of all key heads, and of all value heads."""
-        return self.kv_heads * self.head_dim
 
 
 def _qwen3(hidden: int, layers: int, heads: int, feed_forward: int, *, tied: bool) -> ModelShape:
@@ -143,17 +109,9 @@ def shape_of_values(fields: Fields) -> ModelShape:
         raise DataError(
             f"{where} has {experts} {values[experts]!r:.60}; expected a dense model, experts are not counted"
         )
-    sizes = decoder_sizes(fields)
     bias = fields.switch("attention_bias") if "attention_bias" in values else False
     return ModelShape(
-        vocabulary=sizes.vocabulary,
-        hidden=sizes.hidden,
-        layers=sizes.layers,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        feed_forward=sizes.feed_forward,
-        tied=sizes.tied,
+        **vars(decoder_sizes(fields)),
         qk_norm=kind == "qwen3",
         qkv_bias=kind == "qwen2" or bias,
         output_bias=kind != "qwen2" and bias,
