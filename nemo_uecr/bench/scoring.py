@@ -1,13 +1,11 @@
-"""The scoring benchmark: which cases to run, in what order, and the ratios that come of them."""
+"""The scoring benchmark: which cases to run, in what order, each in processes of its own."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import logging
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -15,13 +13,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.bench.scoring_ratios import report
 from nemo_uecr.bench.scoring_worker import Job
 from nemo_uecr.errors import UecrError
 
 logger = logging.getLogger(__name__)
 
 CASE_TIMEOUT_S = 900
-PACKAGES = ("torch", "trl", "verl", "liger-kernel", "areal", "megatron-core", "triton", "transformers")
+
+FUSED_OPTIONS = {
+    "ours": ("",),
+    "product": ("whole", "tiled"),
+    "plain": ("",),
+    "trl": ("32768", "4096"),
+    "liger": ("",),
+    "verl": ("512", "128"),
+}
+"""Head -> the settings that it runs with."""
 
 RIVAL_PACKAGES = {"trl": "trl", "verl": "verl", "liger": "liger_kernel", "areal": "areal", "nemo_rl": "nemo_rl"}
 
@@ -81,20 +89,17 @@ def cases(sizes: Sizes) -> list[Case]:
         Case("dense/ours_2_threads/float32", replace(job, case="dense/ours", threads=2), 1),
         Case("dense/plain_2_threads/float32", replace(job, case="dense/plain", threads=2), 1),
     ]
+    return found + fused_cases(job)
+
+
+def fused_cases(job: Job) -> list[Case]:
+    """The heads that never hold the logits, and the bare product that they are measured against."""
     fused = replace(job, dtype="bfloat16")
-    for rival, options in (
-        ("ours", ("",)),
-        ("product", ("whole", "tiled")),
-        ("plain", ("",)),
-        ("trl", ("32768", "4096")),
-        ("liger", ("",)),
-        ("verl", ("512", "128")),
-    ):
-        found += [
-            Case(f"fused/{rival}@{option}/bfloat16", replace(fused, case=f"fused/{rival}", option=option), 1)
-            for option in options
-        ]
-    return found
+    return [
+        Case(f"fused/{rival}@{option}/bfloat16", replace(fused, case=f"fused/{rival}", option=option), 1)
+        for rival, options in FUSED_OPTIONS.items()
+        for option in options
+    ]
 
 
 def run_all(sizes: Sizes) -> dict[str, Any]:
@@ -107,7 +112,7 @@ def run_all(sizes: Sizes) -> dict[str, Any]:
             fresh = run_case(case)
             logger.info("round %d %-34s %s", round_ + 1, case.name, fresh.get("cpu_s", fresh.get("absent")))
             results[case.name] = least_of(results.get(case.name), fresh)
-    return report(results, sizes)
+    return report(results, asdict(sizes))
 
 
 def least_of(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
@@ -181,110 +186,5 @@ def _result(process: subprocess.Popen[str]) -> dict[str, Any]:
     return dict(json.loads(out.strip().splitlines()[-1]))
 
 
-def report(results: dict[str, dict[str, Any]], sizes: Sizes) -> dict[str, Any]:
-    """The ratios, theirs over ours in processor time of one thread a process, and what they rest on."""
-    ours = results["dense/ours/float32"]
-    sharded = results["sharded/ours/float32"]
-    near_8 = results["dense/ours_log_z_8/float32"]
-    return {
-        "ratios": ratios(results, "float32"),
-        "ratios_bfloat16": ratios(results, "bfloat16"),
-        "ratios_fused": fused_ratios(results),
-        "two_temperatures": {
-            dtype: quotient(results[f"dense/ours_two/{dtype}"], results[f"dense/ours/{dtype}"])
-            for dtype in ("float32", "bfloat16")
-        },
-        "two_threads_wall": results["dense/plain_2_threads/float32"]["wall_s"]
-        / results["dense/ours_2_threads/float32"]["wall_s"],
-        "collectives": sharded["collectives"],
-        "bytes_per_token": sharded["collective_bytes"] / sizes.sharded_tokens,
-        "peak_extra_mb": max_of(ours["peak_extra_mb"], results["dense/ours/bfloat16"]["peak_extra_mb"]),
-        "peak_extra_mb_fused": results["fused/ours@/bfloat16"]["peak_extra_mb"],
-        "max_error": {
-            "logp_log_z_25": ours["error_logp"],
-            "entropy_log_z_25": ours["error_entropy"],
-            "logp_log_z_8": near_8["error_logp"],
-            "entropy_log_z_8": near_8["error_entropy"],
-        },
-        "sizes": asdict(sizes),
-        "cases": results,
-        "versions": versions(),
-    }
-
-
-def ratios(results: dict[str, dict[str, Any]], dtype: str) -> dict[str, float | None]:
-    """How many times slower each rival is on logits of one dtype; null where a rival is absent."""
-    ours, sharded = results[f"dense/ours/{dtype}"], results[f"sharded/ours/{dtype}"]
-    return {
-        "naive_fp32": quotient(results[f"dense/plain/{dtype}"], ours),
-        "trl": quotient(best(results, "dense/trl@", dtype), ours),
-        "verl": quotient(best(results, "dense/verl@", dtype), ours),
-        "ours_without_native": quotient(results[f"dense/ours_torch/{dtype}"], ours),
-        "nemo_rl_tp2_chunk1024": quotient(results[f"sharded/nemo_rl@1024/{dtype}"], sharded),
-        "nemo_rl_tp2_best": quotient(best(results, "sharded/nemo_rl@", dtype), sharded),
-        "areal_tp2_chunk1024": quotient(results[f"sharded/areal@1024/{dtype}"], sharded),
-        "areal_tp2_best": quotient(best(results, "sharded/areal@", dtype), sharded),
-    }
-
-
-def fused_ratios(results: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """The fused head over the bare product, and how many times slower each rival head is."""
-    ours = results["fused/ours@/bfloat16"]
-    return {
-        "ours_over_bare_product": quotient(ours, best(results, "fused/product@", "bfloat16")),
-        "ours_over_product_in_our_tiles": quotient(ours, results["fused/product@tiled/bfloat16"]),
-        "naive": quotient(results["fused/plain@/bfloat16"], ours),
-        "trl": quotient(best(results, "fused/trl@", "bfloat16"), ours),
-        "liger": quotient(best(results, "fused/liger@", "bfloat16"), ours),
-        "verl": quotient(best(results, "fused/verl@", "bfloat16"), ours),
-    }
-
-
-def best(results: dict[str, dict[str, Any]], prefix: str, dtype: str) -> dict[str, Any]:
-    """The fastest setting of a rival, or an absent one."""
-    found = [result for name, result in results.items() if name.startswith(prefix) and name.endswith(dtype)]
-    return min(found, key=lambda result: result.get("cpu_s", float("inf")))
-
-
-def quotient(theirs: dict[str, Any], ours: dict[str, Any]) -> float | None:
-    """Processor time of one over the other; None where one is absent."""
-    if "absent" in theirs or "absent" in ours:
-        return None
-    return float(theirs["cpu_s"] / ours["cpu_s"])
-
-
-def max_of(*values: float | None) -> float | None:
-    """The largest, or None where one is unknown."""
-    known = [value for value in values if value is not None]
-    return max(known) if len(known) == len(values) else None
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of what took part, and the processor."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "processor": _processor()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    found["nemo-rl"] = _commit(os.environ.get("NEMO_RL_SOURCE"))
-    return found
-
-
 def _root() -> str:
     return str(Path(__file__).parents[2])
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def _commit(source: str | None) -> str | None:
-    if not source:
-        return None
-    command = ["git", "-C", source, "describe", "--tags", "--always"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None

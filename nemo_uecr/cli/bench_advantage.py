@@ -76,8 +76,9 @@ def _case(case: str, args: argparse.Namespace) -> dict[str, float]:
     return figures
 
 
-def _versions() -> dict[str, str]:
-    import importlib.metadata
+def _versions() -> dict[str, str | None]:
     import platform
 
-    return {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
+    from nemo_uecr.data.versions import installed
+
+    return {"python": platform.python_version(), "torch": installed("torch")}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.bench import scoring
+from nemo_uecr.bench import scoring, scoring_ratios
 from nemo_uecr.cli import bench_scoring
 from nemo_uecr.errors import DataError, UecrError
 
@@ -86,7 +86,7 @@ def test_a_rival_that_fails_on_import_is_null_with_the_reason(
     result = scoring.run_case(case)
     assert set(result) == {"absent"}
     assert reason in result["absent"]
-    assert scoring.quotient(result, {"cpu_s": 1.0}) is None
+    assert scoring_ratios.quotient(result, {"cpu_s": 1.0}) is None
 
 
 def test_a_fault_of_our_own_is_no_absence() -> None:
@@ -102,7 +102,7 @@ def test_the_best_setting_of_a_rival_counts() -> None:
         "sharded/nemo_rl@16/float32": {"cpu_s": 5.0},
         "sharded/nemo_rl@16/bfloat16": {"cpu_s": 1.0},
     }
-    assert scoring.best(results, "sharded/nemo_rl@", "float32") == {"cpu_s": 5.0}
+    assert scoring_ratios.best(results, "sharded/nemo_rl@", "float32") == {"cpu_s": 5.0}
 
 
 def test_rounds_keep_the_least_times_and_the_largest_memory() -> None:
