@@ -27,7 +27,7 @@ from nemo_uecr.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import MethodConfig
-    from nemo_uecr.core.records import ScoredBatch, Settings
+    from nemo_uecr.core.records import Settings
     from nemo_uecr.data.batch_file import SavedBatch
 
 __all__ = ["add_arguments", "run"]
@@ -72,7 +72,7 @@ def _write(args: argparse.Namespace) -> int:
     from nemo_uecr.config.methods import check_parameters
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.data.atomic import replace_file
-    from nemo_uecr.data.batch_file import load_batch
+    from nemo_uecr.data.batch_file import load_batch, scored_batch
 
     if args.method not in METHODS:
         raise ConfigError(f"method {args.method!r} is unknown; expected one of {', '.join(METHODS)}")
@@ -183,28 +183,3 @@ def _number(key: str, value: str) -> float | int:
     except ValueError:
         kind = "an integer" if key in INTEGERS else "a number"
         raise ConfigError(f"--set {key}={value}; expected {kind}") from None
-
-
-def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
-    """The record that the methods read."""
-    import torch
-
-    from nemo_uecr.core.records import ScoredBatch
-
-    tensors = saved.tensors
-    mask = tensors["mask"]
-    if mask.dtype != torch.bool:
-        if not bool(((mask == 0) | (mask == 1)).all()):
-            raise DataError(f"{path}: mask holds values other than 0 and 1; expected bool")
-        mask = mask.bool()
-    return ScoredBatch(
-        task_reward_B=tensors["task_reward"],
-        group_B=tensors["group"],
-        mask_BT=mask,
-        old_logp_BT=tensors["old_logp"],
-        teacher_logp_BT=tensors.get("teacher_logp"),
-        teacher_entropy_BT=tensors.get("teacher_entropy"),
-        initial_logp_BT=tensors.get("initial_logp"),
-        segments_BT=tensors.get("segments"),
-        offsets=tensors.get("offsets"),
-    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.cli.replay import saved_settings, scored_batch
+from nemo_uecr.cli.replay import saved_settings
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def compare(path: Path) -> Outcome:
         DataError: If the file has no advantages, or no method.
     """
     from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.data.batch_file import arithmetic, load_batch
+    from nemo_uecr.data.batch_file import arithmetic, load_batch, scored_batch
 
     saved = load_batch(path)
     if saved.method not in METHODS or "advantage" not in saved.tensors:

@@ -39,22 +39,14 @@ def check_reductions(folder: Path) -> int:
     Raises:
         InvariantError: an advantage differs.
     """
-    from nemo_uecr.core.records import ScoredBatch, Settings
-    from nemo_uecr.data.batch_file import load_batch
+    from nemo_uecr.core.records import Settings
+    from nemo_uecr.data.batch_file import load_batch, scored_batch
 
     compared = 0
     for path in sorted((folder / "batches").glob("*.safetensors")):
-        saved = load_batch(path).tensors
-        if "teacher_logp" not in saved or "teacher_entropy" not in saved:
+        batch = scored_batch(load_batch(path), path)
+        if batch.teacher_logp_BT is None or batch.teacher_entropy_BT is None:
             continue
-        batch = ScoredBatch(
-            task_reward_B=saved["task_reward"],
-            group_B=saved["group"],
-            mask_BT=saved["mask"],
-            old_logp_BT=saved["old_logp"],
-            teacher_logp_BT=saved["teacher_logp"],
-            teacher_entropy_BT=saved["teacher_entropy"],
-        )
         neutral = Settings(alpha=1.0, rho=0.0, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
         _compare(path, batch, neutral, "puu", "rho = 0")
         _compare(path, batch, replace(neutral, alpha=0.0), "grpo", "alpha = rho = 0")

@@ -36,9 +36,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the table."""
     import torch
 
-    from nemo_uecr.cli.replay import scored_batch
     from nemo_uecr.data.atomic import replace_file
-    from nemo_uecr.data.batch_file import load_batch
+    from nemo_uecr.data.batch_file import load_batch, scored_batch
     from nemo_uecr.telemetry.teacher_effect import teacher_effect
 
     saved, other = load_batch(args.first), load_batch(args.second)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from nemo_uecr.config.nearest import nearest_name
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import REGISTRY, Entry
 
-__all__ = ["OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "check_parameters", "needs_of", "with_parameters"]
+if TYPE_CHECKING:
+    from nemo_uecr.config.schema import MethodConfig
+
+__all__ = [
+    "OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "check_parameters", "core_settings", "needs_of", "with_parameters",
+]  # fmt: skip
 
 REQUIRED_SETTINGS = ("alpha", "rho", "tau_delta", "tau_entropy")
 """Settings without a default in code: the configuration states them for every method that uses them."""
@@ -18,6 +25,12 @@ OPTIONAL_SETTINGS = ("std_floor", "opd_coef", "std", "scoring_noise", "turn_sepa
 def needs_of(method: str) -> Entry:
     """The line of a method whose name the schema has accepted."""
     return REGISTRY[method]
+
+
+def core_settings(method: MethodConfig) -> dict[str, Any]:
+    """The method's scalars by the names of `core.records.Settings`; step and seed are the run's to add."""
+    same = ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef", "parameters")
+    return {name: getattr(method, name) for name in same} | {"sample_std": method.std == "sample"}
 
 
 def with_parameters(values: object) -> object:

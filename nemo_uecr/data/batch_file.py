@@ -13,6 +13,8 @@ from nemo_uecr.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nemo_uecr.core.records import ScoredBatch
+
 FORMAT = "nemo_uecr.batch/1"
 REQUIRED = ("task_reward", "group", "mask", "old_logp")
 
@@ -93,3 +95,52 @@ def load_batch(path: Path) -> SavedBatch:
     if missing:
         raise DataError(f"{path}: no tensor {missing[0]!r}; expected {', '.join(REQUIRED)} and the teacher's scores")
     return SavedBatch(tensors, header)
+
+
+def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
+    """The record that the methods read, from a saved batch.
+
+    Args:
+        saved: what `load_batch` read.
+        path: its file, for the message.
+
+    Raises:
+        DataError: the mask is no mask.
+    """
+    import torch
+
+    from nemo_uecr.core.records import ScoredBatch
+
+    tensors = saved.tensors
+    mask = tensors["mask"]
+    if mask.dtype != torch.bool:
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise DataError(f"{path}: mask holds values other than 0 and 1; expected bool")
+        mask = mask.bool()
+    return ScoredBatch(
+        task_reward_B=tensors["task_reward"],
+        group_B=tensors["group"],
+        mask_BT=mask,
+        old_logp_BT=tensors["old_logp"],
+        teacher_logp_BT=tensors.get("teacher_logp"),
+        teacher_entropy_BT=tensors.get("teacher_entropy"),
+        initial_logp_BT=tensors.get("initial_logp"),
+        segments_BT=tensors.get("segments"),
+        offsets=tensors.get("offsets"),
+    )
+
+
+def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:
+    """The record's tensors by their public names; `scored_batch` reads them back."""
+    found = {
+        "task_reward": batch.task_reward_B,
+        "group": batch.group_B,
+        "mask": batch.mask_BT,
+        "old_logp": batch.old_logp_BT,
+        "teacher_logp": batch.teacher_logp_BT,
+        "teacher_entropy": batch.teacher_entropy_BT,
+        "initial_logp": batch.initial_logp_BT,
+        "segments": batch.segments_BT,
+        "offsets": batch.offsets,
+    }
+    return {name: tensor for name, tensor in found.items() if tensor is not None}

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.atomic import replace_file
-from nemo_uecr.data.batch_file import arithmetic, save_batch
+from nemo_uecr.data.batch_file import arithmetic, save_batch, tensors_of
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.seeds import derive
@@ -113,21 +114,10 @@ class StepBatch:
         self, folder: Path, name: str, method: MethodConfig, settings: Settings, advantages: Advantages | None
     ) -> None:
         """Write the tensors, the advantages among them where there are any, as ``<name>.safetensors``."""
-        scored = self.scored()
-        tensors = {
-            "task_reward": scored.task_reward_B,
-            "group": scored.group_B,
-            "mask": scored.mask_BT,
-            "old_logp": scored.old_logp_BT,
-            "old_logp_rollout": self.student.logp[0],
-            "token_ids": self.sequences.token_ids(),
-        }
+        tensors = tensors_of(self.scored())
+        tensors |= {"old_logp_rollout": self.student.logp[0], "token_ids": self.sequences.token_ids()}
         optional = {
-            "teacher_logp": scored.teacher_logp_BT,
-            "teacher_entropy": scored.teacher_entropy_BT,
             "ref_logp": None if self.reference is None else self.reference.logp[0],
-            "initial_logp": scored.initial_logp_BT,
-            "segments": scored.segments_BT,
             "advantage": None if advantages is None else advantages.advantage_BT,
             "advantage_opd": None if advantages is None else advantages.advantage_opd_BT,
         }
@@ -182,15 +172,4 @@ def turn_segments(sequences: Sequences, separator: str | None, tokenizer: PreTra
 
 def method_settings(method: MethodConfig, *, step: int, seed: int) -> Settings:
     """The method's scalars for one step (steps count from 1; the schedule counts completed ones)."""
-    return Settings(
-        alpha=method.alpha,
-        rho=method.rho,
-        tau_delta=method.tau_delta,
-        tau_entropy=method.tau_entropy,
-        std_floor=method.std_floor,
-        sample_std=method.std == "sample",
-        opd_coef=method.opd_coef,
-        step=step - 1,
-        seed=derive(seed, "shuffle", step) % 2**31,
-        parameters=method.parameters,
-    )
+    return Settings(**core_settings(method), step=step - 1, seed=derive(seed, "shuffle", step) % 2**31)

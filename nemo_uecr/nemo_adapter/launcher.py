@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import Settings
 from nemo_uecr.data.atomic import replace_file
@@ -138,16 +139,7 @@ def run_spec(config: NemoConfig) -> RunSpec:
     method, rollout, loss = config.method, config.rollout, config.loss
     return RunSpec(
         method_name=method.name,
-        settings=Settings(
-            alpha=method.alpha,
-            rho=method.rho,
-            tau_delta=method.tau_delta,
-            tau_entropy=method.tau_entropy,
-            std_floor=method.std_floor,
-            sample_std=method.std == "sample",
-            opd_coef=method.opd_coef,
-            parameters=method.parameters,
-        ),
+        settings=Settings(**core_settings(method)),
         seed=config.run.seed,
         prompts_per_step=rollout.prompts_per_step,
         responses_per_prompt=rollout.responses_per_prompt,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.data.batch_file import save_batch, tensors_of
 from nemo_uecr.nemo_adapter.context import StepContext
 
 
@@ -22,22 +22,11 @@ def save_step(context: StepContext, data: Any) -> None:
     spec, step = context.spec, context.completed_steps + 1
     if spec.save_every == 0 or step % spec.save_every:
         return
-    batch, scores = context.outcome.batch, context.scores
-    tensors = {
-        "task_reward": batch.task_reward_B,
-        "group": batch.group_B,
-        "mask": batch.mask_BT,
-        "old_logp": batch.old_logp_BT,
-        "old_logp_rollout": scores.student.logp[0],
-        "token_ids": scores.token_ids_BS,
-    }
-    optional = {
-        "teacher_logp": batch.teacher_logp_BT,
-        "teacher_entropy": batch.teacher_entropy_BT,
-        "ref_logp": data["reference_policy_logprobs"] if spec.kl_coef > 0 else None,
-        "segments": batch.segments_BT,
-    }
-    tensors |= {name: value for name, value in optional.items() if value is not None}
+    scores = context.scores
+    tensors = tensors_of(context.outcome.batch)
+    tensors |= {"old_logp_rollout": scores.student.logp[0], "token_ids": scores.token_ids_BS}
+    if spec.kl_coef > 0:
+        tensors["ref_logp"] = data["reference_policy_logprobs"]
     folder = Path(spec.folder) / "batches"
     folder.mkdir(parents=True, exist_ok=True)
     settings = vars(context.outcome.settings)

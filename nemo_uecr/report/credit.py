@@ -66,22 +66,12 @@ def read_batch(files: BatchFiles) -> SavedTexts:
         DataError: If the tensors are truncated or one is missing.
         RunFolderError: If the format or the texts do not fit.
     """
-    from nemo_uecr.core.records import ScoredBatch
-    from nemo_uecr.data.batch_file import FORMAT, load_batch
+    from nemo_uecr.data.batch_file import FORMAT, load_batch, scored_batch
 
     saved = load_batch(files.tensors)
     if saved.header.get("format") != FORMAT:
         raise RunFolderError(f"{files.tensors} has format {saved.header.get('format')!r}; expected {FORMAT}")
-    batch = ScoredBatch(
-        task_reward_B=saved.tensors["task_reward"],
-        group_B=saved.tensors["group"],
-        mask_BT=saved.tensors["mask"],
-        old_logp_BT=saved.tensors["old_logp"],
-        teacher_logp_BT=saved.tensors.get("teacher_logp"),
-        teacher_entropy_BT=saved.tensors.get("teacher_entropy"),
-        initial_logp_BT=saved.tensors.get("initial_logp"),
-        segments_BT=saved.tensors.get("segments"),
-    )
+    batch = scored_batch(saved, files.tensors)
     return SavedTexts(files.step, saved.method or "", dict(saved.settings), batch, _read_texts(files, batch))
 
 

@@ -35,7 +35,7 @@ CONTRACT: dict[str, Rule] = {
     "core": rule(packages="torch", lazy=""),
     "scoring": rule("core", packages="torch", lazy="triton numpy"),
     "config": rule(packages="pydantic pydantic_core omegaconf yaml", lazy=""),
-    "data": rule("config"),
+    "data": rule("config", "core"),
     "verifier": rule(),
     "evaluation": rule("config", "data", "verifier", packages="numpy"),
     "telemetry": rule("core", packages="torch"),
@@ -43,7 +43,7 @@ CONTRACT: dict[str, Rule] = {
     "plan": rule("config", "data", packages="pydantic"),
     "doctor": rule("checkpoint", "config", "data", "nemo_adapter", "plan"),
     "report": rule("config", "core", "telemetry", "data"),
-    "bench": rule("core", "scoring", packages="torch"),
+    "bench": rule("core", "data", "scoring", packages="torch"),
     "local": rule(
         "config", "core", "data", "evaluation", "scoring", "telemetry", "verifier",
         packages="torch transformers safetensors",

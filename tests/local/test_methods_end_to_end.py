@@ -69,7 +69,7 @@ def test_methods_share_the_rollout_and_differ_in_the_advantage(runs: dict[str, P
 @pytest.mark.parametrize("name", list(METHODS))
 def test_saved_batch_reproduces_the_runs_own_advantages(runs: dict[str, Path], name: str) -> None:
     """The saved tensors and settings, through `core`, give the figures that the run recorded."""
-    from nemo_uecr.cli.replay import scored_batch
+    from nemo_uecr.data.batch_file import scored_batch
 
     path = runs[name] / "batches" / "step-000002.safetensors"
     saved = load_batch(path)

@@ -181,7 +181,7 @@ class LocalTiny:
 
 
 def _scored(saved: Any, path: Path) -> Any:
-    from nemo_uecr.cli.replay import scored_batch
+    from nemo_uecr.data.batch_file import scored_batch
 
     return scored_batch(saved, path)
 
