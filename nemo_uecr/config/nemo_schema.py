@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from nemo_uecr.config import cross_checks, nemo_checks
 from nemo_uecr.config.kinds import (
@@ -14,10 +14,8 @@ from nemo_uecr.config.kinds import (
     Pair,
     Positive,
     PromptTemplate,
-    SamplingTemperature,
     Share,
     Text,
-    TopP,
 )
 from nemo_uecr.config.schema import (
     Config,
@@ -25,6 +23,7 @@ from nemo_uecr.config.schema import (
     LossConfig,
     MethodConfig,
     RunConfig,
+    SamplingConfig,
     Section,
     TolerancesConfig,
 )
@@ -131,26 +130,8 @@ class NemoDataConfig(Section):
     """Processes that judge the responses."""
 
 
-class NemoRolloutConfig(Section):
+class NemoRolloutConfig(SamplingConfig):
     """How vLLM samples the student's responses."""
-
-    prompts_per_step: Count
-    """P: prompts a step."""
-
-    responses_per_prompt: Annotated[int, Field(ge=2)]
-    """G: responses a prompt; a group of one has no advantage."""
-
-    temperature: SamplingTemperature
-    """T_r: sampling temperature, also the temperature of the PPO ratio."""
-
-    top_p: TopP
-    """Nucleus mass of generation only; 1 is off."""
-
-    top_k: NonNegativeInt
-    """Number of candidate tokens of generation only; 0 is off."""
-
-    max_response_tokens: Count
-    """Longest response in tokens; a response cut there counts as truncated."""
 
     overlong_filter: bool
     """Whether truncated responses are left out of the loss."""

@@ -45,6 +45,7 @@ __all__ = [
     "MethodConfig",
     "RolloutConfig",
     "RunConfig",
+    "SamplingConfig",
     "StudentConfig",
     "TeacherConfig",
     "TelemetryConfig",
@@ -128,8 +129,8 @@ class DataConfig(Section):
     """Whether problems are drawn in a seeded random order, a new one each pass over the file."""
 
 
-class RolloutConfig(Section):
-    """How the student's responses are sampled."""
+class SamplingConfig(Section):
+    """What every back end says of the student's responses."""
 
     prompts_per_step: Count
     """P: prompts a step."""
@@ -141,13 +142,17 @@ class RolloutConfig(Section):
     """T_r: sampling temperature, also the temperature of the PPO ratio."""
 
     top_p: TopP
-    """Nucleus mass; 1 is off."""
+    """Nucleus mass of generation only; 1 is off."""
 
     top_k: NonNegativeInt
-    """Number of candidate tokens; 0 is off."""
+    """Number of candidate tokens of generation only; 0 is off."""
 
     max_response_tokens: Count
     """Longest response in tokens; a response cut there counts as truncated."""
+
+
+class RolloutConfig(SamplingConfig):
+    """How the student's responses are sampled."""
 
     microbatch_responses: Count
     """Responses sampled at once; bounds memory."""

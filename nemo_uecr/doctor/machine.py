@@ -19,7 +19,7 @@ GIB = 2**30
 OPEN_FILES = 65_536
 SHARED_MEMORY = 8 * GIB
 RANGES: tuple[tuple[str, int, int], ...] = (("vLLM", 11_001, 15_000), ("torch.distributed", 25_000, 28_000))
-"""Ports that the NeMo-RL back end hands out; the numbers stand in nemo_adapter/translate.py."""
+"""Ports that the NeMo-RL back end hands out; the numbers stand in nemo_adapter/translate*.py."""
 
 
 def port_finding(port: int) -> Finding:

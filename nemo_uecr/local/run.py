@@ -102,9 +102,7 @@ def _train_in(
         log.info("resuming after step %d from %s", position.step, start[0])
     _write_run_files(folder, config, origins, objective, locate)
     _retire_failure(folder)
-    for name in ("metrics.jsonl", "evaluation.jsonl", artifacts.FILE):
-        truncate_records(folder / name, last_step=position.step if start is not None else -1)
-    artifacts.list_files(folder, position.step, ("origins.json", "tolerances.json"))
+    _drop_later_records(folder, position, resumed=start is not None)
     trainer = Trainer(
         config,
         models=models,
@@ -118,6 +116,12 @@ def _train_in(
         stop=stop,
     )
     trainer.run(Progress(total=config.train.steps, style=config.telemetry.progress))
+
+
+def _drop_later_records(folder: Path, position: Position, *, resumed: bool) -> None:
+    for name in ("metrics.jsonl", "evaluation.jsonl", artifacts.FILE):
+        truncate_records(folder / name, last_step=position.step if resumed else -1)
+    artifacts.list_files(folder, position.step, ("origins.json", "tolerances.json"))
 
 
 def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,15 +84,6 @@ def _run(
     parts = upstream.prepare_run(native_config)
     context = StepContext(spec, completed_steps=0, tokenizer=parts.tokenizer)
     groups = 3 if plan is not None and not plan.dedicated else 2
-
-    def make_policy(**given: Any) -> Any:
-        upstream.register_worker()
-        teacher = None if plan is None else _teacher(plan, config, given)
-        base = scoring_policy_class(timeout_s=config.scoring.timeout_s)
-        return make_uecr_policy(base)(
-            context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given
-        )
-
     # Listening begins here: starting Ray sets a handler of its own for SIGTERM.
     with (
         run_folder.begun_by_a_step(config, lambda: context.completed_steps),
@@ -105,7 +96,7 @@ def _run(
         ),
     ):
         run_folder.write_run_files(config, **records)
-        run = upstream.set_up(native_config, parts, make_policy)
+        run = upstream.set_up(native_config, parts, _policy_maker(config, context, plan))
         if evaluation is not None:
             schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
         context.resume_at(run.completed_steps)
@@ -113,6 +104,20 @@ def _run(
         run_folder.drop_later_records(config, completed_steps=run.completed_steps)
         upstream.run_loop(replace(run, logger=AuditedLogger(run.logger)), parts, _loss(spec))
     return stop, int(run.state["total_steps"])
+
+
+def _policy_maker(config: NemoConfig, context: StepContext, plan: TeacherPlan | None) -> Callable[..., Any]:
+    """What the loop's set-up calls in place of NeMo-RL's policy; the teacher is made with it."""
+
+    def make_policy(**given: Any) -> Any:
+        upstream.register_worker()
+        teacher = None if plan is None else _teacher(plan, config, given)
+        base = scoring_policy_class(timeout_s=config.scoring.timeout_s)
+        return make_uecr_policy(base)(
+            context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given
+        )
+
+    return make_policy
 
 
 def check_schema(config: NemoConfig) -> str:

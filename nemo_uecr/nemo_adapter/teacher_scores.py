@@ -20,7 +20,8 @@ from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.scorer import on_device, score
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.teachers import RayTeacher, teacher_cluster
-from nemo_uecr.nemo_adapter.translate import master_config, scoring_policy_config
+from nemo_uecr.nemo_adapter.translate import master_config
+from nemo_uecr.nemo_adapter.translate_policy import scoring_policy_config
 
 
 def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
