@@ -20,7 +20,7 @@ from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.rollouts import Scores, read_scores, read_unfinished
 from nemo_uecr.audit.schema import ANCHOR, PLAN, RESPONSES, STUDENT, part_numbers
 from nemo_uecr.audit.sources import Rollout
-from nemo_uecr.data.manifest import file_sha256
+from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import DataError, RunFolderError

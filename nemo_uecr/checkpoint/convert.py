@@ -34,12 +34,12 @@ from nemo_uecr.checkpoint.verification import Agreement, compare
 from nemo_uecr.checkpoint.work_folder import (
     JOURNAL,
     WorkFolder,
-    file_sha256,
     only_one,
     partial_of,
     refuse_nested,
     refuse_occupied,
 )
+from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.errors import CheckpointError, UecrError
 
 logger = logging.getLogger(__name__)

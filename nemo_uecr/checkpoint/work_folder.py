@@ -7,7 +7,6 @@ conversion of anything else begins anew. OUT appears by one rename, after the ve
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.atomic import replace_file, sync_folder
+from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -149,9 +149,3 @@ def only_one(out: Path) -> Iterator[None]:
             yield
         finally:
             lock.unlink(missing_ok=True)
-
-
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

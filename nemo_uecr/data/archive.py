@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from nemo_uecr.data.atomic import check_replaceable, new_folder, sync_folder
+from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.errors import DataError, RunFolderError
 
 FORMAT = "nemo_uecr.archive/1"
@@ -47,7 +48,7 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
     if out.exists():
         raise RunFolderError(f"{out} exists; expected a new archive. Remove it, or choose another name")
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
-    digests = {name: _sha256(folder / name) for name in names}
+    digests = {name: file_sha256(folder / name) for name in names}
     aside = out.with_name(f".{out.name}.tmp")
     try:
         check_replaceable(out)
@@ -122,7 +123,7 @@ def _add_file(archive: tarfile.TarFile, folder: Path, name: str, digest: str) ->
     path = folder / name
     with path.open("rb") as file:
         _add(archive, name, file, path.stat().st_size)
-    if _sha256(path) != digest:
+    if file_sha256(path) != digest:
         raise RunFolderError(f"{path} changed while it was packed; wait until the run has ended")
 
 
@@ -186,8 +187,3 @@ def _write(path: Path, content: IO[bytes]) -> str:
             file.write(block)
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.atomic import check_exchangeable, replace_file
+from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.embedding import Encoder, load_encoder
-from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, content_faults, file_sha256, jsonl, read_manifest
+from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, content_faults, jsonl, read_manifest
 from nemo_uecr.data.review import has_verdicts
 from nemo_uecr.data.revise import hold
 from nemo_uecr.errors import DataError

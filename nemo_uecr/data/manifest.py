@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.atomic import recover_folder
+from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.manifest_shape import OWN_DIGEST, content_digest, shape_fault
 from nemo_uecr.data.review import held_lines, review_fault
@@ -112,12 +113,6 @@ def source_faults(manifest: Manifest, source: Path) -> list[str]:
     """Where a source on disk is not the one the folder was made from."""
     found = [{"name": file.name} | describe_file(file) for file in data_files(source)]
     return [] if found == manifest["source"]["files"] else [f"{source}: not the files the folder was made from"]
-
-
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def describe_file(path: Path) -> dict[str, object]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.atomic import check_exchangeable, new_folder
+from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.manifest import (
     HELD,
     KEPT,
@@ -17,7 +18,6 @@ from nemo_uecr.data.manifest import (
     REVIEW,
     Manifest,
     content_faults,
-    file_sha256,
     jsonl,
     read_manifest,
     reasons_of,

@@ -12,8 +12,9 @@ from typing import Any
 from nemo_uecr.config.dotted import flattened
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.benchmarks import LoadedBenchmark
+from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.filters import row_digest
-from nemo_uecr.data.manifest import file_sha256, row_set_digest
+from nemo_uecr.data.manifest import row_set_digest
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.data.versions import installed

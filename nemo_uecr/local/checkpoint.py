@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -19,6 +18,7 @@ from torch import Tensor
 from nemo_uecr.config.continuation import check_same_configuration
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.atomic import new_folder
+from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.local.models import TokenModel
@@ -205,12 +205,6 @@ def restore_optimizer(optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) 
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _reason(error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from nemo_uecr.local.scores import score
 from nemo_uecr.local.seeds import derive
 from nemo_uecr.local.sequences import Sequences, micro_slices
 from nemo_uecr.local.step_metrics import check_ratios, step_metrics
+from nemo_uecr.local.stopwatch import Stopwatch, timing
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, update
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.progress import Progress
@@ -47,26 +48,6 @@ class Models:
     student: TokenModel
     teacher: TokenModel | None
     reference: TokenModel | None
-
-
-class Stopwatch:
-    """Seconds of each phase of a step."""
-
-    def __init__(self) -> None:
-        """Start the step's clock."""
-        self._started = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a phase."""
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-    def total(self) -> float:
-        """Seconds since the step began."""
-        return time.perf_counter() - self._started
 
 
 class Trainer:
@@ -154,7 +135,7 @@ class Trainer:
         metrics["count/global_steps"] = float(step)
         self._keep(step, batch, settings, advantages)
         self._advance(step, outcome, watch, progress)
-        return metrics | _timing(watch, int(scored.mask_BT.sum()))
+        return metrics | timing(watch, int(scored.mask_BT.sum()))
 
     def _rollout(self, step: int, watch: Stopwatch) -> tuple[StepBatch, Fault | None]:
         config = self._config
@@ -274,13 +255,3 @@ class Trainer:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _timing(watch: Stopwatch, tokens: int) -> dict[str, float]:
-    total = watch.total()
-    return {
-        **{f"time/{name}_s": seconds for name, seconds in watch.seconds.items()},
-        "time/step_s": total,
-        "throughput/rollout_tokens_per_s": tokens / watch.seconds["rollout"],
-        "throughput/tokens_per_s": tokens / total,
-    }

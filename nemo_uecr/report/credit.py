@@ -131,20 +131,9 @@ def response_map(saved: SavedTexts, advantages: Advantages, row: int) -> dict[st
     peers = batch.task_reward_B[batch.group_B == batch.group_B[row]]
     before = before_redistribution(advantages, row)
     after = advantages.advantage_BT[row][valid].double()
-    gap = None if batch.teacher_logp_BT is None else (batch.teacher_logp_BT - batch.old_logp_BT)[row][valid]
     change = None if before is None else after - before
     moved = change is not None and bool((change.abs() > ROUNDING).any())
-    tokens = {
-        "after": after,
-        "change": change if moved else None,
-        "opd": _row(advantages.advantage_opd_BT, row, valid),
-        "delta": gap,
-        "entropy": _row(batch.teacher_entropy_BT, row, valid),
-        "c": _row(advantages.confidence_BT, row, valid),
-        "d": _row(advantages.direction_BT, row, valid),
-        "q": _row(advantages.residual_BT, row, valid),
-        "w": _row(advantages.weight_BT, row, valid),
-    }
+    tokens = {"after": after, "change": change if moved else None, **_token_values(batch, advantages, row)}
     return {
         **{key: str(told.get(key, "")) for key in ("id", "problem", "question", "answer", "verdict")},
         "group": int(batch.group_B[row]),
@@ -160,6 +149,21 @@ def response_map(saved: SavedTexts, advantages: Advantages, row: int) -> dict[st
             "teacher": _scalar(advantages.advantage_teacher_B, row),
         },
         "sums": _sums(change, tokens["w"]) if moved and change is not None else None,
+    }
+
+
+def _token_values(batch: ScoredBatch, advantages: Advantages, row: int) -> dict[str, Tensor | None]:
+    """What the page shows of every token of a response besides its advantage."""
+    valid = batch.mask_BT[row]
+    gap = None if batch.teacher_logp_BT is None else (batch.teacher_logp_BT - batch.old_logp_BT)[row][valid]
+    return {
+        "opd": _row(advantages.advantage_opd_BT, row, valid),
+        "delta": gap,
+        "entropy": _row(batch.teacher_entropy_BT, row, valid),
+        "c": _row(advantages.confidence_BT, row, valid),
+        "d": _row(advantages.direction_BT, row, valid),
+        "q": _row(advantages.residual_BT, row, valid),
+        "w": _row(advantages.weight_BT, row, valid),
     }
 
 

@@ -12,13 +12,9 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from tests.local.tiny import SMALL, Assets, outcome, same
+from tests.local.tiny import Assets, outcome, same, train_words
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def words(tiny: Assets, folder: Path, *overrides: str) -> list[str]:
-    return ["train", str(tiny.config), *SMALL, f"run.folder={folder}", *overrides]
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
@@ -35,7 +31,7 @@ def test_kill_dash_nine_and_resume(tmp_path: Path, tiny: Assets) -> None:
     busy = ("train.steps=40", "checkpoint.every=1", "rollout.max_response_tokens=6")
     folder = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-m", "nemo_uecr", *words(tiny, folder, *busy)],
+        [sys.executable, "-m", "nemo_uecr", *train_words(tiny, folder, *busy)],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -50,7 +46,7 @@ def test_kill_dash_nine_and_resume(tmp_path: Path, tiny: Assets) -> None:
     assert 2 <= steps < 40
     last = max(int(path.name[-6:]) for path in (folder / "checkpoints").glob("step-*"))
     ends = f"train.steps={last + 1}"
-    assert entry_point([*words(tiny, folder, *busy, ends), "--resume"]) == 0
+    assert entry_point([*train_words(tiny, folder, *busy, ends), "--resume"]) == 0
     from tests.local.tiny import run
 
     whole = outcome(run(tmp_path / "whole", *busy, ends))
@@ -61,7 +57,7 @@ def test_kill_dash_nine_and_resume(tmp_path: Path, tiny: Assets) -> None:
 
 def test_error_of_a_process_is_one_line_and_code_2(tmp_path: Path, tiny: Assets) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "nemo_uecr", *words(tiny, tmp_path / "run", "teacher.model_name=/missing")],
+        [sys.executable, "-m", "nemo_uecr", *train_words(tiny, tmp_path / "run", "teacher.model_name=/missing")],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -75,7 +71,7 @@ def test_error_of_a_process_is_one_line_and_code_2(tmp_path: Path, tiny: Assets)
 
 
 def test_damaged_checkpoint(tmp_path: Path, tiny: Assets, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = words(tiny, tmp_path / "run", "train.steps=1")
+    arguments = train_words(tiny, tmp_path / "run", "train.steps=1")
     assert entry_point(arguments) == 0
     assert "already holds a run; add --resume" in refused(capsys, arguments)
     weights = tmp_path / "run" / "checkpoints" / "step-000001" / "model.safetensors"
@@ -105,7 +101,7 @@ def test_bad_input(
 
     if overrides == ("device=cuda",) and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert message in refused(capsys, words(tiny, tmp_path / "run", *overrides))
+    assert message in refused(capsys, train_words(tiny, tmp_path / "run", *overrides))
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
@@ -123,7 +119,7 @@ def test_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Monkey
         return real(optimizer)
 
     monkeypatch.setattr(checkpoint, "optimizer_tensors", interrupted)
-    arguments = words(tiny, tmp_path / "run", "train.steps=3", "checkpoint.every=1")
+    arguments = train_words(tiny, tmp_path / "run", "train.steps=3", "checkpoint.every=1")
     assert entry_point(arguments) == 130
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000001"]
     monkeypatch.undo()
@@ -137,6 +133,6 @@ def test_tiny_helper_trains_like_the_command(tmp_path: Path, tiny: Assets) -> No
     """The other tests call the function beneath the command; both give the same run."""
     from tests.local.tiny import run
 
-    assert entry_point(words(tiny, tmp_path / "command")) == 0
+    assert entry_point(train_words(tiny, tmp_path / "command")) == 0
     ours = outcome(run(tmp_path / "function"))
     assert same(outcome(tmp_path / "command"), ours) == []

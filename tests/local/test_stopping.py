@@ -15,13 +15,9 @@ import pytest
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.stopping import JOB_END, STOPPED, RunStopped, StopRequest, listening, seconds_left
 from tests.local import tiny
-from tests.local.tiny import SMALL, Assets, metrics, outcome, same
+from tests.local.tiny import Assets, metrics, outcome, same, train_words
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def command(tiny_assets: Assets, folder: Path, *overrides: str) -> list[str]:
-    return ["train", str(tiny_assets.config), *SMALL, f"run.folder={folder}", *overrides]
 
 
 def test_asked_before_it_starts_it_ends_after_one_step(tmp_path: Path) -> None:
@@ -49,7 +45,7 @@ def test_asked_during_the_last_step_it_is_done(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path, tiny: Assets, number: signal.Signals) -> None:
-    arguments = command(tiny, tmp_path / "run", "train.steps=4000")
+    arguments = train_words(tiny, tmp_path / "run", "train.steps=4000")
     process = subprocess.Popen(
         [sys.executable, "-m", "nemo_uecr", *arguments],
         cwd=ROOT,
@@ -69,7 +65,7 @@ def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path, tiny: Asse
     assert 2 <= steps < 4000
     assert error.splitlines()[-1].startswith(f"nemo-uecr: stopped by {number.name} after step {steps} of 4000; ")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
-    assert entry_point([*command(tiny, tmp_path / "run", f"train.steps={steps + 1}"), "--resume"]) == 0
+    assert entry_point([*train_words(tiny, tmp_path / "run", f"train.steps={steps + 1}"), "--resume"]) == 0
     assert len(metrics(tmp_path / "run")) == steps + 1
 
 

@@ -218,6 +218,11 @@ def _kill_later(child: int, seconds: float) -> None:
     os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still the child's
 
 
+def train_words(assets: Assets, folder: Path, *overrides: str) -> list[str]:
+    """The words of a small run's command."""
+    return ["train", str(assets.config), *SMALL, f"run.folder={folder}", *overrides]
+
+
 def records(path: Path) -> list[dict[str, Any]]:
     """Lines of a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()]

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
+from tests.plan.kept_bytes import keeping
+
 
 class CudaNames(TorchFunctionMode):
     """Gives CPU tensors the type names of CUDA tensors, by which megatron-core's optimizer sorts parameters."""
@@ -106,19 +108,11 @@ def kept_by_checkpointing(layers: int, tokens: int) -> int:
     model = build(1, 1, tied=True)
     model.config.recompute_granularity, model.config.recompute_method = "full", "uniform"
     model.config.recompute_num_layers = 1
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    saved: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
     ids, position = torch.zeros(1, tokens, dtype=torch.long), torch.arange(tokens).unsqueeze(0)
     mask = torch.triu(torch.ones(1, 1, tokens, tokens, dtype=torch.bool), 1)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with keeping(model) as saved:
         model.train()(ids, position, mask)
-    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    return saved.nbytes()
 
 
 def kept_by_one_layer(tokens: int) -> int:

@@ -14,6 +14,7 @@ from nemo_uecr.plan import arithmetic
 from nemo_uecr.plan.shapes import KNOWN, ModelShape, parameters, shape_of
 from nemo_uecr.plan.shards import Grid
 from tests.doctor.subjects import save_model
+from tests.plan.kept_bytes import keeping
 from tests.plan.live_bytes import LiveBytes
 from tests.plan.test_shapes import tiny_shape
 
@@ -34,18 +35,9 @@ def real_model(shape: ModelShape) -> Any:
 def kept(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     """Bytes that autograd keeps of a real forward, the weights themselves aside."""
     model = real_model(shape)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    saved: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            saved[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address is used twice
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with hooks, torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
+    with keeping(model) as saved, torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
         model.base_model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
-    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    return saved.nbytes()
 
 
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
