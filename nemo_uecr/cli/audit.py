@@ -32,9 +32,9 @@ def add_scores_argument(parser: argparse.ArgumentParser, name: str) -> None:
 def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
     """Replicates and seed of the problem-clustered bootstrap."""
     parser.add_argument(
-        "--replicates", type=whole_from(1), default=2000, metavar="N", help="bootstrap replicates (2000)"
+        "--replicates", type=whole_from(1), default=2000, metavar="N", help="bootstrap replicates (%(default)s)"
     )
-    parser.add_argument("--seed", type=whole_from(0), default=42, help="seed of the bootstrap (42)")
+    parser.add_argument("--seed", type=whole_from(0), default=42, help="seed of the bootstrap (%(default)s)")
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,10 +21,12 @@ CASES = ("blocked", "plain")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("--responses", type=int, default=1008, help="B (default: 1008)")
-    parser.add_argument("--tokens", type=int, default=16384, help="T, padded (default: 16384)")
-    parser.add_argument("--mean-length", type=int, default=5400, help="mean response length (default: 5400)")
-    parser.add_argument("--repeats", type=int, default=5, help="timed runs a case; the least counts (default: 5)")
+    parser.add_argument("--responses", type=int, default=1008, help="B (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=16384, help="T, padded (default: %(default)s)")
+    parser.add_argument("--mean-length", type=int, default=5400, help="mean response length (default: %(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="timed runs a case; the least counts (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
 
 

@@ -47,9 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add_config_arguments(parser)
     parser.add_argument("--methods", nargs="+", required=True, metavar="NAME", help="the first is the baseline")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each method (default: 5)")
-    parser.add_argument("--steps", type=int, default=6, help="steps of a run; the first is left out (default: 6)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of a run (default: 1)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each method (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=6, help="steps of a run; the first is left out (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="threads of a run (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
 
 

@@ -126,7 +126,7 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
         return _loaded(name, role, torch.bfloat16 if low and not trained else torch.float32, device, low and trained)
     except DataError:
         raise
-    except Exception as error:
+    except Exception as error:  # what a damaged folder makes the libraries raise has no common class
         raise DataError(f"{role}.model_name {name!r} cannot be loaded: {_one_line(error)}") from error
 
 

@@ -82,7 +82,7 @@ def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase, data: DataConfig) 
         rendered = tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, tokenize=False, enable_thinking=data.enable_thinking
         )
-    except Exception as error:
+    except Exception as error:  # a template is a program of the model's author and may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
         raise DataError(
             f"the student's chat template refuses the prompt: {reason}; some templates take no system turn: try "

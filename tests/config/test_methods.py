@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.load import load_config
+from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.objective import objective
 from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.config.unused import unused_line, unused_settings
@@ -121,3 +122,11 @@ def test_every_objective_is_one_line(name: str) -> None:
     text = text_of(f"method.name={name}")
     assert text.startswith("loss = PG(")
     assert "\n" not in text
+
+
+def test_core_settings_leave_only_step_and_seed_to_the_run() -> None:
+    """What a back end does not have to add is there, under the name that core reads it by."""
+    method = MethodConfig(name="uecr", alpha=1.5, rho=0.25, tau_delta=2.0, tau_entropy=0.5, std="sample")
+    made = Settings(**core_settings(method))
+    assert {name for name, value in vars(made).items() if value is None} == {"step", "seed"}
+    assert (made.alpha, made.rho, made.tau_delta, made.tau_entropy, made.sample_std) == (1.5, 0.25, 2.0, 0.5, True)

@@ -1,0 +1,52 @@
+"""A saved batch gives back the record that was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_uecr.core.records import ScoredBatch
+from nemo_uecr.data.batch_file import SavedBatch, load_batch, save_batch, scored_batch, tensors_of
+from nemo_uecr.errors import DataError
+
+PADDED = ScoredBatch(
+    task_reward_B=torch.tensor([1.0, 0.0]),
+    group_B=torch.tensor([0, 0]),
+    mask_BT=torch.tensor([[True, True], [True, False]]),
+    old_logp_BT=torch.tensor([[-0.5, -1.0], [-2.0, 0.0]]),
+    teacher_logp_BT=torch.tensor([[-0.25, -1.5], [-1.0, 0.0]]),
+    teacher_entropy_BT=torch.tensor([[0.5, 0.75], [1.0, 0.0]]),
+    initial_logp_BT=torch.tensor([[-0.75, -1.25], [-2.5, 0.0]]),
+    segments_BT=torch.tensor([[0, 1], [0, 0]]),
+)
+PACKED = ScoredBatch(
+    task_reward_B=torch.tensor([1.0, 0.0]),
+    group_B=torch.tensor([3, 3]),
+    mask_BT=torch.tensor([True, True, True]),
+    old_logp_BT=torch.tensor([-0.5, -1.0, -2.0]),
+    offsets=torch.tensor([0, 2, 3]),
+)
+
+
+@pytest.mark.parametrize("batch", [PADDED, PACKED], ids=["padded", "packed"])
+def test_every_tensor_comes_back(tmp_path: Path, batch: ScoredBatch) -> None:
+    path = tmp_path / "batch.safetensors"
+    save_batch(path, tensors_of(batch), method="grpo", settings={}, step=1)
+    read = vars(scored_batch(load_batch(path), path))
+    for name, value in vars(batch).items():
+        same = torch.equal(read[name], value) if isinstance(value, torch.Tensor) else read[name] is value
+        assert same, name
+
+
+def test_absent_scores_are_not_written() -> None:
+    assert set(tensors_of(PACKED)) == {"task_reward", "group", "mask", "old_logp", "offsets"}
+
+
+def test_a_mask_of_numbers_is_a_mask_only_where_it_holds_nothing_else() -> None:
+    given = tensors_of(PADDED)
+    read = scored_batch(SavedBatch(given | {"mask": PADDED.mask_BT.float()}, {}), Path("b.safetensors"))
+    assert torch.equal(read.mask_BT, PADDED.mask_BT)
+    with pytest.raises(DataError, match=r"b\.safetensors: mask holds values other than 0 and 1; expected bool"):
+        scored_batch(SavedBatch(given | {"mask": 2 * PADDED.mask_BT.int()}, {}), Path("b.safetensors"))
