@@ -13,7 +13,7 @@ from nemo_uecr.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.core.records import ScoredBatch
+    from nemo_uecr.core.records import Advantages, ScoredBatch
 
 FORMAT = "nemo_uecr.batch/1"
 REQUIRED = ("task_reward", "group", "mask", "old_logp")
@@ -143,4 +143,10 @@ def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:
         "segments": batch.segments_BT,
         "offsets": batch.offsets,
     }
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def advantages_of(advantages: Advantages) -> dict[str, Tensor]:
+    """The advantages by their public names, as `replay --check` compares them."""
+    found = {"advantage": advantages.advantage_BT, "advantage_opd": advantages.advantage_opd_BT}
     return {name: tensor for name, tensor in found.items() if tensor is not None}

@@ -18,7 +18,7 @@ from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.atomic import replace_file
-from nemo_uecr.data.batch_file import arithmetic, save_batch, tensors_of
+from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.seeds import derive
@@ -116,12 +116,10 @@ class StepBatch:
         """Write the tensors, the advantages among them where there are any, as ``<name>.safetensors``."""
         tensors = tensors_of(self.scored())
         tensors |= {"old_logp_rollout": self.student.logp[0], "token_ids": self.sequences.token_ids()}
-        optional = {
-            "ref_logp": None if self.reference is None else self.reference.logp[0],
-            "advantage": None if advantages is None else advantages.advantage_BT,
-            "advantage_opd": None if advantages is None else advantages.advantage_opd_BT,
-        }
-        tensors |= {key: value for key, value in optional.items() if value is not None}
+        if self.reference is not None:
+            tensors["ref_logp"] = self.reference.logp[0]
+        if advantages is not None:
+            tensors |= advantages_of(advantages)
         save_batch(
             folder / f"{name}.safetensors",
             tensors,

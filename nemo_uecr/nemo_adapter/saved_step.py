@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.batch_file import save_batch, tensors_of
+from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
 from nemo_uecr.nemo_adapter.context import StepContext
 
 
@@ -24,10 +24,17 @@ def save_step(context: StepContext, data: Any) -> None:
         return
     scores = context.scores
     tensors = tensors_of(context.outcome.batch)
+    tensors |= advantages_of(context.outcome.advantages)
     tensors |= {"old_logp_rollout": scores.student.logp[0], "token_ids": scores.token_ids_BS}
     if spec.kl_coef > 0:
         tensors["ref_logp"] = data["reference_policy_logprobs"]
     folder = Path(spec.folder) / "batches"
     folder.mkdir(parents=True, exist_ok=True)
-    settings = vars(context.outcome.settings)
-    save_batch(folder / f"step-{step:06d}.safetensors", tensors, method=spec.method_name, settings=settings, step=step)
+    save_batch(
+        folder / f"step-{step:06d}.safetensors",
+        tensors,
+        method=spec.method_name,
+        settings=vars(context.outcome.settings),
+        step=step,
+        arithmetic=arithmetic(),
+    )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_uecr.cli.replay_check import Outcome, compare
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import load_batch
@@ -107,6 +108,7 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> 
     run = train_ours(spec, steps=1, teacher=teacher)
     path = tmp_path / "batches" / "step-000001.safetensors"
     saved = load_batch(path)
+    assert compare(path) == Outcome(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
     settings = [f"{name}={value}" for name, value in saved.settings.items() if value not in (None, {})]
     out = tmp_path / "advantages.safetensors"
     command = [sys.executable, "-m", "nemo_uecr", "replay", str(path), "--method", method, "--set", *settings]
