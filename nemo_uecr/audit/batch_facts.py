@@ -6,41 +6,30 @@ faults here. The facts come from the step records; where batches were saved, the
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from nemo_uecr.audit.output import Audit, Numbers, Table
+from nemo_uecr.audit.batch_figure import FACTS, NOTE, draw, shown, summary_table
+from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.data.rows import parse_row, read_object
 from nemo_uecr.errors import DataError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Record = Mapping[str, Any]
 
-#: What is shown a step, and how it is called.
-FACTS = {
-    "count/prompts": "prompts",
-    "count/unique_prompts": "problems",
-    "count/trajectories": "generated",
-    "count/rewarded": "rewarded",
-    "count/trained": "in the loss",
-    "count/valid_tokens": "tokens in the loss",
-    "count/global_steps": "global steps",
-    "count/optimizer_steps": "optimizer steps",
-}
-NOTE = (
-    "What each step drew, judged and trained on, against the configuration (dashed). A fault is a step whose counts "
-    "are not the configured ones, a prompt drawn twice in a step, a trajectory that was generated and not trained on, "
-    "a step that is missing or counted twice, or a saved batch that disagrees with its record."
-)
+
+@dataclass(frozen=True)
+class Lines:
+    """Step records in the order of the file, and whether it ends in half of one."""
+
+    steps: Sequence[Record]
+    cut_off: bool
 
 
 @dataclass(frozen=True)
@@ -78,30 +67,42 @@ class Intended:
         return -(-self.trajectories // self.minibatch)
 
 
-def read_lines(path: Path) -> list[Record]:
-    """Every complete line of a run's ``metrics.jsonl``, a step that stands twice included.
+def read_lines(path: Path) -> Lines:
+    """Every line of a run's ``metrics.jsonl``, a step that stands twice included.
 
     Raises:
-        DataError: If there is none.
+        DataError: If there is none, or a line other than the last is no record.
     """
-    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-    if not lines:
+    found = path.read_bytes().split(b"\n") if path.is_file() else []
+    steps: list[Record] = []
+    for number, line in enumerate(found, start=1):
+        if not line.strip():
+            continue
+        try:
+            steps.append(parse_row(line, f"{path}:{number}"))
+        except DataError:
+            if number < len(found) or not steps:  # the last has no line break: it was being written
+                raise
+            return Lines(steps, cut_off=True)
+    if not steps:
         raise DataError(f"{path} has no step; expected the metrics of a run that has trained")
-    return [json.loads(line) for line in lines if line]
+    return Lines(steps, cut_off=False)
 
 
-def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], intended: Intended) -> Audit:
+def batch_audit(lines: Lines, batches: Sequence[tuple[int, Path]], intended: Intended) -> Audit:
     """Facts and faults of a run.
 
     Args:
-        steps: step records in the order of the file.
+        lines: step records; half of one is a fault, because what that step drew and trained on is not known.
         batches: step and tensors of each saved batch, with its texts beside it.
         intended: what the configuration asks for.
 
     References:
         The paper's appendix on efficiency and batch-fact auditing.
     """
+    steps = lines.steps
     faults = [
+        *_cut_off(lines),
         *_sequence_faults(steps, intended.steps),
         *_lost_batches(steps, {number for number, _ in batches}, intended.save_every),
         *(fault for place, step in enumerate(steps) for fault in _step_faults(step, steps[:place], intended)),
@@ -122,7 +123,12 @@ def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], in
         "prompt_order_checked": intended.order is not None,
         "faults": [{"step": step, "fault": text} for step, text in faults],
     }
-    return Audit("batch", "Batch facts", NOTE, numbers, _table(numbers), draw, (9.6, 3.0))
+    return Audit("batch", "Batch facts", NOTE, numbers, summary_table(numbers), draw, (9.6, 3.0))
+
+
+def _cut_off(lines: Lines) -> Iterator[tuple[int, str]]:
+    if lines.cut_off:
+        yield int(lines.steps[-1]["step"]) + 1, "the record ends in half a line"
 
 
 def _sequence_faults(steps: Sequence[Record], last_step: int) -> Iterator[tuple[int, str]]:
@@ -164,7 +170,7 @@ def _step_faults(step: Record, before: Sequence[Record], intended: Intended) -> 
         expected["count/optimizer_steps"] = done + intended.optimizer_steps
     for name, value in expected.items():
         if step.get(name) != value:
-            yield number, f"{FACTS[name]}: {_shown(step.get(name))}, expected {_shown(value)}"
+            yield number, f"{FACTS[name]}: {shown(step.get(name))}, expected {shown(value)}"
 
 
 def _faults_of_saved(
@@ -187,13 +193,13 @@ def _saved_faults(number: int, path: Path, steps: Sequence[Record], intended: In
     record = next((step for step in steps if int(step["step"]) == number), None)
     tokens = None if record is None or intended.overlong_filter else record["count/valid_tokens"]
     if tokens is not None and int(mask.sum()) != tokens:
-        yield number, f"saved batch: {int(mask.sum())} tokens, {_shown(tokens)} in the record"
+        yield number, f"saved batch: {int(mask.sum())} tokens, {shown(tokens)} in the record"
     reward = float(tensors["task_reward"].double().mean())
     if record is not None and not math.isclose(reward, record["reward/task_mean"], rel_tol=0.0, abs_tol=1e-6):
         yield number, f"saved batch: mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
     texts = path.with_suffix(".json")
     if texts.is_file():
-        yield from _prompt_faults(number, json.loads(texts.read_text(encoding="utf-8"))["responses"], group, intended)
+        yield from _prompt_faults(number, read_object(texts)["responses"], group, intended)
 
 
 def _prompt_faults(
@@ -218,45 +224,3 @@ def _totals(steps: Sequence[Record]) -> Numbers:
         "steps": len(steps),
         "optimizer steps": steps[-1].get("count/optimizer_steps"),
     }
-
-
-def _table(numbers: Numbers) -> Table:
-    rows = [(name, _shown(value)) for name, value in numbers["totals"].items()]
-    rows.append(("saved batches checked", str(numbers["saved_batches_checked"])))
-    rows.append(("prompts compared with the order of the data", "yes" if numbers["prompt_order_checked"] else "no"))
-    rows.append(("faults", str(len(numbers["faults"]))))
-    rows += [(f"fault at step {each['step']}", each["fault"]) for each in numbers["faults"]]
-    return Table(("fact", "value"), tuple(rows))
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
-
-
-def draw(figure: Figure, numbers: Numbers) -> None:
-    """Trajectories, tokens and steps by training step; faults as red crosses."""
-    axes = figure.subplots(1, 3)
-    steps, facts, intended = numbers["steps"], numbers["facts"], numbers["intended"]
-    for place, name in enumerate(("count/trajectories", "count/rewarded", "count/trained")):
-        shown = {"linewidth": 4.5 - 1.6 * place, "label": FACTS[name]}  # equal lines stay visible under each other
-        axes[0].plot(steps, facts[name], color=f"C{(0, 2, 1)[place]}", **shown)
-    axes[0].plot(steps, facts["count/unique_prompts"], color="C3", label=FACTS["count/unique_prompts"])
-    axes[0].axhline(intended["trajectories"], color="black", linestyle="--", linewidth=0.8)
-    axes[0].axhline(intended["prompts"], color="black", linestyle="--", linewidth=0.8)
-    axes[0].set_ylim(0, 1.45 * intended["trajectories"])
-    axes[0].set_title("(a) responses and problems")
-    axes[0].legend(loc="upper left", fontsize=8, ncols=2, columnspacing=1.0, handlelength=1.4)
-    axes[1].plot(steps, facts["count/valid_tokens"], color="C0")
-    axes[1].set_ylim(bottom=0)
-    axes[1].set_title("(b) tokens in the loss")
-    axes[2].plot(steps, facts["count/global_steps"], color="C0", linewidth=3.0, label="global steps")
-    axes[2].plot(steps, facts["count/optimizer_steps"], color="C1", label="optimizer steps")
-    wanted = [step * intended["optimizer_steps_per_step"] for step in steps]
-    axes[2].plot(steps, wanted, color="black", linestyle="--", linewidth=0.8)
-    axes[2].set_title("(c) steps counted")
-    axes[2].legend(loc="upper left", fontsize=8)
-    faulty = sorted({each["step"] for each in numbers["faults"]})
-    for panel in axes:
-        panel.set_xlabel("training step")
-        if faulty:  # an empty line without clipping upsets the layout
-            panel.plot(faulty, [0] * len(faulty), "x", color="red", markersize=8, clip_on=False, zorder=5)

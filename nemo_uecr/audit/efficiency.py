@@ -43,11 +43,19 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run's label, method and step records."""
+    """A run's label, method and step records.
+
+    Attributes:
+        label: its name.
+        method: name of the method.
+        steps: complete step records.
+        left_out: what of the record is left out, in sentences; the costs are those of the other steps.
+    """
 
     label: str
     method: str
     steps: Sequence[Record]
+    left_out: tuple[str, ...]
 
 
 def efficiency_audit(runs: Sequence[Run], baseline: str | None) -> Audit:
@@ -96,6 +104,7 @@ def _costs(run: Run) -> Numbers:
     return {
         "method": run.method,
         "steps": len(steps),
+        "left_out": list(run.left_out),
         "tokens": float(tokens.sum()),
         "wall_clock_s": float(sum(step["time/step_s"] + step.get("time/save_s", 0.0) for step in steps)),
         "training_s": total,
@@ -138,7 +147,7 @@ def _table(numbers: Numbers) -> Table:
         against, memory = cost["overhead_against_baseline"], cost["peak_memory_mb"]
         rows.append(
             (
-                label, cost["method"], str(cost["steps"]), f"{cost['training_s']:.1f}", f"{cost['rollout_s']:.1f}",
+                label, cost["method"], f"{cost['steps']}{' and half a line' if cost['left_out'] else ''}", f"{cost['training_s']:.1f}", f"{cost['rollout_s']:.1f}",
                 _one(cost["scorer_s"]), f"{cost['tokens_per_s']:.0f}", _percent(cost["scorer_overhead"]),
                 _percent(None if against is None else against["per_token"]), f"{memory['process']:.0f}",
                 "-" if memory["gpu"] is None else f"{memory['gpu']:.0f}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from nemo_uecr.audit.batch_facts import batch_audit, read_lines
 from nemo_uecr.cli.audit_batch import intended_batch
+from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_config
 from nemo_uecr.errors import DataError
 from nemo_uecr.report.run_folder import read_run
@@ -29,11 +31,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def faults(folder: Path, change: Callable[[Steps], Steps] | None = None) -> list[tuple[int, str]]:
-    steps = [dict(step) for step in read_lines(folder / "metrics.jsonl")]
+    lines = read_lines(folder / "metrics.jsonl")
+    steps = [dict(step) for step in lines.steps]
     steps = steps if change is None else change(steps)
     batches = [(batch.step, batch.tensors) for batch in read_run(folder).batches]
     config = load_config(folder / "config.yaml", ()).config
-    numbers = batch_audit(steps, batches, intended_batch(config, [step for step, _ in batches])).numbers
+    numbers = batch_audit(
+        replace(lines, steps=steps), batches, intended_batch(config, [step for step, _ in batches])
+    ).numbers
     return [(each["step"], each["fault"]) for each in numbers["faults"]]
 
 
@@ -42,9 +47,9 @@ def test_a_run_as_it_is_has_no_fault(run: Path) -> None:
 
 
 def test_the_totals_are_sums(run: Path) -> None:
-    steps = read_lines(run / "metrics.jsonl")
+    lines = read_lines(run / "metrics.jsonl")
     config = load_config(run / "config.yaml", ()).config
-    numbers = batch_audit(steps, [], intended_batch(config, [])).numbers
+    numbers = batch_audit(lines, [], intended_batch(config, [])).numbers
     mask_tokens = sum(int(load_file(path)["mask"].sum()) for path in run.glob("batches/*.safetensors"))
     assert numbers["totals"] == {
         "prompts": 6, "generated": 24, "rewarded": 24, "in the loss": 24, "tokens in the loss": mask_tokens,
@@ -135,6 +140,28 @@ def test_a_problem_drawn_twice_and_another_order(copy: Path) -> None:
         f"saved batch: problem {first!r} was drawn twice",
         "saved batch: its problems are not those that seed and data give for this step",
     ]
+
+
+@pytest.mark.parametrize(("keep", "expected"), [(1, [(3, "the record ends in half a line")]), (2, [])])
+def test_half_a_last_line_is_a_fault(copy: Path, keep: int, expected: list[tuple[int, str]]) -> None:
+    """Half of step 3 is; step 3 without its line break is all there."""
+    path = copy / "metrics.jsonl"
+    first, second, third, end = path.read_bytes().split(b"\n")
+    assert end == b""
+    path.write_bytes(b"\n".join([first, second, third[: len(third) * keep // 2]]))
+    missing = [(3, "step 3 is missing in the record")]
+    found = faults(copy)
+    assert found == (expected + missing if expected else [])
+    assert entry_point(["audit", "batch", str(copy)]) == int(bool(expected))
+    numbers = json.loads((copy / "audits" / "batch" / "numbers.json").read_text())["numbers"]
+    assert [each["fault"] for each in numbers["faults"]] == [text for _, text in found]
+
+
+def test_half_a_line_within_is_refused(copy: Path) -> None:
+    path = copy / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[10:])
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1: malformed JSON"):
+        read_lines(path)
 
 
 def test_without_a_step_there_is_nothing_to_audit(tmp_path: Path) -> None:

@@ -142,10 +142,10 @@ def test_a_step_without_its_time(key: str, value: float | None) -> None:
         "step": 3, "time/step_s": 2.0, "time/rollout_s": 1.0, "response/length_mean": 4.0, "count/trajectories": 2,
         "memory/peak_rss_mb": 1.0,
     }  # fmt: skip
-    efficiency_audit([Run("a", "uecr", [step])], None)
+    efficiency_audit([Run("a", "uecr", [step], ())], None)
     changed = {name: each for name, each in step.items() if name != key} | ({} if value is None else {key: value})
     with pytest.raises(DataError, match=r"step 3 of a has .*time/step_s"):
-        efficiency_audit([Run("a", "uecr", [changed])], None)
+        efficiency_audit([Run("a", "uecr", [changed], ())], None)
 
 
 @pytest.mark.parametrize(
