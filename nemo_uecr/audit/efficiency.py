@@ -147,13 +147,17 @@ def _table(numbers: Numbers) -> Table:
         against, memory = cost["overhead_against_baseline"], cost["peak_memory_mb"]
         rows.append(
             (
-                label, cost["method"], f"{cost['steps']}{' and half a line' if cost['left_out'] else ''}", f"{cost['training_s']:.1f}", f"{cost['rollout_s']:.1f}",
+                label, cost["method"], _steps(cost), f"{cost['training_s']:.1f}", f"{cost['rollout_s']:.1f}",
                 _one(cost["scorer_s"]), f"{cost['tokens_per_s']:.0f}", _percent(cost["scorer_overhead"]),
                 _percent(None if against is None else against["per_token"]), f"{memory['process']:.0f}",
                 "-" if memory["gpu"] is None else f"{memory['gpu']:.0f}",
             )
         )  # fmt: skip
     return Table(heads, tuple(rows))
+
+
+def _steps(cost: Numbers) -> str:
+    return f"{cost['steps']} and half a line" if cost["left_out"] else str(cost["steps"])
 
 
 def _one(value: float | None) -> str:
