@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from nemo_uecr.audit.batch_figure import FACTS, NOTE, draw, shown, summary_table
+from nemo_uecr.audit.batch_texts import saved_texts
 from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.data.batch_file import load_batch
-from nemo_uecr.data.rows import parse_row, read_object
+from nemo_uecr.data.rows import parse_row
 from nemo_uecr.errors import DataError
 
 Record = Mapping[str, Any]
@@ -199,7 +200,7 @@ def _saved_faults(number: int, path: Path, steps: Sequence[Record], intended: In
         yield number, f"saved batch: mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
     texts = path.with_suffix(".json")
     if texts.is_file():
-        yield from _prompt_faults(number, read_object(texts)["responses"], group, intended)
+        yield from _prompt_faults(number, saved_texts(texts, responses=len(group)), group, intended)
 
 
 def _prompt_faults(

@@ -65,8 +65,8 @@ def test_a_judged_response_without_finite_scores_is_left_out_and_counted(tmp_pat
         ({"pair": ["a"], "first": "x", "second": "y"}, {"pair": "a", "preferred": "tie"}, "'pair' is"),
         ({"pair": "a", "first": "x", "second": "y"}, {"pair": {}, "preferred": "tie"}, "'pair' is {}"),
         ({"pair": "a", "first": "x", "second": "y"}, {"pair": "a", "preferred": ["tie"]}, "'preferred' is"),
-        ({"pair": "a", "first": "x", "second": "y"}, DEEP, "no valid JSON"),
-        (DEEP, {"pair": "a", "preferred": "tie"}, "no valid JSON"),
+        ({"pair": "a", "first": "x", "second": "y"}, DEEP, "malformed JSON"),
+        (DEEP, {"pair": "a", "preferred": "tie"}, "malformed JSON"),
     ],
 )
 def test_pairs_and_key(tmp_path: Path, key: Any, verdict: Any, message: str) -> None:
@@ -109,7 +109,7 @@ def test_a_value_of_a_row_that_cannot_be_scored(tmp_path: Path, change: dict[str
 
 
 def test_a_deep_row_and_a_deep_plan(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no valid JSON"):
+    with pytest.raises(DataError, match="malformed JSON"):
         jsonl_source(lines(tmp_path / "rows.jsonl", DEEP), step=None)
     write_scores(tmp_path / "s", TIED)
     (tmp_path / "s" / PLAN).write_text(DEEP)
