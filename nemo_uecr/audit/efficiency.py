@@ -186,7 +186,21 @@ def draw(figure: Figure, numbers: Numbers) -> None:
     speed.set_xlabel("training step")
     speed.legend(loc="upper left", fontsize=8)
     memory.set_xticks(range(len(runs)), list(runs))
-    memory.set_title("(c) peak memory, MiB")
+    _memory_legend(memory, runs)
+
+
+def _memory_legend(axes: Axes, runs: Mapping[str, Numbers]) -> None:
+    """Say what the hatched bars are, where there are some."""
+    from matplotlib.patches import Patch
+
+    axes.set_title("(c) peak memory, MiB")
+    if any(cost["peak_memory_mb"]["gpu"] is not None for cost in runs.values()):
+        kinds = [
+            Patch(facecolor="0.6", label="process"),
+            Patch(facecolor="0.6", hatch="//", edgecolor="white", label="GPU"),
+        ]
+        axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend above the bars
+        axes.legend(handles=kinds, loc="upper left", fontsize=8)
 
 
 def _phases(axes: Axes, runs: Mapping[str, Numbers]) -> None:
