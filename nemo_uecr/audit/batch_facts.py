@@ -6,7 +6,6 @@ faults here. The facts come from the step records; where batches were saved, the
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,22 @@ from typing import Any
 import numpy as np
 
 from nemo_uecr.audit.batch_figure import FACTS, NOTE, draw, shown, summary_table
+from nemo_uecr.audit.batch_texts import saved_texts
 from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.data.rows import parse_row
 from nemo_uecr.errors import DataError
 
 Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Step records in the order of the file, and whether it ends in half of one."""
+
+    steps: Sequence[Record]
+    cut_off: bool
 
 
 @dataclass(frozen=True)
@@ -59,30 +68,42 @@ class Intended:
         return -(-self.trajectories // self.minibatch)
 
 
-def read_lines(path: Path) -> list[Record]:
-    """Every complete line of a run's ``metrics.jsonl``, a step that stands twice included.
+def read_lines(path: Path) -> Lines:
+    """Every line of a run's ``metrics.jsonl``, a step that stands twice included.
 
     Raises:
-        DataError: If there is none.
+        DataError: If there is none, or a line other than the last is no record.
     """
-    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-    if not lines:
+    found = path.read_bytes().split(b"\n") if path.is_file() else []
+    steps: list[Record] = []
+    for number, line in enumerate(found, start=1):
+        if not line.strip():
+            continue
+        try:
+            steps.append(parse_row(line, f"{path}:{number}"))
+        except DataError:
+            if number < len(found) or not steps:  # the last has no line break: it was being written
+                raise
+            return Lines(steps, cut_off=True)
+    if not steps:
         raise DataError(f"{path} has no step; expected the metrics of a run that has trained")
-    return [json.loads(line) for line in lines if line]
+    return Lines(steps, cut_off=False)
 
 
-def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], intended: Intended) -> Audit:
+def batch_audit(lines: Lines, batches: Sequence[tuple[int, Path]], intended: Intended) -> Audit:
     """Facts and faults of a run.
 
     Args:
-        steps: step records in the order of the file.
+        lines: step records; half of one is a fault, because what that step drew and trained on is not known.
         batches: step and tensors of each saved batch, with its texts beside it.
         intended: what the configuration asks for.
 
     References:
         The paper's appendix on efficiency and batch-fact auditing.
     """
+    steps = lines.steps
     faults = [
+        *_cut_off(lines),
         *_sequence_faults(steps, intended.steps),
         *_lost_batches(steps, {number for number, _ in batches}, intended.save_every),
         *(fault for place, step in enumerate(steps) for fault in _step_faults(step, steps[:place], intended)),
@@ -104,6 +125,11 @@ def batch_audit(steps: Sequence[Record], batches: Sequence[tuple[int, Path]], in
         "faults": [{"step": step, "fault": text} for step, text in faults],
     }
     return Audit("batch", "Batch facts", NOTE, numbers, summary_table(numbers), draw, (9.6, 3.0))
+
+
+def _cut_off(lines: Lines) -> Iterator[tuple[int, str]]:
+    if lines.cut_off:
+        yield int(lines.steps[-1]["step"]) + 1, "the record ends in half a line"
 
 
 def _sequence_faults(steps: Sequence[Record], last_step: int) -> Iterator[tuple[int, str]]:
@@ -174,7 +200,7 @@ def _saved_faults(number: int, path: Path, steps: Sequence[Record], intended: In
         yield number, f"saved batch: mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
     texts = path.with_suffix(".json")
     if texts.is_file():
-        yield from _prompt_faults(number, json.loads(texts.read_text(encoding="utf-8"))["responses"], group, intended)
+        yield from _prompt_faults(number, saved_texts(texts, responses=len(group)), group, intended)
 
 
 def _prompt_faults(

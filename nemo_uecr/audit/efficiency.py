@@ -43,11 +43,19 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Run:
-    """A run's label, method and step records."""
+    """A run's label, method and step records.
+
+    Attributes:
+        label: its name.
+        method: name of the method.
+        steps: complete step records.
+        left_out: what of the record is left out, in sentences; the costs are those of the other steps.
+    """
 
     label: str
     method: str
     steps: Sequence[Record]
+    left_out: tuple[str, ...]
 
 
 def efficiency_audit(runs: Sequence[Run], baseline: str | None) -> Audit:
@@ -96,6 +104,7 @@ def _costs(run: Run) -> Numbers:
     return {
         "method": run.method,
         "steps": len(steps),
+        "left_out": list(run.left_out),
         "tokens": float(tokens.sum()),
         "wall_clock_s": float(sum(step["time/step_s"] + step.get("time/save_s", 0.0) for step in steps)),
         "training_s": total,
@@ -138,13 +147,17 @@ def _table(numbers: Numbers) -> Table:
         against, memory = cost["overhead_against_baseline"], cost["peak_memory_mb"]
         rows.append(
             (
-                label, cost["method"], str(cost["steps"]), f"{cost['training_s']:.1f}", f"{cost['rollout_s']:.1f}",
+                label, cost["method"], _steps(cost), f"{cost['training_s']:.1f}", f"{cost['rollout_s']:.1f}",
                 _one(cost["scorer_s"]), f"{cost['tokens_per_s']:.0f}", _percent(cost["scorer_overhead"]),
                 _percent(None if against is None else against["per_token"]), f"{memory['process']:.0f}",
                 "-" if memory["gpu"] is None else f"{memory['gpu']:.0f}",
             )
         )  # fmt: skip
     return Table(heads, tuple(rows))
+
+
+def _steps(cost: Numbers) -> str:
+    return f"{cost['steps']} and half a line" if cost["left_out"] else str(cost["steps"])
 
 
 def _one(value: float | None) -> str:
@@ -173,7 +186,21 @@ def draw(figure: Figure, numbers: Numbers) -> None:
     speed.set_xlabel("training step")
     speed.legend(loc="upper left", fontsize=8)
     memory.set_xticks(range(len(runs)), list(runs))
-    memory.set_title("(c) peak memory, MiB")
+    _memory_legend(memory, runs)
+
+
+def _memory_legend(axes: Axes, runs: Mapping[str, Numbers]) -> None:
+    """Say what the hatched bars are, where there are some."""
+    from matplotlib.patches import Patch
+
+    axes.set_title("(c) peak memory, MiB")
+    if any(cost["peak_memory_mb"]["gpu"] is not None for cost in runs.values()):
+        kinds = [
+            Patch(facecolor="0.6", label="process"),
+            Patch(facecolor="0.6", hatch="//", edgecolor="white", label="GPU"),
+        ]
+        axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend above the bars
+        axes.legend(handles=kinds, loc="upper left", fontsize=8)
 
 
 def _phases(axes: Axes, runs: Mapping[str, Numbers]) -> None:

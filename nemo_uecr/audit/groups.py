@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nemo_uecr.audit.rollouts import Responses
+from nemo_uecr.audit.responses import Responses
 from nemo_uecr.errors import DataError
 
 Array = np.ndarray

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from nemo_uecr.audit.groups import group_table
-from nemo_uecr.audit.rollouts import Responses, Scores
+from nemo_uecr.audit.responses import Responses
+from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.share import Sampler
 from nemo_uecr.audit.sources import parse_lines, require
 from nemo_uecr.data.atomic import replace_file

@@ -44,7 +44,7 @@ class Audit:
         name: as in ``nemo-uecr audit NAME``.
         title: heading of the section.
         note: what the figure shows and what it does not, in sentences.
-        numbers: everything the figure and the table show; NaN and infinities become null.
+        numbers: everything the figure and the table show; in JSON an infinity is the text "inf" or "-inf", NaN null.
         table: the main numbers for people.
         draw: draws the figure.
         size: of the figure, inches.
@@ -80,7 +80,10 @@ def write_audit(out: Path, audit: Audit) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """The same content as JSON can say it: arrays as lists, NaN and infinities as null."""
+    """The same content as JSON can say it: arrays as lists, infinities as "inf" and "-inf", NaN as null.
+
+    An infinity is a result, such as a tie point that no alpha reaches; null is kept for what does not exist.
+    """
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -88,7 +91,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return None if math.isnan(value) else str(value)
     return value
 
 

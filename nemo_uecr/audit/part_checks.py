@@ -6,7 +6,6 @@ Shape legend: b = responses of one part, N = their tokens in a flat list.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, RESPONSES, part_numbers, row_path, token_path
 from nemo_uecr.data.digest import file_sha256
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError, ScoreError
 
 #: Rounding that a log-probability may lie above 0, or an entropy below it, in nats.
@@ -33,8 +33,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{folder} has no {PLAN}; expected a folder that `nemo-uecr score` wrote")
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        plan = decoded(path.read_bytes())
+    except ValueError as error:
         raise DataError(f"{path} is no valid JSON ({error}); restore it, or score into a new folder") from error
     if not isinstance(plan, dict):
         raise DataError(f"{path} holds a {type(plan).__name__}; expected an object. Score into a new folder")

@@ -36,9 +36,19 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RunFolderError: If the folder's scores were made differently; the message names the first key.
     """
-    path = folder / PLAN
+    wanted = merged_plan(folder, plan)
+    _write_plan(folder, wanted)
+    return wanted
+
+
+def merged_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan as it will stand once this one is kept; nothing is written.
+
+    Raises:
+        RunFolderError: If the folder's scores were made differently; the message names the first key.
+    """
     wanted: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **plan}))
-    if path.is_file():
+    if (folder / PLAN).is_file():
         written = read_plan(folder)
         for key in sorted((wanted.keys() | written.keys()) - {PARTS, RESPONSES}):
             if key not in GROWING and wanted.get(key) != written.get(key):
@@ -50,7 +60,6 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
         wanted = {**written, **counted, **{key: _joined(written[key], wanted[key], folder) for key in GROWING}}
     else:
         wanted[PARTS] = {}
-    _write_plan(folder, wanted)
     return wanted
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nemo_uecr.audit.rollouts import Responses
+from nemo_uecr.audit.responses import Responses
 from nemo_uecr.errors import DataError
 
 Array = np.ndarray

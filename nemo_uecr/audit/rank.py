@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nemo_uecr.audit.part_files import part_table, part_tensors
 from nemo_uecr.audit.parts import record_files
 from nemo_uecr.audit.progress import ProgressLine
-from nemo_uecr.audit.rollouts import part_table, part_tensors
 from nemo_uecr.audit.schema import FORMAT, part_numbers, rank_path
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.problems import Problem

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
+from nemo_uecr.audit.batch_texts import saved_texts
 from nemo_uecr.audit.sources import Rollout, Source, encode_question, evaluated, parse_lines, step_of
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.schema import Config
@@ -74,7 +73,7 @@ def _batch(path: Path, config: Config) -> list[Rollout]:
     if "token_ids" not in tensors:
         raise DataError(f"{path} has no token_ids; expected a batch as `nemo-uecr train` saves it")
     step = (step_of(path.stem) or 1) - 1  # the batch of step 1 was sampled before any update
-    texts: list[dict[str, Any]] = json.loads(texts_path.read_text(encoding="utf-8"))["responses"]
+    texts = saved_texts(texts_path, responses=len(tensors["group"]))
     seen: dict[int, int] = {}
     rollouts = []
     for row, text in enumerate(texts):

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.audit.parts import keep_plan, next_number, write_part
+from nemo_uecr.audit.asked import check_asked, record_asked
+from nemo_uecr.audit.parts import keep_plan, merged_plan, next_number, write_part
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.rollouts import Scores, read_scores, read_unfinished
 from nemo_uecr.audit.schema import ANCHOR, PLAN, RESPONSES, STUDENT, part_numbers
@@ -75,7 +76,7 @@ def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
 
     Raises:
         DataError: If two responses have one name, or a model cannot be loaded or has another tokenizer.
-        RunFolderError: If the folder is in use, or its scores were made differently.
+        RunFolderError: If the folder is in use, was scored differently, or an interrupted call's rest is left out.
     """
     _check_unique(rollouts)
     try:
@@ -100,8 +101,10 @@ def _score_missing(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
     steps = sorted({rollout.checkpoint for rollout in rollouts})
     begun = (folder / PLAN).is_file() and bool(part_numbers(folder))
     done = set(read_unfinished(folder).responses.ids) if begun else set()
-    total = len(done | {each.id for each in rollouts})
-    keep_plan(folder, _plan(steps, files, scoring) | {RESPONSES: total})
+    asked, plan = check_asked(folder, {each.id for each in rollouts}, done), _plan(steps, files, scoring)
+    merged_plan(folder, plan)
+    record_asked(folder, asked)
+    keep_plan(folder, plan | {RESPONSES: len(asked)})
     missing = sorted((each for each in rollouts if each.id not in done), key=lambda each: each.checkpoint)
     log.info("%d responses are scored, %d to score", len(done & {each.id for each in rollouts}), len(missing))
     if not missing:

@@ -5,13 +5,13 @@ Each is read with the token ids that were sampled, where they were kept.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.rows import parse_row
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -111,13 +111,7 @@ def parse_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not line.strip():
             continue
         place = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{place}: no valid JSON ({error}); expected one response a line") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{place}: holds a {type(row).__name__}; expected an object")
-        yield place, row
+        yield place, parse_row(line, place)
 
 
 def require(row: Mapping[str, Any], fields: Mapping[str, type], place: str) -> None:

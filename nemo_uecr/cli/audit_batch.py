@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.report.run_folder import read_run
 
     found = read_run(args.run)
-    steps = read_lines(args.run / "metrics.jsonl")
+    lines = read_lines(args.run / "metrics.jsonl")
     config = load_config(args.run / "config.yaml", ()).config
     batches = [(batch.step, batch.tensors) for batch in found.batches]
-    audit = batch_audit(steps, batches, intended_batch(config, [step for step, _ in batches]))
+    audit = batch_audit(lines, batches, intended_batch(config, [step for step, _ in batches]))
     finish(audit, args)
     return 1 if audit.numbers["faults"] else 0
 

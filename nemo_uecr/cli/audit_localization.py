@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audit."""
     require_audit_extras()
-    from nemo_uecr.audit.localization import items_to_judge, localization_audit
+    from nemo_uecr.audit.judged_steps import items_to_judge
+    from nemo_uecr.audit.localization import localization_audit
     from nemo_uecr.audit.rollouts import read_scores
     from nemo_uecr.audit.step_judge import STEPS, read_labels, write_items
     from nemo_uecr.demo.assets import resolve

@@ -1,10 +1,17 @@
-"""Write made scores of the paper's sizes, to try an audit or to time it. They say nothing about any model.
+"""Write made scores or runs of the paper's sizes, to try an audit or to time it. They say nothing about any model.
 
 nemo-uecr audit synthetic alpha-sweep made/alpha-sweep
 nemo-uecr audit alpha-sweep made/alpha-sweep
 
+nemo-uecr audit synthetic batch made/run
+nemo-uecr audit batch made/run
+
+nemo-uecr audit synthetic efficiency made/two
+nemo-uecr audit efficiency made/two/uecr --baseline made/two/grpo
+
 Those of localization have texts with right and wrong steps for the demo's judge, and answer.json with the gaps that the
-audit must find at rho=.5 tau_delta=1 tau_entropy=1; docs/audits-localization.md has the commands.
+audit must find at rho=.5 tau_delta=1 tau_entropy=1; docs/audits-localization.md has the commands. A made run holds what
+these two audits read, and answer.json with the totals and overheads that they must find.
 """
 
 from __future__ import annotations
@@ -20,12 +27,18 @@ from nemo_uecr.errors import DataError
 __all__ = ["add_arguments", "run"]
 
 
+#: Audits that read a run.
+RUNS = ("batch", "efficiency")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    names = ["signal", "token-credit", "group-signal", "alpha-sweep", "localization"]
+    names = ["signal", "token-credit", "group-signal", "alpha-sweep", "localization", "batch", "efficiency"]
     parser.add_argument("audit", choices=names, help="whose sizes: checkpoints, problems, samples")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the scores")
-    parser.add_argument("--tokens", type=int, metavar="N", help="mean tokens a response (token-credit 8980, else 64)")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the scores, the run or the two runs")
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="mean tokens a response (8980 for token-credit and runs, else 64)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of everything (%(default)s)")
 
 
@@ -38,9 +51,11 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(f"--tokens: got {args.tokens}, expected a whole number from 2")
     if args.audit == "localization":
         _make_steps(args)
+    elif args.audit in RUNS:
+        _make_runs(args)
     else:
         _make(args)
-    sys.stdout.write(f"scores: {args.out}\n")
+    sys.stdout.write(f"{'made' if args.audit in RUNS else 'scores'}: {args.out}\n")
     return 0
 
 
@@ -59,3 +74,16 @@ def _make_steps(args: argparse.Namespace) -> None:
     if args.tokens is not None:
         raise DataError(f"--tokens {args.tokens}: the steps of localization have their own length; drop it")
     make_step_scores(args.out, PAPER_STEPS, build_tokenizer(), seed=args.seed)
+
+
+def _make_runs(args: argparse.Namespace) -> None:
+    from nemo_uecr.audit.synthetic_run import PAPER_RUN, RATES, make_run
+
+    size = PAPER_RUN
+    if args.tokens is not None:  # the limit keeps its distance from the mean
+        size = replace(size, tokens=args.tokens, limit=-(-size.limit * args.tokens // size.tokens))
+    if args.audit == "batch":
+        make_run(args.out, size, method="uecr", batches=True, seed=args.seed)
+        return
+    for method in RATES:
+        make_run(args.out / method, size, method=method, batches=False, seed=args.seed)

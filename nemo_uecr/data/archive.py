@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from nemo_uecr.data.atomic import check_replaceable, new_folder, sync_folder
 from nemo_uecr.data.digest import file_sha256
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError, RunFolderError
 
 FORMAT = "nemo_uecr.archive/1"
@@ -169,11 +170,11 @@ def _index(member: tarfile.TarInfo, content: IO[bytes], archive: Path) -> dict[s
     if member.name != INDEX or member.size > MOST_INDEX_BYTES:
         raise DataError(f"{archive}: does not begin with {INDEX}; expected an archive that `nemo-uecr pack` wrote")
     try:
-        index: dict[str, Any] = json.loads(content.read())
+        index: dict[str, Any] = decoded(content.read())
         if index["format"] != FORMAT:
             raise DataError(f"{archive}: format {index['format']!r}; expected {FORMAT!r}")
         return {str(name): str(digest) for name, digest in index["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{archive}: {INDEX} cannot be read ({error}); the archive is damaged") from error

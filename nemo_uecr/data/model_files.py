@@ -6,12 +6,12 @@ has one message wherever it is met.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.data.json_text import MalformedJsonError, decoded_row
 from nemo_uecr.errors import DataError
 
 __all__ = ["DecoderSizes", "Fields", "decoder_sizes", "folder_of", "read_fields", "read_object"]
@@ -51,11 +51,11 @@ def read_object(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise DataError(f"{path}: {size} bytes; expected {MOST_BYTES} at most of a JSON file")
-        found = json.loads(path.read_bytes())
+        found = decoded_row(path.read_bytes(), dict)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); expected a complete folder") from None
-    except RecursionError:
-        raise DataError(f"{path}: no JSON (it is nested too deep); expected a complete file") from None
+    except MalformedJsonError as error:
+        raise DataError(f"{path}: no JSON ({error}); expected a complete file") from None
     except ValueError as error:
         raise DataError(f"{path}: no JSON, it cannot be read ({error}); expected a complete file") from None
     if not isinstance(found, dict):

@@ -9,6 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_uecr.data.json_text import decoded_row
 from nemo_uecr.errors import DataError
 
 #: Unicode categories without anything to see: controls, format characters (a zero-width space), separators.
@@ -65,12 +66,12 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
 
 def _parse(line: bytes, where: str) -> dict[str, object]:
     try:
-        row = json.loads(line.decode("utf-8"), object_pairs_hook=row_of_pairs)
+        row = decoded_row(line, row_of_pairs)
     except RepeatedKeyError as error:
         raise DataError(f"{where}: {error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8") from error
-    except (ValueError, RecursionError) as error:  # JSONDecodeError, or a number of thousands of digits
+    except ValueError as error:  # MalformedJsonError, JSONDecodeError, or a number of thousands of digits
         raise DataError(f"{where}: malformed JSON ({error}); expected one object a line") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a line")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.data.json_text import decoded, decoded_row
 from nemo_uecr.data.problems import RepeatedKeyError, row_of_pairs, usable
 from nemo_uecr.errors import DataError, DependencyError
 
@@ -101,10 +101,10 @@ def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 def parse_row(line: bytes, where: str) -> Row:
     """One line of JSONL as a row."""
     try:
-        row = json.loads(line, object_pairs_hook=row_of_pairs)
+        row = decoded_row(line, row_of_pairs)
     except RepeatedKeyError as error:
         raise DataError(f"{where}: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{where}: malformed JSON ({error}); expected one object a line in UTF-8") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a line")
@@ -118,8 +118,8 @@ def read_object(path: Path) -> dict[str, Any]:
         DataError: If it is cut off, or no object.
     """
     try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        found = decoded(path.read_bytes())
+    except ValueError as error:
         raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
     if not isinstance(found, dict):
         raise DataError(f"{path}: got {type(found).__name__}; expected one JSON object")

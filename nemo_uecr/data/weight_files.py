@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.data.model_files import read_object
 from nemo_uecr.errors import DataError
 
@@ -75,8 +75,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
             raise DataError(f"{path}: truncated shard or no safetensors file; copy the model again")
         text = file.read(length)
     try:
-        header = json.loads(text)
-    except (ValueError, RecursionError):
+        header = decoded(text)
+    except ValueError:
         raise DataError(f"{path}: no safetensors file, its header is no JSON; copy the model again") from None
     if not isinstance(header, dict):
         raise DataError(f"{path}: no safetensors file, its header is no object; copy the model again")

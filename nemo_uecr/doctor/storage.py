@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_uecr.data.json_text import decoded_row
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.errors import UecrError
 from nemo_uecr.plan.arithmetic import FP32, checkpoint_bytes
@@ -120,8 +120,8 @@ def problems_finding(subject: Subject) -> Finding:
     if subject.train_file.startswith("demo:"):
         return ok("problems", f"{subject.train_file} is made on first use")
     try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
+        with path.open("rb") as file:
+            first = decoded_row(file.readline(), dict)
     except (OSError, ValueError) as error:
         return fail("problems", f"{path} cannot be read: {error}", "give data.train a JSONL file of problems")
     keys = [

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nemo_uecr.data.benchmarks import BENCHMARKS
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError
 
 Key = tuple[str, str, int]
@@ -53,7 +54,7 @@ def read_samples(path: Path) -> list[Sample]:
     seen: set[Key] = set()
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            sample = Sample(**json.loads(line))
+            sample = Sample(**decoded(line))
         except (ValueError, TypeError) as error:
             raise DataError(f"{path}:{number}: not a sample ({error}); the file is truncated or corrupt") from error
         if sample.key in seen:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.digest import file_sha256
+from nemo_uecr.data.json_text import decoded
+from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.local.checkpoint import MANIFEST
 from nemo_uecr.telemetry.sinks import append_record
@@ -104,7 +105,7 @@ def _checkpoint_faults(folder: Path, listed: dict[str, dict[str, Any]], keep_las
         if fault is not None:
             faults.append(fault)
             continue
-        wanted = json.loads((folder / name).read_text(encoding="utf-8"))
+        wanted = read_object(folder / name)
         added = sorted({str(path.relative_to(place)) for path in place.rglob("*")} - {MANIFEST, *wanted})
         faults += [f"{(place / file).relative_to(folder)}: not in the checkpoint's {MANIFEST}" for file in added]
         for file, digest in wanted.items():
@@ -165,11 +166,11 @@ def _read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         if not line:
             continue
         try:
-            entry = json.loads(line)
+            entry = decoded(line)
             content = {"step": int(entry["step"]), "bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
             entries[str(entry["path"])] = content | {"final": False}
             own = int(entry["entry"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise RunFolderError(f"{path}:{number}: not an entry of the list; altered or of another version") from error
         if own != expected:
             faults.append(f"{FILE}:{number}: entry {own}, expected {expected}; a line was removed or added")

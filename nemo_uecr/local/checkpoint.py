@@ -19,6 +19,7 @@ from nemo_uecr.config.continuation import check_same_configuration
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.atomic import new_folder
 from nemo_uecr.data.digest import file_sha256
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.local.models import TokenModel
@@ -130,8 +131,8 @@ class Checkpoints:
                 f"{folder}: no {MANIFEST}; expected a complete checkpoint. Delete the folder to use an earlier one"
             )
         try:
-            hashes = dict(json.loads(manifest.read_bytes()))
-        except (ValueError, TypeError, RecursionError) as error:
+            hashes = dict(decoded(manifest.read_bytes()))
+        except (ValueError, TypeError) as error:
             raise CheckpointError(
                 f"{manifest}: unreadable ({error}); the checkpoint is corrupt. Delete {folder} and run again with "
                 "--resume to use an earlier one"

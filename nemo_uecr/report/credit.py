@@ -6,10 +6,10 @@ Shape legend: B = responses, T = tokens.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.run_folder import BatchFiles, RunFolder
 
@@ -186,7 +186,7 @@ def _sums(change: Tensor, weight: Tensor | None) -> dict[str, float | None]:
 
 def _read_texts(files: BatchFiles, batch: ScoredBatch) -> dict[int, dict[str, Any]]:
     try:
-        responses = json.loads(files.texts.read_text(encoding="utf-8"))["responses"]
+        responses = decoded(files.texts.read_bytes())["responses"]
         texts = {int(response["row"]): response for response in responses}
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(

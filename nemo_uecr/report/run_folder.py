@@ -6,7 +6,6 @@ step, the final evaluation, the last half of a line) is left out, and a note on 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.written import read_written
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import RunFolderError
 
 FIRST_FILES = ("config.yaml", "origins.json", "provenance.json", "tolerances.json")
@@ -156,8 +156,8 @@ def _first_repeat(paths: list[Path]) -> Path:
 
 def _read_json(path: Path) -> Record:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        content = decoded(path.read_bytes())
+    except ValueError as error:
         raise RunFolderError(f"{path} is no valid JSON ({error}); expected the file as the run wrote it") from error
     if not isinstance(content, dict):
         raise RunFolderError(f"{path} holds a {type(content).__name__}; expected a JSON object")
@@ -211,8 +211,8 @@ def _parse_lines(path: Path, notes: list[str]) -> Iterator[Record]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
+            record = decoded(line)
+        except ValueError as error:
             if number == len(lines):  # no newline after it: the run is writing, or was killed while writing
                 notes.append(f"The last line of {path.name} is half-written and was left out.")
                 return

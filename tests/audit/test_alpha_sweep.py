@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from nemo_uecr.audit.alpha_sweep import alpha_sweep_audit, rule_of_three, sign_changes
 from nemo_uecr.audit.groups import group_table
+from nemo_uecr.audit.output import write_audit
 from nemo_uecr.audit.rollouts import Scores, read_scores
 from nemo_uecr.audit.synthetic import PAPER, Size, make_scores
 from nemo_uecr.audit.teacher_reward import teacher_rewards
@@ -124,9 +126,8 @@ def test_what_alpha_zero_and_the_second_grid_promise(tmp_path: Path) -> None:
     assert whole["conflict"]["low"][-1] < whole["conflict"]["value"][-1] < whole["conflict"]["high"][-1]
     for row in numbers["checkpoints"]:
         grid = row["below_a10"]
-        assert len(grid["alpha"]) == 10
-        assert grid["alpha"][0] > 0
-        assert grid["alpha"][-1] < grid["a10"]
+        # ten values that divide the open interval (0, a10) evenly
+        np.testing.assert_allclose(grid["alpha"], [grid["a10"] * place / 11 for place in range(1, 11)])
         assert (grid["any_inversion"] < 0.1).all()
 
 
@@ -144,6 +145,26 @@ def test_where_nothing_inverts(tmp_path: Path) -> None:
     assert row["below_a10"] == {"a10": None, "skipped": "fewer than 10% of the mixed groups ever invert"}
     assert (row["all_right_groups"], row["degenerate_groups_with_teacher_variation"]) == (1, 1)
     assert (row["truncated"], row["cut"], row["nonfinite_tokens"]) == (2, 1, 1)
+
+
+def test_an_infinite_tie_point_is_the_same_in_the_json_and_the_table(tmp_path: Path) -> None:
+    """A tie point at 1 / (2 - 0.5), none of two other groups: the smallest is finite, the median is not."""
+    made = [Made("a", 1.0, [0.5]), Made("a", 0.0, [2.0])]
+    made += [Made(name, reward, [0.1 * reward]) for name in "bc" for reward in (1.0, 0.0)]
+    audit = alpha_sweep_audit(write_scores(tmp_path / "s", made), replicates=20, seed=42)
+    written = json.loads((write_audit(tmp_path / "out", audit) / "numbers.json").read_text())["numbers"]
+    points = written["checkpoints"][0]["tie_point"]
+    assert points == {
+        "smallest": pytest.approx(2 / 3), "q05": pytest.approx(2 / 3), "median": "inf",
+        "infinite_share": pytest.approx(2 / 3),
+    }  # fmt: skip
+    row = dict(zip(audit.table.heads, audit.table.rows[0], strict=True))
+    assert (row["smallest a*"], row["median a*"]) == ("0.67", "inf")
+    nothing = [Made("a", reward, [0.1 * reward]) for reward in (1.0, 0.0)]
+    audit = alpha_sweep_audit(write_scores(tmp_path / "t", nothing), replicates=20, seed=42)
+    written = json.loads((write_audit(tmp_path / "none", audit) / "numbers.json").read_text())["numbers"]
+    assert written["overall"]["smallest_tie_point"] == "inf"
+    assert written["checkpoints"][0]["below_a10"]["a10"] is None  # there is no such number, and the reason is beside it
 
 
 def test_a_checkpoint_without_a_mixed_group_is_skipped(tmp_path: Path) -> None:

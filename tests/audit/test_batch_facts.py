@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from nemo_uecr.audit.batch_facts import batch_audit, read_lines
+from nemo_uecr.audit.batch_facts import Intended, Lines, _lost_batches, batch_audit, read_lines
 from nemo_uecr.cli.audit_batch import intended_batch
+from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_config
 from nemo_uecr.errors import DataError
 from nemo_uecr.report.run_folder import read_run
@@ -29,11 +31,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def faults(folder: Path, change: Callable[[Steps], Steps] | None = None) -> list[tuple[int, str]]:
-    steps = [dict(step) for step in read_lines(folder / "metrics.jsonl")]
+    lines = read_lines(folder / "metrics.jsonl")
+    steps = [dict(step) for step in lines.steps]
     steps = steps if change is None else change(steps)
     batches = [(batch.step, batch.tensors) for batch in read_run(folder).batches]
     config = load_config(folder / "config.yaml", ()).config
-    numbers = batch_audit(steps, batches, intended_batch(config, [step for step, _ in batches])).numbers
+    numbers = batch_audit(
+        replace(lines, steps=steps), batches, intended_batch(config, [step for step, _ in batches])
+    ).numbers
     return [(each["step"], each["fault"]) for each in numbers["faults"]]
 
 
@@ -42,9 +47,9 @@ def test_a_run_as_it_is_has_no_fault(run: Path) -> None:
 
 
 def test_the_totals_are_sums(run: Path) -> None:
-    steps = read_lines(run / "metrics.jsonl")
+    lines = read_lines(run / "metrics.jsonl")
     config = load_config(run / "config.yaml", ()).config
-    numbers = batch_audit(steps, [], intended_batch(config, [])).numbers
+    numbers = batch_audit(lines, [], intended_batch(config, [])).numbers
     mask_tokens = sum(int(load_file(path)["mask"].sum()) for path in run.glob("batches/*.safetensors"))
     assert numbers["totals"] == {
         "prompts": 6, "generated": 24, "rewarded": 24, "in the loss": 24, "tokens in the loss": mask_tokens,
@@ -135,6 +140,75 @@ def test_a_problem_drawn_twice_and_another_order(copy: Path) -> None:
         f"saved batch: problem {first!r} was drawn twice",
         "saved batch: its problems are not those that seed and data give for this step",
     ]
+
+
+@pytest.mark.parametrize(("keep", "expected"), [(1, [(3, "the record ends in half a line")]), (2, [])])
+def test_half_a_last_line_is_a_fault(copy: Path, keep: int, expected: list[tuple[int, str]]) -> None:
+    """Half of step 3 is; step 3 without its line break is all there."""
+    path = copy / "metrics.jsonl"
+    first, second, third, end = path.read_bytes().split(b"\n")
+    assert end == b""
+    path.write_bytes(b"\n".join([first, second, third[: len(third) * keep // 2]]))
+    missing = [(3, "step 3 is missing in the record")]
+    found = faults(copy)
+    assert found == (expected + missing if expected else [])
+    assert entry_point(["audit", "batch", str(copy)]) == int(bool(expected))
+    numbers = json.loads((copy / "audits" / "batch" / "numbers.json").read_text())["numbers"]
+    assert [each["fault"] for each in numbers["faults"]] == [text for _, text in found]
+
+
+def test_half_a_line_within_is_refused(copy: Path) -> None:
+    path = copy / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[10:])
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1: malformed JSON"):
+        read_lines(path)
+
+
+def test_the_order_within_a_step_counts(copy: Path) -> None:
+    """The same two problems as drawn, each with the other's responses."""
+    path = copy / "batches" / "step-000002.json"
+    content = json.loads(path.read_text())
+    one, two = dict.fromkeys(row["problem"] for row in content["responses"])
+    for row in content["responses"]:
+        row["problem"] = two if row["problem"] == one else one
+    path.write_text(json.dumps(content))
+    assert faults(copy) == [(2, "saved batch: its problems are not those that seed and data give for this step")]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda rows: rows[:-1], "has 7 responses; expected the 8 of the batch"),
+        (lambda rows: [{**rows[0], "problem": 3}, *rows[1:]], "response 0 has no text 'problem'"),
+        (lambda rows: {"row": 0}, "has no list of responses"),
+    ],
+)
+def test_texts_that_are_not_those_of_the_batch(copy: Path, change: Callable[[Steps], object], complaint: str) -> None:
+    path = copy / "batches" / "step-000002.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({"responses": change(content["responses"])}))
+    with pytest.raises(DataError, match=complaint):
+        faults(copy)
+
+
+def test_the_first_batch_is_missed_whatever_the_interval() -> None:
+    steps = [{"step": number} for number in range(1, 6)]
+    gone = "saved batch: it is gone"
+    assert list(_lost_batches(steps, {2}, 2)) == [(1, gone), (4, gone)]
+    assert list(_lost_batches(steps, set(), 0)) == []
+
+
+@pytest.mark.parametrize(("trained", "expected"), [(6, []), (8, [(1, "in the loss: 8, expected 6")])])
+def test_truncated_responses_leave_the_loss_with_the_filter(trained: int, expected: list[tuple[int, str]]) -> None:
+    """A quarter of eight responses is truncated; how many tokens the other six have is not known from the record."""
+    step = {
+        "step": 1, "response/truncated_share": 0.25, "response/length_mean": 5.0, "count/prompts": 2,
+        "count/unique_prompts": 2, "count/trajectories": 8, "count/rewarded": 8, "count/trained": trained,
+        "count/valid_tokens": 11, "count/global_steps": 1, "count/optimizer_steps": 1,
+    }  # fmt: skip
+    intended = Intended(2, 4, minibatch=8, overlong_filter=True, problems=None, order=None, steps=1, save_every=0)
+    numbers = batch_audit(Lines([step], cut_off=False), [], intended).numbers
+    assert [(each["step"], each["fault"]) for each in numbers["faults"]] == expected
 
 
 def test_without_a_step_there_is_nothing_to_audit(tmp_path: Path) -> None:

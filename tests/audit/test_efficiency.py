@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from nemo_uecr.audit.efficiency import Run, efficiency_audit
+from nemo_uecr.cli.main import entry_point
+from tests.report.conftest import Story, write_run
 
 
 def step(number: int, **seconds: float) -> dict[str, float]:
@@ -24,7 +30,7 @@ GRPO = [step(1, rollout=2, update=1, step=4), step(2, rollout=2, update=1, step=
 
 
 def test_hand_values() -> None:
-    numbers = efficiency_audit([Run("a", "uecr", UECR), Run("b", "grpo", GRPO)], "b").numbers
+    numbers = efficiency_audit([Run("a", "uecr", UECR, ()), Run("b", "grpo", GRPO, ())], "b").numbers
     cost = numbers["runs"]["a"]
     assert (cost["training_s"], cost["wall_clock_s"], cost["evaluation_s"]) == (14.0, 18.5, 4.0)
     assert (cost["rollout_s"], cost["scorer_s"], cost["tokens"]) == (6.0, 3.0, 400.0)
@@ -40,7 +46,7 @@ def test_hand_values() -> None:
 
 
 def test_what_grpo_does_not_have_is_absent() -> None:
-    cost = efficiency_audit([Run("b", "grpo", GRPO)], None).numbers["runs"]["b"]
+    cost = efficiency_audit([Run("b", "grpo", GRPO, ())], None).numbers["runs"]["b"]
     assert cost["scorer_s"] is None
     assert cost["scorer_overhead"] is None
     assert "score teacher" not in cost["phase_s"]
@@ -50,10 +56,39 @@ def test_what_grpo_does_not_have_is_absent() -> None:
 def test_longer_responses_do_not_count_as_overhead() -> None:
     """Twice the tokens in twice the time: nothing per token, everything per step."""
     longer = [each | {"response/length_mean": 40.0, "time/step_s": 8.0} for each in GRPO]
-    cost = efficiency_audit([Run("a", "uecr", longer), Run("b", "grpo", GRPO)], "b").numbers["runs"]["a"]
+    cost = efficiency_audit([Run("a", "uecr", longer, ()), Run("b", "grpo", GRPO, ())], "b").numbers["runs"]["a"]
     assert cost["overhead_against_baseline"] == pytest.approx({"per_token": 0.0, "per_step": 1.0})
 
 
 def test_memory_of_a_gpu() -> None:
     run = [each | {"memory/peak_gpu_mb": 10.0 * each["step"]} for each in GRPO]
-    assert efficiency_audit([Run("b", "grpo", run)], None).numbers["runs"]["b"]["peak_memory_mb"]["gpu"] == 20.0
+    assert efficiency_audit([Run("b", "grpo", run, ())], None).numbers["runs"]["b"]["peak_memory_mb"]["gpu"] == 20.0
+
+
+def test_half_a_last_line_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The other steps' costs are what they are: they stay, and numbers and table say that a line is not in them."""
+    pytest.importorskip("pyarrow", reason="the audits need the extra 'data'")
+    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
+    run = tmp_path / "run"
+    write_run(run, Story(steps=3, planned=3, evaluations=(), batches=()))
+    whole = [*UECR, step(3, rollout=3, score_teacher=1, update=1, step=6)]
+    path = run / "metrics.jsonl"
+
+    def audited(content: str) -> tuple[dict[str, Any], str]:
+        path.write_text(content)
+        assert entry_point(["audit", "efficiency", str(run)]) == 0
+        out = run / "audits" / "efficiency"
+        numbers = json.loads((out / "numbers.json").read_text())["numbers"]["runs"]["run"]
+        return numbers, (out / "section.html").read_text().split("<table")[1]
+
+    three = "".join(json.dumps(each) + "\n" for each in whole)
+    two = "".join(json.dumps(each) + "\n" for each in whole[:2])
+    numbers, table = audited(three)
+    assert (numbers["steps"], numbers["left_out"]) == (3, [])
+    assert "half a line" not in table
+    numbers, table = audited(two + three[len(two) :][:40])
+    assert numbers["steps"] == 2
+    assert numbers["left_out"] == ["The last line of metrics.jsonl is half-written and was left out."]
+    assert "<td>2 and half a line</td>" in table
+    assert "half-written" in caplog.text
+    assert numbers["training_s"] == audited(two)[0]["training_s"]

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.localization import _position, candidates, items_to_judge, localization_audit
+from nemo_uecr.audit.judged_steps import candidates, items_to_judge
+from nemo_uecr.audit.localization import _position, localization_audit
 from nemo_uecr.audit.output import Audit
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.segment import segment

@@ -30,7 +30,7 @@ AUDIT = Audit(
     name="made",
     title="A <title>",
     note="Says & shows.",
-    numbers={"x": np.asarray([1.0, 2.0]), "none": float("nan"), "far": [np.inf], 3: np.int64(4)},
+    numbers={"x": np.asarray([1.0, 2.0]), "none": float("nan"), "far": [np.inf, -np.inf], 3: np.int64(4)},
     table=Table(("a", "b"), (("1", "<2>"),)),
     draw=draw,
     size=(3.0, 2.0),
@@ -42,7 +42,7 @@ def test_numbers_figure_and_section(tmp_path: Path) -> None:
     out = write_audit(tmp_path / "audits" / "made", AUDIT)
     assert sorted(path.name for path in out.iterdir()) == ["figure.png", "figure.svg", "numbers.json", "section.html"]
     written = json.loads((out / "numbers.json").read_text())
-    assert written["numbers"] == {"x": [1.0, 2.0], "none": None, "far": [None], "3": 4}
+    assert written["numbers"] == {"x": [1.0, 2.0], "none": None, "far": ["inf", "-inf"], "3": 4}
     assert seen == [written["numbers"]]  # the figure is drawn from what stands in the file
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     section = (out / "section.html").read_text()

@@ -65,8 +65,8 @@ def test_a_judged_response_without_finite_scores_is_left_out_and_counted(tmp_pat
         ({"pair": ["a"], "first": "x", "second": "y"}, {"pair": "a", "preferred": "tie"}, "'pair' is"),
         ({"pair": "a", "first": "x", "second": "y"}, {"pair": {}, "preferred": "tie"}, "'pair' is {}"),
         ({"pair": "a", "first": "x", "second": "y"}, {"pair": "a", "preferred": ["tie"]}, "'preferred' is"),
-        ({"pair": "a", "first": "x", "second": "y"}, DEEP, "no valid JSON"),
-        (DEEP, {"pair": "a", "preferred": "tie"}, "no valid JSON"),
+        ({"pair": "a", "first": "x", "second": "y"}, DEEP, "malformed JSON"),
+        (DEEP, {"pair": "a", "preferred": "tie"}, "malformed JSON"),
     ],
 )
 def test_pairs_and_key(tmp_path: Path, key: Any, verdict: Any, message: str) -> None:
@@ -109,7 +109,7 @@ def test_a_value_of_a_row_that_cannot_be_scored(tmp_path: Path, change: dict[str
 
 
 def test_a_deep_row_and_a_deep_plan(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no valid JSON"):
+    with pytest.raises(DataError, match="malformed JSON"):
         jsonl_source(lines(tmp_path / "rows.jsonl", DEEP), step=None)
     write_scores(tmp_path / "s", TIED)
     (tmp_path / "s" / PLAN).write_text(DEEP)
@@ -142,10 +142,10 @@ def test_a_step_without_its_time(key: str, value: float | None) -> None:
         "step": 3, "time/step_s": 2.0, "time/rollout_s": 1.0, "response/length_mean": 4.0, "count/trajectories": 2,
         "memory/peak_rss_mb": 1.0,
     }  # fmt: skip
-    efficiency_audit([Run("a", "uecr", [step])], None)
+    efficiency_audit([Run("a", "uecr", [step], ())], None)
     changed = {name: each for name, each in step.items() if name != key} | ({} if value is None else {key: value})
     with pytest.raises(DataError, match=r"step 3 of a has .*time/step_s"):
-        efficiency_audit([Run("a", "uecr", [changed])], None)
+        efficiency_audit([Run("a", "uecr", [changed], ())], None)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,46 @@ def test_more_responses_are_added_and_nothing_is_scored_twice(tmp_path: Path, mo
     assert len(scores.plan["sources"]) == 2
     with pytest.raises(RunFolderError, match="holds scores with max_length=None, this call has 40"):
         scored(tmp_path / "s", rollouts(tmp_path / "ten"), max_length=40)
+
+
+def interrupted(folder: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Score the first part of four responses, then fail."""
+
+    def once(folder: Path, number: int, rows: Any, tensors: Any) -> None:
+        if number == 1:
+            raise OSError("no space left")
+        parts.write_part(folder, number, rows, tensors)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(score, "write_part", once)
+        with pytest.raises(OSError, match="no space"):
+            scored(folder, source)
+
+
+def test_a_shorter_call_does_not_finish_a_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten were asked for and four are there; neither six of the ten nor eight others make that whole."""
+    ten, out = rollouts(tmp_path / "ten"), tmp_path / "s"
+    interrupted(out, ten, monkeypatch)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    others = [replace(each, id=f"other {each.id}") for each in ten.rollouts[:8]]
+    for fewer in (ten.rollouts[:6], others):
+        with pytest.raises(RunFolderError, match=rf"holds 4 of the 10 .* this call has {len(fewer)} without the rest"):
+            score_rollouts(out, fewer, ten.files, scoring())
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    (out / "asked.json").unlink()  # the plan's number alone still refuses fewer
+    with pytest.raises(RunFolderError, match="holds 4 of the 10"):
+        score_rollouts(out, ten.rollouts[:6], ten.files, scoring())
+    longer = score_rollouts(out, [*ten.rollouts, *others], ten.files, scoring())
+    assert len(longer.responses.ids) == longer.plan["responses"] == 18
+    assert len(score_rollouts(out, ten.rollouts[:6], ten.files, scoring()).responses.ids) == 18  # whole: fewer is fine
+
+
+def test_a_refused_call_changes_nothing_that_was_asked(tmp_path: Path) -> None:
+    scored(tmp_path / "s", rollouts(tmp_path / "four", rows=4))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    with pytest.raises(RunFolderError, match="holds scores with max_length"):
+        scored(tmp_path / "s", rollouts(tmp_path / "ten"), max_length=40)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before
 
 
 def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.audit.localization import items_to_judge, localization_audit
+from nemo_uecr.audit.judged_steps import items_to_judge
+from nemo_uecr.audit.localization import localization_audit
 from nemo_uecr.audit.rollouts import read_scores
 from nemo_uecr.audit.step_judge import read_labels, write_items
 from nemo_uecr.audit.synthetic_steps import ENTROPY, StepSize, known_gap, make_step_scores

@@ -68,6 +68,35 @@ def test_localization_of_the_papers_size(tmp_path: Path, capsys: pytest.CaptureF
     assert found["variants"]["full ECR"]["positive"]["value"] == answer["positive"]
 
 
+def test_the_batch_facts_of_a_run_of_the_papers_size(tmp_path: Path) -> None:
+    """515 steps of 126 prompts with 8 responses: the planted totals and no fault; one changed batch is found."""
+    run = tmp_path / "run"
+    assert entry_point(["audit", "synthetic", "batch", str(run), "--tokens", "64"]) == 0
+    assert entry_point(["audit", "batch", str(run)]) == 0
+    found = json.loads((run / "audits" / "batch" / "numbers.json").read_text())["numbers"]
+    answer = json.loads((run / "answer.json").read_text())
+    assert found["totals"] == answer["totals"]
+    assert (answer["totals"]["steps"], answer["totals"]["generated"]) == (515, 515 * 126 * 8)
+    assert (found["saved_batches_checked"], found["prompt_order_checked"]) == (3, True)
+    texts = run / "batches" / "step-000250.json"
+    texts.write_text(texts.read_text().replace('"made-', '"other-', 1))
+    assert entry_point(["audit", "batch", str(run)]) == 1
+
+
+def test_the_efficiency_of_two_runs_of_the_papers_size(tmp_path: Path) -> None:
+    assert entry_point(["audit", "synthetic", "efficiency", str(tmp_path / "two")]) == 0
+    uecr, grpo = tmp_path / "two" / "uecr", tmp_path / "two" / "grpo"
+    assert entry_point(["audit", "efficiency", str(uecr), "--baseline", str(grpo)]) == 0
+    cost = json.loads((uecr / "audits" / "efficiency" / "numbers.json").read_text())["numbers"]["runs"]["uecr"]
+    answer = json.loads((uecr / "answer.json").read_text())
+    # 10 of 93.5 microseconds a token are the teacher's; the baseline takes 83.2
+    assert answer["scorer_overhead"] == pytest.approx(10 / 83.5)
+    assert cost["scorer_overhead"] == pytest.approx(10 / 83.5)
+    assert cost["overhead_against_baseline"]["per_token"] == pytest.approx(answer["overhead_per_token"])
+    assert answer["overhead_per_token"] == pytest.approx(93.5 / 83.2 - 1)
+    assert cost["tokens"] == answer["totals"]["tokens in the loss"]
+
+
 def test_the_settings_are_those_of_a_run(tmp_path: Path) -> None:
     """rho of the run's config.yaml is used, and a setting on the command line goes before it."""
     run, scores = tmp_path / "run", tmp_path / "scores"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError, DependencyError
 
 #: What the hub calls a model: one name, or an owner's.
@@ -101,4 +101,4 @@ def _check_place(model: str) -> None:
 
 def _eos_of_config(model: str) -> Any:
     file = Path(model) / "config.json"
-    return json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    return read_object(file).get("eos_token_id") if file.is_file() else None

@@ -1,0 +1,49 @@
+"""The one place that turns JSON of a file into Python: whatever is wrong with it ends in a `ValueError` of one line.
+
+Python alone takes NaN and Infinity for JSON, guesses UTF-16, and answers deep nesting with a `RecursionError`, which no
+reader of files expects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Pairs = Callable[[list[tuple[str, Any]]], dict[str, Any]]
+
+
+class MalformedJsonError(ValueError):
+    """A text that Python reads, or fails to read in its own way, and that is no JSON."""
+
+
+def decoded(content: bytes) -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Raises:
+        ValueError: what is wrong, in one line: cut off, no UTF-8, nested too deep, a number that is none of JSON's.
+    """
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_refuse)
+    except RecursionError as error:
+        raise MalformedJsonError("it is nested too deep") from error
+
+
+def decoded_row(content: bytes, pairs: Pairs) -> Any:
+    """The value of a line of a data set, whose fields are judged one by one: NaN is left to who reads the field.
+
+    Args:
+        content: the line in UTF-8.
+        pairs: makes the objects, and may refuse one.
+
+    Raises:
+        ValueError: what is wrong, in one line; what ``pairs`` raises.
+    """
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=pairs)
+    except RecursionError as error:
+        raise MalformedJsonError("it is nested too deep") from error
+
+
+def _refuse(constant: str) -> None:
+    raise MalformedJsonError(f"{constant} is no number of JSON")
