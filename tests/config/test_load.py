@@ -289,6 +289,18 @@ class TestRoundTrip:
         assert again.config == config
         assert set(again.origins.values()) == {str(tmp_path / "config.yaml")}
 
+    @pytest.mark.parametrize(
+        "text", ["{question} ${a}", r"{question} \${a}", r"\\${question}", "{question} \\", r"\{question}$"]
+    )
+    def test_a_text_with_dollars_and_backslashes(self, tmp_path: Path, text: str) -> None:
+        """LaTeX has both; OmegaConf reads a backslash as an escape before `${` and as itself elsewhere."""
+        plain = load_config(DEMO, []).config
+        config = plain.model_copy(update={"data": plain.data.model_copy(update={"prompt_template": text})})
+        origins = dict.fromkeys(flat_values(config), "somewhere")
+        for written in (dump_config(config), annotated_yaml(config, origins)):
+            again = load_config(write(tmp_path, "config.yaml", written), []).config
+            assert again.data.prompt_template == text
+
     def test_the_annotated_form(self, tmp_path: Path) -> None:
         loaded = load_config(DEMO, self.OVERRIDES)
         text = annotated_yaml(loaded.config, loaded.origins)

@@ -116,6 +116,20 @@ def test_a_non_finite_score_is_named(name: str, layout: Any, value: float, field
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("name", WITH_TEACHER)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gap_beyond_float32_names_its_response(name: str, layout: Any) -> None:
+    """Both scores are finite, 2e38 - (-2e38) is not."""
+    responses = random_responses(3, (3, 3), 9)
+    row = 4
+    column = responses[row].valid[-1]
+    place = (row, column) if layout is padded else (sum(len(r.mask) for r in responses[:row]) + column,)
+    batch = changed(layout(responses, torch.float32), "teacher_logp_BT", place, 2e38)
+    batch = changed(batch, "old_logp_BT", place, -2e38)
+    with pytest.raises(ScoreError, match=f"scores of response {row} overflow when summed; expected finite nats"):
+        METHODS[name].compute(batch, SETTINGS)
+
+
 @pytest.mark.parametrize("name", WITH_ENTROPY)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("value", [math.inf, math.nan])
