@@ -149,8 +149,10 @@ class TestFiles:
             ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
             ("- 1\n- 2\n", ": holds a list, expected a mapping of keys"),
             ("17\n", ": holds a single value, expected a mapping of keys"),
+            ("run: \x01\n", ": not valid YAML: unacceptable character #x0001"),
+            (f"run: {'[' * 3000}{']' * 3000}", ": nested too deeply, expected sections of keys"),
         ],
-        ids=["duplicate", "unclosed", "tab", "python object", "list", "scalar"],
+        ids=["duplicate", "unclosed", "tab", "python object", "list", "scalar", "control character", "deep"],
     )  # fmt: skip
     def test_faults(self, tmp_path: Path, text: str, end: str) -> None:
         path = write(tmp_path, "run.yaml", text)
@@ -265,6 +267,12 @@ class TestOverrides:
     )
     def test_an_unknown_key_names_the_nearest(self, text: str, nearest: str) -> None:
         assert refusal(DEMO, text).endswith(f"the nearest known key is {nearest}")
+
+    def test_bytes_that_are_no_text(self) -> None:
+        """Python hands a byte that is no UTF-8 on as a lone surrogate, which no message could be written with."""
+        assert (
+            refusal(DEMO, "run.folder=a\udcff") == r"override 'run.folder=a\udcff': not UTF-8 text, expected key=value"
+        )
 
     def test_a_value_that_is_no_yaml(self) -> None:
         assert refusal(DEMO, "train.steps=[") == "override train.steps=[: the value is not valid YAML"
