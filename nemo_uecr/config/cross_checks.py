@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nemo_uecr.config.kinds import COLDEST, HOTTEST
 from nemo_uecr.config.methods import REQUIRED_SETTINGS, check_parameters, needs_of
 from nemo_uecr.config.nearest import nearest_name
 from nemo_uecr.method_registry import REGISTRY
@@ -12,11 +13,7 @@ if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import AnyConfig
     from nemo_uecr.config.schema import Config, MethodConfig
 
-__all__ = ["batch_sizes", "best_checkpoint", "decoding", "known_method", "method_settings", "teacher"]
-
-
-#: Lowest temperature of sampling, as in `kinds`.
-COLDEST = 1e-3
+__all__ = ["best_checkpoint", "decoding", "known_method", "method_settings", "microbatch", "minibatch", "teacher"]
 
 
 def known_method(name: str) -> str:
@@ -39,19 +36,22 @@ def method_settings(method: MethodConfig) -> None:
     check_parameters(method.name, method.parameters)
 
 
-def batch_sizes(config: Config) -> None:
-    """Refuse mini- and micro-batches that do not fit the batch of responses."""
+def minibatch(config: AnyConfig) -> None:
+    """Refuse a mini-batch that does not divide the batch of responses."""
     responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
-    minibatch, microbatch = config.train.minibatch_responses, config.train.microbatch_responses
-    if minibatch > responses or responses % minibatch:
+    size = config.train.minibatch_responses
+    if responses % size:
         raise ValueError(
-            f"train.minibatch_responses: got {minibatch}, expected a divisor of rollout.prompts_per_step * "
+            f"train.minibatch_responses: got {size}, expected a divisor of rollout.prompts_per_step * "
             f"rollout.responses_per_prompt = {responses}"
         )
-    if microbatch > minibatch:
-        raise ValueError(
-            f"train.microbatch_responses: got {microbatch}, expected at most train.minibatch_responses = {minibatch}"
-        )
+
+
+def microbatch(config: Config) -> None:
+    """Refuse a micro-batch larger than the mini-batch."""
+    size, most = config.train.microbatch_responses, config.train.minibatch_responses
+    if size > most:
+        raise ValueError(f"train.microbatch_responses: got {size}, expected at most train.minibatch_responses = {most}")
 
 
 def decoding(config: AnyConfig) -> None:
@@ -59,7 +59,7 @@ def decoding(config: AnyConfig) -> None:
     if 0 < config.evaluation.temperature < COLDEST:
         raise ValueError(
             f"evaluation.temperature: got {config.evaluation.temperature:g}, expected 0, or a number from {COLDEST:g} "
-            "to 1000"
+            f"to {HOTTEST:g}"
         )
     if config.evaluation.temperature == 0 and config.evaluation.samples != 1:
         raise ValueError(

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 __all__ = [
+    "COLDEST",
+    "HOTTEST",
     "Beta",
     "ClipHigh",
     "Count",
@@ -31,14 +33,17 @@ __all__ = [
     "Tracking",
 ]
 
+#: Between these temperatures logits / T stay within float32.
+COLDEST, HOTTEST = 1e-3, 1e3
+
 Count = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 LearningRate = Annotated[float, Field(gt=0, le=1e30)]  # float32 arithmetic ends at 3e38
 Threads = Annotated[int, Field(ge=1, le=4096)]  # OpenMP ends the process at numbers that no machine has
-SamplingTemperature = Annotated[float, Field(ge=1e-3, le=1e3)]  # logits / T stay within float32
-Temperature = Annotated[float, Field(ge=0, le=1e3)]
+SamplingTemperature = Annotated[float, Field(ge=COLDEST, le=HOTTEST)]
+Temperature = Annotated[float, Field(ge=0, le=HOTTEST)]
 ClipHigh = Annotated[float, Field(gt=0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 _MISSING = "???"
+
+#: `${` with the backslashes before it, each of which OmegaConf reads as an escape there and nowhere else.
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -132,11 +136,11 @@ def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
 
 
 def escaped(tree: Mapping[str, object]) -> dict[str, object]:
-    """Keep `${` in a text from being read as an interpolation."""
+    """Keep `${` in a text from being read as an interpolation, and backslashes before it as they are."""
     return {
         key: escaped(value)
         if isinstance(value, Mapping)
-        else value.replace("${", "\\${")
+        else _INTERPOLATION.sub(r"\1\1\\${", value)
         if isinstance(value, str)
         else value
         for key, value in tree.items()

@@ -10,7 +10,7 @@ from nemo_uecr.config.methods import needs_of
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
 
-__all__ = ["batch", "data_parallel", "layout", "lengths", "method", "student_gpus", "teacher", "teacher_gpus"]
+__all__ = ["data_parallel", "layout", "lengths", "method", "student_gpus", "teacher", "teacher_gpus"]
 
 
 MOST_GPUS = 10_000
@@ -30,17 +30,6 @@ def teacher_gpus(config: NemoConfig) -> int:
 def data_parallel(gpus: int, parallel: ParallelConfig) -> int:
     """Data-parallel size of a model on that many GPUs; the remainder is checked in `layout`."""
     return gpus // (parallel.tensor * parallel.pipeline * parallel.context)
-
-
-def batch(config: NemoConfig) -> None:
-    """Refuse mini-batches that do not fit the batch of responses."""
-    responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
-    minibatch = config.train.minibatch_responses
-    if minibatch > responses or responses % minibatch:
-        raise ValueError(
-            f"train.minibatch_responses: got {minibatch}, expected a divisor of rollout.prompts_per_step * "
-            f"rollout.responses_per_prompt = {responses}"
-        )
 
 
 def method(config: NemoConfig) -> None:

@@ -260,7 +260,7 @@ class NemoConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        nemo_checks.batch(self)
+        cross_checks.minibatch(self)
         nemo_checks.method(self)
         nemo_checks.teacher(self)
         nemo_checks.layout(self)

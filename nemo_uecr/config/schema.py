@@ -369,7 +369,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        cross_checks.batch_sizes(self)
+        cross_checks.minibatch(self)
+        cross_checks.microbatch(self)
         cross_checks.decoding(self)
         cross_checks.best_checkpoint(self)
         cross_checks.teacher(self)

@@ -59,4 +59,5 @@ def check_finite(batch: ScoredBatch, block: Block, row_sums_b: Tensor, fields: t
                 f"{field} of {batch.name_of(block.rows.start + row)} at token {first + column} is {value}; expected a "
                 "finite number of nats. Score the response again; scores are never filled in"
             )
-    raise ScoreError(f"scores of {batch.name_of(block.rows.start)} overflow when summed; expected finite nats")
+    row = int((~row_sums_b.isfinite()).nonzero()[0])
+    raise ScoreError(f"scores of {batch.name_of(block.rows.start + row)} overflow when summed; expected finite nats")

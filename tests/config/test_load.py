@@ -149,8 +149,10 @@ class TestFiles:
             ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
             ("- 1\n- 2\n", ": holds a list, expected a mapping of keys"),
             ("17\n", ": holds a single value, expected a mapping of keys"),
+            ("run: \x01\n", ": not valid YAML: unacceptable character #x0001"),
+            (f"run: {'[' * 3000}{']' * 3000}", ": nested too deeply, expected sections of keys"),
         ],
-        ids=["duplicate", "unclosed", "tab", "python object", "list", "scalar"],
+        ids=["duplicate", "unclosed", "tab", "python object", "list", "scalar", "control character", "deep"],
     )  # fmt: skip
     def test_faults(self, tmp_path: Path, text: str, end: str) -> None:
         path = write(tmp_path, "run.yaml", text)
@@ -266,6 +268,12 @@ class TestOverrides:
     def test_an_unknown_key_names_the_nearest(self, text: str, nearest: str) -> None:
         assert refusal(DEMO, text).endswith(f"the nearest known key is {nearest}")
 
+    def test_bytes_that_are_no_text(self) -> None:
+        """Python hands a byte that is no UTF-8 on as a lone surrogate, which no message could be written with."""
+        assert (
+            refusal(DEMO, "run.folder=a\udcff") == r"override 'run.folder=a\udcff': not UTF-8 text, expected key=value"
+        )
+
     def test_a_value_that_is_no_yaml(self) -> None:
         assert refusal(DEMO, "train.steps=[") == "override train.steps=[: the value is not valid YAML"
 
@@ -288,6 +296,18 @@ class TestRoundTrip:
         again = load_config(write(tmp_path, "config.yaml", dump_config(config)), [])
         assert again.config == config
         assert set(again.origins.values()) == {str(tmp_path / "config.yaml")}
+
+    @pytest.mark.parametrize(
+        "text", ["{question} ${a}", r"{question} \${a}", r"\\${question}", "{question} \\", r"\{question}$"]
+    )
+    def test_a_text_with_dollars_and_backslashes(self, tmp_path: Path, text: str) -> None:
+        """LaTeX has both; OmegaConf reads a backslash as an escape before `${` and as itself elsewhere."""
+        plain = load_config(DEMO, []).config
+        config = plain.model_copy(update={"data": plain.data.model_copy(update={"prompt_template": text})})
+        origins = dict.fromkeys(flat_values(config), "somewhere")
+        for written in (dump_config(config), annotated_yaml(config, origins)):
+            again = load_config(write(tmp_path, "config.yaml", written), []).config
+            assert again.data.prompt_template == text
 
     def test_the_annotated_form(self, tmp_path: Path) -> None:
         loaded = load_config(DEMO, self.OVERRIDES)

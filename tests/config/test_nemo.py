@@ -102,6 +102,24 @@ def test_teacher_recipes_need_no_teacher(name: str) -> None:
         (["teacher.model_name=t", "train.steps=ten"], 'train.steps: got "ten", expected an integer >= 1 (set on the'),
         (["teacher.model_name=t", "student.parallel.tensr=2"], "unknown key student.parallel.tensr; the nearest known"),
         (["teacher.model_name=t", "train.steps"], "expected key=value"),
+        (
+            ["method.name=grpo", "teacher.model_name=null", "teacher.dedicated_gpus=1"],
+            "got 1, but method grpo loads no teacher; set it to 0",
+        ),
+        (["teacher.model_name=t", "cluster.nodes=1251"], "= 10008, expected at most 10000 GPUs"),
+        (["teacher.model_name=t", "rollout.tensor=3"], "rollout.tensor: got 3, expected a divisor of the 8 GPUs"),
+        (["teacher.model_name=t", "data.difficulty_low=null"], "expected all or none"),
+        # Whole groups of 8 on 9 equal ranks: multiples of 72. Below and above 112 they are 72 and 144, which divide
+        # the 1008 responses; below and above 336 they are 288 and 360, of which 4 and 3 come nearest to 1008.
+        (
+            ["teacher.model_name=t", "cluster.gpus_per_node=9", "train.minibatch_responses=112"],
+            "112 divides by 8 or 14 ranks; 9 share train.minibatch_responses=72, or train.minibatch_responses=144",
+        ),
+        (
+            ["teacher.model_name=t", "cluster.gpus_per_node=9", "train.minibatch_responses=336"],
+            "336 divides by 8 or 12 ranks; 9 share train.minibatch_responses=288 with rollout.prompts_per_step=144, or "
+            "train.minibatch_responses=360 with rollout.prompts_per_step=135",
+        ),
     ],
 )
 def test_an_impossible_run_is_refused_in_one_line(overrides: list[str], message: str) -> None:

@@ -151,6 +151,22 @@ def test_greedy_decoding_asks_for_one_sample() -> None:
     assert refusal("evaluation.temperature=0").startswith("evaluation.samples: got 12, expected 1 because")
 
 
+@pytest.mark.parametrize("temperature", ["0.001", "1000"])
+def test_the_ends_of_sampling_are_usable(temperature: str) -> None:
+    assert load_config(DEMO, [f"evaluation.temperature={temperature}"]).config.evaluation.temperature > 0
+
+
+def test_a_temperature_between_greedy_and_sampling_is_refused() -> None:
+    assert refusal("evaluation.temperature=0.0009") == (
+        "evaluation.temperature: got 0.0009, expected 0, or a number from 0.001 to 1000"
+    )
+
+
+@pytest.mark.parametrize("written", ["5", "[1]", "null"])
+def test_parameters_of_another_kind_are_refused(written: str) -> None:
+    assert refusal("method.name=rlsd", f"method.parameters={written}").startswith("method.parameters: got ")
+
+
 def test_the_best_checkpoint_needs_a_benchmark() -> None:
     overrides = ("evaluation.benchmarks={}", "checkpoint.keep_best=true")
     assert refusal(*overrides).startswith("checkpoint.keep_best: got true, but evaluation.benchmarks is empty")

@@ -54,6 +54,12 @@ def test_grpo_of_one_right_in_four() -> None:
     torch.testing.assert_close(std, f64(*(sigma,) * 4), rtol=1e-15, atol=0)
 
 
+def test_spread_is_the_distance_of_a_groups_ends() -> None:
+    # Group 7 holds 3, -2, 0.5: 3 - (-2) = 5. Group 2 holds -1, -4: -1 - (-4) = 3.
+    groups = Groups.of(torch.tensor([7, 2, 7, 2, 7]))
+    assert groups.spread(f64(3, -1, -2, -4, 0.5)).tolist() == [5, 3, 5, 3, 5]
+
+
 def test_sample_std_divides_by_one_less() -> None:
     # The same deviations over G - 1 = 3: variance (9/16 + 3/16)/3 = 1/4, sigma = 1/2.
     got, _ = normalised(f64(1, 0, 0, 0), Groups.of(torch.tensor([0, 0, 0, 0])), floor=0.0, sample=True)

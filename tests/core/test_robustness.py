@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.core.shuffle import with_shuffled_entropy
 from nemo_uecr.errors import ConfigError, ScoreError
 from tests.core.batches import (
     ECR_FAMILY,
@@ -116,6 +117,20 @@ def test_a_non_finite_score_is_named(name: str, layout: Any, value: float, field
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("name", WITH_TEACHER)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gap_beyond_float32_names_its_response(name: str, layout: Any) -> None:
+    """Both scores are finite, 2e38 - (-2e38) is not."""
+    responses = random_responses(3, (3, 3), 9)
+    row = 4
+    column = responses[row].valid[-1]
+    place = (row, column) if layout is padded else (sum(len(r.mask) for r in responses[:row]) + column,)
+    batch = changed(layout(responses, torch.float32), "teacher_logp_BT", place, 2e38)
+    batch = changed(batch, "old_logp_BT", place, -2e38)
+    with pytest.raises(ScoreError, match=f"scores of response {row} overflow when summed; expected finite nats"):
+        METHODS[name].compute(batch, SETTINGS)
+
+
 @pytest.mark.parametrize("name", WITH_ENTROPY)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("value", [math.inf, math.nan])
@@ -210,6 +225,7 @@ def misshapen() -> list[Any]:
         ("old_logp", {"old_logp_BT": torch.zeros(14, 3)}),
         ("teacher_entropy", {"teacher_entropy_BT": torch.zeros(14, 3)}),
         ("segments", {"segments_BT": torch.zeros(14, 3, dtype=torch.int64)}),
+        ("segments has dtype torch.float32; expected integers", {"segments_BT": torch.zeros(14, 11)}),
         ("sample ids", {"sample_ids": ("a",)}),
         ("packed", {"offsets": torch.arange(15)}),
     ]
@@ -229,6 +245,29 @@ def test_offsets_must_cover_the_tokens_in_order(ends: list[int]) -> None:
     scores = torch.zeros(6)
     with pytest.raises(ScoreError, match="offsets"):
         ScoredBatch(torch.zeros(3), torch.zeros(3, dtype=torch.int64), scores == 0, scores, offsets=torch.tensor(ends))
+
+
+@pytest.mark.parametrize(
+    "offsets", [torch.tensor([[0, 2, 4, 6]]), torch.tensor([0.0, 2, 4, 6]), torch.tensor([False, True, True, True])]
+)
+def test_offsets_are_integers_in_one_row(offsets: Tensor) -> None:
+    scores = torch.zeros(6)
+    with pytest.raises(ScoreError, match=r"offsets has shape .* expected integers \[4\]"):
+        ScoredBatch(torch.zeros(3), torch.zeros(3, dtype=torch.int64), scores == 0, scores, offsets=offsets)
+
+
+def test_no_entropy_can_be_shuffled_where_there_is_none() -> None:
+    batch = replace(padded(random_responses(0)), teacher_entropy_BT=None)
+    with pytest.raises(ScoreError, match="the batch has no teacher_entropy"):
+        with_shuffled_entropy(batch, seed=0)
+
+
+@pytest.mark.parametrize("key", ["step", "seed"])
+def test_an_integer_that_no_float_holds_is_refused(key: str) -> None:
+    """2**53 = 9007199254740992 is the last of them that a number with 53 bits of significand counts up to."""
+    assert getattr(Settings(**{key: 2**53}), key) == 9007199254740992
+    with pytest.raises(ConfigError, match=f"{key} has 16 digits; expected at most 9007199254740992"):
+        Settings(**{key: 2**53 + 1})
 
 
 def test_a_batch_without_responses_is_refused() -> None:

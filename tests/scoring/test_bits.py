@@ -66,7 +66,7 @@ def test_strides_change_no_bit(tokens: int, vocab: int, dtype: torch.dtype) -> N
         assert torch.equal(token_logp(view, target, temperature=0.7), whole.logp_KN[1]), name
 
 
-@pytest.mark.parametrize("vocab", [61, 4001, 33_000, 100_003, QWEN3_VOCAB])
+@pytest.mark.parametrize("vocab", [61, 4001, 32_768, 33_000, 100_003, QWEN3_VOCAB])
 def test_the_number_of_threads_and_the_rows_beside_change_no_bit(vocab: int) -> None:
     logits, target = peaked_logits(max(3, 20_000 // vocab), vocab, 15.0, seed=4)
     before = torch.get_num_threads()

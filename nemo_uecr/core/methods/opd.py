@@ -26,7 +26,6 @@ def _pg_opd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
 
 
 def _grpo_plus_opd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
-    settings.need("opd_coef", "grpo_plus_opd")
     advantage_B, std_B = grpo_advantage(batch, settings, "grpo_plus_opd")
     reward_B = teacher_reward(batch)
     return Advantages(

@@ -1,0 +1,64 @@
+"""A run's own `config.yaml` is data: read as it stands, nothing looked up for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.config.load import dump_config, load_config
+from nemo_uecr.config.written import read_written
+from nemo_uecr.errors import RunFolderError
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(RunFolderError) as caught:
+        read_written(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    return message
+
+
+def test_what_a_run_wrote_comes_back(tmp_path: Path) -> None:
+    config = load_config(DEMO, [r"data.prompt_template=\${{question}} and \ on its own"]).config
+    assert read_written(written(tmp_path, dump_config(config))) == config.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: ${oc.env:HOME}", "a: {b: '${oc.env:HOME}'}", "a: [1, '${oc.env:HOME}']", r"a: 'x\\${oc.env:HOME}'"],
+)
+def test_nothing_is_looked_up(tmp_path: Path, text: str) -> None:
+    """Two backslashes are an escaped backslash, and the interpolation after them is one."""
+    assert "is yet to be resolved; expected the file as the run wrote it" in refusal(written(tmp_path, text))
+
+
+def test_a_name_is_no_place_for_an_interpolation_either(tmp_path: Path) -> None:
+    assert "yet to be resolved" in refusal(written(tmp_path, "'${oc.env:HOME}': 1"))
+
+
+def test_an_escaped_dollar_is_text(tmp_path: Path) -> None:
+    assert read_written(written(tmp_path, r"a: '\${oc.env:HOME}'")) == {"a": "${oc.env:HOME}"}
+
+
+def test_another_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text("a: 1\n")
+    assert "inherits other files" in refusal(written(tmp_path, "defaults: other.yaml\n"))
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "a: [\n", "a: 1\na: 2\n"])
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    assert "expected the resolved configuration" in refusal(written(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    assert "expected the resolved configuration" in refusal(tmp_path / "config.yaml")
