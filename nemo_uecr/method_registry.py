@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from nemo_uecr.errors import ConfigError
 
-__all__ = ["ADDED", "PAPER", "REGISTRY", "Entry", "Parameter"]
+__all__ = ["ADDED", "GROUP", "PAPER", "REGISTRY", "TEACHER", "Entry", "Parameter"]
 
 #: Keys of the configuration that change a report and no advantage.
 OUTSIDE_CORE = frozenset({"scoring_noise", "turn_separator"})

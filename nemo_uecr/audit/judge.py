@@ -7,7 +7,6 @@ key that the judge does not get.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from nemo_uecr.audit.groups import group_table
+from nemo_uecr.audit.judging_folder import write_judging
 from nemo_uecr.audit.responses import Responses
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.share import Sampler
 from nemo_uecr.audit.sources import parse_lines, require
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import DataError
 
 Array = np.ndarray
 
-PAIRS, KEY = "pairs.jsonl", "key.jsonl"
+PAIRS = "pairs.jsonl"
 PREFERENCES = ("first", "second", "tie", "unjudgeable")
 
 
@@ -43,6 +42,9 @@ def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
 
     Returns:
         How many pairs were written: fewer than asked where there are fewer such groups.
+
+    Raises:
+        DataError: If the folder has the key of another judgement.
     """
     table, generator = group_table(scores.responses), np.random.default_rng(seed)
     tied = np.flatnonzero(~table.mixed_P)
@@ -62,9 +64,7 @@ def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
             {"pair": name, "question": columns["question"][first], "answer": columns["answer"][first], **texts}
         )
         key.append({"pair": name, "first": ids[0], "second": ids[1]})
-    for file, rows in ((PAIRS, shown), (KEY, key)):
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        replace_file(folder / file, lines.encode())
+    write_judging(folder, PAIRS, shown, key)
     return len(shown)
 
 

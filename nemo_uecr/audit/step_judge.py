@@ -11,7 +11,6 @@ with one label a step, and the number of the first substantive error (from 1) or
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from nemo_uecr.audit.judging_folder import write_judging
 from nemo_uecr.audit.segment import segment
 from nemo_uecr.audit.sources import parse_lines, require
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import DataError
 
-STEPS, KEY = "steps.jsonl", "key.jsonl"
+STEPS = "steps.jsonl"
 VALID, INVALID, UNCERTAIN, NOT_REASONING = LABELS = ("valid", "invalid", "uncertain", "not_reasoning")
 
 
@@ -51,6 +50,9 @@ def write_items(items: Sequence[Item], folder: Path, *, seed: int) -> int:
 
     Returns:
         How many steps there are.
+
+    Raises:
+        DataError: If the folder has the key of another judgement.
     """
     shown, key = [], []
     for place in np.random.default_rng(seed).permutation(len(items)):
@@ -59,8 +61,7 @@ def write_items(items: Sequence[Item], folder: Path, *, seed: int) -> int:
         steps = [{"number": n, "text": step.text(item.response)} for n, step in enumerate(segment(item.response), 1)]
         shown.append({"item": name, "question": item.question, "answer": item.answer, "steps": steps})
         key.append({"item": name, "response": item.response_id, "steps": len(steps)})
-    for file, rows in ((STEPS, shown), (KEY, key)):
-        replace_file(folder / file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    write_judging(folder, STEPS, shown, key)
     return sum(len(row["steps"]) for row in shown)
 
 

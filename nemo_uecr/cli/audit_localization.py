@@ -3,11 +3,11 @@ r"""Whether ECR puts the blame of a failed response on the steps that a judge ca
 First write the steps for the judge, then audit with the judge's labels:
 
   nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
-  nemo-uecr audit localization runs/demo/scores-start --write-steps judging
+  nemo-uecr audit localization runs/demo/scores-start --write-steps judging-steps
   nemo-uecr audit localization runs/demo/scores-start --run runs/demo \
-      --judge labels.jsonl --key judging/key.jsonl
+      --judge labels.jsonl --key judging-steps/key.jsonl
 
-The judge gets judging/steps.jsonl alone and writes one line an item:
+The judge gets judging-steps/steps.jsonl alone and writes one line an item:
 {"item": NAME, "labels": [valid|invalid|uncertain|not_reasoning, one a step], "first_error": NUMBER or null}.
 """
 

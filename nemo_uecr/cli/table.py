@@ -30,14 +30,28 @@ class Command:
         return " ".join(self.words)
 
 
+#: In the order of use, a group together. The first whose words fit is taken: `evaluate sweep` stands before `evaluate`.
 COMMANDS: tuple[Command, ...] = (
     Command(("demo",), "nemo_uecr.cli.demo", "prepare the demo's models, train on them, open the report"),
-    Command(("train",), "nemo_uecr.cli.train", "train a student from a configuration file"),
+    Command(("config",), "nemo_uecr.cli.config_command", "show or check a configuration"),
+    Command(("doctor",), "nemo_uecr.cli.doctor", "check machine, models and folders, with remedies"),
+    Command(("plan",), "nemo_uecr.cli.plan", "layout, memory and time of a run before it starts"),
     Command(("smoke",), "nemo_uecr.cli.smoke", "short runs with every check on, before a long one"),
+    Command(("train",), "nemo_uecr.cli.train", "train a student from a configuration file"),
     Command(("report",), "nemo_uecr.cli.report", "one HTML page about one or several runs"),
     Command(("replay",), "nemo_uecr.cli.replay", "recompute the advantages of a saved batch, or check a run's"),
     Command(("pack",), "nemo_uecr.cli.pack", "a run folder as one archive"),
     Command(("unpack",), "nemo_uecr.cli.unpack", "an archive as a run folder"),
+    Command(("evaluate", "compare"), "nemo_uecr.cli.evaluate_compare", "paired comparison of two evaluations"),
+    Command(("evaluate", "sweep"), "nemo_uecr.cli.evaluate_sweep", "evaluate checkpoints and select one"),
+    Command(("evaluate",), "nemo_uecr.cli.evaluate", "avg@k of a model on benchmarks"),
+    Command(("table",), "nemo_uecr.cli.table_command", "the paper's tables from evaluations"),
+    Command(("study",), "nemo_uecr.cli.study", "a grid of methods on several students, with tables and figures"),
+    Command(("score",), "nemo_uecr.cli.score", "score responses with teacher and anchors, for the audits"),
+    Command(("audit", "signal"), "nemo_uecr.cli.audit_signal", "what the teacher adds to the verifier, by checkpoint"),
+    Command(("audit", "token-credit"), "nemo_uecr.cli.audit_token_credit", "token signals, entropy strata, budgets"),
+    Command(("audit", "group-signal"), "nemo_uecr.cli.audit_group_signal", "PUU's signal in pseudo-groups"),
+    Command(("audit", "alpha-sweep"), "nemo_uecr.cli.audit_alpha_sweep", "where alpha overturns the verifier's order"),
     Command(
         ("audit", "localization"), "nemo_uecr.cli.audit_localization", "where ECR puts the blame, by a judge's steps"
     ),
@@ -46,34 +60,21 @@ COMMANDS: tuple[Command, ...] = (
         ("audit", "efficiency"), "nemo_uecr.cli.audit_efficiency", "time, tokens a second, memory, scorer overhead"
     ),
     Command(("audit", "teacher"), "nemo_uecr.cli.audit_teacher", "one teacher under several engines"),
-    Command(("config",), "nemo_uecr.cli.config_command", "show or check a configuration"),
-    Command(("plan",), "nemo_uecr.cli.plan", "layout, memory and time of a run before it starts"),
-    Command(("doctor",), "nemo_uecr.cli.doctor", "check machine, models and folders, with remedies"),
+    Command(("audit", "synthetic"), "nemo_uecr.cli.audit_synthetic", "made scores of the paper's sizes"),
     Command(("data", "prepare"), "nemo_uecr.cli.data_prepare", "filter, screen and sample training problems"),
     Command(("data", "screen"), "nemo_uecr.cli.data_screen", "screen prepared problems by sentence embeddings"),
     Command(("data", "apply"), "nemo_uecr.cli.data_apply", "apply the verdicts of a filled review file"),
     Command(("data", "verify"), "nemo_uecr.cli.data_verify", "check a prepared folder against its manifest"),
     Command(("data", "selftest"), "nemo_uecr.cli.data_selftest", "verify the verifier on a benchmark's own answers"),
-    Command(("evaluate", "compare"), "nemo_uecr.cli.evaluate_compare", "paired comparison of two evaluations"),
-    Command(("evaluate", "sweep"), "nemo_uecr.cli.evaluate_sweep", "evaluate checkpoints and select one"),
-    Command(("evaluate",), "nemo_uecr.cli.evaluate", "avg@k of a model on benchmarks"),
+    Command(("convert",), "nemo_uecr.cli.convert", "Megatron to Hugging Face or back, verified"),
     Command(("teacher", "score"), "nemo_uecr.cli.teacher_score", "score a saved batch with a Megatron teacher"),
     Command(("teacher", "compare"), "nemo_uecr.cli.teacher_compare", "what FP8 changes in a teacher's scores"),
-    Command(("table",), "nemo_uecr.cli.table_command", "the paper's tables from evaluations"),
-    Command(("study",), "nemo_uecr.cli.study", "a grid of methods on several students, with tables and figures"),
-    Command(("convert",), "nemo_uecr.cli.convert", "Megatron to Hugging Face or back, verified"),
-    Command(("score",), "nemo_uecr.cli.score", "score responses with teacher and anchors, for the audits"),
-    Command(("audit", "signal"), "nemo_uecr.cli.audit_signal", "what the teacher adds to the verifier, by checkpoint"),
-    Command(("audit", "token-credit"), "nemo_uecr.cli.audit_token_credit", "token signals, entropy strata, budgets"),
-    Command(("audit", "group-signal"), "nemo_uecr.cli.audit_group_signal", "PUU's signal in pseudo-groups"),
-    Command(("audit", "alpha-sweep"), "nemo_uecr.cli.audit_alpha_sweep", "where alpha overturns the verifier's order"),
-    Command(("audit", "synthetic"), "nemo_uecr.cli.audit_synthetic", "made scores of the paper's sizes"),
     Command(("bench", "advantage"), "nemo_uecr.cli.bench_advantage", "time and memory of the advantages"),
+    Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),
+    Command(("bench", "step"), "nemo_uecr.cli.bench_step", "seconds of a training step by method, taking turns"),
     Command(("cluster", "smoke"), "nemo_uecr.cli.cluster_smoke", "the same short run on every node of a Ray cluster"),
     Command(("cluster", "command"), "nemo_uecr.cli.cluster_command", "the command that a Slurm job runs"),
     Command(("cluster", "node"), "nemo_uecr.cli.cluster_node", "what each node of a Slurm job runs"),
-    Command(("bench", "step"), "nemo_uecr.cli.bench_step", "seconds of a training step by method, taking turns"),
-    Command(("bench", "scoring"), "nemo_uecr.cli.bench_scoring", "time and memory of token scoring"),
 )
 
 

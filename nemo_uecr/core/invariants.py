@@ -14,7 +14,7 @@ from torch import Tensor
 from nemo_uecr.core.blocks import token_blocks, token_counts
 from nemo_uecr.core.methods.base import Method
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
-from nemo_uecr.errors import InvariantError
+from nemo_uecr.errors import ConfigError, InvariantError
 
 #: (batch, settings, advantages) -> [B] residual of each response, 0 when the identity holds exactly.
 ResidualOf = Callable[[ScoredBatch, Settings, Advantages], Tensor]
@@ -113,6 +113,7 @@ def check_identities(
         Worst residual by identity name, monitored ones included.
 
     Raises:
+        ConfigError: If the method names an identity that does not exist.
         InvariantError: If a declared identity is violated, naming the worst response.
     """
     if "alpha" not in method.settings:
@@ -120,6 +121,8 @@ def check_identities(
         settings = replace(settings, alpha=0.0)
     worst: dict[str, float] = {}
     for name in (*method.identities, *method.monitored):
+        if name not in IDENTITIES:
+            raise ConfigError(f"method {method.name} names the identity '{name}'; expected {', '.join(IDENTITIES)}")
         identity = IDENTITIES[name]
         residual_B = identity.residual(batch, settings, advantages)
         row = int(residual_B.argmax())

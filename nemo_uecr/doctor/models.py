@@ -85,13 +85,18 @@ def tokenizer_findings(subject: Subject) -> list[Finding]:
     try:
         student = load_tokenizer(subject.student)
     except DataError as error:
-        return [
-            fail("student tokenizer", str(error), "put tokenizer.json and tokenizer_config.json beside the weights")
-        ]
+        return [fail("student tokenizer", str(error), tokenizer_remedy(subject.student))]
     findings = [ok("student tokenizer", f"{len(student)} tokens"), chat_finding(student, subject)]
     if subject.teacher is not None:
         findings.append(_compared(student, subject.teacher))
     return findings
+
+
+def tokenizer_remedy(name: str) -> str:
+    """What to do about a tokenizer that cannot be read: complete the folder, or fetch the name from the hub."""
+    if Path(name).expanduser().is_dir():
+        return "put tokenizer.json and tokenizer_config.json beside the weights"
+    return f"hf download {name} (compute nodes often have no network), or give student.model_name a folder"
 
 
 def _compared(student: Any, teacher: str) -> Finding:

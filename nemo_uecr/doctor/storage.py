@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.data.json_text import decoded_row
+from nemo_uecr.data.prepared import training_file
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.errors import UecrError
 from nemo_uecr.plan.arithmetic import FP32, checkpoint_bytes
@@ -115,15 +116,21 @@ def _file_system(place: Path, mounts: Path) -> str:
 
 
 def problems_finding(subject: Subject) -> Finding:
-    """The first line of the training problems."""
-    path = Path(subject.train_file).expanduser()
+    """The first line of the training problems: of the file, or of a prepared folder's kept rows."""
     if subject.train_file.startswith("demo:"):
         return ok("problems", f"{subject.train_file} is made on first use")
+    path = Path(subject.train_file).expanduser()
+    wanted = "give data.train a JSONL file or a folder of `nemo-uecr data prepare`"
+    if not path.exists():
+        return fail("problems", f"{path}: no such file", wanted)
     try:
+        path = training_file(path, "data.train")
         with path.open("rb") as file:
             first = decoded_row(file.readline(), dict)
+    except UecrError as error:
+        return fail("problems", str(error), wanted)
     except (OSError, ValueError) as error:
-        return fail("problems", f"{path} cannot be read: {error}", "give data.train a JSONL file of problems")
+        return fail("problems", f"{path} cannot be read: {error}", wanted)
     keys = [
         key for key in (subject.question_key, subject.answer_key) if not isinstance(first, dict) or key not in first
     ]

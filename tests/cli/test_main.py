@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import itertools
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -87,6 +88,12 @@ def test_a_missing_module_of_an_extra_refuses_to_start(monkeypatch: pytest.Monke
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "jinja2" else object())
     with pytest.raises(DependencyError, match=r"jinja2 is not installed; run: pip install 'nemo-uecr\[local\]'"):
         extras.require_extra("local")
+
+
+def test_the_overview_keeps_groups_together() -> None:
+    first_words = [entry.words[0] for entry in COMMANDS]
+    groups = [word for word, _ in itertools.groupby(first_words)]
+    assert len(groups) == len(set(groups)), groups
 
 
 @pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.core.invariants import IDENTITIES
-from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.invariants import IDENTITIES, check_identities
+from nemo_uecr.core.methods import METHODS, defined
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError, ScoreError
-from nemo_uecr.method_registry import ADDED, PAPER
+from nemo_uecr.method_registry import ADDED, GROUP, PAPER, TEACHER, Entry
 from tests.core.batches import CONSERVING, ECR_FAMILY, SETTINGS, mixed_responses, padded, random_responses
 
 NAMES = {
@@ -152,3 +152,22 @@ def test_every_method_states_equation_and_source(name: str) -> None:
     assert METHODS[name].equation.strip()
     assert "\n" not in METHODS[name].equation
     assert METHODS[name].provenance.strip()
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (Entry("mine", "mine", GROUP, TEACHER), "there is no core/methods/mine.py, which its line"),
+        (Entry("mine", "grpo", GROUP, TEACHER), r"core/methods/grpo.py does not define it; expected MINE = Method\("),
+    ],
+)
+def test_a_line_without_its_method_is_said_in_one_line(entry: Entry, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"method mine: {said}"):
+        defined(entry)
+
+
+def test_an_identity_that_does_not_exist_is_named() -> None:
+    batch = padded(mixed_responses(31), torch.float32)
+    misspelt = replace(METHODS["grpo"], identities=("finit",))
+    with pytest.raises(ConfigError, match="method grpo names the identity 'finit'; expected finite, decomposition"):
+        check_identities(misspelt, batch, SETTINGS, METHODS["grpo"].compute(batch, SETTINGS), {})

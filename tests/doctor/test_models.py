@@ -126,7 +126,13 @@ def test_a_folder_without_tokenizer_files_is_a_fail(tmp_path: Path) -> None:
     student = save_tokenizer(tmp_path / "s")
     (tmp_path / "t").mkdir()
     assert tokenizers(student, tmp_path / "t")["teacher tokenizer"].status == "fail"
-    assert tokenizers(tmp_path / "t", student)["student tokenizer"].status == "fail"
+    found = tokenizers(tmp_path / "t", student)["student tokenizer"]
+    assert found.status == "fail"
+    assert found.remedy == "put tokenizer.json and tokenizer_config.json beside the weights"
+
+
+def test_a_tokenizer_of_the_hub_that_is_not_here_is_to_be_fetched() -> None:
+    assert models.tokenizer_remedy("nobody/nothing").startswith("hf download nobody/nothing (compute nodes")
 
 
 def set_template(folder: Path, template: str | None) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from nemo_uecr.cli.main import entry_point
 from nemo_uecr.cli.sizes import sizes
 from nemo_uecr.doctor import storage
 from tests.doctor.subjects import local, nemo
@@ -68,7 +70,7 @@ def test_the_nearest_mount_decides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (None, "cannot be read"),
+        (None, "no such file"),
         ("", "cannot be read"),
         ('{"question": "q"}\n', "no field 'final_answer'"),
         ("[1]\n", "no field"),
@@ -87,3 +89,28 @@ def test_a_good_problem_file(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"question": "q", "final_answer": "1"}\n')
     assert storage.problems_finding(nemo(f"data.train={path}")).status == "ok"
+
+
+def prepared(tmp_path: Path) -> Path:
+    source = tmp_path / "source.jsonl"
+    source.write_text(json.dumps({"question": "What is 2 + 3?", "final_answer": "5", "difficulty": 6}) + "\n")
+    screen = tmp_path / "screen.jsonl"
+    screen.write_text(json.dumps({"question": "How many primes lie below 40?", "answer": "12"}) + "\n")
+    words = ["--source", str(source), "--screen", str(screen), "--difficulty", "5", "7", "--out", str(tmp_path / "out")]
+    assert entry_point(["data", "prepare", *words]) == 0
+    return tmp_path / "out"
+
+
+def test_a_prepared_folder_is_read_by_its_kept_rows(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    found = storage.problems_finding(nemo(f"data.train={folder}", "data.answer_key=answer"))
+    assert (found.status, found.message) == ("ok", f"{folder}/train.jsonl, fields 'question' and 'answer'")
+    assert "no field 'final_answer'" in storage.problems_finding(nemo(f"data.train={folder}")).message
+
+
+def test_a_prepared_folder_altered_by_hand_is_a_fail(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    (folder / "train.jsonl").write_text('{"question": "q", "answer": "1"}\n')
+    found = storage.problems_finding(nemo(f"data.train={folder}", "data.answer_key=answer"))
+    assert found.status == "fail"
+    assert "is not the one of the manifest" in found.message

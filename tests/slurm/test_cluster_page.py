@@ -16,7 +16,7 @@ from nemo_uecr.config.nemo_load import load_nemo_config
 from tests.slurm.page import PAGE, ROOT, Shown, commands_of, conversion_job, evaluation_job, shown, smoke_job
 
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
-LOOKS = [command for command in shown() if command.words[0] == "nemo-uecr"]
+LOOKS = [command for command in shown() if command.words[0] == "nemo-uecr" and not command.marked]
 KNOWN = {command.words[0] for command in COMMANDS}
 SMALL = ["--max-tokens", "5", "--out", "o"]
 CONFIG = ROOT / "examples" / "configs" / "uecr_qwen3_4b.yaml"
@@ -44,10 +44,13 @@ def test_every_command_is_run_by_a_test_or_marked() -> None:
 
 
 def test_no_mark_hides_a_command_that_could_run() -> None:
-    """Marked are only an image's download and jobs that train with NeMo-RL or generate with vLLM."""
+    """Marked are only downloads of an image and of problems, and jobs that train with NeMo-RL or generate with vLLM."""
     for command in shown():
         if command.marked:
             words = command.words
+            if words[:3] == ["nemo-uecr", "data", "prepare"]:
+                assert "--source" not in words, "from a file it would run"
+                continue
             assert words[0] == "enroot" or (words[0] == "sbatch" and not {"--smoke", "--dry-run"} & set(words))
             assert "--engine" not in words
             assert not run_by_a_test(command)

