@@ -90,8 +90,10 @@ def exchanged_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         aside.rename(path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a failed write does not know it
         if old.exists() and not path.exists():
             old.rename(path)
         raise

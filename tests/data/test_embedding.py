@@ -161,9 +161,13 @@ def test_while_one_process_embeds_no_other_one_changes_the_folder(
     (was_begun, begun), (go_on, told) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover
-        monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: waiting_encoder(begun, go_on))
-        done = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
-        os._exit(0 if done.held else 1)
+        os.close(told)  # so that it reads the end of the pipe when the test fails before it tells it to go on
+        try:
+            monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: waiting_encoder(begun, go_on))
+            if embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9).held:
+                os._exit(0)
+        finally:
+            os._exit(1)
     os.read(was_begun, 1)
     monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: CountingEncoder(stop_after=10**9))
     manifest = read_manifest(prepared)
