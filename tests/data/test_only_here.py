@@ -1,4 +1,4 @@
-"""Models by a name of the hub: refused at once where the hub does not answer, read from the cache where they lie in it."""
+"""Models by a hub name: refused at once where the hub does not answer, read from the cache where they lie there."""
 
 from __future__ import annotations
 
