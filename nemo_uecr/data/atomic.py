@@ -58,13 +58,27 @@ def new_folder(path: Path) -> Iterator[Path]:
     path = _real(path)
     check_exchangeable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(path), _filled(path) as aside:
+    with only_writer(path), exchanged_folder(path) as aside:
         yield aside
 
 
 @contextmanager
-def _filled(path: Path) -> Iterator[Path]:
-    _recover(path)
+def only_writer(path: Path) -> Iterator[None]:
+    """Hold a folder's name from the first look at it to its exchange, so that nobody changes it in between.
+
+    Raises:
+        RunFolderError: If another one holds it.
+    """
+    path = _real(path)
+    with _only_one(path):
+        _recover(path)
+        yield
+
+
+@contextmanager
+def exchanged_folder(path: Path) -> Iterator[Path]:
+    """`new_folder` for who holds the folder's name already, by `only_writer`."""
+    path = _real(path)
     aside = path.with_name(f".{path.name}.tmp")
     old = _moved_away(path)
     shutil.rmtree(aside, ignore_errors=True)
@@ -76,8 +90,10 @@ def _filled(path: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         aside.rename(path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a failed write does not know it
         if old.exists() and not path.exists():
             old.rename(path)
         raise

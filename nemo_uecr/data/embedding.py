@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.hub import only_here
 from nemo_uecr.errors import DataError, DependencyError
 
 if TYPE_CHECKING:
@@ -78,9 +79,10 @@ def load_encoder(name: str) -> Encoder:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     folder = model_folder(name)
+    local = only_here(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        module = AutoModel.from_pretrained(folder, use_safetensors=True).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local)
+        module = AutoModel.from_pretrained(folder, use_safetensors=True, local_files_only=local).eval()
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"sentence model {name!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
     return Encoder(module, tokenizer)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from nemo_uecr.errors import DataError, DependencyError
 
+#: Seconds in which the hub must answer one question before its models are looked for on this machine alone.
+HUB_SECONDS = 10.0
+
 
 @dataclass(frozen=True)
 class Located:
@@ -50,6 +53,29 @@ def is_repository(name: str) -> bool:
             ".parquet",
         )
     )
+
+
+def only_here(name: str) -> bool:
+    """Whether a model's files can come from this machine alone: it is a folder, or the hub does not answer.
+
+    Told so, transformers looks once, where without a network it would ask for every file of the model six times and
+    wait in between, a minute in all. One question answers it, without such waits.
+
+    Args:
+        name: folder, or name on the hub.
+    """
+    if Path(name).exists():
+        return True
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=HUB_SECONDS)
+    except (errors.HfHubHTTPError, ValueError):
+        return False  # it answered, or the name is none: transformers has the words for it
+    except (errors.HTTPError, OSError):  # the HTTP client's own error, under whichever name this version imports it
+        return True
+    return False
 
 
 def _download(name: str, revision: str | None) -> Located:

@@ -80,6 +80,7 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
         raise DataError(f"{files[0]}: no field 'difficulty', but a difficulty range was asked for; leave it out")
     work = Work(fields, RowRules(settings.difficulty, settings.types), tuple(targets_of(benchmarks.values())), RULES)
     with new_folder(folder) as aside:
+        _check_target(folder)  # again, now that nobody else writes it: verdicts may have come in between
         (aside / REMOVED).parent.mkdir()
         writer = _Writer(aside)
         with writer.open():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.atomic import check_exchangeable, new_folder
+from nemo_uecr.data.atomic import check_exchangeable, exchanged_folder, only_writer
 from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.manifest import (
     HELD,
@@ -19,6 +19,7 @@ from nemo_uecr.data.manifest import (
     Manifest,
     content_faults,
     jsonl,
+    manifest_as_found,
     read_manifest,
     reasons_of,
     write_manifest,
@@ -35,9 +36,15 @@ def apply_verdicts(folder: Path, review: Path) -> Manifest:
 
     Raises:
         DataError: If the folder was altered, or a held row has no verdict.
-        RunFolderError: If this process runs in the folder.
+        RunFolderError: If this process runs in the folder, or another one is writing it.
     """
     check_exchangeable(folder)
+    manifest_as_found(folder)  # what was never prepared is refused before a lock is left beside it
+    with only_writer(folder):
+        return _apply(folder, review)
+
+
+def _apply(folder: Path, review: Path) -> Manifest:
     _check_intact(folder)
     held = list(jsonl(folder / HELD))
     if not held:
@@ -66,7 +73,7 @@ def hold(folder: Path, findings: Mapping[int, Rows], stage: Manifest) -> Manifes
     """Take kept rows aside for a person.
 
     Args:
-        folder: a prepared folder.
+        folder: a prepared folder, held by `only_writer`.
         findings: what was found, by row.
         stage: what the manifest says about the stage.
     """
@@ -89,7 +96,7 @@ def hold(folder: Path, findings: Mapping[int, Rows], stage: Manifest) -> Manifes
 
 def _rewrite(folder: Path, change: Callable[[Path], None], stage: Manifest) -> Manifest:
     manifest = read_manifest(folder)
-    with new_folder(folder) as aside:
+    with exchanged_folder(folder) as aside:
         shutil.copytree(folder, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
         change(aside)
         manifest["stages"] = [*manifest["stages"], stage]

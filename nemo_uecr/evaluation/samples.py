@@ -75,12 +75,20 @@ def drop_torn_line(path: Path) -> None:
 
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Add samples and push them to disk."""
+    """Add samples and push them to disk.
+
+    Raises:
+        OSError: naming the file.
+    """
     content = "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
-    with path.open("ab") as file:
-        file.write(content.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("ab") as file:
+            file.write(content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)  # a failed write does not know it
+        raise
 
 
 def rewards_by_benchmark(samples: Iterable[Sample]) -> dict[str, dict[str, list[float]]]:

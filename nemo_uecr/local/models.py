@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from nemo_uecr.data.hub import only_here
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
 
@@ -133,9 +134,10 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
 def _loaded(name: str, role: str, dtype: torch.dtype, device: torch.device, lowered: bool) -> TokenModel:
     source = str(Path(name).expanduser())
     _check_files(Path(source), name, role)
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    local = only_here(source)
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
     module, report = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype, use_safetensors=True, output_loading_info=True
+        source, dtype=dtype, use_safetensors=True, output_loading_info=True, local_files_only=local
     )
     if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
         raise DataError(f"{role}.model_name {name!r} has a tokenizer without tokens; expected tokenizer.json beside it")

@@ -8,6 +8,7 @@ from typing import Any
 
 from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.data.hub import only_here
 from nemo_uecr.data.model_files import Fields
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo_adapter.problem_rows import selected_rows, text_field
@@ -125,7 +126,7 @@ def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
             f"{role}.model_name: no folder {name}; give a Hugging Face model's folder or its name on the hub"
         )
     try:
-        return auto.from_pretrained(name)
+        return auto.from_pretrained(name, local_files_only=only_here(name))
     except (OSError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or ["no message"])[0]
         raise DataError(

@@ -19,6 +19,8 @@ _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|,\\!|,)\d{3})+(?![\d,])"
 _CLOSED_INFINITY = re.compile(r"\[\s*[-+]?\s*(?:\\infty|\u221e)|(?:\\infty|\u221e)\s*\]")
 #: Two digits after a sign that raises or lowers one.
 _UNBRACED = re.compile(r"\^\s*\d\d")
+#: Letters with digits behind them, as in a name; read as LaTeX they are a product, so that `A1` would be `A`.
+_NUMBERED = re.compile(r"(?<![A-Za-z\\\d.])[A-Za-z]+\d+")
 _MARKED = re.compile(r"\d\s*(?:'|\^\s*\{?\s*\\prime)")
 _TEXT = re.compile(r"\\(text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[A-Za-z\u00b5]+")
@@ -40,6 +42,7 @@ def other_structure(answer: str, reference: str) -> bool:
         _brackets(answer) != _brackets(reference)
         or _strange_words(answer, reference)
         or _rearranged_name(answer, reference)
+        or _numbered_names(answer) != _numbered_names(reference)
         or any(
             pattern.search(answer) is not None and pattern.search(reference) is None
             for pattern in (_CLOSED_INFINITY, _UNBRACED, _MARKED)
@@ -100,6 +103,10 @@ def _text_words(answer: str) -> Iterator[str]:
         words = _WORD.findall(match[2])
         if not (match[1] in _ONE_LETTER and len(match[2].strip()) == 1):
             yield from words
+
+
+def _numbered_names(text: str) -> list[str]:
+    return sorted(_NUMBERED.findall(_TEXT.sub(lambda match: match[2], text)))
 
 
 def _rearranged_name(answer: str, reference: str) -> bool:

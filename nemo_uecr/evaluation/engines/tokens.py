@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.data.hub import only_here
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError, DependencyError
 
@@ -69,13 +70,14 @@ def load_tokens(model: str) -> Tokens:
         raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
     # Without a network the hub's client tells every attempt; the error says it once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    local = only_here(model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)
     except (OSError, ValueError, KeyError) as error:
         fault = "has no tokenizer" if Path(model).is_dir() else "is no folder here, and the hub did not give it"
         raise DataError(f"model {model!r} {fault}: {' '.join(str(error).split())[:200]}") from error
     try:
-        configured = GenerationConfig.from_pretrained(model).eos_token_id
+        configured = GenerationConfig.from_pretrained(model, local_files_only=local).eos_token_id
     except OSError:
         configured = _eos_of_config(model)
     ids = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.hub import only_here
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request, until_end
 
@@ -30,8 +31,9 @@ class TransformersEngine:
         transformers_logging.disable_progress_bar()
         try:
             module, report = AutoModelForCausalLM.from_pretrained(
-                model, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True
-            )
+                model, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True,
+                local_files_only=only_here(model),
+            )  # fmt: skip
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise DataError(f"model {model!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
         if report["missing_keys"]:

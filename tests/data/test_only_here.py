@@ -1,0 +1,102 @@
+"""Models by a hub name: refused at once where the hub does not answer, read from the cache where they lie there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.data.embedding import load_encoder
+from nemo_uecr.data.hub import only_here
+from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.engines.tokens import load_tokens
+
+hub = pytest.importorskip("huggingface_hub")
+pytest.importorskip("transformers")
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def _no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nobody listens where the hub should be, the cache is empty, and nobody may wait to try again."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
+    _point_to(endpoint, monkeypatch, tmp_path)
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    yield
+    assert waits == []
+
+
+@pytest.fixture
+def _empty_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A hub that answers, and has nothing."""
+
+    class Empty(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Empty)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    _point_to(f"http://127.0.0.1:{server.server_port}", monkeypatch, tmp_path)
+    yield
+    server.shutdown()
+
+
+def _point_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transformers.utils import hub as transformers_hub
+
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hub.constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(transformers_hub, "is_offline_mode", lambda: False)
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_a_model_nobody_has_is_refused_without_waiting() -> None:
+    with pytest.raises(DataError, match="sentence model 'owner/absent' cannot be loaded"):
+        load_encoder("owner/absent")
+    with pytest.raises(DataError, match="model 'owner/absent' is no folder here, and the hub did not give it"):
+        load_tokens("owner/absent")
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_a_model_in_the_cache_is_read_without_waiting(tmp_path: Path) -> None:
+    import torch
+
+    from tests.data.test_embedding_kills import save_sentence_model
+
+    place = tmp_path / "cache" / "models--owner--small"
+    save_sentence_model(place / "snapshots" / COMMIT)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(COMMIT)
+    assert only_here("owner/small")
+    vectors = load_encoder("owner/small").encode(["a text", "another one"])
+    assert torch.allclose(vectors.norm(dim=-1), torch.ones(2))
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_a_folder_is_no_question_for_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub.HfApi, "model_info", lambda *_, **__: pytest.fail("asked the hub for a folder"))
+    assert only_here(str(tmp_path))
+
+
+@pytest.mark.usefixtures("_empty_hub")
+def test_a_hub_that_answers_is_asked_for_the_files() -> None:
+    assert not only_here("owner/absent")
+    assert not only_here("no name of the hub at all")
