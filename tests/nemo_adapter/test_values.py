@@ -57,6 +57,19 @@ def test_every_number_arrives() -> None:
     assert (spec.temperature, spec.clip_low, spec.clip_high, spec.kl_coef) == (0.61, 0.11, 0.29, 0.007)
 
 
+@pytest.mark.parametrize("name", ["uecr", "grpo"])
+def test_what_would_change_the_method_is_off(name: str) -> None:
+    """A baseline of the others of a group, prompts drawn again, scoring that is skipped, a second clip of the ratio."""
+    native = master_config(configuration(f"method.name={name}"), prompt_file="p")
+    grpo, loss = native["grpo"], native["loss_fn"]
+    assert grpo["use_leave_one_out_baseline"] is False
+    assert grpo["adv_estimator"]["use_leave_one_out_baseline"] is False
+    assert grpo["use_dynamic_sampling"] is False
+    assert loss["force_on_policy_ratio"] is False
+    assert loss["token_level_loss"] is True
+    assert loss["ratio_clip_c"] is None
+
+
 def small() -> Any:
     """A step of two prompts, three responses each."""
     return run_spec(
