@@ -12,7 +12,9 @@ import torch
 
 from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.errors import DataError, InvariantError
-from nemo_uecr.megatron_worker.request import row_hash
+from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
+from nemo_uecr.megatron_worker.layout import MicroBatch
+from nemo_uecr.megatron_worker.request import ScoreRequest, row_hash
 from nemo_uecr.nemo_adapter import launcher, telemetry, upstream
 from nemo_uecr.nemo_adapter.context import StepContext, StepScores
 from nemo_uecr.nemo_adapter.contract import Scores
@@ -71,12 +73,12 @@ def test_what_would_change_the_method_is_off(name: str) -> None:
     assert loss["ratio_clip_c"] is None
 
 
-def small() -> Any:
+def small(*changes: str) -> Any:
     """A step of two prompts, three responses each."""
     return run_spec(
         configuration(
             "rollout.prompts_per_step=2", "rollout.responses_per_prompt=3", "train.minibatch_responses=6",
-            "cluster.gpus_per_node=1",
+            "cluster.gpus_per_node=1", *changes,
         )
     )  # fmt: skip
 
@@ -131,6 +133,31 @@ class Base:
 
     def train(self, data: Any, loss_fn: Any, **given: Any) -> Any:
         raise LookupError("it trained")
+
+
+def test_the_loop_gets_the_column_at_the_rollout_temperature() -> None:
+    """And the record keeps the one at temperature 1 beside it, from the same forward."""
+    logits = torch.randn(ROWS, WIDTH, 9, generator=torch.Generator().manual_seed(1))
+    _, data = scored_step()
+
+    class Scorer:
+        data_parallel_size = 1
+
+        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+            micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+            answer = score_columns(logits, micro, request, ModelParallel(None, None))
+            return answer | {"terms": [request.terms] * ROWS}
+
+    context = StepContext(small("student.vocabulary=9"), completed_steps=0, tokenizer=None)
+    policy = make_uecr_policy(Scorer)(context=context, teacher=None)
+    handed = policy.get_logprobs(data)["logprobs"]
+
+    def by_definition(temperature: float) -> torch.Tensor:
+        logp = (logits / temperature).log_softmax(dim=-1)[:, :-1]
+        return torch.nn.functional.pad(logp.gather(2, data["input_ids"][:, 1:, None])[..., 0], (1, 0))
+
+    torch.testing.assert_close(handed, by_definition(0.61), atol=1e-5, rtol=0)
+    torch.testing.assert_close(context.scores.student.logp[1], by_definition(1.0), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["prev_logprobs", "advantages", "token_mask", "sample_mask", "input_ids"])
