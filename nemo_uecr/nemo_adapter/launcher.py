@@ -21,6 +21,7 @@ from nemo_uecr.nemo_adapter.evaluation import schedule_evaluation, training_eval
 from nemo_uecr.nemo_adapter.facts import AuditedLogger
 from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
+from nemo_uecr.nemo_adapter.parts import Evaluate
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
 from nemo_uecr.nemo_adapter.preflight import check_models, check_problems, check_visible_models
 from nemo_uecr.nemo_adapter.replacing import restoring
@@ -76,7 +77,7 @@ def _run(
     native_config: Any,
     spec: RunSpec,
     plan: TeacherPlan | None,
-    evaluation: upstream.Evaluate | None,
+    evaluation: Evaluate | None,
     records: Mapping[str, Any],
 ) -> tuple[StopRequest, int]:
     """Start Ray, set up and train; returns the request to stop and the completed steps."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+#: An evaluation in the place of NeMo-RL's validation: metrics and timings of a generation object at a step.
+Evaluate = Callable[[Any, int], tuple[dict[str, float], dict[str, float]]]
 
 
 @dataclass(frozen=True)

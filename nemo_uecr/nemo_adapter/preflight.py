@@ -1,22 +1,24 @@
-"""What a run is refused for before Ray starts and before its folder is written: problems, models, layout."""
+"""What a run, or a teacher alone, is refused for before Ray starts or anything is written: problems, models, layout."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.methods import needs_of
+from nemo_uecr.config.nemo_checks import teacher_alone
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.hub import only_here
 from nemo_uecr.data.model_files import Fields
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo_adapter.problem_rows import selected_rows, text_field
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
-from nemo_uecr.plan.nemo_faults import cut_faults, mismatches_of
+from nemo_uecr.plan.nemo_faults import cut_faults, mismatches_of, teacher_alone_faults
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 
-__all__ = ["check_models", "check_problems", "check_visible_models"]
+__all__ = ["check_models", "check_problems", "check_teacher_alone", "check_visible_models", "check_visible_teacher"]
 
 log = logging.getLogger(__name__)
 
@@ -90,12 +92,59 @@ def check_models(config: NemoConfig) -> None:
         check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher, "teacher", "tokenizer"))
 
 
+def check_visible_teacher(config: NemoConfig, *, longest: int) -> None:
+    """Compare a teacher on all GPUs with the batch, as far as its sizes can be read without a network.
+
+    Args:
+        config: whose teacher; the student's layout plays no part.
+        longest: tokens of the longest sequence that it will score.
+
+    Raises:
+        ConfigError: the teacher cannot be cut or fed as the configuration says.
+        DataError: a folder's `config.json` cannot be used.
+    """
+    try:
+        teacher_alone(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    shape = _visible(config.teacher.model_name, "teacher")
+    if shape is not None:
+        _refuse_any(teacher_alone_faults(config, shape, longest))
+
+
+def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
+    """Everything about a teacher alone that is known before a worker starts.
+
+    Args:
+        config: whose teacher, and whose student's tokenizer.
+        longest: tokens of the longest sequence that it will score.
+
+    Raises:
+        DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
+        ConfigError: the teacher cannot be cut or fed as the configuration says.
+    """
+    from transformers import AutoTokenizer
+
+    student, teacher = config.student.model_name, config.teacher.model_name
+    if teacher is None:
+        raise ConfigError("teacher.model_name: got null; expected the model that is to score")
+    _check_checkpoint(config.teacher.megatron_checkpoint, "teacher")
+    shape = _loaded_shape(teacher, "teacher", config.student.vocabulary)
+    if shape is not None:
+        _refuse_any(teacher_alone_faults(config, shape, longest))
+    ours = _loaded(AutoTokenizer, student, "student", "tokenizer")
+    check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher, "teacher", "tokenizer"))
+
+
 def _reads_teacher(config: NemoConfig) -> bool:
     return needs_of(config.method.name).needs_teacher
 
 
 def _refuse(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> None:
-    faults = [*cut_faults(config, student, teacher), *mismatches_of(config, student, teacher)]
+    _refuse_any([*cut_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
+
+
+def _refuse_any(faults: Sequence[str]) -> None:
     if faults:
         raise ConfigError("; ".join(faults))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,28 @@ def check_signature(expected: Expected, version: str) -> None:
         raise UpstreamError(
             f"NeMo-RL {version}: {expected.module}.{expected.name} takes ({', '.join(found)}); expected "
             f"({', '.join(expected.parameters)}{', ...' if expected.open_end else ''})"
+        )
+
+
+def check_table(table: str, version: str) -> None:
+    """Compare every line of a table with what is installed.
+
+    Raises:
+        UpstreamError: naming the first that differs.
+    """
+    for expected in expected_signatures(table):
+        check_signature(expected, version)
+
+
+def check_entry(registry: Mapping[str, Any], entry: str, version: str) -> None:
+    """Look up a worker among those that have an environment.
+
+    Raises:
+        UpstreamError: it is not among them.
+    """
+    if entry not in registry:
+        raise UpstreamError(
+            f"NeMo-RL {version}: no environment is registered for {entry}; expected its Megatron worker"
         )
 
 

@@ -11,14 +11,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from nemo_uecr.nemo_adapter import megatron_state
-from nemo_uecr.nemo_adapter.early_end import also_asked
-from nemo_uecr.nemo_adapter.errors import UpstreamError
-from nemo_uecr.nemo_adapter.parts import Prepared, SetUp, Sharded
+from nemo_uecr.nemo_adapter import megatron_state, substitutes
+from nemo_uecr.nemo_adapter.parts import Evaluate, Prepared, SetUp, Sharded
 from nemo_uecr.nemo_adapter.replacing import replacing
 from nemo_uecr.nemo_adapter.signatures import (
-    check_signature,
-    expected_signatures,
+    check_entry,
+    check_table,
     load_module,
     prepare_import,
     supported_version,
@@ -132,18 +130,9 @@ def check() -> str:
         UpstreamError: NeMo-RL is not importable, is another version, or a callable changed; one line says which.
     """
     version = supported_version("nemo_rl.package_info", SUPPORTED)
-    for expected in expected_signatures(TABLE):
-        check_signature(expected, version)
-    registry = load_module(_REGISTRY, version).ACTOR_ENVIRONMENT_REGISTRY
-    if NATIVE_WORKER_FQN not in registry:
-        raise UpstreamError(
-            f"NeMo-RL {version}: no environment is registered for {NATIVE_WORKER_FQN}; expected its Megatron worker"
-        )
+    check_table(TABLE, version)
+    check_entry(load_module(_REGISTRY, version).ACTOR_ENVIRONMENT_REGISTRY, NATIVE_WORKER_FQN, version)
     return version
-
-
-#: An evaluation in the place of NeMo-RL's validation: metrics and timings of a generation object at a step.
-Evaluate = Callable[[Any, int], tuple[dict[str, float], dict[str, float]]]
 
 
 @contextlib.contextmanager
@@ -163,29 +152,15 @@ def substitutions(
         stop: once it is asked, the training loop takes its time to be over: it saves after the step and returns.
     """
     grpo = importlib.import_module(_GRPO)
-    native_cluster, native_timeout = grpo.RayVirtualCluster, grpo.TimeoutChecker
-
-    def make_estimator(master_config: Any) -> Any:
-        return estimator()
-
-    def make_cluster(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("name") == POLICY_CLUSTER:
-            kwargs["max_colocated_worker_groups"] = colocated_worker_groups
-        return native_cluster(*args, **kwargs)
-
-    def make_timeout(*args: Any, **kwargs: Any) -> Any:
-        return also_asked(native_timeout(*args, **kwargs), stop)
-
-    def validate(policy_generation: Any, *unused: Any, step: int, **also_unused: Any) -> Any:
-        assert evaluation is not None  # noqa: S101  put in place only then
-        return evaluation(policy_generation, step)
-
     replaced: dict[str, Any] = {
-        "_create_advantage_estimator": make_estimator,
-        "RayVirtualCluster": make_cluster,
-        "TimeoutChecker": make_timeout,
+        "_create_advantage_estimator": substitutes.estimator_factory(estimator),
+        "RayVirtualCluster": substitutes.shared_cluster(
+            grpo.RayVirtualCluster, name=POLICY_CLUSTER, worker_groups=colocated_worker_groups
+        ),
+        "TimeoutChecker": substitutes.stopping_timeout(grpo.TimeoutChecker, stop),
     }
-    replaced |= {} if evaluation is None else {"validate": validate}
+    if evaluation is not None:
+        replaced["validate"] = substitutes.validation(evaluation)
     with replacing(grpo, replaced):
         yield
 
@@ -307,8 +282,7 @@ def worker_actor(methods: type) -> Any:
     """NeMo-RL's Megatron worker with our methods, as a Ray actor; actors cannot be subclassed, Impl classes can."""
     import ray
 
-    for expected in expected_signatures(WORKER_TABLE):
-        check_signature(expected, "in the worker's environment")
+    check_table(WORKER_TABLE, "in the worker's environment")
     workers = importlib.import_module(_WORKER)
     environment = importlib.import_module(_WORKER_OPTIONS).get_runtime_env_for_policy_worker
 

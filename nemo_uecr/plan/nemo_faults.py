@@ -16,7 +16,7 @@ from nemo_uecr.plan.shards import grid_of, rollout_fault, shape_faults
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
 
-__all__ = ["cut_faults", "memory_faults", "mismatches_of"]
+__all__ = ["cut_faults", "memory_faults", "mismatches_of", "teacher_alone_faults"]
 
 
 def cut_faults(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> list[str]:
@@ -42,6 +42,28 @@ def mismatches_of(config: NemoConfig, student: ModelShape, teacher: ModelShape |
     if teacher is not None:
         faults += [*too_long("teacher", teacher, prompt, response), *other_columns(student, teacher)]
     return tuple(faults)
+
+
+def teacher_alone_faults(config: NemoConfig, teacher: ModelShape, longest: int) -> list[str]:
+    """Why a teacher on all GPUs of the cluster cannot score sequences of up to that many tokens."""
+    gpus = config.cluster.nodes * config.cluster.gpus_per_node
+    faults = shape_faults(teacher, grid_of(config.teacher.parallel, gpus), role="teacher")
+    if teacher.vocabulary != config.student.vocabulary:
+        faults.append(
+            f"student.vocabulary={config.student.vocabulary}, but the teacher has {teacher.vocabulary} output columns; "
+            "take a teacher with as many as the student that wrote the batch"
+        )
+    if 0 < teacher.positions < longest:
+        faults.append(
+            f"the longest sequence of the batch has {longest} tokens, but the teacher was made for "
+            f"{teacher.positions} positions; take a teacher that was made for more"
+        )
+    if config.scoring.tokens_per_microbatch < longest:
+        faults.append(
+            f"scoring.tokens_per_microbatch: got {config.scoring.tokens_per_microbatch}, expected at least {longest}, "
+            "the longest sequence of the batch"
+        )
+    return faults
 
 
 def memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.nemo_adapter.local_ray import SYSTEM_CONFIG
+
 SOURCE = os.environ.get("NEMO_RL_SOURCE")
 
 
@@ -50,6 +52,7 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
         include_dashboard=False,
         logging_level="ERROR",
         log_to_driver=False,
+        _system_config=SYSTEM_CONFIG,
         runtime_env={"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
     )
     # Another Ray may run on this machine; parts of NeMo-RL look for "the" cluster.

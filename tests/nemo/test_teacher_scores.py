@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nemo_uecr.nemo_adapter import teacher_scores, upstream
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.test_launch import make_tokenizer
 from tests.nemo.tiny_world import TinyModel, TinyTeacher, columns_of
+from tests.nemo_adapter.test_preflight import SIZES
 
 pytestmark = pytest.mark.usefixtures("nemo_rl")
 VOCABULARY = 98
@@ -54,8 +56,11 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def configuration(folder: Path, *changes: str) -> Any:
-    make_tokenizer(folder / "student")
-    given = [f"student.model_name={folder / 'student'}", "teacher.model_name=t", f"student.vocabulary={VOCABULARY}"]
+    for role in ("student", "teacher"):
+        make_tokenizer(folder / role)
+        (folder / role / "config.json").write_text(json.dumps(SIZES))
+    given = [f"{role}.model_name={folder / role}" for role in ("student", "teacher")]
+    given.append(f"student.vocabulary={VOCABULARY}")
     return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*given, *changes])
 
 
@@ -84,5 +89,23 @@ def test_a_batch_without_tokens_is_refused(tmp_path: Path, built: list[dict[str,
     path = batch_file(tmp_path, token_ids=torch.zeros(3, 4, dtype=torch.long))
     with pytest.raises(DataError, match=r"token_ids has shape \[3, 4\] and mask \[3, 6\]"):
         teacher_scores.score_saved_batch(configuration(tmp_path), load_batch(path), tmp_path / "scored")
+    assert built == []
     with pytest.raises(ConfigError, match="grpo reads no teacher"):
         teacher_scores.score_saved_batch(configuration(tmp_path, "method.name=grpo"), load_batch(path), tmp_path / "s")
+
+
+def test_an_impossible_teacher_is_refused_before_ray_starts(
+    tmp_path: Path, built: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "start", lambda config: pytest.fail("Ray was started"))
+    saved = load_batch(batch_file(tmp_path))
+    for change in ("teacher.parallel.tensor=8", f"teacher.megatron_checkpoint={tmp_path}/none"):
+        with pytest.raises((ConfigError, DataError), match=change.partition("=")[0]):
+            teacher_scores.score_saved_batch(configuration(tmp_path, change), saved, tmp_path / "scored")
+    # A model of the same sizes with a tokenizer of its own.
+    config = configuration(tmp_path)
+    file = tmp_path / "teacher" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"a":', '"A?":'))
+    with pytest.raises(DataError, match="expected one tokenizer"):
+        teacher_scores.score_saved_batch(config, saved, tmp_path / "scored")
+    assert built == []

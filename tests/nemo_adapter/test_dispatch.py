@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from nemo_uecr.nemo_adapter.dispatch import Calls, call_all, score_on_workers, wait
 from nemo_uecr.nemo_adapter.errors import WorkerError
+from tests.nemo_adapter.local_ray import local_ray
 
 pytestmark = pytest.mark.real
 ray = pytest.importorskip("ray")
@@ -20,17 +20,8 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    started = not ray.is_initialized()
-    if started:
-        # Ray itself may have come through PYTHONPATH; its workers look for it there, too.
-        paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-        ray.init(
-            num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
-        )  # fmt: skip
-    yield
-    if started:
-        ray.shutdown()
+    with local_ray({}):
+        yield
 
 
 def make_actors(count: int) -> list[Any]:

@@ -12,6 +12,7 @@ from nemo_uecr.evaluation.engines.base import Decoding, Request
 from nemo_uecr.nemo_adapter.errors import WorkerError
 from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from tests.megatron_worker.test_vllm import ENVIRONMENT, make_model
+from tests.nemo_adapter.local_ray import local_ray
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -42,12 +43,7 @@ def test_two_workers_answer_as_one_engine_does(tmp_path: Path, monkeypatch: pyte
     for name, value in ENVIRONMENT.items():
         monkeypatch.setitem(os.environ, name, value)
     make_model().save_pretrained(tmp_path)
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    ray.init(
-        num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
-        runtime_env={"env_vars": ENVIRONMENT | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
-    )  # fmt: skip
-    try:
+    with local_ray(ENVIRONMENT):
         actors = make_workers(str(tmp_path))
         requests = [Request((3, 1 + row, 4), seed=100 + row) for row in range(5)]
         both = WorkersEngine([("vllm-0", actors[0]), ("vllm-1", actors[1])], END, seconds=300)
@@ -59,5 +55,3 @@ def test_two_workers_answer_as_one_engine_does(tmp_path: Path, monkeypatch: pyte
         ray.kill(actors[1])
         with pytest.raises(WorkerError, match="generate for evaluation: worker vllm-1 died"):
             both.generate(requests, DRAWN)
-    finally:
-        ray.shutdown()

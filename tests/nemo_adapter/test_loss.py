@@ -119,8 +119,10 @@ def test_the_second_surrogate_joins_nemo_rls_own_loss() -> None:
         1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=ones, prev_logprobs=torch.zeros(1, 3),
         **{OPD_COLUMN: -ones},
     )  # fmt: skip
-    loss = loss_of(opd_coef=2.0)
+    # The reference KL is inside the native loss, once; ours reports none of its own.
+    loss = loss_of(kl_coef=0.1, opd_coef=2.0)
     loss._native = lambda logp, data, seqs, tokens: (logp.new_tensor(10.0), {"loss": 10.0, "probs_ratio": 7.0})
     total, metrics = call(loss, data, torch.tensor([[0.0, math.log(1.5)]]))
     assert float(total) == pytest.approx(13.0, abs=1e-5)
     assert (metrics["loss"], metrics["probs_ratio"]) == (pytest.approx(13.0, abs=1e-5), 7.0)
+    assert metrics[f"{PREFIX}ref_kl"] == 0.0

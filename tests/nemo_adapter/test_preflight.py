@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import ConfigError, DataError, UecrError
-from nemo_uecr.nemo_adapter import launcher
-from nemo_uecr.nemo_adapter.preflight import check_models
+from nemo_uecr.nemo_adapter import launcher, teacher_scores
+from nemo_uecr.nemo_adapter.errors import UpstreamError
+from nemo_uecr.nemo_adapter.preflight import check_models, check_teacher_alone
 from tests.config.test_nemo import CONFIGS
 
 #: A dense Qwen3 with 4 layers, 4 heads and 256 positions.
@@ -104,3 +107,82 @@ def test_config_check_says_what_it_did_not_see(tmp_path: Path, capsys: pytest.Ca
     assert "is not here" not in capsys.readouterr().out
     assert entry_point([*check, f"teacher.model_name={tmp_path}/elsewhere"]) == 0
     assert "its layout and lengths are checked when the run starts" in capsys.readouterr().out
+
+
+def saved_batch(folder: Path, *, tokens: int = 6, largest: int = 97) -> Path:
+    """One response of all but the first token."""
+    mask = torch.ones(1, tokens, dtype=torch.bool)
+    mask[0, 0] = False
+    ids = torch.full((1, tokens), 5)
+    ids[0, -1] = largest
+    tensors = {
+        "task_reward": torch.ones(1), "group": torch.zeros(1, dtype=torch.long), "mask": mask,
+        "old_logp": torch.zeros(1, tokens), "token_ids": ids,
+    }  # fmt: skip
+    save_batch(folder / "batch.safetensors", tensors, method="uecr", settings={"alpha": 1.0}, step=1)
+    return folder / "batch.safetensors"
+
+
+def score_alone(folder: Path, batch: Path, *changes: str) -> int:
+    """The command; the model's sizes and keys of `world`."""
+    command = ["teacher", "score", str(CONFIGS / "uecr_qwen3_1p7b.yaml"), "--batch", str(batch)]
+    return entry_point([*command, "--out", str(folder / "scored.safetensors"), *world(folder), *changes])
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "largest", "message"),
+    [
+        (["teacher.parallel.pipeline=8"], 6, 97, "teacher.parallel.pipeline: got 8, expected a divisor of the model's"),
+        (["teacher.parallel.tensor=8"], 6, 97, "teacher.parallel.tensor: got 8, expected a divisor of 4"),
+        # Six dedicated GPUs hold it in a run; here it gets all eight.
+        (
+            ["teacher.dedicated_gpus=6", "teacher.parallel.tensor=2", "teacher.parallel.context=3"], 6, 97,
+            "tensor * pipeline * context = 6 does not divide the 8 GPUs of the teacher",
+        ),
+        ([], 4097, 97, "has 4097 tokens, but the teacher was made for 4096 positions"),
+        (
+            ["scoring.tokens_per_microbatch=3072", "rollout.max_response_tokens=1024"], 3073, 97,
+            "tokens_per_microbatch: got 3072, expected at least 3073",
+        ),
+        ([], 6, 98, "the batch has token id 98; expected ids below student.vocabulary=98"),
+        (["student.vocabulary=99"], 6, 98, "student.vocabulary=99, but the teacher has 98 output columns"),
+    ],
+)  # fmt: skip
+def test_a_teacher_alone_that_cannot_work_is_refused(
+    changes: list[str], tokens: int, largest: int, message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
+    batch = saved_batch(tmp_path, tokens=tokens, largest=largest)
+    assert score_alone(tmp_path, batch, *changes) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert message in said
+    assert not (tmp_path / "scored.safetensors").exists()
+
+
+def test_the_students_layout_plays_no_part_for_a_teacher_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reached() -> None:
+        raise UpstreamError("NeMo-RL is looked for next")
+
+    monkeypatch.setattr(teacher_scores.upstream, "check", reached)
+    change = "student.parallel.pipeline=8"
+    assert score_alone(tmp_path, saved_batch(tmp_path, tokens=4096), change, "teacher.parallel.pipeline=4") == 2
+    assert "NeMo-RL is looked for next" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("teacher.megatron_checkpoint={}/student", "teacher.megatron_checkpoint: .*student has no run_config.yaml"),
+        ("teacher.model_name={}/none", "teacher.model_name: no folder .*none"),
+        ("teacher.parallel.pipeline=8", "teacher.parallel.pipeline: got 8"),
+        ("student.model_name={}/none", "student.model_name: no folder .*none"),
+    ],
+)
+def test_a_teacher_alone_that_is_not_there(change: str, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*world(tmp_path), change.format(tmp_path)])
+    with pytest.raises((DataError, ConfigError), match=message):
+        check_teacher_alone(config, longest=6)

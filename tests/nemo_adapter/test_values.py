@@ -12,7 +12,9 @@ import torch
 
 from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.errors import DataError, InvariantError
-from nemo_uecr.megatron_worker.request import row_hash
+from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
+from nemo_uecr.megatron_worker.layout import MicroBatch
+from nemo_uecr.megatron_worker.request import ScoreRequest, row_hash
 from nemo_uecr.nemo_adapter import launcher, telemetry, upstream
 from nemo_uecr.nemo_adapter.context import StepContext, StepScores
 from nemo_uecr.nemo_adapter.contract import Scores
@@ -23,6 +25,7 @@ from nemo_uecr.nemo_adapter.launcher import run_spec
 from nemo_uecr.nemo_adapter.loss import PREFIX
 from nemo_uecr.nemo_adapter.parts import SetUp
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
+from nemo_uecr.nemo_adapter.teachers import TeacherPlan
 from nemo_uecr.nemo_adapter.translate import master_config
 from tests.config.test_nemo import CONFIGS, GIVEN
 from tests.nemo_adapter.test_preflight import world
@@ -57,12 +60,25 @@ def test_every_number_arrives() -> None:
     assert (spec.temperature, spec.clip_low, spec.clip_high, spec.kl_coef) == (0.61, 0.11, 0.29, 0.007)
 
 
-def small() -> Any:
+@pytest.mark.parametrize("name", ["uecr", "grpo"])
+def test_what_would_change_the_method_is_off(name: str) -> None:
+    """A baseline of the others of a group, prompts drawn again, scoring that is skipped, a second clip of the ratio."""
+    native = master_config(configuration(f"method.name={name}"), prompt_file="p")
+    grpo, loss = native["grpo"], native["loss_fn"]
+    assert grpo["use_leave_one_out_baseline"] is False
+    assert grpo["adv_estimator"]["use_leave_one_out_baseline"] is False
+    assert grpo["use_dynamic_sampling"] is False
+    assert loss["force_on_policy_ratio"] is False
+    assert loss["token_level_loss"] is True
+    assert loss["ratio_clip_c"] is None
+
+
+def small(*changes: str) -> Any:
     """A step of two prompts, three responses each."""
     return run_spec(
         configuration(
             "rollout.prompts_per_step=2", "rollout.responses_per_prompt=3", "train.minibatch_responses=6",
-            "cluster.gpus_per_node=1",
+            "cluster.gpus_per_node=1", *changes,
         )
     )  # fmt: skip
 
@@ -119,6 +135,31 @@ class Base:
         raise LookupError("it trained")
 
 
+def test_the_loop_gets_the_column_at_the_rollout_temperature() -> None:
+    """And the record keeps the one at temperature 1 beside it, from the same forward."""
+    logits = torch.randn(ROWS, WIDTH, 9, generator=torch.Generator().manual_seed(1))
+    _, data = scored_step()
+
+    class Scorer:
+        data_parallel_size = 1
+
+        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+            micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+            answer = score_columns(logits, micro, request, ModelParallel(None, None))
+            return answer | {"terms": [request.terms] * ROWS}
+
+    context = StepContext(small("student.vocabulary=9"), completed_steps=0, tokenizer=None)
+    policy = make_uecr_policy(Scorer)(context=context, teacher=None)
+    handed = policy.get_logprobs(data)["logprobs"]
+
+    def by_definition(temperature: float) -> torch.Tensor:
+        logp = (logits / temperature).log_softmax(dim=-1)[:, :-1]
+        return torch.nn.functional.pad(logp.gather(2, data["input_ids"][:, 1:, None])[..., 0], (1, 0))
+
+    torch.testing.assert_close(handed, by_definition(0.61), atol=1e-5, rtol=0)
+    torch.testing.assert_close(context.scores.student.logp[1], by_definition(1.0), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["prev_logprobs", "advantages", "token_mask", "sample_mask", "input_ids"])
 def test_columns_that_changed_before_training_stop_it(name: str) -> None:
     context, data = estimated()
@@ -157,28 +198,47 @@ def test_the_models_are_looked_at_before_the_folder_is_made(tmp_path: Any, monke
     assert not (tmp_path / "run").exists()
 
 
-def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schedules of alpha and the seeds of the shuffles are functions of the completed steps."""
-    state = {"total_steps": 7}
-    made = SetUp(None, None, None, SimpleNamespace(), None, state, SimpleNamespace(checkpointing={}), 7)
-    counts: list[int] = []
+def begun(folder: Any, monkeypatch: pytest.MonkeyPatch, plan: TeacherPlan | None) -> dict[str, Any]:
+    """A run that comes back with seven steps, up to its loop: what the loop found and what NeMo-RL was given."""
+    made = SetUp(None, None, None, SimpleNamespace(), None, {"total_steps": 7}, SimpleNamespace(checkpointing={}), 7)
+    found: dict[str, Any] = {}
     real = launcher.StepContext
 
     def watched(*args: Any, **given: Any) -> StepContext:
         context = real(*args, **given)
-        monkeypatch.setattr(upstream, "run_loop", lambda *loop: counts.append(context.completed_steps))
+        monkeypatch.setattr(upstream, "run_loop", lambda *loop: found.update(steps=context.completed_steps))
         return context
+
+    def substitutions(**given: Any) -> Any:
+        found.update(given)
+        return contextlib.nullcontext()
 
     monkeypatch.setattr(launcher, "StepContext", watched)
     monkeypatch.setattr(launcher.verifier_environment, "register", lambda: None)
     monkeypatch.setattr(upstream, "prepare_run", lambda native: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr(upstream, "set_up", lambda *parts: made)
     monkeypatch.setattr(upstream, "loss_markers", lambda: (None, None))
-    config = load_nemo_config(BASE, world(tmp_path))
-    (tmp_path / "run").mkdir()
-    monkeypatch.setattr(upstream, "substitutions", lambda **given: contextlib.nullcontext())
+    monkeypatch.setattr(upstream, "substitutions", substitutions)
+    config = load_nemo_config(BASE, world(folder))
+    (folder / "run").mkdir()
     records = {"origins": {}, "objective": "", "version": "0.7.0"}
-    stop, completed = launcher._run(config, None, run_spec(config), None, None, records)
-    assert counts == [7]
-    assert completed == 7
-    assert not stop.asked
+    stop, completed = launcher._run(config, None, run_spec(config), plan, None, records)
+    return found | {"completed": completed, "asked": stop.asked}
+
+
+def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedules of alpha and the seeds of the shuffles are functions of the completed steps."""
+    found = begun(tmp_path, monkeypatch, None)
+    assert (found["steps"], found["completed"], found["asked"]) == (7, 7, False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "groups"),
+    [(None, 2), (TeacherPlan({}, (), 1.0, True, 64), 2), (TeacherPlan({}, (), 1.0, False, 64), 3)],
+    ids=["no-teacher", "dedicated", "colocated"],
+)
+def test_a_colocated_teacher_is_one_more_worker_group(
+    plan: TeacherPlan | None, groups: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Student and engine share each GPU of the policy; only a teacher that comes and goes joins them."""
+    assert begun(tmp_path, monkeypatch, plan)["colocated_worker_groups"] == groups

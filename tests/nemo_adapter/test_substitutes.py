@@ -1,0 +1,78 @@
+"""What stands in NeMo-RL's places, and that its own comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemo_uecr.nemo_adapter import substitutes, upstream
+from nemo_uecr.nemo_adapter.replacing import replacing, restoring
+from nemo_uecr.stopping import StopRequest
+
+#: The names of the training loop's module that can be replaced.
+NAMES = ("_create_advantage_estimator", "RayVirtualCluster", "TimeoutChecker", "validate")
+
+
+class Checker:
+    """NeMo-RL's time keeper; the time is never over."""
+
+    def check_save(self) -> bool:
+        return False
+
+
+def loop_module() -> Any:
+    module: Any = ModuleType("loop")
+    for name in NAMES:
+        setattr(module, name, Checker if name == "TimeoutChecker" else (lambda *args, **given: given))
+    return module
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_name_comes_back(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = loop_module()
+    monkeypatch.setitem(sys.modules, upstream._GRPO, module)
+    native = {name: getattr(module, name) for name in NAMES}
+    with contextlib.suppress(ArithmeticError), upstream.substitutions(
+        estimator=lambda: "ours", colocated_worker_groups=3, evaluation=lambda *given: ({}, {}), stop=StopRequest()
+    ):  # fmt: skip
+        assert all(getattr(module, name) is not native[name] for name in NAMES)
+        assert module._create_advantage_estimator("whatever") == "ours"
+        if fails:
+            raise ArithmeticError
+    assert {name: getattr(module, name) for name in NAMES} == native
+
+
+def test_only_the_policys_cluster_is_shared_by_more() -> None:
+    def native(**given: Any) -> Any:
+        return given
+
+    make = substitutes.shared_cluster(native, name="policy", worker_groups=3)
+    assert make(name="policy", max_colocated_worker_groups=2) == {"name": "policy", "max_colocated_worker_groups": 3}
+    assert make(name="other", max_colocated_worker_groups=1) == {"name": "other", "max_colocated_worker_groups": 1}
+
+
+def test_the_time_is_over_once_the_run_is_asked_to_stop() -> None:
+    stop = StopRequest()
+    checker = substitutes.stopping_timeout(Checker, stop)()
+    assert not checker.check_save()
+    stop.ask("SIGTERM")
+    assert checker.check_save()
+
+
+def test_our_evaluation_hears_generation_and_step() -> None:
+    heard: list[Any] = []
+    validate = substitutes.validation(lambda generation, step: (heard.append((generation, step)) or {"a": 1.0}, {}))
+    assert validate("engines", "data", "tokenizer", step=4, logger=None) == ({"a": 1.0}, {})
+    assert heard == [("engines", 4)]
+
+
+def test_registries_and_names_come_back_after_an_error() -> None:
+    registry, module = {"theirs": 1}, SimpleNamespace(name="theirs")
+    with contextlib.suppress(KeyError), restoring(registry), replacing(module, {"name": "ours"}):  # type: ignore[arg-type]
+        registry["ours"] = 2
+        raise KeyError
+    assert (registry, module.name) == ({"theirs": 1}, "theirs")
