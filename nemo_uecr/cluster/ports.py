@@ -23,7 +23,7 @@ def head_port(number: int) -> int:
     first, last = FIRST_WORKER_PORT, FIRST_WORKER_PORT + WORKER_PORTS - 1
     if first - 1 <= number <= last:
         raise ConfigError(
-            f"--ray-port: got {number}, but the head takes it and the next one, and Ray's workers take {first} to {last}; "
-            f"expected a port outside {first - 1} to {last}"
+            f"--ray-port: got {number}, but the head takes it and the next one, and Ray's workers take "
+            f"{first} to {last}; expected a port outside {first - 1} to {last}"
         )
     return number
