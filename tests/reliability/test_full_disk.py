@@ -1,0 +1,140 @@
+"""A disk that is full at each write of a command: one line, nothing half-written, and afterwards the same files."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.errors import UecrError
+from tests.local import tiny
+from tests.local.tiny import in_child
+from tests.report.conftest import Story, write_run
+
+#: What a file of a library says that fails for its size, as far as it says anything of the system's.
+NO_ROOM = (os.strerror(errno.EFBIG), "os error 27")
+
+
+def limited(words: Sequence[str], bytes_a_file: int) -> tuple[int, list[str]]:
+    """A command in a process whose files may have so many bytes: its code, and its lines of error."""
+
+    def work() -> None:
+        said = io.StringIO()
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
+        with redirect_stderr(said), redirect_stdout(io.StringIO()):
+            code = entry_point(words)
+        if code == 2:
+            raise UecrError(said.getvalue())
+
+    code, text = in_child(work)
+    return code, [line for line in text.splitlines() if "nemo-uecr: error: " in line or "Error" in line]
+
+
+def files(folder: Path) -> dict[str, int]:
+    """Every file that a reader would see, and its size."""
+    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {str(path.relative_to(folder)): path.stat().st_size for path in found}
+
+
+def is_whole(path: Path, size: int) -> bool:
+    """Numbers of seconds make the size of JSON vary; logs grow line by line."""
+    content = path.read_bytes()
+    if path.suffix == ".jsonl":
+        return content[-1:] in (b"", b"\n")
+    if path.suffix == ".json":
+        return isinstance(json.loads(content), dict)
+    return len(content) == size
+
+
+def fails_at_each_write(words: Callable[[Path], list[str]], tmp_path: Path, *, reset: Callable[[Path], None]) -> None:
+    """Files one byte too small for each of what the command writes, one after the other, then room again.
+
+    Args:
+        words: the command that writes into a folder.
+        tmp_path: where.
+        reset: brings a folder back to what it was before the command.
+    """
+    whole = tmp_path / "whole"
+    reset(whole)
+    before = files(whole)
+    assert entry_point(words(whole)) == 0
+    written = {name: size for name, size in files(whole).items() if before.get(name) != size}
+    assert written
+    for size in sorted(set(written.values()) - {0}):
+        folder = tmp_path / "limited"
+        reset(folder)
+        code, lines = limited(words(folder), size - 1)
+        assert (code, len(lines)) == (2, 1), (written, size, lines)
+        assert any(text in lines[0] for text in NO_ROOM), lines
+        assert str(folder) in lines[0], lines
+        for name in files(folder).keys() - before.keys():
+            assert is_whole(folder / name, written[name]), (name, size)
+        assert [path for path in folder.rglob(".*tmp")] == []
+        assert entry_point(words(folder)) == 0
+        assert files(folder).keys() == files(whole).keys()
+
+
+def emptied(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def test_an_evaluation(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    rows = [{"id": f"p{n}", "question": str(n), "answer": str(n)} for n in range(2)]
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["evaluate", str(tiny.assets().student), "--benchmarks", str(tmp_path / "set.jsonl"), "--samples", "2"]
+    words += ["--batch", "2", "--max-tokens", "6", "--engine", "transformers", "--dtype", "float32", "--out"]
+    fails_at_each_write(lambda folder: [*words, str(folder)], tmp_path, reset=emptied)
+
+
+def test_scores_for_the_audits(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="scores are written with pyarrow (extra 'data')")
+    rows = [
+        {"problem": f"p{n}", "checkpoint": 0, "prompt": "1+1", "response": r"\boxed{2}", "answer": "2", "question": "1+1",
+         "truncated": False}
+        for n in range(4)
+    ]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = tiny.assets()
+    words = ["score", str(tmp_path / "rows.jsonl"), "--teacher", str(own.teacher), "--student", str(own.student)]
+    words += ["--dtype", "float32", "--device", "cpu", "--part", "2", "--out"]
+    fails_at_each_write(lambda folder: [*words, str(folder / "scores")], tmp_path, reset=emptied)
+
+
+def a_run(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    write_run(folder, Story(steps=4, planned=4, evaluations=(0, 4), batches=(1,), problems=2, samples=2))
+
+
+def test_an_audit(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
+    pytest.importorskip("pyarrow", reason="audits ask for the extra 'data'")
+    fails_at_each_write(lambda folder: ["audit", "efficiency", str(folder)], tmp_path, reset=a_run)
+
+
+def test_a_report(tmp_path: Path) -> None:
+    fails_at_each_write(lambda folder: ["report", str(folder)], tmp_path, reset=a_run)
+
+
+def test_an_archive_and_back(tmp_path: Path) -> None:
+    a_run(tmp_path / "run")
+    fails_at_each_write(
+        lambda folder: ["pack", str(tmp_path / "run"), str(folder / "a.tar.gz")], tmp_path, reset=emptied
+    )
+    fails_at_each_write(
+        lambda folder: ["unpack", str(tmp_path / "whole" / "a.tar.gz"), str(folder / "new")],
+        tmp_path / "back",
+        reset=emptied,
+    )
