@@ -30,14 +30,12 @@ def limited(words: Sequence[str], bytes_a_file: int) -> tuple[int, list[str]]:
 
     def work() -> None:
         said = io.StringIO()
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
         with redirect_stderr(said), redirect_stdout(io.StringIO()):
             code = entry_point(words)
         if code == 2:
             raise UecrError(said.getvalue())
 
-    code, text = in_child(work)
+    code, text = in_child(lambda: with_room(bytes_a_file, work))
     return code, [line for line in text.splitlines() if "nemo-uecr: error: " in line or "Error" in line]
 
 
@@ -80,7 +78,7 @@ def fails_at_each_write(words: Callable[[Path], list[str]], tmp_path: Path, *, r
         assert str(folder) in lines[0], lines
         for name in files(folder).keys() - before.keys():
             assert is_whole(folder / name, written[name]), (name, size)
-        assert [path for path in folder.rglob(".*tmp")] == []
+        assert list(folder.rglob(".*tmp")) == []
         assert entry_point(words(folder)) == 0
         assert files(folder).keys() == files(whole).keys()
 
@@ -102,8 +100,8 @@ def test_an_evaluation(tmp_path: Path) -> None:
 def test_scores_for_the_audits(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="scores are written with pyarrow (extra 'data')")
     rows = [
-        {"problem": f"p{n}", "checkpoint": 0, "prompt": "1+1", "response": r"\boxed{2}", "answer": "2", "question": "1+1",
-         "truncated": False}
+        {"problem": f"p{n}", "checkpoint": 0, "prompt": "1+1", "response": r"\boxed{2}", "answer": "2",
+         "question": "1+1", "truncated": False}
         for n in range(4)
     ]  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -119,9 +117,16 @@ def a_run(folder: Path) -> None:
 
 
 def test_an_audit(tmp_path: Path) -> None:
+    """It asks for the seconds of a step, which a run has that has trained."""
     pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
     pytest.importorskip("pyarrow", reason="audits ask for the extra 'data'")
-    fails_at_each_write(lambda folder: ["audit", "efficiency", str(folder)], tmp_path, reset=a_run)
+    trained = tiny.run(tmp_path / "trained")
+
+    def reset(folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(trained, folder)
+
+    fails_at_each_write(lambda folder: ["audit", "efficiency", str(folder)], tmp_path, reset=reset)
 
 
 def test_a_report(tmp_path: Path) -> None:
@@ -138,3 +143,26 @@ def test_an_archive_and_back(tmp_path: Path) -> None:
         tmp_path / "back",
         reset=emptied,
     )
+
+
+def test_a_figure_of_a_study(tmp_path: Path) -> None:
+    """The other files of a study go through the same writer; a figure is drawn by a library."""
+    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
+    from nemo_uecr.study.figures import draw_costs
+    from nemo_uecr.study.summary import Cost
+
+    def draw() -> None:
+        draw_costs(tmp_path, [Cost(arm="grpo", variant="one", step_seconds=1.0, seconds={"update": 1.0}, ratio=None)])
+
+    draw()
+    before = files(tmp_path)
+    assert len(before) == 2
+    assert in_child(lambda: with_room(min(before.values()) - 1, draw))[1].startswith("OSError: [Errno 27]")
+    assert files(tmp_path) == before
+    assert list(tmp_path.rglob(".*tmp")) == []
+
+
+def with_room(bytes_a_file: int, work: Callable[[], None]) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
+    work()
