@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 # One thread for each process of the tests: they are small, and two cores are soon oversubscribed.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
 STUDY ?= examples/configs/study/small.yaml
-# Processes of `make test`; a file's tests stay in one.
+# Processes of `make test` and `make test-wheel`; a file's tests stay in one.
 WORKERS ?= 2
 # More arguments for pytest, the demo or the benchmarks: make test ARGS="-k config", make demo ARGS=method.name=grpo
 ARGS ?=
@@ -93,7 +93,7 @@ test-slurm: $(RAY)/.installed $(REAL)/.installed ## the tests on a real two-node
 	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(RAY):$(CURDIR)/$(REAL) $(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
 
 test-wheel: ## build wheel and sdist, install the wheel into an empty environment, and run the sdist's tests against it
-	$(ONE_THREAD) PYTHON=$(PYTHON) bash .ci/test-wheel $(ARGS)
+	$(ONE_THREAD) PYTHON=$(PYTHON) WORKERS=$(WORKERS) bash .ci/test-wheel $(ARGS)
 
 test-nemo: ## the tests inside NeMo-RL; NEMO_RL_SOURCE names its source tree, NEMO_PYTHON an interpreter with its packages
 	@test -n "$$NEMO_RL_SOURCE" || { echo "set NEMO_RL_SOURCE to NeMo-RL's source tree, version 0.7" >&2; exit 2; }

@@ -20,9 +20,10 @@ def head_port(number: int) -> int:
     """
     if not LOWEST <= number < HIGHEST:
         raise ConfigError(f"--ray-port: got {number}, expected {LOWEST} to {HIGHEST - 1}")
-    last = FIRST_WORKER_PORT + WORKER_PORTS - 1
-    if FIRST_WORKER_PORT - 1 <= number <= last:
+    first, last = FIRST_WORKER_PORT, FIRST_WORKER_PORT + WORKER_PORTS - 1
+    if first - 1 <= number <= last:
         raise ConfigError(
-            f"--ray-port: got {number}, but Ray's workers take {FIRST_WORKER_PORT} to {last}; choose another"
+            f"--ray-port: got {number}, but the head takes it and the next one, and Ray's workers take "
+            f"{first} to {last}; expected a port outside {first - 1} to {last}"
         )
     return number

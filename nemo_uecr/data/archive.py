@@ -1,22 +1,17 @@
-"""A run folder as one archive, and back; nothing in an archive can be written outside the folder it is unpacked to."""
+"""A run folder as one archive; ``unpacking`` reads it back."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import os
 import tarfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from pathlib import Path
+from typing import IO
 
-from nemo_uecr.data.atomic import check_replaceable, new_folder, sync_folder
+from nemo_uecr.data.atomic import check_replaceable, sync_folder
 from nemo_uecr.data.digest import file_sha256
-from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError, RunFolderError
 
 FORMAT = "nemo_uecr.archive/1"
@@ -24,9 +19,8 @@ FORMAT = "nemo_uecr.archive/1"
 INDEX = "archive.json"
 #: What is not the run's: locks, files aside, what can be made again.
 LEFT_OUT = ("run.lock",)
-#: An index longer than this is none.
-MOST_INDEX_BYTES = 1 << 26
-CHUNK = 1 << 20
+#: Of an archive, so that its index is read in little memory: files, and bytes of the index.
+MOST_FILES, MOST_INDEX_BYTES = 100_000, 1 << 25
 
 
 def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
@@ -43,13 +37,20 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
         The number of files packed.
 
     Raises:
-        RunFolderError: If the archive exists, or a file changes while it is packed.
+        RunFolderError: If the archive exists, there are more files than one archive takes, or one of them changes
+            while it is packed.
         DataError: If the archive cannot be written.
     """
     if out.exists():
         raise RunFolderError(f"{out} exists; expected a new archive. Remove it, or choose another name")
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
     digests = {name: file_sha256(folder / name) for name in names}
+    index = json.dumps({"format": FORMAT, "files": digests}, indent=1).encode()
+    if len(names) > MOST_FILES or len(index) > MOST_INDEX_BYTES:
+        raise RunFolderError(
+            f"{folder} has {len(names)} files, whose index takes {len(index)} bytes; expected at most {MOST_FILES} "
+            f"files and {MOST_INDEX_BYTES} bytes: pack a part of it, or copy the folder as it is"
+        )
     aside = out.with_name(f".{out.name}.tmp")
     try:
         check_replaceable(out)
@@ -59,8 +60,7 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
                 gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed,
                 tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
             ):
-                content = json.dumps({"format": FORMAT, "files": digests}, indent=1).encode()
-                _add(archive, INDEX, io.BytesIO(content), len(content))
+                _add(archive, INDEX, io.BytesIO(index), len(index))
                 for name in names:
                     _add_file(archive, folder, name, digests[name])
             raw.flush()
@@ -72,40 +72,6 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
         aside.unlink(missing_ok=True)
     sync_folder(out.parent)
     return len(names)
-
-
-def unpack(archive: Path, folder: Path) -> int:
-    """Unpack an archive into a new folder that appears only when every file is there and has its hash.
-
-    Returns:
-        The number of files unpacked.
-
-    Raises:
-        DataError: If the archive is damaged, or holds anything but plain files below one folder.
-        RunFolderError: If the folder exists.
-    """
-    if folder.exists():
-        raise RunFolderError(f"{folder} exists; expected a new folder to unpack into")
-    try:
-        with _opened(archive) as members, new_folder(folder) as aside:
-            return _unpack_into(aside, members, archive)
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{archive}: not a readable archive ({error}); expected the file that `pack` wrote") from error
-    except OSError as error:
-        raise DataError(f"cannot unpack {archive} into {folder}: {error.strerror or error}") from error
-
-
-def safe_name(name: str, archive: Path) -> PurePosixPath:
-    """A member's name, when it stays inside.
-
-    Raises:
-        DataError: If it is absolute, climbs, or says what other systems would read as a path of their own.
-    """
-    parts = name.split("/")
-    odd = any(part in ("", ".", "..") for part in parts) or any(sign in name for sign in ("\\", "\0", ":"))
-    if odd or PurePosixPath(name).is_absolute():
-        raise DataError(f"{archive}: member {name!r} leads outside the folder; the archive is refused as a whole")
-    return PurePosixPath(name)
 
 
 def _names(folder: Path) -> list[str]:
@@ -132,59 +98,3 @@ def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> 
     member = tarfile.TarInfo(name)
     member.size, member.mode = size, 0o644
     archive.addfile(member, content)
-
-
-@contextmanager
-def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
-    if not archive.is_file():
-        raise DataError(f"{archive}: no such file; expected an archive that `nemo-uecr pack` wrote")
-    with tarfile.open(archive, mode="r:gz") as members:
-        yield members
-
-
-def _unpack_into(aside: Path, members: tarfile.TarFile, archive: Path) -> int:
-    expected: dict[str, str] | None = None
-    seen: set[str] = set()
-    for member in members:
-        name = safe_name(member.name, archive)
-        if not member.isreg():
-            raise DataError(f"{archive}: member {member.name!r} is no plain file; the archive is refused as a whole")
-        content = members.extractfile(member)
-        if content is None:
-            raise DataError(f"{archive}: member {member.name!r} has no content; the archive is damaged")
-        if expected is None:
-            expected = _index(member, content, archive)
-            continue
-        if str(name) not in expected or str(name) in seen:
-            raise DataError(f"{archive}: member {member.name!r} is not in the index once; the archive is damaged")
-        seen.add(str(name))
-        if _write(aside.joinpath(*name.parts), content) != expected[str(name)]:
-            raise DataError(f"{archive}: member {member.name!r} has another content than the index says; damaged")
-    missing = sorted((expected or {}).keys() - seen)
-    if expected is None or missing:
-        raise DataError(f"{archive}: {missing[0] if missing else INDEX} is missing; the archive is damaged")
-    return len(seen)
-
-
-def _index(member: tarfile.TarInfo, content: IO[bytes], archive: Path) -> dict[str, str]:
-    if member.name != INDEX or member.size > MOST_INDEX_BYTES:
-        raise DataError(f"{archive}: does not begin with {INDEX}; expected an archive that `nemo-uecr pack` wrote")
-    try:
-        index: dict[str, Any] = decoded(content.read())
-        if index["format"] != FORMAT:
-            raise DataError(f"{archive}: format {index['format']!r}; expected {FORMAT!r}")
-        return {str(name): str(digest) for name, digest in index["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{archive}: {INDEX} cannot be read ({error}); the archive is damaged") from error
-
-
-def _write(path: Path, content: IO[bytes]) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with path.open("xb") as file:
-        while block := content.read(CHUNK):
-            file.write(block)
-            digest.update(block)
-    return digest.hexdigest()

@@ -40,14 +40,21 @@ def locked(folder: Path) -> Iterator[None]:
         ) from error
     with lock:
         if _take(lock, folder):
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+            _sign(lock, folder)
         try:
             yield
         finally:
             if made:
                 _remove_empty(folder)
+
+
+def _sign(lock: TextIO, folder: Path) -> None:
+    """Write our process number into the lock; past the buffer, which would be written again when it closes."""
+    lock.truncate(0)
+    try:
+        os.write(lock.fileno(), str(os.getpid()).encode())
+    except OSError as error:
+        raise RunFolderError(f"cannot write {folder / FILE}: {error.strerror}; choose another run.folder") from error
 
 
 def _remove_empty(folder: Path) -> None:

@@ -75,20 +75,23 @@ def drop_torn_line(path: Path) -> None:
 
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Add samples and push them to disk.
+    """Add samples, all of them or none, and push them to disk.
 
     Raises:
-        OSError: naming the file.
+        OSError: naming the file, which ends as it did before.
     """
     content = "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
-    try:
-        with path.open("ab") as file:
-            file.write(content.encode())
-            file.flush()
+    rest = memoryview(content.encode())
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = str(path)  # a failed write does not know it
-        raise
+        except OSError as error:
+            file.truncate(end)
+            error.filename = str(path)  # a failed write does not know it
+            raise
 
 
 def rewards_by_benchmark(samples: Iterable[Sample]) -> dict[str, dict[str, list[float]]]:

