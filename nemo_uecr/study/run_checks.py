@@ -55,22 +55,11 @@ def _same(found: object, written: str) -> bool:
 
 
 def _check_evaluation(cell: Cell, record: Record, sets: set[str]) -> None:
-    found = {name: _average(each) for name, each in _mapping(record.get("sets")).items()}
-    average = _average(record.get("average"))
+    found = {name: each["avg"] for name, each in record["sets"].items()}
+    average = record["average"]["avg"]
     sound = set(found) == sets and all(0 <= value <= 1 for value in found.values())
     if not (sound and math.isclose(average, sum(found.values()) / len(found), rel_tol=0, abs_tol=1e-9)):
         raise RunFolderError(
-            f"{cell.folder}: the evaluation of step {record.get('step')} has average {average} over "
-            f"{', '.join(found) or 'no set'}; expected the mean of {', '.join(sorted(sets))}, each from 0 to 1. Remove "
-            "the run and repeat the study"
+            f"{cell.folder}: the evaluation of step {record['step']} has average {average} over {', '.join(found)}; "
+            f"expected the mean of {', '.join(sorted(sets))}, each from 0 to 1. Remove the run and repeat the study"
         )
-
-
-def _mapping(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else {}
-
-
-def _average(value: object) -> float:
-    """The average of a set or of all; NaN where there is none, which no check lets pass."""
-    found = _mapping(value).get("avg")
-    return float(found) if isinstance(found, (int, float)) else math.nan

@@ -116,9 +116,19 @@ def break_record(folder: Path, **changes: object) -> None:
     record.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize("change", [None, {}, {"level1": {"avg": 0.5}}, {"level1": {}}])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (None, "lacks fields or numbers"),
+        ({"level1": {}}, "lacks fields or numbers"),
+        (
+            {"level1": {"avg": 0.5, "low": 0.4, "high": 0.6}},
+            "over level1; expected the mean of level1, level2, level3, level4, level5",
+        ),
+    ],
+)
 def test_an_evaluation_without_a_set_is_refused_before_anything_starts(
-    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: object
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: object, expected: str
 ) -> None:
     shutil.copytree(done / "study", tmp_path / "study")
     break_record(tmp_path, sets=change)
@@ -127,9 +137,10 @@ def test_an_evaluation_without_a_set_is_refused_before_anything_starts(
     path = study_file(tmp_path)
     for option in ([], ["--budget"], ["--tables-only"]):
         assert entry_point(["study", str(path), *option]) == 2
-        error = capsys.readouterr().err
-        assert "grpo/pair-001: the evaluation of step 2 has average" in error
-        assert "expected the mean of level1, level2, level3, level4, level5" in error
+        error = capsys.readouterr().err.strip()
+        assert "runs/one_update/grpo/pair-001" in error
+        assert expected in error
+        assert "\n" not in error
     assert not lost.exists()
 
 
