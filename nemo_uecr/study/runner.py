@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.report.run_folder import read_run
+from nemo_uecr.report.run_folder import RunFolder, read_run
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.workers import work_on
@@ -25,9 +25,17 @@ class Outcome:
     failures: tuple[tuple[Cell, str], ...]
 
 
+def finished_run(folder: Path) -> RunFolder | None:
+    """The run of a folder that holds its last step and last evaluation; None where it does not."""
+    if not (folder / "provenance.json").is_file():
+        return None
+    run = read_run(folder)
+    return run if run.complete else None
+
+
 def finished(folder: Path) -> bool:
     """Whether a run folder holds a run with its last step and last evaluation."""
-    return (folder / "provenance.json").is_file() and read_run(folder).complete
+    return finished_run(folder) is not None
 
 
 def run_cells(
