@@ -3,7 +3,8 @@
   nemo-uecr study examples/configs/study/small.yaml
 
 The budget is printed before anything starts. Interrupted or repeated, the command does what is missing: finished runs
-are kept, a half-done one continues from its checkpoint. `--tables-only` makes tables and figures of what is there.
+are kept, a half-done one continues from its checkpoint. SIGTERM (exit code 75) and Ctrl-C (130) end its processes too.
+`--tables-only` makes tables and figures of what is there.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def run(args: argparse.Namespace) -> int:
     for extra in ("local", "study"):
         require_extra(extra)
     from nemo_uecr.config.load import load_config
+    from nemo_uecr.stopping import listening
     from nemo_uecr.study.load import load_study
-    from nemo_uecr.study.study import forecast, run_study, summarise
+    from nemo_uecr.study.study import check_finished, forecast, run_study, summarise
 
     study = load_study(args.study)
     if args.tables_only:
@@ -50,11 +52,13 @@ def run(args: argparse.Namespace) -> int:
         for variant, changes in study.variants.items():
             logger.debug("checking %s in %s", name, variant)
             load_config(study.config, (*study.overrides, *changes, *arm.overrides, "run.folder=unused"))
+    check_finished(study)
     sys.stdout.write("".join(f"{line}\n" for line in forecast(study).lines()))
     sys.stdout.flush()
     if args.budget:
         return 0
-    summary = run_study(study, functools.partial(train_cell, study.config), report=logger.info)
+    with listening() as stop:
+        summary = run_study(study, functools.partial(train_cell, study.config), stop=stop, report=logger.info)
     sys.stdout.write(f"summary: {summary}\n")
     return 0
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_uecr.study.names import folder_of_rate
 from nemo_uecr.study.schema import ArmConfig, StudyConfig
 from nemo_uecr.study.task import TaskFiles, student_name
 
@@ -38,7 +39,7 @@ def selection_cells(study: StudyConfig, root: Path, files: TaskFiles) -> list[Ce
     """Runs that choose a learning rate for every arm that has its own, in every variant."""
     tuned = {name: arm for name, arm in study.arms.items() if arm.learning_rate_of is None}
     return [
-        _cell(study, files, name, variant, pair, rate, root / "selection" / variant / name / f"lr-{rate:g}", True)
+        _cell(study, files, name, variant, pair, rate, root / "selection" / variant / name / folder_of_rate(rate), True)
         for variant in study.variants
         for name, arm in tuned.items()
         if variant in study.variants_of(arm)

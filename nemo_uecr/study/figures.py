@@ -22,6 +22,9 @@ FORMATS = ("png", "svg")
 Curves = Mapping[str, Mapping[str, Sequence[tuple[int, Mean]]]]
 #: Batches of the training curve are small; each point is the mean of this many steps around it.
 WINDOW = 3
+#: Distance of the bars of two arms at one step, as a share of all steps.
+BESIDE = 0.012
+BESIDE_NOTE = "points stand at their step; the bars, intervals over pairs, stand beside it to be told apart"
 
 
 def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference: str) -> Path:
@@ -48,6 +51,7 @@ def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference:
             _plain(axes)
     rows[0][0].set_ylabel("held-out average, %")
     rows[1][0].set_ylabel(f"training reward, %, mean of {WINDOW} steps")
+    figure.suptitle(BESIDE_NOTE, fontsize=9)
     figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=9, frameon=False)
     return _save(figure, folder / "curves")
 
@@ -130,12 +134,21 @@ def _whiskers(axes: Axes, means: Sequence[Mean], marked: int) -> None:
 def _with_intervals(
     axes: Axes, points: Sequence[tuple[int, Mean]], aside: float, label: str, colour: str, width: float
 ) -> None:
-    """A line with its intervals as bars, moved aside a little so that those of several arms stay apart."""
-    shift = 0.012 * (points[-1][0] - points[0][0]) * aside
-    steps = [step + shift for step, _ in points]
-    means = [mean for _, mean in points]
+    """A line at its steps with its intervals as bars, which stand beside their step so that several can be told apart.
+
+    Args:
+        axes: where to draw.
+        points: (step, mean over pairs).
+        aside: place of this arm's bars from the middle one's, in bars.
+        label: name of the arm.
+        colour: of line and bars.
+        width: of the line.
+    """
+    shift = BESIDE * (points[-1][0] - points[0][0]) * aside
+    steps, means = [step for step, _ in points], [mean for _, mean in points]
     axes.plot(steps, [m.mean for m in means], marker="o", markersize=3.5, color=colour, linewidth=width, label=label)
-    axes.vlines(steps, [m.low for m in means], [m.high for m in means], color=colour, linewidth=0.9)
+    beside = [step + shift for step in steps]
+    axes.vlines(beside, [m.low for m in means], [m.high for m in means], color=colour, linewidth=0.9)
 
 
 def _smoothed(points: Sequence[tuple[int, Mean]]) -> tuple[list[int], list[float]]:

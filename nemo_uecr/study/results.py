@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nemo_uecr.report.run_folder import Record, RunFolder, read_run
+from nemo_uecr.report.run_folder import Record, RunFolder
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.run_checks import check_run
-from nemo_uecr.study.runner import finished
+from nemo_uecr.study.runner import finished_run
 
 #: Phases of a step whose seconds are compared between arms.
 PHASES = ("rollout", "verify", "score_student", "score_teacher", "score_reference", "advantage", "update")
@@ -63,7 +63,7 @@ def read_results(cells: Iterable[Cell], *, initial: bool) -> list[RunResult]:
     Raises:
         RunFolderError: a folder holds a run of another study file, or an evaluation that is no average of its sets.
     """
-    runs = [(cell, check_run(cell, read_run(cell.folder))) for cell in cells if finished(cell.folder)]
+    runs = [(cell, check_run(cell, run)) for cell in cells if (run := finished_run(cell.folder)) is not None]
     before = {cell.pair: run.evaluations[0] for cell, run in runs if run.evaluations[0]["step"] == 0}
     if initial:
         runs = [(cell, run) for cell, run in runs if cell.pair in before]
@@ -72,7 +72,7 @@ def read_results(cells: Iterable[Cell], *, initial: bool) -> list[RunResult]:
 
 def wall_seconds(cells: Iterable[Cell]) -> list[float]:
     """Seconds of each finished run, steps and evaluations together."""
-    return [_seconds(read_run(cell.folder)) for cell in cells if finished(cell.folder)]
+    return [_seconds(run) for cell in cells if (run := finished_run(cell.folder)) is not None]
 
 
 def _seconds(run: RunFolder) -> float:

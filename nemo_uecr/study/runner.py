@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
-from nemo_uecr.report.run_folder import read_run
+from nemo_uecr.report.run_folder import RunFolder, read_run
+from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.cells import Cell
+from nemo_uecr.study.workers import work_on
 
 #: Trains one cell, in a worker process; returns an error line, or None.
 Work = Callable[[Cell], str | None]
@@ -25,13 +25,26 @@ class Outcome:
     failures: tuple[tuple[Cell, str], ...]
 
 
+def finished_run(folder: Path) -> RunFolder | None:
+    """The run of a folder that holds its last step and last evaluation; None where it does not."""
+    if not (folder / "provenance.json").is_file():
+        return None
+    run = read_run(folder)
+    return run if run.complete else None
+
+
 def finished(folder: Path) -> bool:
     """Whether a run folder holds a run with its last step and last evaluation."""
-    return (folder / "provenance.json").is_file() and read_run(folder).complete
+    return finished_run(folder) is not None
 
 
 def run_cells(
-    cells: Sequence[Cell], work: Work, *, processes: int, report: Callable[[Cell, str | None, int, int, float], None]
+    cells: Sequence[Cell],
+    work: Work,
+    *,
+    processes: int,
+    stop: StopRequest,
+    report: Callable[[Cell, str | None, int, int, float], None],
 ) -> Outcome:
     """Run every cell that is not finished; one that fails does not stop the others.
 
@@ -39,16 +52,21 @@ def run_cells(
         cells: the grid.
         work: trains one cell; must be importable, because it runs in other processes.
         processes: cells at once.
+        stop: when it is asked, the runs under way save and end.
         report: called with the cell, its error, how many are done of how many, and the seconds since the start.
+
+    Raises:
+        RunStopped: somebody asked to stop.
+        RunFolderError: a worker process died.
     """
     waiting = [cell for cell in cells if not finished(cell.folder)]
     started = time.monotonic()
-    failures = []
-    with ProcessPoolExecutor(max(1, min(processes, len(waiting))), mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(work, cell): cell for cell in waiting}
-        for number, future in enumerate(as_completed(futures), start=1):
-            cell, error = futures[future], future.result()
-            if error is not None:
-                failures.append((cell, error))
-            report(cell, error, number, len(waiting), time.monotonic() - started)
-    return Outcome(len(waiting) - len(failures), time.monotonic() - started, tuple(failures))
+    ended = list[tuple[Cell, str | None]]()
+
+    def told(cell: Cell, error: str | None) -> None:
+        ended.append((cell, error))
+        report(cell, error, len(ended), len(waiting), time.monotonic() - started)
+
+    work_on(work, waiting, processes=processes, stop=stop, report=told)
+    failures = tuple((cell, error) for cell, error in ended if error is not None)
+    return Outcome(len(waiting) - len(failures), time.monotonic() - started, failures)

@@ -194,6 +194,9 @@ class StudyConfig(Section):
     expected_run_seconds: Positive
     """Processor seconds of one run, for the forecast before the first run; later forecasts use measured ones."""
 
+    expected_model_seconds: Positive
+    """Processor seconds to teach one model, for the forecast before the first; later forecasts use measured ones."""
+
     task: TaskConfig
     """Problems, students and teachers."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.cells import Cell, selection_cells, table_cells
 from nemo_uecr.study.outputs import write_outputs
 from nemo_uecr.study.progress import ProgressTable
@@ -14,7 +15,7 @@ from nemo_uecr.study.results import read_results, wall_seconds
 from nemo_uecr.study.runner import Work, finished, run_cells
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import choose_rates, rates_of
-from nemo_uecr.study.task import TaskFiles, model_jobs, prepare_task
+from nemo_uecr.study.task import TaskFiles, model_jobs, prepare_task, teaching_seconds
 
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MINUTE = 60.0
@@ -27,22 +28,27 @@ class Forecast:
     models: int
     selection_runs: int
     table_runs: int
+    model_seconds: float
+    models_measured: bool
     run_seconds: float
-    measured: bool
+    runs_measured: bool
     processes: int
 
     @property
     def hours(self) -> float:
-        """Wall hours of the runs, if every process has a core of its own."""
-        return (self.selection_runs + self.table_runs) * self.run_seconds / self.processes / SECONDS_PER_HOUR
+        """Wall hours of models and runs, if every process has a core of its own."""
+        seconds = self.models * self.model_seconds + (self.selection_runs + self.table_runs) * self.run_seconds
+        return seconds / self.processes / SECONDS_PER_HOUR
 
     def lines(self) -> list[str]:
         """For people."""
-        source = "mean of the finished runs" if self.measured else "expected_run_seconds of the study file"
+        models = "mean of those taught" if self.models_measured else "expected_model_seconds of the study file"
+        runs = "mean of the finished runs" if self.runs_measured else "expected_run_seconds of the study file"
         return [
             f"to do: {self.models} models, {self.selection_runs} runs to choose learning rates, {self.table_runs} runs "
             "for the tables",
-            f"{self.run_seconds:.0f} s a run ({source}), {self.processes} at once: about {self.hours:.2f} hours",
+            f"{self.model_seconds:.0f} s a model ({models}), {self.run_seconds:.0f} s a run ({runs}), "
+            f"{self.processes} at once: about {self.hours:.2f} hours",
         ]
 
 
@@ -52,27 +58,31 @@ def forecast(study: StudyConfig) -> Forecast:
     selection = selection_cells(study, root, files)
     tables = table_cells(study, root, files, dict.fromkeys(_tuned(study), study.selection.learning_rates[0]))
     jobs = model_jobs(files.root, study.task, students=study.pair_count, selection=study.selection.pairs)
-    seconds = wall_seconds([*selection, *tables])
+    taught, ran = teaching_seconds(files, jobs), wall_seconds([*selection, *tables])
     return Forecast(
         models=sum(not files.model(job.name).is_dir() for job in jobs),
         selection_runs=sum(not finished(cell.folder) for cell in selection),
         table_runs=sum(not finished(cell.folder) for cell in tables),
-        run_seconds=sum(seconds) / len(seconds) if seconds else study.expected_run_seconds,
-        measured=bool(seconds),
+        model_seconds=sum(taught) / len(taught) if taught else study.expected_model_seconds,
+        models_measured=bool(taught),
+        run_seconds=sum(ran) / len(ran) if ran else study.expected_run_seconds,
+        runs_measured=bool(ran),
         processes=study.processes,
     )
 
 
-def run_study(study: StudyConfig, work: Work, *, report: Callable[[str], None]) -> Path:
+def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Callable[[str], None]) -> Path:
     """Do what is missing, then write tables and figures; returns the summary's path.
 
     Args:
         study: the study.
         work: trains one cell in a worker process.
+        stop: when it is asked, what is under way saves and ends.
         report: called with each line of progress.
 
     Raises:
         RunFolderError: a run failed; what is finished is kept, and the same command continues.
+        RunStopped: somebody asked to stop; the same command continues.
     """
     root = Path(study.folder)
     files = prepare_task(
@@ -81,12 +91,13 @@ def run_study(study: StudyConfig, work: Work, *, report: Callable[[str], None]) 
         students=study.pair_count,
         selection=study.selection.pairs,
         processes=study.processes,
+        stop=stop,
         report=report,
     )
     candidates = selection_cells(study, root, files)
-    _run(study, "selection", candidates, work, report)
+    _run(study, "selection", candidates, work, stop, report)
     choices = choose_rates(study, read_results(candidates, initial=False))
-    _run(study, "tables", table_cells(study, root, files, rates_of(choices)), work, report)
+    _run(study, "tables", table_cells(study, root, files, rates_of(choices)), work, stop, report)
     return summarise(study)
 
 
@@ -107,7 +118,24 @@ def task_files(study: StudyConfig) -> TaskFiles:
     return TaskFiles((Path(study.folder) / "task").resolve())
 
 
-def _run(study: StudyConfig, stage: str, cells: list[Cell], work: Work, report: Callable[[str], None]) -> None:
+def check_finished(study: StudyConfig) -> None:
+    """Refuse finished runs that are not this study's, as far as its learning rates are known, before others start.
+
+    Raises:
+        RunFolderError: a run was trained otherwise, or an evaluation is no average of its sets.
+    """
+    root, files = Path(study.folder), task_files(study)
+    candidates = selection_cells(study, root, files)
+    results = read_results(candidates, initial=False)
+    if len(results) == len(candidates):
+        rates = rates_of(choose_rates(study, results))
+        read_results(table_cells(study, root, files, rates), initial=False)
+
+
+def _run(
+    study: StudyConfig, stage: str, cells: list[Cell], work: Work, stop: StopRequest, report: Callable[[str], None]
+) -> None:
+    read_results(cells, initial=False)  # finished runs that are not this study's are refused before others train
     table = ProgressTable(Path(study.folder), stage, cells)
     table.write(None)
 
@@ -120,7 +148,7 @@ def _run(study: StudyConfig, stage: str, cells: list[Cell], work: Work, report: 
         name = f"{cell.variant} {cell.arm} pair {cell.pair} lr {cell.learning_rate:g}"
         report(f"{stage} {number}/{of}  {name}  {outcome}  {left:.0f} min left")
 
-    outcome = run_cells(cells, work, processes=study.processes, report=told)
+    outcome = run_cells(cells, work, processes=study.processes, stop=stop, report=told)
     report(f"{stage}: finished runs of all\n{table.text()}".rstrip())
     if outcome.failures:
         cell, error = outcome.failures[0]

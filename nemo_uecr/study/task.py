@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 from nemo_uecr.data.atomic import new_folder, replace_file
 from nemo_uecr.demo.recipe import Course, ModelShape
 from nemo_uecr.demo.task import LEVELS, Problem, distinct_problems, read_questions, write_rows
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.schema import CourseConfig, ModelConfig, TaskConfig
 from nemo_uecr.study.solutions import flawed_solution
+from nemo_uecr.study.workers import work_on
 
 TASK_FILE = "task.json"
 PROBLEMS = "problems"
 MODELS = "models"
+#: Beside a model's weights: how it was taught.
+TEACHING = "teaching.json"
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,21 @@ def model_jobs(root: Path, task: TaskConfig, *, students: int, selection: int) -
     return jobs + [ModelJob(root, name, task.student, task.seed) for name in names]
 
 
+def teaching_seconds(files: TaskFiles, jobs: Iterable[ModelJob]) -> list[float]:
+    """Seconds that each model took which is there and says so."""
+    paths = [files.model(job.name) / TEACHING for job in jobs]
+    return [float(json.loads(path.read_text(encoding="utf-8"))["seconds"]) for path in paths if path.is_file()]
+
+
 def prepare_task(
-    root: Path, task: TaskConfig, *, students: int, selection: int, processes: int, report: Callable[[str], None]
+    root: Path,
+    task: TaskConfig,
+    *,
+    students: int,
+    selection: int,
+    processes: int,
+    stop: StopRequest,
+    report: Callable[[str], None],
 ) -> TaskFiles:
     """Make what is missing of the problems and models.
 
@@ -78,10 +94,12 @@ def prepare_task(
         students: pairs of the tables.
         selection: pairs on which learning rates are chosen.
         processes: models taught at once, one thread each.
+        stop: when it is asked, the models under way are given up.
         report: called with a line when something is ready.
 
     Raises:
-        RunFolderError: the folder holds another task.
+        RunFolderError: the folder holds another task, or a worker process died.
+        RunStopped: somebody asked to stop.
     """
     _claim(root, task)
     files = TaskFiles(root)
@@ -94,12 +112,13 @@ def prepare_task(
         for job in model_jobs(root, task, students=students, selection=selection)
         if not files.model(job.name).is_dir()
     ]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(teach_model, job): job for job in missing}
-        for number, done in enumerate(as_completed(waiting), start=1):
-            report(
-                f"model {number} of {len(missing)}, {waiting[done].name}: last loss {done.result():.3f} nats a token"
-            )
+    ready = list[str]()
+
+    def told(job: ModelJob, loss: float) -> None:
+        ready.append(job.name)
+        report(f"model {len(ready)} of {len(missing)}, {job.name}: last loss {loss:.3f} nats a token")
+
+    work_on(teach_model, missing, processes=processes, stop=stop, report=told)
     return files
 
 
@@ -111,6 +130,7 @@ def teach_model(job: ModelJob) -> float:
     from nemo_uecr.demo.supervised import build_model, solved_batches, train_supervised
     from nemo_uecr.demo.tokenizer import build_tokenizer
 
+    started = time.monotonic()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     tokenizer = build_tokenizer()
@@ -129,6 +149,8 @@ def teach_model(job: ModelJob) -> float:
     with new_folder(TaskFiles(job.root).model(job.name)) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        taught = {"seconds": time.monotonic() - started, "last_loss": losses[-1]}
+        (folder / TEACHING).write_text(json.dumps(taught) + "\n", encoding="utf-8")
     return losses[-1]
 
 

@@ -1,11 +1,15 @@
-"""Made results: what a run would have measured."""
+"""Made results: what a run would have measured; and the smallest study that really runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.results import RunResult
+
+SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
 
 
 def made_cell(arm: str, pair: int, *, variant: str) -> Cell:
@@ -28,3 +32,20 @@ def made_result(cell: Cell, final: float) -> RunResult:
         rewards=(10.0, 20.0),
         samples=12,
     )
+
+
+def study_file(folder: Path, **changes: object) -> Path:
+    """The small study, smaller: one variant, models taught for a few steps."""
+    content = yaml.safe_load(SMALL.read_text())
+    content |= {"config": str(SMALL.parent / "../local/demo.yaml"), "folder": str(folder / "study")}
+    content["variants"] = {"one_update": []}
+    content["arms"].pop("own_teacher")
+    content["tables"]["main"]["arms"] = ["grpo", "uecr"]
+    content["sensitivity"] = {"alpha": {"title": "alpha", "default": "uecr", "points": {"grpo": 0.0, "uecr": 1.0}}}
+    for model in ("student", "teacher"):
+        content["task"][model]["course"] |= {"steps": 4, "tokens_per_batch": 200}
+    content["overrides"] += ["rollout.max_response_tokens=6", "evaluation.max_tokens=6", "evaluation.bootstrap=100"]
+    content |= changes
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path

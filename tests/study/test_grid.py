@@ -17,6 +17,7 @@ from nemo_uecr.study.load import load_study
 from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import choose_rates, rates_of
+from nemo_uecr.study.study import forecast, task_files
 from nemo_uecr.study.task import TaskFiles
 from tests.study.made import made_result
 
@@ -152,6 +153,7 @@ def test_shipped_base_has_every_method_once(tmp_path: Path) -> None:
                 "config": str(SMALL.parent / "../local/demo.yaml"),
                 "folder": str(tmp_path / "out"),
                 "expected_run_seconds": 30,
+                "expected_model_seconds": 60,
                 "task": small["task"],
             }
         )
@@ -164,6 +166,18 @@ def test_shipped_base_has_every_method_once(tmp_path: Path) -> None:
         "uecr", "grpo", "puu", "distilled_rl", "atod",
     }  # fmt: skip
     assert set(study.tables["main"].arms) | set(study.tables["ablation"].arms) == {entry.name for entry in PAPER}
+
+
+def small_task(**models: dict[str, object]) -> dict[str, object]:
+    """The small study's task with some sizes changed."""
+    task: dict[str, object] = yaml.safe_load(SMALL.read_text())["task"]
+    return task | {name: task[name] | sizes for name, sizes in models.items()}  # type: ignore[operator]
+
+
+def small_arms(**changes: dict[str, object]) -> dict[str, dict[str, object]]:
+    """The small study's arms with some changed."""
+    arms: dict[str, dict[str, object]] = yaml.safe_load(SMALL.read_text())["arms"]
+    return arms | {name: arms[name] | change for name, change in changes.items()}
 
 
 @pytest.mark.parametrize(
@@ -207,6 +221,41 @@ def test_shipped_base_has_every_method_once(tmp_path: Path) -> None:
             {"arms": {"uecr": {"overrides": [], "pairs": 1, "teacher": "teacher", "learning_rate_of": None}}},
             "arms.uecr.pairs: got 1",
         ),
+        (
+            {"task": small_task(student={"heads": 3, "key_value_heads": 2})},
+            "task.student: got heads 3 and key_value_heads 2; expected heads to be a multiple of key_value_heads",
+        ),
+        ({"task": small_task(teacher={"head_dim": 15})}, "task.teacher.head_dim: got 15; expected an even number"),
+        (
+            {"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "grpo", "grpo"]}}},
+            "tables.t.arms: got grpo more than once",
+        ),
+        (
+            {"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["grpo", "own_teacher"]}}},
+            "tables.t.reference: got 'uecr', expected one of its arms: grpo, own_teacher",
+        ),
+        ({"tables": {"../t": {"title": "x", "reference": "uecr", "arms": ["uecr", "grpo"]}}}, "tables.../t: the name"),
+        ({"variants": []}, "variants: got []"),
+        ({"variants": {"a/b": []}}, "variants.a/b: the name becomes that of a folder"),
+        ({"arms": small_arms(uecr={"variants": []})}, "arms.uecr.variants: got an empty list; name one"),
+        (
+            {"arms": small_arms() | {"../../x": small_arms()["grpo"]}},
+            "arms.../../x: the name becomes that of a folder; expected letters, digits",
+        ),
+        (
+            {"selection": {"learning_rates": [1e-4, 1.0000001e-4], "pairs": 1}},
+            "selection.learning_rates: 2 candidates would share the folder lr-0.0001",
+        ),
+        (
+            {
+                "selection": {
+                    "learning_rates": [1e-4],
+                    "pairs": 1,
+                    "learning_rates_in": {"four_updates": [2e-4, 2e-4]},
+                }
+            },
+            "selection.learning_rates_in.four_updates: 2 candidates would share the folder lr-0.0002",
+        ),
     ],
 )
 def test_faulty_study_file(tmp_path: Path, changes: dict[str, object], message: str) -> None:
@@ -214,3 +263,24 @@ def test_faulty_study_file(tmp_path: Path, changes: dict[str, object], message: 
         load_study(written(tmp_path, **changes))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_budget_counts_the_models(study: StudyConfig, tmp_path: Path) -> None:
+    small = study.model_copy(update={"folder": str(tmp_path / "study")})
+    begun = forecast(small)
+    # 1 teacher, 2 students and 1 for the rates; 2 rates in each of 2 variants; 3 arms, 2 variants, 2 pairs
+    assert (begun.models, begun.selection_runs, begun.table_runs) == (4, 4, 12)
+    # 4 models of 4 s and 16 runs of 3 s, two at once: (16 + 48) / 2 = 32 s
+    assert begun.hours == pytest.approx(32 / 3600)
+    assert begun.lines()[1] == (
+        "4 s a model (expected_model_seconds of the study file), 3 s a run (expected_run_seconds of the study file), "
+        "2 at once: about 0.01 hours"
+    )
+    files = task_files(small)
+    for name, seconds in (("teacher", 10.0), ("student-000", 30.0)):
+        files.model(name).mkdir(parents=True)
+        (files.model(name) / "teaching.json").write_text(f'{{"seconds": {seconds}, "last_loss": 1.0}}')
+    later = forecast(small)
+    assert later.models == 2
+    assert later.hours == pytest.approx((2 * 20 + 16 * 3) / 2 / 3600)  # (10 + 30) / 2 = 20 s a model
+    assert "20 s a model (mean of those taught)" in later.lines()[1]

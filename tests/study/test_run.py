@@ -11,28 +11,10 @@ import yaml
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.study.runner import finished
+from tests.study.made import study_file
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
 pytest.importorskip("matplotlib", reason="the study extra is not installed")
-
-SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
-
-
-def study_file(folder: Path, **changes: object) -> Path:
-    """The small study, smaller: one variant, models taught for a few steps."""
-    content = yaml.safe_load(SMALL.read_text())
-    content |= {"config": str(SMALL.parent / "../local/demo.yaml"), "folder": str(folder / "study")}
-    content["variants"] = {"one_update": []}
-    content["arms"].pop("own_teacher")
-    content["tables"]["main"]["arms"] = ["grpo", "uecr"]
-    content["sensitivity"] = {"alpha": {"title": "alpha", "default": "uecr", "points": {"grpo": 0.0, "uecr": 1.0}}}
-    for model in ("student", "teacher"):
-        content["task"][model]["course"] |= {"steps": 4, "tokens_per_batch": 200}
-    content["overrides"] += ["rollout.max_response_tokens=6", "evaluation.max_tokens=6", "evaluation.bootstrap=100"]
-    content |= changes
-    path = folder / "study.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +102,52 @@ def test_an_average_that_is_no_mean_of_its_sets_is_refused(
     record.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert entry_point(["study", str(study_file(tmp_path)), "--tables-only"]) == 2
     assert "expected the mean of level1, level2, level3, level4, level5" in capsys.readouterr().err
+
+
+def break_record(folder: Path, **changes: object) -> None:
+    """Change the last evaluation of one finished run of the tables; None removes."""
+    record = folder / "study" / "runs" / "one_update" / "grpo" / "pair-001" / "evaluation.jsonl"
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    for key, change in changes.items():
+        if change is None:
+            lines[-1].pop(key)
+        else:
+            lines[-1][key] = change
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (None, "lacks fields or numbers"),
+        ({"level1": {}}, "lacks fields or numbers"),
+        (
+            {"level1": {"avg": 0.5, "low": 0.4, "high": 0.6}},
+            "over level1; expected the mean of level1, level2, level3, level4, level5",
+        ),
+    ],
+)
+def test_an_evaluation_without_a_set_is_refused_before_anything_starts(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: object, expected: str
+) -> None:
+    shutil.copytree(done / "study", tmp_path / "study")
+    break_record(tmp_path, sets=change)
+    lost = tmp_path / "study" / "runs" / "one_update" / "uecr" / "pair-000"
+    shutil.rmtree(lost)
+    path = study_file(tmp_path)
+    for option in ([], ["--budget"], ["--tables-only"]):
+        assert entry_point(["study", str(path), *option]) == 2
+        error = capsys.readouterr().err.strip()
+        assert "runs/one_update/grpo/pair-001" in error
+        assert expected in error
+        assert "\n" not in error
+    assert not lost.exists()
+
+
+def test_models_say_how_long_they_were_taught(done: Path) -> None:
+    for name in ("teacher", "student-000", "selection-000"):
+        taught = json.loads((done / "study" / "task" / "models" / name / "teaching.json").read_text())
+        assert taught["seconds"] > 0
 
 
 def test_a_pair_without_its_initial_evaluation_waits(done: Path, tmp_path: Path) -> None:

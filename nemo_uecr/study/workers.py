@@ -1,0 +1,114 @@
+"""Worker processes of a study: none of them, nor a child of theirs, outlives it.
+
+Each worker leads a process group of its own, so that it can be ended together with the comparison process that it
+started, and watches the study, so that it ends where the study was killed and could end nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.process import BaseProcess
+from typing import TypeVar
+
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.stopping import RunStopped, StopRequest
+
+#: How often a request to stop is looked for.
+POLL_SECONDS = 0.2
+#: How long workers may take to finish and save the step under way before they are killed.
+GRACE_SECONDS = 30.0
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def work_on(
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    processes: int,
+    stop: StopRequest,
+    report: Callable[[Item, Result], None],
+) -> None:
+    """Work on every item in a process of its own, several at once.
+
+    Args:
+        work: must be importable, because it runs in other processes.
+        items: what to work on, in the order in which they begin.
+        processes: items at once.
+        stop: when it is asked, the workers save and end.
+        report: called here with each item and its result, in the order in which they end.
+
+    Raises:
+        RunStopped: somebody asked to stop.
+        RunFolderError: a worker died.
+    """
+    if not items:
+        return
+    others = set(active_children())
+    pool = ProcessPoolExecutor(
+        min(processes, len(items)), mp_context=get_context("spawn"), initializer=_belong_to_the_study
+    )
+    try:
+        waiting = {pool.submit(work, item): item for item in items}
+        while waiting:
+            for future in wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
+                result = future.result()
+                report(waiting.pop(future), result)
+            if stop.asked:
+                raise RunStopped(f"stopped by {stop.reason}; what is finished is kept, the same command goes on")
+    except BrokenProcessPool as error:
+        _end(pool, set(active_children()) - others)
+        raise RunFolderError(
+            "a worker process of the study died, killed or out of memory; what is finished is kept. Make room, or "
+            "lower processes, and run the same command again"
+        ) from error
+    except BaseException:  # Ctrl-C too: whatever ends the study ends its workers
+        _end(pool, set(active_children()) - others)
+        raise
+    pool.shutdown()
+
+
+def _belong_to_the_study() -> None:
+    """In a worker: lead a process group, and end it when the study is no more."""
+    os.setpgrp()
+    threading.Thread(target=_end_with_the_study, daemon=True).start()
+
+
+def _end_with_the_study() -> None:
+    study = parent_process()
+    if study is not None:
+        study.join()
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _end(pool: ProcessPoolExecutor, workers: set[BaseProcess]) -> None:
+    """Ask every worker to save and end, and kill those that do not."""
+    pool.shutdown(wait=False, cancel_futures=True)
+    try:
+        for worker in workers:
+            _signal(worker, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_SECONDS
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+    finally:  # a second Ctrl-C cuts the waiting short
+        for worker in workers:
+            _signal(worker, signal.SIGKILL)
+
+
+def _signal(worker: BaseProcess, number: signal.Signals) -> None:
+    """To the worker's whole group, which it may not lead yet, or no longer."""
+    if worker.pid is None:
+        return
+    try:
+        os.killpg(worker.pid, number)
+    except ProcessLookupError:
+        if worker.is_alive():
+            worker.kill()

@@ -1,0 +1,58 @@
+"""Work for the worker processes of the tests; light, because every process imports it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from nemo_uecr.stopping import listening
+from nemo_uecr.study.workers import work_on
+
+LONG = 600.0
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def fail_at_two(number: int) -> int:
+    if number == 2:
+        raise ValueError("two")
+    return number
+
+
+def die_at_two(number: int) -> int:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def hang(folder: Path) -> None:
+    """Write the process ids of this worker and of a child of it, and hang."""
+    child = subprocess.Popen(["sleep", str(LONG)])
+    aside = folder / f".{os.getpid()}"
+    aside.write_text(f"{os.getpid()} {child.pid}")
+    aside.rename(folder / f"{os.getpid()}.pids")
+    time.sleep(LONG)
+
+
+def hang_deaf(folder: Path) -> None:
+    """The same, deaf to SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hang(folder)
+
+
+def main() -> None:
+    """A study of five such jobs, two at once."""
+    with listening() as stop:
+        folder = Path(sys.argv[1])
+        work_on(hang, [folder] * 5, processes=2, stop=stop, report=lambda item, result: logging.info("%s", item))
+
+
+if __name__ == "__main__":
+    main()

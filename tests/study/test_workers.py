@@ -1,0 +1,112 @@
+"""Worker processes: results come back, and whatever ends a study ends its workers and their children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.stopping import RunStopped, StopRequest
+from nemo_uecr.study import workers
+from nemo_uecr.study.workers import work_on
+from tests.study.jobs import die_at_two, double, fail_at_two, hang_deaf
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie that nobody has waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def pids(folder: Path) -> list[int]:
+    """Of the two jobs that hang and of their children."""
+    wait_until(lambda: len([*folder.glob("*.pids")]) == 2)
+    return [int(word) for path in folder.glob("*.pids") for word in path.read_text().split()]
+
+
+def gone(found: list[int]) -> bool:
+    return not any(map(alive, found))
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process with two workers that hang, as the study command has them."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.study.jobs", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_every_item_is_worked_on_once() -> None:
+    found = dict[int, int]()
+    work_on(
+        double, [1, 2, 3], processes=2, stop=StopRequest(), report=lambda item, result: found.update({item: result})
+    )
+    assert found == {1: 2, 2: 4, 3: 6}
+    work_on(double, [], processes=2, stop=StopRequest(), report=lambda item, result: pytest.fail("nothing to do"))
+
+
+def test_a_request_ends_deaf_workers_and_their_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "GRACE_SECONDS", 0.5)
+    stop = StopRequest()
+
+    def ask() -> None:
+        pids(tmp_path)
+        stop.ask("a test")
+
+    threading.Thread(target=ask).start()
+    with pytest.raises(RunStopped, match=r"stopped by a test; what is finished is kept"):
+        work_on(hang_deaf, [tmp_path] * 3, processes=2, stop=stop, report=lambda item, result: None)
+    assert len([*tmp_path.glob("*.pids")]) == 2  # the third never began
+    wait_until(lambda: gone(pids(tmp_path)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_the_study_alone_ends_all(
+    jobs: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+) -> None:
+    found = pids(tmp_path)
+    assert all(map(alive, found))
+    jobs.send_signal(number)
+    message = jobs.communicate(timeout=PATIENCE)[1]
+    expected = {signal.SIGTERM: "stopped by SIGTERM", signal.SIGINT: "KeyboardInterrupt", signal.SIGKILL: ""}[number]
+    assert expected in message
+    wait_until(lambda: gone(found))
+
+
+def test_an_error_in_one_ends_the_others(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two"):
+        work_on(fail_at_two, [1, 2, 3], processes=1, stop=StopRequest(), report=lambda item, result: None)
+
+
+def test_a_worker_that_dies_is_one_line() -> None:
+    with pytest.raises(RunFolderError, match=r"a worker process of the study died, killed or out of memory") as error:
+        work_on(die_at_two, [1, 2, 3], processes=1, stop=StopRequest(), report=lambda item, result: None)
+    assert "\n" not in str(error.value)
