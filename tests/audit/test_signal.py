@@ -142,7 +142,7 @@ def test_agreement_by_hand(tmp_path: Path) -> None:
         ('{"pair": "p", "preferred": "left"}', "expected one of first"),
         ('{"pair": "p", "preferred": "tie"}\n{"pair": "p", "preferred": "tie"}', ":2: pair 'p' stands twice"),
         ("", "no verdict"),
-        ("[1]", "holds a list"),
+        ("[1]", "got list; expected one JSON object a line"),
     ],
 )
 def test_a_judges_file_that_cannot_be_used(tmp_path: Path, line: str, complaint: str) -> None:

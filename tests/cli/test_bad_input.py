@@ -62,7 +62,7 @@ REFUSALS = {
     "no problem file": (("config", "check", MINE), "data.train: path/to/train.jsonl: no such file"),
     "unknown action": (("config", "shoe", DEMO), "invalid choice: 'shoe'"),
     "unknown command": (("trainn", DEMO), "unknown command 'trainn'; did you mean 'train'?"),
-    "far-off command": (("xyz",), "known commands: demo, train, smoke"),
+    "far-off command": (("xyz",), "known commands: demo, config, doctor, "),
     "unknown benchmark": (("bench", "speed"), "unknown command 'bench speed'"),
     "missing argument": (("train",), "the following arguments are required: CONFIG; see nemo-uecr train --help"),
     "unknown option": (("train", DEMO, "--resum"), "unrecognized arguments: --resum"),

@@ -40,8 +40,9 @@ def limited(words: Sequence[str], bytes_a_file: int) -> tuple[int, list[str]]:
 
 
 def files(folder: Path) -> dict[str, int]:
-    """Every file that a reader would see, and its size."""
+    """Every file that a reader would see, and its size; a lock names its process, in as many digits as that has."""
     found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    found = (path for path in found if path.name != "run.lock")
     return {str(path.relative_to(folder)): path.stat().st_size for path in found}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.identities import identities_section, metric_of, verdicts
 from nemo_uecr.report.run_folder import RunFolder, read_run
 from nemo_uecr.telemetry.names import METRICS
@@ -29,12 +30,18 @@ def test_declared_identities_hold_with_their_worst_residual(make_run: RunMaker) 
     assert {verdict.word for verdict in verdicts(run)} == {"holds"}
 
 
-@pytest.mark.parametrize("value", [1.1e-6, float("nan"), -2e-6])
-def test_residual_above_tolerance_or_no_number_is_violated(make_run: RunMaker, value: float) -> None:
+@pytest.mark.parametrize("value", [1.1e-6, -2e-6])
+def test_residual_above_tolerance_is_violated(make_run: RunMaker, value: float) -> None:
     run = with_metric(make_run("bad"), 17, "identity/budget_error", value)
     budget = next(verdict for verdict in verdicts(run) if verdict.name == "budget")
     assert (budget.word, budget.step) == ("violated", 17)
     assert "✗ violated" in identities_section([run]).body
+
+
+def test_residual_that_is_no_number_is_refused(make_run: RunMaker) -> None:
+    """No run writes one: its log takes finite numbers only."""
+    with pytest.raises(RunFolderError, match="line 17 is no valid JSON .NaN is no number of JSON"):
+        with_metric(make_run("bad"), 17, "identity/budget_error", float("nan"))
 
 
 def test_counts_allow_none_at_all(make_run: RunMaker) -> None:
