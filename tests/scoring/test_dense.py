@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from nemo_uecr.scoring.errors import (
     ScoringInputError,
     TargetOutOfVocabularyError,
 )
+from nemo_uecr.scoring.fused_linear import score_hidden
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
@@ -275,3 +277,14 @@ def test_bad_arguments(case: str) -> None:
     with pytest.raises(ScoringInputError, match=message) as caught:
         score_logits(logits, target, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None, torch.tensor(True)])
+def test_a_switch_is_true_or_false(value: Any) -> None:
+    """Any other value would count as one of the two without a word."""
+    logits = torch.zeros(1, 4)
+    target = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ScoringInputError, match="^top1 is .*, expected True or False"):
+        score_logits(logits, target, temperatures=(1.0,), entropy=True, top1=value)
+    with pytest.raises(ScoringInputError, match="^top1 is .*, expected True or False"):
+        score_hidden(torch.zeros(1, 2), torch.zeros(4, 2), target, temperatures=(1.0,), entropy=True, top1=value)
