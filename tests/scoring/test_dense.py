@@ -284,7 +284,7 @@ def test_a_switch_is_true_or_false(value: Any) -> None:
     """Any other value would count as one of the two without a word."""
     logits = torch.zeros(1, 4)
     target = torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(ScoringInputError, match="^top1 is .*, expected True or False"):
+    with pytest.raises(ScoringInputError, match=r"^top1 is .*, expected True or False"):
         score_logits(logits, target, temperatures=(1.0,), entropy=True, top1=value)
-    with pytest.raises(ScoringInputError, match="^top1 is .*, expected True or False"):
+    with pytest.raises(ScoringInputError, match=r"^top1 is .*, expected True or False"):
         score_hidden(torch.zeros(1, 2), torch.zeros(4, 2), target, temperatures=(1.0,), entropy=True, top1=value)
