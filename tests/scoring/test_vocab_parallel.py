@@ -112,6 +112,21 @@ def test_one_collective_a_call(on_ranks: OnRanks, temperatures: tuple[float, ...
         assert result.value == [(1, [("allgather_base", 30 * bytes_a_token)])] * 2
 
 
+def count_of_one_logp(rank: int, size: int, logits: Tensor, target: Tensor) -> Any:
+    shard, start = cut(logits, [500, 500], rank)
+    with CollectiveCount(torch.device("cpu")) as count:
+        token_logp_vocab_parallel(shard, target, first_column=start, group=None, temperature=0.7)
+    return count.at_backend, [(one.name, one.sent) for one in count.seen]
+
+
+def test_a_log_probability_alone_sends_no_statistic_of_the_entropy(on_ranks: OnRanks) -> None:
+    """Largest logit, the target's, and one sum: 12 bytes a token; neither an entropy's sum nor one at T = 1."""
+    logits, target = peaked_logits(30, 1000, 9.0, seed=3)
+    for result in on_ranks(2, count_of_one_logp, logits, target):
+        assert result.error is None, result.message
+        assert result.value == (1, [("allgather_base", 30 * 12)])
+
+
 def test_one_collective_a_call_of_very_many_tokens(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", filled_empty)  # the ranks are forked, so they have it too
     # 2 ranks x 16 bytes x 40,000 tokens are more than what gloo may stage.
