@@ -49,6 +49,8 @@ def hang_deaf(folder: Path) -> None:
 
 def main() -> None:
     """A study of five such jobs, two at once."""
+    # A shell starts what it puts into the background deaf to Ctrl-C, and its children with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with listening() as stop:
         folder = Path(sys.argv[1])
         work_on(hang, [folder] * 5, processes=2, stop=stop, report=lambda item, result: logging.info("%s", item))
