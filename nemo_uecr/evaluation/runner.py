@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nemo_uecr.data.benchmarks import LoadedBenchmark
+from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.engines.base import Engine, Generation, Request
@@ -172,21 +172,22 @@ def judged(
 def _locked(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "run.lock").open("w", encoding="utf-8")
+        lock = open_lock(folder / "run.lock")
     except OSError as error:
         raise RunFolderError(f"{folder}: {error.strerror}; choose another --out") from error
     with lock:
         deadline = time.monotonic() + LOCK_WAIT
-        while not _take(lock):
+        while not _free(lock, folder):
             if time.monotonic() > deadline:
                 raise RunFolderError(f"{folder} is in use by another evaluation; wait for it or choose another --out")
             time.sleep(0.2)
         yield
 
 
-def _take(lock: TextIO) -> bool:
+def _free(lock: TextIO, folder: Path) -> bool:
+    """Whether nobody else holds the lock, which is ours then."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(lock, folder)
     except BlockingIOError:
         return False
     return True

@@ -234,7 +234,5 @@ def test_an_empty_name_is_not_the_current_folder(given: str, tmp_path: Path, mon
     (tmp_path / "file.jsonl").write_text(row, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     for read in (load_benchmark, lambda text: check_benchmarks([text])):
-        with pytest.raises(
-            DataError, match="expected a file, a folder or a name|neither of them empty|no such file, and no known"
-        ):
+        with pytest.raises(DataError, match=r"a file, a folder or a name|neither of them empty|no such file, and no"):
             read(given)
