@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hold-at",
         type=number_between(-1.0, 1.0),
         default=HOLD_AT,
-        metavar="COSINE",
         help="cosine to hold a row at (default: %(default)s)",
     )
 
