@@ -131,6 +131,6 @@ def _object(record: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _row_set(name: str, entry: object) -> str:
     value = entry.get("row_set") if isinstance(entry, dict) else None
-    if not usable_text(value):
+    if not isinstance(value, str) or not usable_text(value):
         raise ValueError(f"benchmarks.{name}.row_set is {value!r:.60}, expected a text")
     return value

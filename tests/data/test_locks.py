@@ -9,11 +9,13 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from nemo_uecr.data import atomic
 from nemo_uecr.data.atomic import new_folder, only_writer
+from nemo_uecr.data.lock_file import take_lock
 from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import RunFolderError
 
@@ -74,15 +76,14 @@ def test_a_folder_is_written_where_there_are_no_locks(
 def test_a_lock_that_its_holder_has_removed_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between our opening and our locking the holder ends and a third one makes the file anew and holds that."""
     folder, lock = tmp_path / "out", tmp_path / ".out.lock.tmp"
-    third = []
-    real = atomic.take_lock
+    third: list[TextIO] = []
 
-    def late(file: object, path: Path) -> bool:
+    def late(file: TextIO, path: Path) -> bool:
         if not third:
             lock.unlink()
             third.append(lock.open("w", encoding="utf-8"))
             fcntl.flock(third[0], fcntl.LOCK_EX)
-        return real(file, path)  # type: ignore[arg-type]
+        return take_lock(file, path)
 
     monkeypatch.setattr(atomic, "take_lock", late)
     with pytest.raises(RunFolderError, match="being written by another process"), only_writer(folder):
