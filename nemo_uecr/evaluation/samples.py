@@ -85,7 +85,8 @@ def _sample(found: object) -> Sample:
 
 
 def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """A count or an id; one of hundreds of digits is none, and no mean can be taken of it."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _text(value: object) -> bool:
@@ -105,11 +106,11 @@ _VERDICTS = tuple(verdict.value for verdict in Verdict)
 #: Every key of a line: what is expected there in words, and whether a value is that.
 _KEYS: dict[str, tuple[str, Callable[[object], bool]]] = {
     **dict.fromkeys(("benchmark", "problem"), ("a text that is not empty", _name)),
-    "sample": ("a whole number from 0", _whole),
+    "sample": ("a whole number from 0 to 2**63 - 1", _whole),
     **dict.fromkeys(("question", "answer", "response"), ("a text", _text)),
     "extracted": ("a text or null", lambda value: value is None or _text(value)),
     "verdict": (f"one of {', '.join(_VERDICTS)}", lambda value: isinstance(value, str) and value in _VERDICTS),
-    "tokens": ("a whole number from 0", _whole),
+    "tokens": ("a whole number from 0 to 2**63 - 1", _whole),
     "truncated": ("true or false", lambda value: isinstance(value, bool)),
     "token_ids": (
         "a list of whole numbers, or null",
