@@ -159,7 +159,8 @@ def test_a_plan_with_fields_of_another_kind_is_one_line(change: dict[str, object
         ("sample", {"a": 1}), ("sample", "0"), ("sample", 0.0), ("sample", False), ("sample", -1),
         ("question", None), ("answer", 5), ("response", 1), ("extracted", 5),
         ("verdict", "CORRECT"), ("verdict", ["correct"]), ("verdict", None),
-        ("tokens", "3"), ("tokens", -1), ("tokens", 10**400), ("truncated", "no"), ("truncated", 0), ("token_ids", [1.5]), ("token_ids", 3),
+        ("tokens", "3"), ("tokens", -1), ("tokens", 10**400),
+        ("truncated", "no"), ("truncated", 0), ("token_ids", [1.5]), ("token_ids", 3),
     ],
 )  # fmt: skip
 def test_a_sample_with_a_field_of_another_kind_is_named(key: str, value: object, tmp_path: Path) -> None:
