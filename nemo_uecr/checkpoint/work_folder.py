@@ -6,7 +6,6 @@ conversion of anything else begins anew. OUT appears by one rename, after the ve
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 from nemo_uecr.data.atomic import replace_file, sync_folder
 from nemo_uecr.data.digest import file_sha256
+from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -136,13 +136,13 @@ def only_one(out: Path) -> Iterator[None]:
     lock = out.with_name(f".{out.name}.lock")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
+        file = open_lock(lock)
     except OSError as error:
         raise CheckpointError(f"{out.parent}: cannot write there ({error.strerror})") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            take_lock(file, out)
+        except BlockingIOError:
             raise CheckpointError(f"{out}: another process is converting into it; wait for its end") from None
         try:
             refuse_occupied(out)  # once more: it may have been finished since

@@ -14,6 +14,7 @@ and hmmt_nov25 are known by these names. A row that might be a benchmark problem
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import sys
@@ -83,8 +84,8 @@ def _types(keep: list[str] | None, drop: list[str] | None) -> frozenset[str]:
 def _range(low: float, high: float) -> tuple[float, float]:
     from nemo_uecr.errors import DataError
 
-    if not low <= high:  # NaN is neither below nor above
-        raise DataError(f"--difficulty: got {low:g} {high:g}, expected two numbers, the lower first")
+    if not -math.inf < low <= high < math.inf:  # NaN is neither below nor above
+        raise DataError(f"--difficulty: got {low:g} {high:g}, expected two finite numbers, the lower first")
     return low, high
 
 

@@ -10,6 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from nemo_uecr.cli.ranges import number_between
+
 __all__ = ["add_arguments", "run"]
 
 #: Chosen on rewritten problems of AIME24 and AMC23 with the packaged model; docs/data.md has the measurement.
@@ -22,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder made by `data prepare --screen ...`")
     parser.add_argument("--model", default=PACKAGED, help="sentence model: folder or hub name (default: %(default)s)")
-    parser.add_argument("--hold-at", type=float, default=HOLD_AT, help="cosine to hold a row at (default: %(default)s)")
+    parser.add_argument(
+        "--hold-at",
+        type=number_between(-1.0, 1.0),
+        default=HOLD_AT,
+        help="cosine to hold a row at (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,11 +1,12 @@
-"""Whole numbers of the command line with a least value."""
+"""Numbers of the command line with a range: whole ones with a least value, and those between two bounds."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
-__all__ = ["whole_from"]
+__all__ = ["number_between", "whole_from"]
 
 
 def whole_from(least: int) -> Callable[[str], int]:
@@ -18,6 +19,21 @@ def whole_from(least: int) -> Callable[[str], int]:
             number = least - 1
         if number < least:
             raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number from {least}")
+        return number
+
+    return parse
+
+
+def number_between(low: float, high: float) -> Callable[[str], float]:
+    """A type for argparse: a number that is not outside two bounds, which NaN is."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected a number from {low:g} to {high:g}")
         return number
 
     return parse

@@ -148,3 +148,6 @@ def lengths(config: NemoConfig) -> None:
     given = [value is not None for value in (data.difficulty_key, data.difficulty_low, data.difficulty_high)]
     if any(given) != all(given):
         raise ValueError("data.difficulty_key, data.difficulty_low and data.difficulty_high: expected all or none")
+    low, high = data.difficulty_low, data.difficulty_high
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"data.difficulty_low: got {low:g}, expected at most data.difficulty_high = {high:g}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.errors import RunFolderError
 
 
@@ -118,16 +118,16 @@ def _recover(path: Path) -> None:
 
 @contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Hold a folder's name for this block; a killed process lets go of it.
+    """Hold a folder's name for this block; a killed process lets go of it. Without locks it goes on with a warning.
 
     Raises:
         RunFolderError: If another one holds it.
     """
     lock = path.with_name(f".{path.name}.lock.tmp")
     while True:
-        with lock.open("w", encoding="utf-8") as file:
+        with open_lock(lock) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                take_lock(file, path)
             except BlockingIOError:
                 raise RunFolderError(
                     f"{path} is being written by another process; wait for its end or choose another folder"

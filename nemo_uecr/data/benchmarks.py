@@ -100,6 +100,8 @@ def _name_and_place(given: str) -> tuple[str, str]:
     if "=" not in given or "/" in given.split("=")[0]:
         return given, ""
     name, _, place = given.partition("=")
+    if not name.strip() or not place.strip():
+        raise DataError(f"benchmark {given!r}: expected NAME=FILE, neither of them empty")
     return name, place
 
 

@@ -34,8 +34,10 @@ def locate(name: str, *, revision: str | None) -> Located:
         revision: branch, tag or commit on the hub; None is its main branch.
 
     Raises:
-        DataError: If it is neither, or the hub does not answer.
+        DataError: If it is neither, or empty, or the hub does not answer.
     """
+    if not name.strip():  # an empty path is the current folder
+        raise DataError(f"the name of a data set is {name!r}; expected a file, a folder or a name on the hub")
     path = Path(name).expanduser()
     if path.exists() or not is_repository(name):
         return Located(path.name if path.exists() else name, path, None)

@@ -30,7 +30,11 @@ Manifest = dict[str, Any]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Add the hash of every file and row set, check that the counts add up, and write the manifest last."""
+    """Add the hash of every file and row set, check that the counts add up, and write the manifest last.
+
+    Raises:
+        DataError: If a number in it is not finite.
+    """
     manifest["format"] = FORMAT
     manifest["files"] = {name: describe_file(folder / name) for name in sorted(_names(folder))}
     manifest["row_sets"] |= {
@@ -40,7 +44,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     }
     manifest["counts"] |= {name: manifest["row_sets"][name]["rows"] for name in ("kept", "held", "removed")}
     manifest[OWN_DIGEST] = content_digest(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    try:
+        text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
+    except ValueError as error:  # NaN and infinity: no reader would take the file
+        raise DataError(
+            f"{folder}: a setting of the manifest is not finite ({error}); expected finite numbers"
+        ) from error
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.errors import RunFolderError
 
-log = logging.getLogger(__name__)
-
 FILE = "run.lock"
-#: What a file system answers that has no locks, as Lustre without its option `flock`.
-NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 @contextlib.contextmanager
@@ -33,7 +27,7 @@ def locked(folder: Path) -> Iterator[None]:
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / FILE).open("a+", encoding="utf-8")
+        lock = open_lock(folder / FILE)
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror}; choose another run.folder"
@@ -68,15 +62,9 @@ def _remove_empty(folder: Path) -> None:
 def _take(lock: TextIO, folder: Path) -> bool:
     """Whether the lock is ours; False on a file system without locks."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return take_lock(lock, folder)
     except BlockingIOError:
         lock.seek(0)
         raise RunFolderError(
             f"{folder} is in use by process {lock.read().strip() or '?'}; wait for it or choose another run.folder"
         ) from None
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        log.warning("%s: its file system has no locks; a second run into the folder would not be noticed", folder)
-        return False
-    return True

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import nemo_uecr
 from nemo_uecr.data.atomic import sync_folder, sync_tree
+from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.demo.recipe import BENCH_FOLDER, DEMO_RECIPE, RECIPE_FILE, Recipe, fingerprint, recipe_to_json
 from nemo_uecr.demo.task import LEVELS, distinct_problems, write_rows
 from nemo_uecr.errors import DataError, RunFolderError
@@ -123,9 +124,9 @@ def _assets_in(folder: Path) -> DemoAssets:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+    with open_lock(path) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(file, path.parent)
         except BlockingIOError:
             logger.info("demo: another process is preparing it; waiting")
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.metrics import QUANTILES
-from nemo_uecr.evaluation.plan import PLAN, differences
+from nemo_uecr.evaluation.plan import PLAN, differences, read_plan
 from nemo_uecr.evaluation.samples import Sample, read_samples, rewards_by_benchmark
 
 RESAMPLES = 10_000
@@ -53,11 +53,14 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
         The difference on each benchmark and, under "average", on their equal-weight average.
 
     Raises:
-        DataError: If problems, samples or decoding differ.
+        DataError: If problems, samples or decoding differ, or an evaluation is not finished.
     """
-    _check_plans(first, second)
+    plans = _checked_plans(first, second)
     samples = [read_samples(_samples_of(path)) for path in (first, second)]
     rewards = [rewards_by_benchmark(each) for each in samples]
+    for path, plan, found in zip((first, second), plans, rewards, strict=True):
+        if plan is not None:
+            _check_complete(path, plan, found)
     if {name: rows.keys() for name, rows in rewards[0].items()} != {n: rows.keys() for n, rows in rewards[1].items()}:
         raise DataError(f"{first} and {second} have other problems; a paired comparison needs the same")
     if not rewards[0]:
@@ -140,16 +143,33 @@ def _samples_of(path: Path) -> Path:
     return path / SAMPLES if path.is_dir() else path
 
 
-def _check_plans(first: Path, second: Path) -> None:
-    plans = []
-    for path in (first, second):
-        if path.is_dir():
-            if not (path / PLAN).is_file():
-                raise DataError(f"{path}: no {PLAN}; expected an evaluation folder or a file of samples")
-            plans.append(read_object(path / PLAN))
-    if len(plans) == 2:
+def _checked_plans(first: Path, second: Path) -> list[dict[str, Any] | None]:
+    """The plans of evaluation folders, which must agree; None for a file of samples."""
+    plans = [_plan_of(path) for path in (first, second)]
+    if plans[0] is not None and plans[1] is not None:
         for key, ours, theirs in differences(plans[0], plans[1]):
             if not key.startswith("model."):
                 raise DataError(
                     f"{first} and {second} were evaluated with {key}={ours!r} and {theirs!r}; expected the same"
                 )
+    return plans
+
+
+def _plan_of(path: Path) -> dict[str, Any] | None:
+    if not path.is_dir():
+        return None
+    if not (path / PLAN).is_file():
+        raise DataError(f"{path}: no {PLAN}; expected an evaluation folder or a file of samples")
+    return read_plan(path)
+
+
+def _check_complete(path: Path, plan: Mapping[str, Any], rewards: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """Refuse an evaluation that a kill left: its figures would be those of the problems that came first."""
+    k = plan["samples"]
+    wanted = {name: entry["problems"] for name, entry in plan["benchmarks"].items()}
+    found = {name: [len(row) for row in rows.values()] for name, rows in rewards.items()}
+    if found != {name: [k] * problems for name, problems in wanted.items()}:
+        raise DataError(
+            f"{path}: got {sum(map(sum, found.values()))} of {k * sum(wanted.values())} samples, {k} for each of the "
+            "plan's problems; finish the evaluation with the command that began it"
+        )

@@ -18,7 +18,7 @@ from nemo_uecr.data.manifest import row_set_digest
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.data.versions import installed
-from nemo_uecr.errors import RunFolderError
+from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.evaluation.engines.tokens import ChatSettings
 
@@ -87,6 +87,40 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> None:
         raise RunFolderError(
             f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"
         )
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The plan of an evaluation folder, with what its readers need.
+
+    Raises:
+        DataError: naming the key that is missing or of another kind.
+    """
+    path = folder / PLAN
+    plan = read_object(path)
+    fault = _fault(plan)
+    if fault is not None:
+        raise DataError(f"{path}: {fault}; not the plan of an evaluation. Evaluate again")
+    return plan
+
+
+def _fault(plan: Mapping[str, Any]) -> str | None:
+    samples, benchmarks = plan.get("samples"), plan.get("benchmarks")
+    if not _count(samples):
+        return f"samples is {samples!r:.60}, expected a whole number from 1"
+    if not isinstance(benchmarks, dict) or not benchmarks:
+        return f"benchmarks is {benchmarks!r:.60}, expected an object with at least one"
+    for name, entry in benchmarks.items():
+        if (
+            not isinstance(entry, dict)
+            or not _count(entry.get("problems"))
+            or not isinstance(entry.get("row_set"), str)
+        ):
+            return f"benchmarks.{name} is {entry!r:.60}, expected problems and row_set"
+    return None
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, object, object]]:

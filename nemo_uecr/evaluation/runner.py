@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nemo_uecr.data.benchmarks import LoadedBenchmark
+from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.engines.base import Engine, Generation, Request
@@ -69,10 +69,11 @@ def evaluate(
         keep_plan(folder, plan)
         path = folder / SAMPLES
         drop_torn_line(path)
-        done = {sample.key for sample in read_samples(path)} if path.exists() else set()
+        there = read_samples(path) if path.exists() else []
+        done = {sample.key for sample in there}
         tokens = load_tokens(model)
         planned = list(_wanted(benchmarks, settings, tokens))
-        _check_planned(path, done, {each.key for each in planned}, settings.samples)
+        _check_planned(path, there, {each.key: each.problem for each in planned}, settings.samples)
         wanted = [each for each in planned if each.key not in done]
         log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
         if wanted:
@@ -114,15 +115,23 @@ def sample_seed(seed: int, key: Key) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def _check_planned(path: Path, done: set[Key], planned: set[Key], samples: int) -> None:
-    """Samples that the plan does not have would never complete the evaluation."""
-    strange = sorted(done - planned)
-    if strange:
-        benchmark, problem, number = strange[0]
-        raise DataError(
-            f"{path}: sample {number} of {benchmark} problem {problem} is not in the plan; expected samples 0 to "
-            f"{samples - 1} of the plan's problems. Take the line out, or choose another --out"
-        )
+def _check_planned(path: Path, there: Sequence[Sample], planned: Mapping[Key, Problem], samples: int) -> None:
+    """Samples that the plan does not have would never complete the evaluation; nor do those of another problem."""
+    for sample in there:
+        benchmark, name, number = sample.key
+        problem = planned.get(sample.key)
+        if problem is None:
+            raise DataError(
+                f"{path}: sample {number} of {benchmark} problem {name} is not in the plan; expected samples 0 to "
+                f"{samples - 1} of the plan's problems. Take the line out, or choose another --out"
+            )
+        pairs = (("question", sample.question, problem.question), ("answer", sample.answer, problem.answer))
+        for what, found, expected in pairs:
+            if found != expected:
+                raise DataError(
+                    f"{path}: sample {number} of {benchmark} problem {name} has the {what} {found!r:.60}, the plan "
+                    f"{expected!r:.60}. Take the line out, or choose another --out"
+                )
 
 
 def _wanted(benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, tokens: Tokens) -> Iterator[Wanted]:
@@ -172,21 +181,22 @@ def judged(
 def _locked(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "run.lock").open("w", encoding="utf-8")
+        lock = open_lock(folder / "run.lock")
     except OSError as error:
         raise RunFolderError(f"{folder}: {error.strerror}; choose another --out") from error
     with lock:
         deadline = time.monotonic() + LOCK_WAIT
-        while not _take(lock):
+        while not _free(lock, folder):
             if time.monotonic() > deadline:
                 raise RunFolderError(f"{folder} is in use by another evaluation; wait for it or choose another --out")
             time.sleep(0.2)
         yield
 
 
-def _take(lock: TextIO) -> bool:
+def _free(lock: TextIO, folder: Path) -> bool:
+    """Whether nobody else holds the lock, which is ours then."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(lock, folder)
     except BlockingIOError:
         return False
     return True

@@ -53,11 +53,19 @@ class Score:
 
 @dataclass(frozen=True)
 class Row:
-    """One line: the method's key or a free label, its scores by column, and what is known of how they were taken."""
+    """One line of a table.
+
+    Attributes:
+        method: the method's key or a free label.
+        scores: by column.
+        basis: what is known of how all of them were taken: decoding, chat, engine.
+        problems: by column, what is known of the problems behind it.
+    """
 
     method: str
     scores: dict[str, Score]
     basis: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -93,8 +101,9 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     """Arrange rows into the main table or the ablation table.
 
     The best and the second are marked among the rows as printed (two decimals), equal values alike; the initial student
-    and the teacher are shown and not ranked. Averages of other benchmarks, problems or decoding are no numbers to
-    compare: then there is no such column, and the note says why.
+    and the teacher are shown and not ranked. Averages of other benchmarks, problems, decoding, chat or engine are no
+    numbers to compare: then there is no such column. No more are those of a benchmark, of other problems or taken in
+    another way: then they are not ranked. The note says why.
 
     Args:
         rows: in the order of the table.
@@ -106,7 +115,8 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     unlike = unlike_averages(rows)
     if unlike is not None and "average" in columns:
         columns.remove("average")
-    ranks = {name: _ranks(rows, name) for name in columns}
+    reasons = {name: unlike_scores(rows, name) for name in columns}
+    ranks = {name: _ranks(rows, name) if reasons[name] is None else [0] * len(rows) for name in columns}
     titles = tuple(_column_title(name) for name in columns)
     parts = PARTS if layout == "ablation" else ()
     lines = []
@@ -114,7 +124,7 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
         marks = [] if not parts else [_mark(row.parts, place) for place in range(len(PARTS))]
         scores = [_cell(row.scores.get(name), ranks[name][index]) for name in columns]
         lines.append((Cell(row.title, "", 0), *marks, *scores))
-    return Table((f"Method, Avg@{k} (%)", *parts, *titles), tuple(lines), unlike or "")
+    return Table((f"Method, Avg@{k} (%)", *parts, *titles), tuple(lines), _note(unlike, reasons))
 
 
 def unlike_averages(rows: Sequence[Row]) -> str | None:
@@ -123,18 +133,42 @@ def unlike_averages(rows: Sequence[Row]) -> str | None:
         sets = [[name for name in each.scores if name != "average"] for each in (rows[0], row)]
         if set(sets[0]) != set(sets[1]):
             ours, theirs = (", ".join(sorted(names)) or "none" for names in sets)
-            return _unlike(rows[0], row, "benchmarks", ours, theirs)
-    known: dict[str, Row] = {}
-    for row in rows:
-        for what, value in row.basis.items():
-            earlier = known.setdefault(what, row)
-            if earlier.basis[what] != value:
-                return _unlike(earlier, row, what, earlier.basis[what], value)
+            return f"No Avg.: {_unlike(rows[0], row, 'benchmarks', ours, theirs)}; averages need the same."
+    of_sets = [{what: value for each in row.problems.values() for what, value in each.items()} for row in rows]
+    reason = _unlike_basis(rows, [{**row.basis, **known} for row, known in zip(rows, of_sets, strict=True)])
+    return None if reason is None else f"No Avg.: {reason}; averages need the same."
+
+
+def unlike_scores(rows: Sequence[Row], column: str) -> str | None:
+    """Why the ranked rows' scores of a column are not to be ranked; None when they are."""
+    ranked = [row for row in rows if column in row.scores and row.method not in REFERENCE_ROWS]
+    return _unlike_basis(ranked, [{**row.basis, **row.problems.get(column, {})} for row in ranked])
+
+
+def _unlike_basis(rows: Sequence[Row], bases: Sequence[Mapping[str, str]]) -> str | None:
+    """The first thing known of two rows that differs; what is not known of a row is no fault of it."""
+    known: dict[str, tuple[Row, str]] = {}
+    for row, basis in zip(rows, bases, strict=True):
+        for what, value in basis.items():
+            earlier, ours = known.setdefault(what, (row, value))
+            if ours != value:
+                return _unlike(earlier, row, what, ours, value)
     return None
 
 
 def _unlike(first: Row, second: Row, what: str, ours: str, theirs: str) -> str:
-    return f"No Avg.: {what} of {first.title} are {ours}, of {second.title} {theirs}; averages need the same."
+    return f"{what} of {first.title} are {ours}, of {second.title} {theirs}"
+
+
+def _note(unlike: str | None, reasons: Mapping[str, str | None]) -> str:
+    """The reason for no average, and for columns without ranks, each reason once."""
+    columns: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        if reason is not None:
+            columns.setdefault(reason, []).append(_column_title(name))
+    parts = [] if unlike is None else [unlike]
+    parts += [f"No ranks in {', '.join(names)}: {reason}." for reason, names in columns.items()]
+    return " ".join(parts)
 
 
 def markdown(table: Table) -> str:

@@ -55,12 +55,21 @@ def test_prepare_verify_and_a_fault(tmp_path: Path) -> None:
         (["data", "prepare", "--source", "s.jsonl", "--sample", "0", "--out", "o"], "expected a whole number from 1"),
         (
             ["data", "prepare", "--source", "s.jsonl", "--difficulty", "7", "5", "--out", "o"],
-            "--difficulty: got 7 5, expected two numbers, the lower first",
+            "--difficulty: got 7 5, expected two finite numbers, the lower first",
         ),
         (
             ["data", "prepare", "--source", "s.jsonl", "--difficulty", "nan", "5", "--out", "o"],
             "--difficulty: got nan 5",
         ),
+        (
+            ["data", "prepare", "--source", "s.jsonl", "--difficulty", "5", "inf", "--out", "o"],
+            "--difficulty: got 5 inf, expected two finite numbers",
+        ),
+        (["data", "prepare", "--source", "s.jsonl", "--difficulty", "5", "1e400", "--out", "o"], "got 5 inf"),
+        (["data", "screen", "d", "--hold-at", "nan"], "--hold-at: got 'nan', expected a number from -1 to 1"),
+        (["data", "screen", "d", "--hold-at", "inf"], "--hold-at: got 'inf', expected a number from -1 to 1"),
+        (["data", "screen", "d", "--hold-at", "1.01"], "--hold-at: got '1.01', expected a number from -1 to 1"),
+        (["data", "prepare", "--source", "", "--out", "o"], "the name of a data set is ''; expected a file"),
         (["evaluate", "m", "--max-tokens", "8", "--seed", "-1", "--out", "o"], "--seed: got -1, expected"),
         (["data", "verify", "nowhere"], "no manifest.json"),
         (["evaluate", "m", "--out", "o"], "--max-tokens"),

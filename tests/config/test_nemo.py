@@ -109,6 +109,8 @@ def test_teacher_recipes_need_no_teacher(name: str) -> None:
         (["teacher.model_name=t", "cluster.nodes=1251"], "= 10008, expected at most 10000 GPUs"),
         (["teacher.model_name=t", "rollout.tensor=3"], "rollout.tensor: got 3, expected a divisor of the 8 GPUs"),
         (["teacher.model_name=t", "data.difficulty_low=null"], "expected all or none"),
+        (["teacher.model_name=t", "data.difficulty_high=.inf"], "data.difficulty_high"),
+        (["teacher.model_name=t", "data.difficulty_low=9"], "data.difficulty_low: got 9, expected at most"),
         # Whole groups of 8 on 9 equal ranks: multiples of 72. Below and above 112 they are 72 and 144, which divide
         # the 1008 responses; below and above 336 they are 288 and 360, of which 4 and 3 come nearest to 1008.
         (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.benchmarks import PAPER, load_benchmark
+from nemo_uecr.data.benchmarks import PAPER, check_benchmarks, load_benchmark
 from nemo_uecr.data.hub import locate
 from nemo_uecr.data.rows import data_files, fields_of, read_rows
 from nemo_uecr.errors import DataError
@@ -226,3 +226,13 @@ def test_local_names_never_reach_the_hub(tmp_path: Path) -> None:
     assert locate("missing/file.jsonl", revision=None).path == Path("missing/file.jsonl")
     with pytest.raises(DataError, match="no such file"):
         data_files(Path("missing/file.jsonl"))
+
+
+@pytest.mark.parametrize("given", ["", " ", "aime24=", "=file.jsonl"])
+def test_an_empty_name_is_not_the_current_folder(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = '{"question": "What is 1 + 1?", "answer": "2"}\n'
+    (tmp_path / "file.jsonl").write_text(row, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for read in (load_benchmark, lambda text: check_benchmarks([text])):
+        with pytest.raises(DataError, match=r"a file, a folder or a name|neither of them empty|no such file, and no"):
+            read(given)

@@ -133,3 +133,12 @@ def test_an_edited_manifest_is_refused_by_those_who_use_it_and_reported_by_verif
     with pytest.raises(DataError, match="digest that stands in it; the manifest was altered"):
         read_manifest(folder)
     assert faults(folder) == ["manifest.json: changed; its content does not have the digest that stands in it"]
+
+
+@pytest.mark.parametrize("high", [float("inf"), float("nan")])
+def test_a_manifest_that_no_reader_would_take_is_not_written(high: float, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "source.jsonl", clean_rows(3))
+    settings = Settings(str(source), None, (), (0.0, high), frozenset(NAMES), None, 42, 1)
+    with pytest.raises(DataError, match=r"a setting of the manifest is not finite .*; expected finite numbers"):
+        prepare(settings, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["source.jsonl"]

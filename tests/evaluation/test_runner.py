@@ -173,3 +173,16 @@ def test_a_sample_that_the_plan_does_not_have_is_named(
     path.write_text("\n".join([json.dumps(json.loads(first) | {"sample": 4}), *rest]) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"sample 4 of . problem .* is not in the plan; expected samples 0 to 3"):
         run(model, benchmarks, tmp_path / "a")
+
+
+@pytest.mark.parametrize("key", ["question", "answer"])
+def test_a_sample_of_another_problem_under_the_plans_name_is_refused(
+    key: str, model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(model, benchmarks, tmp_path / "a", stop_after=7)
+    path = tmp_path / "a" / SAMPLES
+    first, *rest = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | {key: "other"}), *rest]) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=rf"has the {key} 'other', the plan '.*'\. Take the line out, or choose"):
+        run(model, benchmarks, tmp_path / "a")

@@ -164,3 +164,126 @@ def test_another_number_of_problems_or_decoding_is_read_from_the_folders(tmp_pat
     assert "decoding settings" in notes[0]
     assert "numbers of aime24's problems of a are 30, of c 15" in notes[1]
     assert notes[2] == ""
+
+
+def written(folder: Path, name: str, avg: float, **plan: object) -> str:
+    """An evaluation folder with a result and a plan."""
+    (folder / name).mkdir(parents=True)
+    interval = {"avg": avg, "low": avg, "high": avg}
+    sets = {each: interval | {"problems": 30} for each in ("aime24", "amc23")}
+    (folder / name / "result.json").write_text(json.dumps({"samples": 4, "sets": sets, "average": interval}))
+    content = {
+        "decoding": {"temperature": 0.6}, "chat": {"thinking": False}, "engine": "vllm", "dtype": "bfloat16",
+        "benchmarks": {each: {"problems": 30, "row_set": "5f" * 32} for each in sets},
+    }  # fmt: skip
+    (folder / name / "plan.json").write_text(json.dumps(content | plan))
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"chat": {"thinking": True}}, r'chat settings of a are {"thinking": false}, of b {"thinking": true}'),
+        ({"engine": "transformers"}, 'engines of a are "vllm", of b "transformers"'),
+        ({"dtype": "float32"}, 'number types of a are "bfloat16", of b "float32"'),
+        ({"decoding": {"temperature": 1.0}}, "decoding settings of a are"),
+    ],
+)
+def test_rows_taken_in_another_way_are_neither_averaged_nor_ranked(
+    change: dict[str, object], what: str, tmp_path: Path
+) -> None:
+    given = [written(tmp_path, "a", 0.5), written(tmp_path, "b", 0.25, **change)]
+    table = build_table(read_rows(given)[0], layout="main", k=4)
+    assert table.head[1:] == ("AIME24", "AMC23")
+    assert [cell.rank for line in table.lines for cell in line] == [0] * 6
+    assert f"No Avg.: {what}" in table.note
+    assert f"No ranks in AIME24, AMC23: {what}" in table.note
+
+
+def test_a_column_over_other_problem_sets_is_not_ranked_and_the_others_are(tmp_path: Path) -> None:
+    # The two sets have their first eleven digits in common.
+    sets = {"aime24": {"row_set": "5f5f5f5f5f5a"}, "amc23": {"row_set": "5f" * 32}}
+    given = [written(tmp_path, "a", 0.5), written(tmp_path, "b", 0.25, benchmarks=sets)]
+    table = build_table(read_rows(given)[0], layout="main", k=4)
+    assert [[line[1].rank, line[2].rank] for line in table.lines] == [[0, 1], [0, 2]]
+    assert "No ranks in AIME24: problem sets of aime24 of a are 5f5f5f5f5f5f, of b 5f5f5f5f5f5a." in table.note
+    assert "**" not in markdown(table).split("|")[-4]
+
+
+def test_a_row_that_is_not_ranked_takes_no_ranks_from_the_others(tmp_path: Path) -> None:
+    ways = [written(tmp_path, "a", 0.5), written(tmp_path, "b", 0.25), written(tmp_path, "c", 0.9, engine="x")]
+    rows = read_rows([f"grpo={ways[0]}", f"uecr={ways[1]}", f"teacher={ways[2]}"])[0]
+    table = build_table(rows, layout="main", k=4)
+    assert [line[1].rank for line in table.lines] == [1, 2, 0]
+    assert table.note.startswith('No Avg.: engines of Vanilla-GRPO are "vllm", of Teacher "x"')
+
+
+def test_the_note_names_the_rows_that_differ_and_not_the_first_two(tmp_path: Path) -> None:
+    """The first row does not say what it was taken with; the second and the fourth do, and differ."""
+    scores = row("a", 1, 1).scores
+    bases = [{}, {"engines": "x"}, {"engines": "x"}, {"engines": "y"}]
+    rows = [Row(name, scores, basis) for name, basis in zip("abcd", bases, strict=True)]
+    assert "engines of b are x, of d y" in build_table(rows, layout="main", k=4).note
+
+
+def test_a_folder_with_the_sign_of_labels_in_its_name_is_given(tmp_path: Path) -> None:
+    plain, place = written(tmp_path, "a", 0.5), written(tmp_path, "lr=1e-6", 0.5)
+    rows, _ = read_rows([place, f"uecr={place}", f"alpha=0={place}", f"uecr={plain}"])
+    assert [each.method for each in rows] == ["lr=1e-6", "uecr", "alpha=0", "uecr"]
+    with pytest.raises(DataError, match="expected an evaluation folder or a run folder"):
+        read_rows([f"uecr={tmp_path / 'none'}"])
+
+
+ENTRY = '{"avg": 0.5, "low": 0.4, "high": 0.6}'
+
+
+@pytest.mark.parametrize(
+    ("samples", "entry", "what"),
+    [
+        ("12", '{"avg": "0.5", "low": 0.4, "high": 0.6}', "x.avg is '0.5', expected a number from 0 to 1"),
+        ("12", '{"avg": [1], "low": 0.4, "high": 0.6}', "x.avg is [1], expected"),
+        ("12", '{"avg": -3, "low": 0.4, "high": 0.6}', "x.avg is -3, expected"),
+        ("12", '{"avg": 0.5, "low": 0.4, "high": 1.5}', "x.high is 1.5, expected"),
+        ("12", '{"avg": 1e999, "low": 0.4, "high": 0.6}', "x.avg is inf, expected"),
+        ("12", '{"avg": NaN, "low": 0.4, "high": 0.6}', "x.avg is nan, expected"),
+        ("12", '{"avg": true, "low": 0.4, "high": 0.6}', "x.avg is True, expected"),
+        ("12", "3", "x is 3, expected an object"),
+        ("12", '{"avg": 0.5, "low": 0.4, "high": 0.6, "problems": "30"}', "problems is '30', expected a whole number"),
+        ("12.9", ENTRY, "samples is 12.9, expected a whole number from 1"),
+        ("Infinity", ENTRY, "samples is inf, expected"),
+        ('"12"', ENTRY, "samples is '12', expected"),
+        ("[12]", ENTRY, "samples is [12], expected"),
+        ("0", ENTRY, "samples is 0, expected"),
+    ],
+)
+def test_a_result_with_values_of_another_kind_is_one_line(samples: str, entry: str, what: str, tmp_path: Path) -> None:
+    """In the file of a training run, whose reader takes NaN and infinity."""
+    text = f'{{"samples": {samples}, "sets": {{"x": {entry}}}, "average": {ENTRY}}}\n'
+    (tmp_path / "evaluation.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"not the result of an evaluation \({re.escape(what)}"):
+        read_rows([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f'{{"label": "\\ud800", "samples": 4, "sets": {{"x": {ENTRY}}}, "average": {ENTRY}}}',
+        f'{{"samples": 4, "sets": {{"\\ud800": {ENTRY}}}, "average": {ENTRY}}}',
+        f'{{"samples": 4, "sets": {{"average": {ENTRY}}}, "average": {ENTRY}}}',
+        f'{{"samples": 4, "sets": [], "average": {ENTRY}}}',
+        f'{{"samples": 4, "sets": {{"x": {ENTRY}}}}}',
+    ],
+)
+def test_a_result_that_no_table_can_show_is_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match="not the result of an evaluation"):
+        read_rows([str(tmp_path)])
+
+
+@pytest.mark.parametrize("benchmarks", [[1], None, {"aime24": 3}, {"aime24": {"row_set": 5}}, {"aime24": {}}])
+def test_a_plan_of_another_kind_is_one_line(benchmarks: object, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not the plan of an evaluation"):
+        read_rows([written(tmp_path, "a", 0.5, benchmarks=benchmarks)])
+    (tmp_path / "a" / "plan.json").write_text("[1]", encoding="utf-8")
+    with pytest.raises(DataError, match="expected one JSON object"):
+        read_rows([str(tmp_path / "a")])
