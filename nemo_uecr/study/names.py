@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from nemo_uecr.demo.task import LEVELS, question_count
+
 if TYPE_CHECKING:
-    from nemo_uecr.study.schema import ArmConfig, ModelConfig, StudyConfig
+    from nemo_uecr.study.schema import ArmConfig, ModelConfig, StudyConfig, TaskConfig
 
 #: Names of arms, variants and tables become those of folders and files.
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -29,6 +31,7 @@ def _names_and_sizes(study: StudyConfig) -> None:
     for section, names in (("arms", study.arms), ("variants", study.variants), ("tables", study.tables)):
         _file_names(section, names)
     task = study.task
+    _enough_questions(task)
     for where, model in (("student", task.student), ("teacher", task.teacher), ("bad_teacher", task.bad_teacher)):
         if model is not None:
             _sizes(f"task.{where}", model)
@@ -97,6 +100,19 @@ def _file_names(section: str, given: Iterable[str]) -> None:
             raise ValueError(
                 f"{section}.{name}: the name becomes that of a folder; expected letters, digits, '_', '-' and '.', "
                 "the last two not in front"
+            )
+
+
+def _enough_questions(task: TaskConfig) -> None:
+    """No level gives more than half of its questions: drawing the last ones would hardly end."""
+    held_out = task.bench_problems + task.validation_problems
+    for level in LEVELS:
+        share = Counter(task.train_levels)[level] / len(task.train_levels)
+        wanted, most = held_out + round(share * task.train_problems), question_count(level) // 2
+        if wanted > most:
+            raise ValueError(
+                f"task: bench_problems, validation_problems and train_problems ask for {wanted} different questions of "
+                f"level {level}; expected at most {most}, half of those that there are. Ask for fewer"
             )
 
 
