@@ -39,19 +39,15 @@ def run(args: argparse.Namespace) -> int:
     """Forecast, run, summarise."""
     for extra in ("local", "study"):
         require_extra(extra)
-    from nemo_uecr.config.load import load_config
     from nemo_uecr.stopping import listening
     from nemo_uecr.study.load import load_study
-    from nemo_uecr.study.study import check_finished, forecast, run_study, summarise
+    from nemo_uecr.study.study import check_finished, check_runs, forecast, run_study, summarise
 
     study = load_study(args.study)
     if args.tables_only:
         sys.stdout.write(f"summary: {summarise(study)}\n")
         return 0
-    for name, arm in study.arms.items():  # a misspelt override must not wait for its turn
-        for variant, changes in study.variants.items():
-            logger.debug("checking %s in %s", name, variant)
-            load_config(study.config, (*study.overrides, *changes, *arm.overrides, "run.folder=unused"))
+    check_runs(study)  # a misspelt override must not wait for its turn
     check_finished(study)
     sys.stdout.write("".join(f"{line}\n" for line in forecast(study).lines()))
     sys.stdout.flush()

@@ -10,6 +10,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.cells import Cell, selection_cells, table_cells
 from nemo_uecr.study.outputs import write_outputs
+from nemo_uecr.study.overrides import check_overrides
 from nemo_uecr.study.progress import ProgressTable
 from nemo_uecr.study.results import read_results, wall_seconds
 from nemo_uecr.study.runner import Work, finished, run_cells
@@ -116,6 +117,17 @@ def summarise(study: StudyConfig) -> Path:
 def task_files(study: StudyConfig) -> TaskFiles:
     """Where the study's problems and models lie."""
     return TaskFiles((Path(study.folder) / "task").resolve())
+
+
+def check_runs(study: StudyConfig) -> None:
+    """Refuse what any run of the study would be refused for, before the first starts.
+
+    Raises:
+        ConfigError: an override is faulty, or says what the study says itself.
+    """
+    root, files = Path(study.folder), task_files(study)
+    tables = table_cells(study, root, files, dict.fromkeys(_tuned(study), study.selection.learning_rates[0]))
+    check_overrides(study, [*selection_cells(study, root, files), *tables])
 
 
 def check_finished(study: StudyConfig) -> None:
