@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,18 @@ def check_runs(study: StudyConfig) -> None:
     root, files = Path(study.folder), task_files(study)
     tables = table_cells(study, root, files, dict.fromkeys(_tuned(study), study.selection.learning_rates[0]))
     check_overrides(study, [*selection_cells(study, root, files), *tables])
+
+
+def check_folder(study: StudyConfig) -> None:
+    """Refuse a folder that cannot be one.
+
+    Raises:
+        RunFolderError: there is a file in its place, or in that of a folder above it.
+    """
+    root = Path(study.folder)
+    there = next(path for path in (root, *root.absolute().parents) if os.path.exists(path))
+    if not there.is_dir():
+        raise RunFolderError(f"{there} is no folder; choose another folder in the study file")
 
 
 def check_finished(study: StudyConfig) -> None:

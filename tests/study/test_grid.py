@@ -258,10 +258,18 @@ def small_arms(**changes: dict[str, object]) -> dict[str, dict[str, object]]:
         ({"tables": {"../t": {"title": "x", "reference": "uecr", "arms": ["uecr", "grpo"]}}}, "tables.../t: the name"),
         ({"variants": []}, "variants: got []"),
         ({"variants": {"a/b": []}}, "variants.a/b: the name becomes that of a folder"),
+        (
+            {"arms": small_arms() | {"x" * 101: small_arms()["grpo"]}},
+            "the name becomes that of a folder; expected at most 100",
+        ),
+        (
+            {"arms": small_arms(uecr={"variants": ["one_update", "one_update"]})},
+            "arms.uecr.variants: got one_update more than once; name each once",
+        ),
         ({"arms": small_arms(uecr={"variants": []})}, "arms.uecr.variants: got an empty list; name one"),
         (
             {"arms": small_arms() | {"../../x": small_arms()["grpo"]}},
-            "arms.../../x: the name becomes that of a folder; expected letters, digits",
+            "arms.../../x: the name becomes that of a folder; expected at most 100 letters, digits",
         ),
         (
             {"selection": {"learning_rates": [1e-4, 1.0000001e-4], "pairs": 1}},

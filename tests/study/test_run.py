@@ -15,6 +15,7 @@ from nemo_uecr.study.load import load_study
 from nemo_uecr.study.overrides import OWN, OWN_MAPPING
 from nemo_uecr.study.runner import finished
 from nemo_uecr.study.task import TaskFiles
+from tests.holding import held
 from tests.study.made import study_file
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
@@ -271,6 +272,32 @@ def test_a_faulty_override_is_refused_before_anything_is_made(
     assert message in error
     assert "\n" not in error
     assert not (tmp_path / "study").exists()
+
+
+def test_a_second_study_in_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = study_file(tmp_path)
+    with held(tmp_path / "study") as holder:
+        for option in ([], ["--tables-only"]):
+            assert entry_point(["study", str(path), *option]) == 2
+            said = capsys.readouterr()
+            assert said.out == ""
+            assert f"study is in use by process {holder}; wait for it or choose another folder" in said.err
+        assert entry_point(["study", str(path), "--budget"]) == 0
+        assert [each.name for each in (tmp_path / "study").iterdir()] == ["run.lock"]
+
+
+@pytest.mark.parametrize("option", [[], ["--budget"], ["--tables-only"]])
+def test_a_file_in_place_of_the_folder_is_refused_before_the_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/below"):
+        path = study_file(tmp_path)
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"folder": str(tmp_path / folder)}))
+        assert entry_point(["study", str(path), *option]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "file is no folder; choose another folder in the study file" in said.err
 
 
 def test_what_the_study_says_itself_is_what_no_override_may_say(tmp_path: Path) -> None:
