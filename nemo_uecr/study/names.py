@@ -109,7 +109,7 @@ def _enough_questions(task: TaskConfig) -> None:
     """No level gives more than half of its questions: drawing the last ones would hardly end."""
     held_out = task.bench_problems + task.validation_problems
     for level in LEVELS:
-        share = Counter(task.train_levels)[level] / len(task.train_levels)
+        share = task.train_levels.count(level) / len(task.train_levels)
         wanted, most = held_out + round(share * task.train_problems), question_count(level) // 2
         if wanted > most:
             raise ValueError(
