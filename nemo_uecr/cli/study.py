@@ -10,9 +10,11 @@ are kept, a half-done one continues from its checkpoint. SIGTERM (exit code 75) 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.extras import require_extra
@@ -20,6 +22,7 @@ from nemo_uecr.errors import UecrError
 
 if TYPE_CHECKING:
     from nemo_uecr.study.cells import Cell
+    from nemo_uecr.study.schema import StudyConfig
 
 __all__ = ["add_arguments", "run", "train_cell"]
 
@@ -39,28 +42,33 @@ def run(args: argparse.Namespace) -> int:
     """Forecast, run, summarise."""
     for extra in ("local", "study"):
         require_extra(extra)
-    from nemo_uecr.config.load import load_config
-    from nemo_uecr.stopping import listening
+    from nemo_uecr.data.run_lock import locked
     from nemo_uecr.study.load import load_study
-    from nemo_uecr.study.study import check_finished, forecast, run_study, summarise
+    from nemo_uecr.study.study import check_finished, check_folder, check_runs, forecast, summarise
 
     study = load_study(args.study)
+    check_folder(study)
     if args.tables_only:
-        sys.stdout.write(f"summary: {summarise(study)}\n")
+        with locked(Path(study.folder)):
+            sys.stdout.write(f"summary: {summarise(study)}\n")
         return 0
-    for name, arm in study.arms.items():  # a misspelt override must not wait for its turn
-        for variant, changes in study.variants.items():
-            logger.debug("checking %s in %s", name, variant)
-            load_config(study.config, (*study.overrides, *changes, *arm.overrides, "run.folder=unused"))
-    check_finished(study)
-    sys.stdout.write("".join(f"{line}\n" for line in forecast(study).lines()))
-    sys.stdout.flush()
-    if args.budget:
-        return 0
+    check_runs(study)  # a misspelt override must not wait for its turn
+    with contextlib.nullcontext() if args.budget else locked(Path(study.folder)):
+        check_finished(study)
+        sys.stdout.write("".join(f"{line}\n" for line in forecast(study).lines()))
+        sys.stdout.flush()
+        if not args.budget:
+            _train_and_summarise(study)
+    return 0
+
+
+def _train_and_summarise(study: StudyConfig) -> None:
+    from nemo_uecr.stopping import listening
+    from nemo_uecr.study.study import run_study
+
     with listening() as stop:
         summary = run_study(study, functools.partial(train_cell, study.config), stop=stop, report=logger.info)
     sys.stdout.write(f"summary: {summary}\n")
-    return 0
 
 
 def train_cell(config: str, cell: Cell) -> str | None:

@@ -1,4 +1,4 @@
-"""One run at a time in a run folder; the lock goes with the process, however it ends."""
+"""One run at a time in a run folder or study; the lock goes with the process, however it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock = open_lock(folder / FILE)
     except OSError as error:
         raise RunFolderError(
-            f"cannot write {error.filename or folder}: {error.strerror}; choose another run.folder"
+            f"cannot write {error.filename or folder}: {error.strerror}; choose another folder"
         ) from error
     with lock:
         if _take(lock, folder):
@@ -48,7 +48,7 @@ def _sign(lock: TextIO, folder: Path) -> None:
     try:
         os.write(lock.fileno(), str(os.getpid()).encode())
     except OSError as error:
-        raise RunFolderError(f"cannot write {folder / FILE}: {error.strerror}; choose another run.folder") from error
+        raise RunFolderError(f"cannot write {folder / FILE}: {error.strerror}; choose another folder") from error
 
 
 def _remove_empty(folder: Path) -> None:
@@ -66,5 +66,5 @@ def _take(lock: TextIO, folder: Path) -> bool:
     except BlockingIOError:
         lock.seek(0)
         raise RunFolderError(
-            f"{folder} is in use by process {lock.read().strip() or '?'}; wait for it or choose another run.folder"
+            f"{folder} is in use by process {lock.read().strip() or '?'}; wait for it or choose another folder"
         ) from None

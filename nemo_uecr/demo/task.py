@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,18 @@ def sample_unseen(rng: random.Random, level: int, seen: Set[str]) -> Problem:
     return problem
 
 
+def question_count(level: int) -> int:
+    """How many different questions a level has: legal chains of operations over all first values."""
+    chains = Counter(FIRST_VALUES)
+    for _ in range(level + 1):
+        longer = Counter[int]()
+        for value, count in chains.items():
+            for operation in (*_legal_factors(value), *_legal_terms(value)):
+                longer[operation.apply(value)] += count
+        chains = longer
+    return chains.total()
+
+
 def distinct_problems(rng: random.Random, levels: Iterable[int], seen: Set[str]) -> Iterator[Problem]:
     """Yield one problem for each of `levels`, all different from each other and from `seen`."""
     taken = set(seen)
@@ -134,9 +147,16 @@ def read_questions(path: Path) -> set[str]:
 
 
 def _sample_operation(rng: random.Random, value: int) -> Operation:
-    factors = [factor for factor in FACTORS if 0 < value * factor <= LARGEST_VALUE]
+    factors = _legal_factors(value)
     if factors and rng.random() < FACTOR_SHARE:
-        return Operation("*", rng.choice(factors))
+        return rng.choice(factors)
+    return rng.choice(_legal_terms(value))
+
+
+def _legal_factors(value: int) -> list[Operation]:
+    return [Operation("*", factor) for factor in FACTORS if 0 < value * factor <= LARGEST_VALUE]
+
+
+def _legal_terms(value: int) -> list[Operation]:
     legal = [Operation("+", addend) for addend in ADDENDS if value + addend <= LARGEST_VALUE]
-    legal += [Operation("-", addend) for addend in ADDENDS if value - addend >= 0]
-    return rng.choice(legal)
+    return legal + [Operation("-", addend) for addend in ADDENDS if value - addend >= 0]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nemo_uecr.data.benchmarks import BENCHMARKS
+from nemo_uecr.evaluation.rounding import rounded
 
 #: Method -> title, and which parts it has: task, teacher, joint norm, gap, entropy, projection (None: not an ablation).
 METHODS: dict[str, tuple[str, str | None]] = {
@@ -216,7 +217,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": lat
 def _ranks(rows: Sequence[Row], column: str) -> list[int]:
     """1 and 2 for the highest and second highest value as printed, 0 for the rest."""
     values = [
-        round(row.scores[column].value, 2) if column in row.scores and row.method not in REFERENCE_ROWS else None
+        float(_percent(row.scores[column].value)) if column in row.scores and row.method not in REFERENCE_ROWS else None
         for row in rows
     ]
     levels = sorted({value for value in values if value is not None}, reverse=True)[:2]
@@ -226,7 +227,11 @@ def _ranks(rows: Sequence[Row], column: str) -> list[int]:
 def _cell(score: Score | None, rank: int) -> Cell:
     if score is None:
         return Cell(NOTHING, "", 0)
-    return Cell(f"{score.value:.2f}", f"{score.low:.2f}, {score.high:.2f}", rank)
+    return Cell(_percent(score.value), f"{_percent(score.low)}, {_percent(score.high)}", rank)
+
+
+def _percent(value: float) -> str:
+    return rounded(value, 2, sign="")
 
 
 def _mark(parts: tuple[bool, ...] | None, place: int) -> Cell:

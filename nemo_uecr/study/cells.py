@@ -25,6 +25,7 @@ class Cell:
         learning_rate: what the optimizer uses.
         overrides: everything that differs from the shared configuration.
         folder: run folder.
+        selection: whether it chooses a learning rate; otherwise it is one of the tables.
     """
 
     arm: str
@@ -33,6 +34,7 @@ class Cell:
     learning_rate: float
     overrides: tuple[str, ...]
     folder: Path
+    selection: bool
 
 
 def selection_cells(study: StudyConfig, root: Path, files: TaskFiles) -> list[Cell]:
@@ -88,7 +90,7 @@ def _cell(
     arm = study.arms[name]
     folder = parent / f"pair-{pair:03d}"
     student = files.model(student_name(pair, selection=selection))
-    own = (
+    own = (  # the keys of `overrides.OWN`
         f"run.folder={folder}",
         f"run.seed={pair + (SELECTION_SEED if selection else 0)}",
         f"student.model_name={student}",
@@ -101,7 +103,7 @@ def _cell(
     )
     stage = study.selection.overrides if selection else ()
     overrides = (*study.overrides, *study.variants[variant], *arm.overrides, *stage, *own)
-    return Cell(name, variant, pair, rate, overrides, folder)
+    return Cell(name, variant, pair, rate, overrides, folder, selection)
 
 
 def _teacher(arm: ArmConfig, files: TaskFiles, student: Path) -> Path:

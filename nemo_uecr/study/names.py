@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from nemo_uecr.demo.task import LEVELS, question_count
+
 if TYPE_CHECKING:
-    from nemo_uecr.study.schema import ArmConfig, ModelConfig, StudyConfig
+    from nemo_uecr.study.schema import ArmConfig, ModelConfig, StudyConfig, TaskConfig
 
 #: Names of arms, variants and tables become those of folders and files.
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+LONGEST_NAME = 100
+FILE_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{LONGEST_NAME - 1}}}")
 
 
 def check(study: StudyConfig) -> None:
@@ -29,6 +32,7 @@ def _names_and_sizes(study: StudyConfig) -> None:
     for section, names in (("arms", study.arms), ("variants", study.variants), ("tables", study.tables)):
         _file_names(section, names)
     task = study.task
+    _enough_questions(task)
     for where, model in (("student", task.student), ("teacher", task.teacher), ("bad_teacher", task.bad_teacher)):
         if model is not None:
             _sizes(f"task.{where}", model)
@@ -41,6 +45,7 @@ def _names_and_sizes(study: StudyConfig) -> None:
 def _arms_of(study: StudyConfig) -> None:
     for name, arm in study.arms.items():
         _variants(study, f"arms.{name}.variants", study.variants_of(arm))
+        _once(f"arms.{name}.variants", study.variants_of(arm))
         if not study.variants_of(arm):
             raise ValueError(f"arms.{name}.variants: got an empty list; name one, or write null for all of them")
     for name, arm in study.arms.items():
@@ -95,8 +100,21 @@ def _file_names(section: str, given: Iterable[str]) -> None:
     for name in given:
         if FILE_NAME.fullmatch(name) is None:
             raise ValueError(
-                f"{section}.{name}: the name becomes that of a folder; expected letters, digits, '_', '-' and '.', "
-                "the last two not in front"
+                f"{section}.{name}: the name becomes that of a folder; expected at most {LONGEST_NAME} letters, "
+                "digits, '_', '-' and '.', the last two not in front"
+            )
+
+
+def _enough_questions(task: TaskConfig) -> None:
+    """No level gives more than half of its questions: drawing the last ones would hardly end."""
+    held_out = task.bench_problems + task.validation_problems
+    for level in LEVELS:
+        share = task.train_levels.count(level) / len(task.train_levels)
+        wanted, most = held_out + round(share * task.train_problems), question_count(level) // 2
+        if wanted > most:
+            raise ValueError(
+                f"task: bench_problems, validation_problems and train_problems ask for {wanted} different questions of "
+                f"level {level}; expected at most {most}, half of those that there are. Ask for fewer"
             )
 
 
@@ -122,4 +140,4 @@ def _rates_apart(where: str, rates: Iterable[float]) -> None:
 def _once(where: str, given: Iterable[str]) -> None:
     repeated = [name for name, count in Counter(given).items() if count > 1]
     if repeated:
-        raise ValueError(f"{where}: got {', '.join(repeated)} more than once; name every arm once")
+        raise ValueError(f"{where}: got {', '.join(repeated)} more than once; name each once")

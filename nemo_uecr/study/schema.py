@@ -22,6 +22,8 @@ __all__ = [
 ]
 
 MINIMUM_PAIRS = 2
+#: Students of a study, each a model to teach.
+MAXIMUM_PAIRS = 1000
 
 
 def _tuple_of_list(value: object) -> object:
@@ -31,6 +33,7 @@ def _tuple_of_list(value: object) -> object:
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple_of_list)]
 Rates = Annotated[tuple[LearningRate, ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
 Levels = Annotated[tuple[Literal[1, 2, 3, 4, 5], ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
+Problems = Annotated[int, Field(ge=1, le=100_000)]
 ZeroToOne = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -90,16 +93,16 @@ class TaskConfig(Section):
     seed: Seed
     """Seeds problems, teachers and students; student number n has its own stream."""
 
-    train_problems: Count
+    train_problems: Problems
     """Problems for reinforcement learning."""
 
     train_levels: Levels = (1, 2, 3, 4, 5)
     """Levels from which their levels are drawn; one that stands twice is drawn twice as often."""
 
-    validation_problems: Count
+    validation_problems: Problems
     """Problems a level on which learning rates are chosen."""
 
-    bench_problems: Count
+    bench_problems: Problems
     """Problems a level of the five held-out sets."""
 
     student: ModelConfig
@@ -121,7 +124,7 @@ class SelectionConfig(Section):
     learning_rates_in: dict[Text, Rates] = Field(default_factory=dict)
     """Other candidates in the variants that are named here; several updates a batch want lower rates."""
 
-    pairs: Count
+    pairs: Annotated[int, Field(ge=1, le=MAXIMUM_PAIRS)]
     """Students, each with its own seed, that every candidate runs on."""
 
     overrides: Texts = ()
@@ -134,7 +137,7 @@ class ArmConfig(Section):
     overrides: Texts
     """`key=value` texts, for example `method.name=grpo`."""
 
-    pairs: Annotated[int, Field(ge=MINIMUM_PAIRS)]
+    pairs: Annotated[int, Field(ge=MINIMUM_PAIRS, le=MAXIMUM_PAIRS)]
     """Runs on the first this many pairs; each pair is a student and a seed of its own."""
 
     teacher: Literal["teacher", "bad_teacher", "student"]

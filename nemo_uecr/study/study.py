@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.cells import Cell, selection_cells, table_cells
 from nemo_uecr.study.outputs import write_outputs
+from nemo_uecr.study.overrides import check_overrides
 from nemo_uecr.study.progress import ProgressTable
 from nemo_uecr.study.results import read_results, wall_seconds
 from nemo_uecr.study.runner import Work, finished, run_cells
@@ -116,6 +118,29 @@ def summarise(study: StudyConfig) -> Path:
 def task_files(study: StudyConfig) -> TaskFiles:
     """Where the study's problems and models lie."""
     return TaskFiles((Path(study.folder) / "task").resolve())
+
+
+def check_runs(study: StudyConfig) -> None:
+    """Refuse what any run of the study would be refused for, before the first starts.
+
+    Raises:
+        ConfigError: an override is faulty, or says what the study says itself.
+    """
+    root, files = Path(study.folder), task_files(study)
+    tables = table_cells(study, root, files, dict.fromkeys(_tuned(study), study.selection.learning_rates[0]))
+    check_overrides(study, [*selection_cells(study, root, files), *tables])
+
+
+def check_folder(study: StudyConfig) -> None:
+    """Refuse a folder that cannot be one.
+
+    Raises:
+        RunFolderError: there is a file in its place, or in that of a folder above it.
+    """
+    root = Path(study.folder)
+    there = next(path for path in (root, *root.absolute().parents) if os.path.exists(path))
+    if not there.is_dir():
+        raise RunFolderError(f"{there} is no folder; choose another folder in the study file")
 
 
 def check_finished(study: StudyConfig) -> None:

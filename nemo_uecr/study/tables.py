@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nemo_uecr.evaluation.rounding import rounded
 from nemo_uecr.evaluation.table import NOTHING, Cell, Row, Score, Table, build_table
 from nemo_uecr.study.selection import Choice
 from nemo_uecr.study.sensitivity import Panel
@@ -73,9 +74,12 @@ def cost_table(costs: Sequence[Cost], baseline: str) -> Table:
         (
             _text(cost.variant),
             _text(cost.arm),
-            *(_text(f"{cost.seconds[phase]:.3f}" if phase in cost.seconds else NOTHING) for phase in phases),
-            _text(f"{cost.step_seconds:.3f}"),
-            _text(NOTHING if cost.ratio is None else f"{cost.ratio:.2f}"),
+            *(
+                _text(rounded(cost.seconds[phase], 3, sign="") if phase in cost.seconds else NOTHING)
+                for phase in phases
+            ),
+            _text(rounded(cost.step_seconds, 3, sign="")),
+            _text(NOTHING if cost.ratio is None else rounded(cost.ratio, 2, sign="")),
         )
         for cost in costs
     ]
@@ -108,13 +112,13 @@ def _difference_line(line: Line) -> tuple[Cell, ...]:
         _text(line.arm),
         _text(str(line.final.pairs)),
         _text(f"{line.learning_rate:g}"),
-        _text(f"{line.initial.mean:.1f}"),
+        _text(rounded(line.initial.mean, 1, sign="")),
         _mean(line.final, sign=""),
         _text(NOTHING) if against is None else _mean(against.difference, sign="+"),
         _text(NOTHING if against is None else f"{against.wins} of {against.difference.pairs}"),
-        _text(NOTHING if line.p_holm is None else f"{line.p_holm:.3f}"),
-        _text(f"{100 * line.degenerate_start:.0f}%"),
-        _text(f"{100 * line.degenerate:.0f}%"),
+        _text(NOTHING if line.p_holm is None else rounded(line.p_holm, 3, sign="")),
+        _text(_share(line.degenerate_start)),
+        _text(_share(line.degenerate)),
     )
 
 
@@ -125,11 +129,16 @@ def _score(mean: Mean) -> Score:
 def _candidate(choice: Choice, rate: float) -> Cell:
     if rate not in choice.averages:
         return _text(NOTHING)
-    return Cell(f"{choice.averages[rate]:.1f}", "", 1 if rate == choice.learning_rate else 0)
+    return Cell(rounded(choice.averages[rate], 1, sign=""), "", 1 if rate == choice.learning_rate else 0)
 
 
 def _mean(mean: Mean, *, sign: str) -> Cell:
-    return Cell(f"{mean.mean:{sign}.1f}", f"{mean.low:{sign}.1f}, {mean.high:{sign}.1f}", 0)
+    centre, low, high = (rounded(value, 1, sign=sign) for value in (mean.mean, mean.low, mean.high))
+    return Cell(centre, f"{low}, {high}", 0)
+
+
+def _share(value: float) -> str:
+    return f"{rounded(100 * value, 0, sign='')}%"
 
 
 def _text(text: str) -> Cell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.schema import CourseConfig, ModelConfig, TaskConfig
 from nemo_uecr.study.solutions import flawed_solution
-from nemo_uecr.study.workers import work_on
+from nemo_uecr.study.workers import end_if_asked, work_on
 
 TASK_FILE = "task.json"
 PROBLEMS = "problems"
@@ -94,7 +94,7 @@ def prepare_task(
         students: pairs of the tables.
         selection: pairs on which learning rates are chosen.
         processes: models taught at once, one thread each.
-        stop: when it is asked, the models under way are given up.
+        stop: when it is asked, the problems or models under way are given up.
         report: called with a line when something is ready.
 
     Raises:
@@ -105,7 +105,7 @@ def prepare_task(
     files = TaskFiles(root)
     if not (root / PROBLEMS).is_dir():
         with new_folder(root / PROBLEMS) as folder:
-            _write_problems(folder, task)
+            _write_problems(folder, task, stop)
         report("problems: ready")
     missing = [
         job
@@ -173,15 +173,21 @@ def _claim(root: Path, task: TaskConfig) -> None:
         )
 
 
-def _write_problems(folder: Path, task: TaskConfig) -> None:
+def _write_problems(folder: Path, task: TaskConfig, stop: StopRequest) -> None:
     rng, seen = random.Random(f"{task.seed} problems"), set[str]()
     for kind, count in (("bench", task.bench_problems), ("validation", task.validation_problems)):
         for level in LEVELS:
-            problems = list(distinct_problems(rng, [level] * count, seen))
+            problems = list(_until_asked(distinct_problems(rng, [level] * count, seen), stop))
             seen.update(problem.question for problem in problems)
             write_rows(folder / f"{kind}-level{level}.jsonl", problems, f"{kind}{level}")
     levels = [rng.choice(task.train_levels) for _ in range(task.train_problems)]
-    write_rows(folder / "train.jsonl", distinct_problems(rng, levels, seen), "train")
+    write_rows(folder / "train.jsonl", _until_asked(distinct_problems(rng, levels, seen), stop), "train")
+
+
+def _until_asked(problems: Iterable[Problem], stop: StopRequest) -> Iterator[Problem]:
+    for problem in problems:
+        end_if_asked(stop)
+        yield problem
 
 
 def _shape(model: ModelConfig) -> ModelShape:

@@ -62,8 +62,7 @@ def work_on(
             for future in wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                 result = future.result()
                 report(waiting.pop(future), result)
-            if stop.asked:
-                raise RunStopped(f"stopped by {stop.reason}; what is finished is kept, the same command goes on")
+            end_if_asked(stop)
     except BrokenProcessPool as error:
         _end(pool, set(active_children()) - others)
         raise RunFolderError(
@@ -74,6 +73,16 @@ def work_on(
         _end(pool, set(active_children()) - others)
         raise
     pool.shutdown()
+
+
+def end_if_asked(stop: StopRequest) -> None:
+    """End the study here if somebody asked to.
+
+    Raises:
+        RunStopped: somebody did.
+    """
+    if stop.asked:
+        raise RunStopped(f"stopped by {stop.reason}; what is finished is kept, the same command goes on")
 
 
 def _belong_to_the_study() -> None:

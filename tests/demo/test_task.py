@@ -11,6 +11,7 @@ from nemo_uecr.demo.task import (
     Operation,
     Problem,
     distinct_problems,
+    question_count,
     read_questions,
     sample_problem,
     worked_solution,
@@ -87,6 +88,19 @@ def test_distinct_problems_avoid_each_other_and_the_seen() -> None:
     again = list(distinct_problems(random.Random(3), [1] * 300, seen))  # the same seed draws the same problems first
     assert len(seen) == 300
     assert seen.isdisjoint(problem.question for problem in again)
+
+
+def test_questions_of_a_level_are_counted() -> None:
+    """By hand for one operation: those of every first value from 2 to 99, counted one by one."""
+    found = set()
+    for start in range(2, 100):
+        found |= {f"{start} *{factor}" for factor in (2, 3) if start * factor <= 99}
+        found |= {f"{start} +{addend}" for addend in range(2, 20) if start + addend <= 99}
+        found |= {f"{start} -{addend}" for addend in range(2, 20) if start - addend >= 0}
+    assert question_count(0) == len(found)
+    rng = random.Random(0)
+    drawn = {sample_problem(rng, 0).question for _ in range(1000)}
+    assert drawn <= {f"Start with {chain.replace(' ', ': ')} = ?" for chain in found}
 
 
 def test_rows_are_read_back(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" /
 
 
 def made_cell(arm: str, pair: int, *, variant: str) -> Cell:
-    return Cell(arm, variant, pair, 1e-4, (), Path(f"runs/{variant}/{arm}/pair-{pair:03d}"))
+    return Cell(arm, variant, pair, 1e-4, (), Path(f"runs/{variant}/{arm}/pair-{pair:03d}"), False)
 
 
 def made_result(cell: Cell, final: float) -> RunResult:

@@ -12,13 +12,14 @@ import yaml
 from nemo_uecr.config.load import load_config
 from nemo_uecr.errors import ConfigError, RunFolderError
 from nemo_uecr.method_registry import PAPER
+from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.study.cells import Cell, selection_cells, table_cells
 from nemo_uecr.study.load import load_study
 from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import choose_rates, rates_of
 from nemo_uecr.study.study import forecast, task_files
-from nemo_uecr.study.task import TaskFiles
+from nemo_uecr.study.task import TaskFiles, prepare_task
 from tests.study.made import made_result
 
 SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
@@ -174,6 +175,11 @@ def small_task(**models: dict[str, object]) -> dict[str, object]:
     return task | {name: task[name] | sizes for name, sizes in models.items()}  # type: ignore[operator]
 
 
+def small_counts(**changes: object) -> dict[str, object]:
+    """The small study's task with other numbers of problems."""
+    return small_task() | changes
+
+
 def small_arms(**changes: dict[str, object]) -> dict[str, dict[str, object]]:
     """The small study's arms with some changed."""
     arms: dict[str, dict[str, object]] = yaml.safe_load(SMALL.read_text())["arms"]
@@ -225,6 +231,21 @@ def small_arms(**changes: dict[str, object]) -> dict[str, dict[str, object]]:
             {"task": small_task(student={"heads": 3, "key_value_heads": 2})},
             "task.student: got heads 3 and key_value_heads 2; expected heads to be a multiple of key_value_heads",
         ),
+        (
+            {"task": small_counts(bench_problems=10**9)},
+            "task.bench_problems: got 1000000000; input should be",
+        ),
+        (
+            {"task": small_counts(train_problems=10**9)},
+            "task.train_problems: got 1000000000; input should be",
+        ),
+        (
+            # level 1 has 111466 questions; a fifth of 100000 would do, but not all
+            {"task": small_counts(train_problems=100_000, train_levels=[1])},
+            "ask for 100004 different questions of level 1; expected at most 55733, half of those that there are",
+        ),
+        ({"arms": small_arms(uecr={"pairs": 10**9})}, "arms.uecr.pairs: got 1000000000; input should be less than"),
+        ({"selection": {"learning_rates": [1e-4], "pairs": 10**9}}, "selection.pairs: got 1000000000"),
         ({"task": small_task(teacher={"head_dim": 15})}, "task.teacher.head_dim: got 15; expected an even number"),
         (
             {"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "grpo", "grpo"]}}},
@@ -237,10 +258,18 @@ def small_arms(**changes: dict[str, object]) -> dict[str, dict[str, object]]:
         ({"tables": {"../t": {"title": "x", "reference": "uecr", "arms": ["uecr", "grpo"]}}}, "tables.../t: the name"),
         ({"variants": []}, "variants: got []"),
         ({"variants": {"a/b": []}}, "variants.a/b: the name becomes that of a folder"),
+        (
+            {"arms": small_arms() | {"x" * 101: small_arms()["grpo"]}},
+            "the name becomes that of a folder; expected at most 100",
+        ),
+        (
+            {"arms": small_arms(uecr={"variants": ["one_update", "one_update"]})},
+            "arms.uecr.variants: got one_update more than once; name each once",
+        ),
         ({"arms": small_arms(uecr={"variants": []})}, "arms.uecr.variants: got an empty list; name one"),
         (
             {"arms": small_arms() | {"../../x": small_arms()["grpo"]}},
-            "arms.../../x: the name becomes that of a folder; expected letters, digits",
+            "arms.../../x: the name becomes that of a folder; expected at most 100 letters, digits",
         ),
         (
             {"selection": {"learning_rates": [1e-4, 1.0000001e-4], "pairs": 1}},
@@ -284,3 +313,11 @@ def test_budget_counts_the_models(study: StudyConfig, tmp_path: Path) -> None:
     assert later.models == 2
     assert later.hours == pytest.approx((2 * 20 + 16 * 3) / 2 / 3600)  # (10 + 30) / 2 = 20 s a model
     assert "20 s a model (mean of those taught)" in later.lines()[1]
+
+
+def test_a_study_that_was_asked_to_stop_writes_no_problems(study: StudyConfig, tmp_path: Path) -> None:
+    stop = StopRequest()
+    stop.ask("SIGTERM")
+    with pytest.raises(RunStopped, match="stopped by SIGTERM"):
+        prepare_task(tmp_path, study.task, students=2, selection=1, processes=1, stop=stop, report=lambda _: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["task.json"]

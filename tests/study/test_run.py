@@ -10,7 +10,12 @@ import pytest
 import yaml
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.study.cells import selection_cells
+from nemo_uecr.study.load import load_study
+from nemo_uecr.study.overrides import OWN, OWN_MAPPING
 from nemo_uecr.study.runner import finished
+from nemo_uecr.study.task import TaskFiles
+from tests.holding import held
 from tests.study.made import study_file
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
@@ -226,10 +231,78 @@ def test_another_task_in_the_folder_is_refused(done: Path, tmp_path: Path, capsy
     assert "describes another task than the study file" in capsys.readouterr().err
 
 
-def test_misspelt_override_is_refused_before_anything_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+ARM = {"pairs": 2, "teacher": "teacher"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"overrides": ["train.stepz=2"]}, "train.stepz"),
+        ({"selection": {"learning_rates": [2e-4], "pairs": 1, "overrides": ["train.stepz=2"]}}, "train.stepz"),
+        ({"selection": {"learning_rates": [2e-4], "pairs": 1, "overrides": ["train.steps=0"]}}, "train.steps"),
+        (
+            {"variants": {"one_update": ["run.seed=3"]}},
+            "variants.one_update: got run.seed=3; every run gets its run.seed",
+        ),
+        (
+            {"selection": {"learning_rates": [2e-4], "pairs": 1, "overrides": ["+run={folder: elsewhere}"]}},
+            "selection.overrides: got +run={folder: elsewhere}; every run gets its run.folder from the study",
+        ),
+        (
+            {
+                "arms": {
+                    "uecr": ARM | {"overrides": ["run.folder=elsewhere"], "learning_rate_of": None},
+                    "grpo": ARM | {"overrides": [], "learning_rate_of": "uecr"},
+                }
+            },
+            "arms.uecr.overrides: got run.folder=elsewhere; every run gets its run.folder from the study",
+        ),
+        (
+            {"overrides": ["evaluation.benchmarks={aime24: x}"]},
+            "overrides: got evaluation.benchmarks={aime24: x}; every",
+        ),
+    ],
+)
+def test_a_faulty_override_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], message: str
 ) -> None:
-    path = study_file(tmp_path, overrides=["train.stepz=2"])
-    assert entry_point(["study", str(path)]) == 2
-    assert "train.stepz" in capsys.readouterr().err
+    path = study_file(tmp_path, **changes)
+    assert entry_point(["study", str(path), "--budget"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "\n" not in error
     assert not (tmp_path / "study").exists()
+
+
+def test_a_second_study_in_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = study_file(tmp_path)
+    with held(tmp_path / "study") as holder:
+        for option in ([], ["--tables-only"]):
+            assert entry_point(["study", str(path), *option]) == 2
+            said = capsys.readouterr()
+            assert said.out == ""
+            assert f"study is in use by process {holder}; wait for it or choose another folder" in said.err
+        assert entry_point(["study", str(path), "--budget"]) == 0
+        assert [each.name for each in (tmp_path / "study").iterdir()] == ["run.lock"]
+
+
+@pytest.mark.parametrize("option", [[], ["--budget"], ["--tables-only"]])
+def test_a_file_in_place_of_the_folder_is_refused_before_the_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/below"):
+        path = study_file(tmp_path)
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"folder": str(tmp_path / folder)}))
+        assert entry_point(["study", str(path), *option]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "file is no folder; choose another folder in the study file" in said.err
+
+
+def test_what_the_study_says_itself_is_what_no_override_may_say(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path))
+    stated = {text for texts in (study.overrides, *(arm.overrides for arm in study.arms.values())) for text in texts}
+    cells = selection_cells(study, tmp_path, TaskFiles(tmp_path / "task"))
+    given = {text.partition("=")[0] for cell in cells for text in cell.overrides if text not in stated}
+    assert {key for key in given if not key.startswith(f"{OWN_MAPPING}.")} == set(OWN)

@@ -1,0 +1,24 @@
+"""Numbers of tables as text: rounded half away from zero, on the decimal that the number means."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_HALF_UP, Decimal
+
+#: Decimals to which sums in floating point are trusted; a mean of 45.625 may come out as 45.62499999999999.
+TRUSTED = 9
+
+
+def rounded(value: float, decimals: int, *, sign: str) -> str:
+    """A number as a table prints it.
+
+    Args:
+        value: what to print.
+        decimals: how many to keep.
+        sign: "+" to show the sign of positive numbers too, "" otherwise.
+    """
+    if not math.isfinite(value):
+        return f"{value:{sign}.{decimals}f}"
+    # + 0.0: no minus before a zero that noise made negative
+    kept = Decimal(repr(round(value, TRUSTED) + 0.0)).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
+    return f"{kept:{sign}.{decimals}f}"

@@ -1,0 +1,57 @@
+"""What the overrides of a study may say, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nemo_uecr.config.load import load_config
+from nemo_uecr.config.origins import origins_of
+from nemo_uecr.config.overrides import override_layers
+from nemo_uecr.config.schema import Config
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.study.cells import Cell
+from nemo_uecr.study.schema import StudyConfig
+
+#: What every run gets from the study itself; an override would be overruled, and nobody would see it.
+OWN = (
+    "run.folder",
+    "run.seed",
+    "student.model_name",
+    "teacher.model_name",
+    "data.train",
+    "train.learning_rate",
+    "threads",
+    "telemetry.progress",
+)
+OWN_MAPPING = "evaluation.benchmarks"
+
+
+def check_overrides(study: StudyConfig, cells: Sequence[Cell]) -> None:
+    """Load the configuration of each arm in each variant and stage.
+
+    Args:
+        study: the study.
+        cells: its runs; of those that share their stated overrides one is loaded.
+
+    Raises:
+        ConfigError: an override is faulty, or says what the study says itself.
+    """
+    for where, overrides in _stated(study):
+        for text in overrides:
+            _leaves_ours(where, text)
+    for cell in {(cell.variant, cell.arm, cell.selection): cell for cell in cells}.values():
+        load_config(study.config, cell.overrides)
+
+
+def _stated(study: StudyConfig) -> Iterator[tuple[str, Sequence[str]]]:
+    yield "overrides", study.overrides
+    yield "selection.overrides", study.selection.overrides
+    yield from ((f"variants.{name}", texts) for name, texts in study.variants.items())
+    yield from ((f"arms.{name}.overrides", arm.overrides) for name, arm in study.arms.items())
+
+
+def _leaves_ours(where: str, text: str) -> None:
+    (layer,) = override_layers((text,), Config)
+    for key in origins_of(layer):
+        if key in OWN or key == OWN_MAPPING or key.startswith(f"{OWN_MAPPING}."):
+            raise ConfigError(f"{where}: got {text}; every run gets its {key} from the study. Leave it out")
