@@ -49,6 +49,7 @@ BAD = {
     "rollout.tensor=8": "rollout.tensor: got 8, expected one of 1, 2, 4; the student has 4 query heads",
     "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
+    "evaluation.benchmarks={{a: {}/p.jsonl}}": "data.max_prompt_tokens + evaluation.max_tokens = ",
     "data.train={}/empty.jsonl": "no problem is left",
     "data.train={}/keys.jsonl": "no text under 'question'",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
@@ -136,13 +137,20 @@ def score_alone(folder: Path, batch: Path, *changes: str) -> int:
         (["teacher.parallel.tensor=8"], 6, 97, "teacher.parallel.tensor: got 8, expected a divisor of 4"),
         # Six dedicated GPUs hold it in a run; here it gets all eight.
         (
-            ["teacher.dedicated_gpus=6", "teacher.parallel.tensor=2", "teacher.parallel.context=3"], 6, 97,
+            ["teacher.dedicated_gpus=6", "teacher.parallel.tensor=2", "teacher.parallel.context=3",
+             "rollout.max_response_tokens=1024"], 6, 97,
             "tensor * pipeline * context = 6 does not divide the 8 GPUs of the teacher",
         ),
         ([], 4097, 97, "has 4097 tokens, but the teacher was made for 4096 positions"),
         (
             ["scoring.tokens_per_microbatch=3072", "rollout.max_response_tokens=1024"], 3073, 97,
             "tokens_per_microbatch: got 3072, expected at least 3073",
+        ),
+        # 4095 tokens on 4 ranks that share the sequence are 4096.
+        (
+            ["scoring.tokens_per_microbatch=4095", "teacher.parallel.tensor=4", "teacher.parallel.sequence=true",
+             "rollout.max_response_tokens=1024"], 4095, 97,
+            "expected at least 4096, the batch's longest sequence of 4095 tokens",
         ),
         ([], 6, 98, "the batch has token id 98; expected ids below student.vocabulary=98"),
         (["student.vocabulary=99"], 6, 98, "student.vocabulary=99, but the teacher has 98 output columns"),
