@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.cli.replay import saved_settings
+from nemo_uecr.data.batch_settings import saved_settings
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:

@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _advantage(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Tensor:
     """Final advantages by the method and settings of the run that saved the batch."""
-    from nemo_uecr.cli.replay import saved_settings
     from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.data.batch_settings import saved_settings
 
     if saved.method not in METHODS:
         raise DataError(f"the batch names method {saved.method!r}; expected one of {', '.join(METHODS)}")

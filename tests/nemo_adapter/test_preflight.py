@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.nemo_load import load_nemo_config
-from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.errors import ConfigError, DataError, UecrError
 from nemo_uecr.nemo_adapter import launcher, teacher_scores
 from nemo_uecr.nemo_adapter.errors import UpstreamError
 from nemo_uecr.nemo_adapter.preflight import check_models, check_teacher_alone
+from nemo_uecr.nemo_adapter.teacher_batch import rows_of
 from tests.config.test_nemo import CONFIGS
 
 #: A dense Qwen3 with 4 layers, 4 heads and 256 positions.
@@ -166,6 +168,118 @@ def test_a_teacher_alone_that_cannot_work_is_refused(
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert message in said
     assert not (tmp_path / "scored.safetensors").exists()
+
+
+def tensor_file(folder: Path, tensors: dict[str, torch.Tensor | None], header: dict[str, str | None]) -> Path:
+    """A batch of two responses with changes; None takes a part away."""
+    mask = torch.tensor([[False, True, True], [False, True, False]])
+    whole: dict[str, torch.Tensor | None] = {
+        "task_reward": torch.ones(2), "group": torch.zeros(2, dtype=torch.long), "mask": mask,
+        "old_logp": torch.zeros(2, 3), "token_ids": torch.full((2, 3), 5),
+    }  # fmt: skip
+    told: dict[str, str | None] = {"format": "nemo_uecr.batch/1", "method": "uecr", "settings": "{}", "step": "20"}
+    path = folder / "batch.safetensors"
+    save_file(
+        {name: tensor.contiguous() for name, tensor in (whole | tensors).items() if tensor is not None},
+        path,
+        metadata={name: text for name, text in (told | header).items() if text is not None},
+    )
+    return path
+
+
+IDS = torch.full((2, 3), 5)
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"token_ids": IDS - 6}, "has token id -1; expected ids from 0"),
+        ({"token_ids": IDS.float() * NAN}, "token_ids has dtype torch.float32; expected int32 or int64"),
+        ({"token_ids": IDS > 3}, "token_ids has dtype torch.bool"),
+        ({"token_ids": IDS.to(torch.uint8)}, "token_ids has dtype torch.uint8"),
+        ({"token_ids": IDS[:0], "mask": IDS[:0] > 0}, "token_ids has shape [0, 3]; expected one row a response"),
+        ({"token_ids": IDS[:, :0], "mask": IDS[:, :0] > 0}, "token_ids has shape [2, 0]"),
+        ({"token_ids": IDS[0], "mask": IDS[0] > 0}, "token_ids has shape [3]"),
+        ({"token_ids": IDS[None], "mask": IDS[None] > 0}, "token_ids has shape [1, 2, 3]"),
+        ({"token_ids": IDS[:, :2]}, "token_ids has shape [2, 2] and mask [2, 3]"),
+        ({"token_ids": None}, "the batch has no token_ids"),
+        ({"mask": IDS}, "the batch's mask holds values other than 0 and 1"),
+        ({"mask": IDS * NAN}, "the batch's mask holds values other than 0 and 1"),
+        ({"mask": IDS < 0}, "the batch's mask has no token in row 0"),
+        ({"mask": torch.tensor([[0, 1, 1], [0, 0, 0]])}, "the batch's mask has no token in row 1"),
+    ],
+)  # fmt: skip
+def test_tensors_that_no_teacher_can_score(
+    tensors: dict[str, torch.Tensor | None], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
+    assert score_alone(tmp_path, tensor_file(tmp_path, tensors, {})) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"step": None}, "the batch has the step '' in its header; expected the number of a training step"),
+        ({"step": "abc"}, "the batch has the step 'abc'"),
+        ({"step": "-3"}, "the batch has the step '-3'"),
+        ({"step": "9" * 5000}, "the batch has the step '9999"),
+        ({"settings": None}, "the batch has no settings in its header"),
+        ({"settings": "{"}, "the batch: the header's settings are no valid JSON"),
+        ({"settings": "[1]"}, "the batch: the header's settings are a list"),
+        ({"settings": '{"rho": "half"}'}, "the batch: the header has the setting rho='half'"),
+        ({"method": None}, "the batch names the method None; expected one of"),
+        ({"method": "zz"}, "the batch names the method 'zz'; expected one of"),
+        ({"format": "x"}, "the batch has the format 'x'; expected 'nemo_uecr.batch/1'"),
+    ],
+)
+def test_headers_that_no_run_writes(
+    header: dict[str, str | None], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
+    assert score_alone(tmp_path, tensor_file(tmp_path, {}, header)) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert message in said
+
+
+def test_token_ids_of_either_width_are_scored(tmp_path: Path) -> None:
+    for ids in (IDS, IDS.int()):
+        rows = rows_of(load_batch(tensor_file(tmp_path, {"token_ids": ids}, {})), 98)
+        assert torch.equal(rows["input_ids"], IDS)
+        assert rows["input_ids"].dtype == torch.int64
+        assert rows["input_lengths"].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("", "is a folder"),
+        ("/dev/null", "is no regular file"),
+        ("none/scored", "no folder"),
+        ("p.jsonl/scored", "no folder"),
+        ("a" * 300, "has more than 250 bytes"),
+        ("a\0b", "got a path with a NUL character"),
+        ("batch.safetensors", "is the batch itself, whose scores would be lost"),
+        ("link", "is the batch itself, whose scores would be lost"),
+    ],
+)
+def test_a_place_that_cannot_take_the_scores(
+    out: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
+    batch = saved_batch(tmp_path, tokens=6)
+    (tmp_path / "link").symlink_to(batch)
+    before = batch.read_bytes()
+    words = ["--batch", str(batch), "--out", f"{tmp_path}/{out}" if out != "/dev/null" else out]
+    assert entry_point(["teacher", "score", str(CONFIGS / "uecr_qwen3_1p7b.yaml"), *words, *world(tmp_path)]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert "--out: " in said
+    assert message in said
+    assert batch.read_bytes() == before
 
 
 def test_the_students_layout_plays_no_part_for_a_teacher_alone(
