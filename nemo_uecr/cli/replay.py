@@ -71,7 +71,7 @@ def _write(args: argparse.Namespace) -> int:
     from nemo_uecr.config.methods import check_parameters
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.data.atomic import replace_file
-    from nemo_uecr.data.batch_file import load_batch, scored_batch
+    from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
 
     if args.method not in METHODS:
         raise ConfigError(f"method {args.method!r} is unknown; expected one of {', '.join(METHODS)}")
@@ -82,7 +82,9 @@ def _write(args: argparse.Namespace) -> int:
     settings = replace(settings, parameters={**own, **settings.parameters})
     saved = load_batch(args.batch)
     try:
-        advantages = method.compute(scored_batch(saved, args.batch), settings, detail=True)
+        batch = scored_batch(saved, args.batch)
+        with naming_file(args.batch):
+            advantages = method.compute(batch, settings, detail=True)
     except ConfigError as error:
         raise ConfigError(f"{error} (on this command: --set key=value)") from error
     for name, tensor in advantages.named_tensors().items():

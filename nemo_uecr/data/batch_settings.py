@@ -18,7 +18,6 @@ __all__ = ["saved_settings"]
 
 INTEGERS = ("step", "seed")
 SWITCHES = ("sample_std",)
-ALTERED = "The file was altered or is of another version"
 SHOWN = 40
 """Characters of a value that a message repeats."""
 
@@ -45,7 +44,9 @@ def saved_settings(saved: SavedBatch, where: Path | str) -> Settings:
     try:
         return Settings(**given)
     except ConfigError as error:
-        raise DataError(f"{where}: the header's settings: {error}. {ALTERED}") from error
+        raise DataError(
+            f"{where}: the header's settings: {error}. The file was altered or is of another version"
+        ) from error
 
 
 def _check(given: dict[str, Any], where: Path | str) -> None:
@@ -58,14 +59,14 @@ def _check(given: dict[str, Any], where: Path | str) -> None:
         if name not in known or not _fits(name, value):
             raise DataError(
                 f"{where}: the header has the setting {name[:SHOWN]}={_shown(value)}; expected numbers of "
-                f"{', '.join(sorted(known))}. {ALTERED}"
+                f"{', '.join(sorted(known))}. The file was altered or is of another version"
             )
     names = {name for entry in REGISTRY.values() for name in entry.parameters}
     for name, value in given.get("parameters", {}).items():
         if name not in names or not _is_number(value):
             raise DataError(
                 f"{where}: the header has the setting parameters.{name[:SHOWN]}={_shown(value)}; expected numbers of "
-                f"{', '.join(sorted(names))}. {ALTERED}"
+                f"{', '.join(sorted(names))}. The file was altered or is of another version"
             )
 
 

@@ -36,6 +36,7 @@ def world(folder: Path) -> list[str]:
     rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": 6} for n in range(200)]
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "empty.jsonl").write_text("")
+    (folder / "huge.jsonl").write_text(f'{{"question": "1", "final_answer": "2", "difficulty": {10**400}}}\n' * 200)
     (folder / "keys.jsonl").write_text('{"problem": "1+1", "final_answer": "2", "difficulty": 6}\n' * 200)
     return [
         f"student.model_name={folder}/student", f"teacher.model_name={folder}/teacher", "student.vocabulary=98",
@@ -53,6 +54,7 @@ BAD = {
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
     "evaluation.benchmarks={{a: {}/p.jsonl}}": "data.max_prompt_tokens + evaluation.max_tokens = ",
     "data.train={}/empty.jsonl": "no problem is left",
+    "data.train={}/huge.jsonl": "a problem has no number under 'difficulty'",
     "data.train={}/keys.jsonl": "no text under 'question'",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
     "data.train={}/none.jsonl": "no such file",
