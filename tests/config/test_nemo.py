@@ -110,6 +110,16 @@ def test_teacher_recipes_need_no_teacher(name: str) -> None:
         (["teacher.model_name=t", "cluster.nodes=1251"], "= 10008, expected at most 10000 GPUs"),
         (["teacher.model_name=t", "rollout.tensor=3"], "rollout.tensor: got 3, expected a divisor of the 8 GPUs"),
         (["teacher.model_name=t", "data.difficulty_low=null"], "expected all or none"),
+        # Seven divides by 1 and by itself; whole groups of 8 on 5 ranks are multiples of 40.
+        (
+            ["teacher.model_name=t", "cluster.gpus_per_node=5", "train.minibatch_responses=7"],
+            "7 divides by 1 or 7 ranks",
+        ),
+        # Whole groups of 8 on 6 equal ranks: multiples of 24, not only of 48.
+        (
+            ["teacher.model_name=t", "cluster.gpus_per_node=6", "train.minibatch_responses=28"],
+            "28 divides by 4 or 7 ranks; 6 share train.minibatch_responses=24, or train.minibatch_responses=48",
+        ),
         # 2 nodes of 6 GPUs: 4 divides the 12, but leaves 2 of each node.
         (
             ["teacher.model_name=t", "cluster.nodes=2", "cluster.gpus_per_node=6", "rollout.tensor=4"],
@@ -192,7 +202,7 @@ def test_sequences_are_padded_for_both_layouts() -> None:
             "teacher.parallel.tensor=4",
             "teacher.parallel.sequence=true",
             "rollout.max_response_tokens=16000",
-        ],  # fmt: skip
+        ],
     )
     assert sequence_multiple(config) == 12
     assert [packed(config, tokens) for tokens in (1, 12, 13)] == [12, 12, 24]

@@ -15,7 +15,7 @@ from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.errors import ConfigError, DataError, UecrError
 from nemo_uecr.nemo_adapter import launcher, teacher_scores
 from nemo_uecr.nemo_adapter.errors import UpstreamError
-from nemo_uecr.nemo_adapter.preflight import check_models, check_teacher_alone
+from nemo_uecr.nemo_adapter.preflight import check_models, check_problems, check_teacher_alone, check_visible_models
 from nemo_uecr.nemo_adapter.teacher_batch import rows_of
 from tests.config.test_nemo import CONFIGS
 
@@ -303,10 +303,44 @@ def test_the_students_layout_plays_no_part_for_a_teacher_alone(
         ("teacher.model_name={}/none", "teacher.model_name: no folder .*none"),
         ("teacher.parallel.pipeline=8", "teacher.parallel.pipeline: got 8"),
         ("student.model_name={}/none", "student.model_name: no folder .*none"),
+        (
+            "teacher.megatron_checkpoint={}/cut",
+            "teacher.megatron_checkpoint: .*cut has no run_config.yaml and no iter_",
+        ),
+        ("teacher.model_name={}/other", "the teacher has 97 output columns; expected student.vocabulary=98"),
     ],
 )
 def test_a_teacher_alone_that_is_not_there(change: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
+    (tmp_path / "cut" / "iter_0000001").mkdir(parents=True)
+    # An architecture whose cuts are not known has columns all the same.
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 97}))
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*world(tmp_path), change.format(tmp_path)])
     with pytest.raises((DataError, ConfigError), match=message):
         check_teacher_alone(config, longest=6)
+
+
+def test_problems_for_exactly_one_step_are_enough(tmp_path: Path) -> None:
+    """126 a step; one fewer is refused."""
+    given = world(tmp_path)
+    rows = (tmp_path / "p.jsonl").read_text().splitlines(keepends=True)
+    for count, enough in ((126, True), (125, False)):
+        (tmp_path / "p.jsonl").write_text("".join(rows[:count]))
+        config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", given)
+        if enough:
+            check_problems(config)
+        else:
+            with pytest.raises(DataError, match="125 problems are left to train on"):
+                check_problems(config)
+
+
+def test_an_evaluation_that_just_fits(tmp_path: Path) -> None:
+    """2048 + 2048 tokens are the model's 4096 positions; one more is one too many, unless nothing is evaluated."""
+    given = [*world(tmp_path), f"evaluation.benchmarks={{a: {tmp_path}/p.jsonl}}"]
+    config = CONFIGS / "uecr_qwen3_1p7b.yaml"
+    assert check_visible_models(load_nemo_config(config, [*given, "evaluation.max_tokens=2048"]))
+    too_long = [*given, "evaluation.max_tokens=2049"]
+    with pytest.raises(ConfigError, match=r"evaluation\.max_tokens = 4097, .* take evaluation\.max_tokens=2048"):
+        check_visible_models(load_nemo_config(config, too_long))
+    assert check_visible_models(load_nemo_config(config, [*too_long, "evaluation.benchmarks={}"]))
