@@ -41,8 +41,9 @@ def saved_settings(saved: SavedBatch, where: Path | str) -> Settings:
     if not isinstance(given, dict):
         raise DataError(f"{where}: the header's settings are a {type(given).__name__}; expected an object")
     _check(given, where)
+    values: dict[str, Any] = {**given}
     try:
-        return Settings(**given)
+        return Settings(**values)
     except ConfigError as error:
         raise DataError(
             f"{where}: the header's settings: {error}. The file was altered or is of another version"
