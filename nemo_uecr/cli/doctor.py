@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     head_port(args.ray_port)
     if args.json is not None:
-        refuse_unwritable(args.json)
+        refuse_unwritable(args.json, "--json")
     if args.config is not None and "=" in args.config and not os.path.exists(args.config):
         raise ConfigError(f"got {args.config!r} where CONFIG belongs; expected a YAML file before key=value")
     subject = None if args.config is None else read_subject(args.config, args.overrides)

@@ -1,9 +1,10 @@
-"""`--json FILE`: refused before anything is computed where it cannot be written."""
+"""`--json FILE` and the like: refused before anything is computed where it cannot be written."""
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,31 @@ LONGEST_NAME = 250
 """Bytes: a file is written under a name a little longer first."""
 
 
-def refuse_unwritable(path: Path) -> None:
+def refuse_unwritable(path: Path, option: str) -> None:
     """Refuse a folder, a device, and a file in a folder that is not there or cannot be written.
+
+    Args:
+        path: file to write.
+        option: word of the command line that names it.
 
     Raises:
         ConfigError: it is one of these.
     """
+    if "\0" in str(path):
+        raise ConfigError(f"{option}: got a path with a NUL character; expected the name of a file to write")
     if len(path.name.encode()) > LONGEST_NAME:
-        raise ConfigError(f"--json: {path.name[:40]}... has more than {LONGEST_NAME} bytes; give it a shorter name")
+        raise ConfigError(f"{option}: {path.name[:40]}... has more than {LONGEST_NAME} bytes; give it a shorter name")
     folder = path.absolute().parent
     if path.is_dir():
-        raise ConfigError(f"--json: {path} is a folder; expected the name of a file to write")
+        raise ConfigError(f"{option}: {path} is a folder; expected the name of a file to write")
     if path.exists() and not path.is_file():
-        raise ConfigError(f"--json: {path} is no regular file; expected the name of a file to write")
+        raise ConfigError(f"{option}: {path} is no regular file; expected the name of a file to write")
     if not folder.is_dir():
-        raise ConfigError(f"--json: no folder {folder}; make it first")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"--json: {folder} cannot be written; name another file")
+        raise ConfigError(f"{option}: no folder {folder}; make it first")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{option}: {folder} cannot be written ({error.strerror}); name another file") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

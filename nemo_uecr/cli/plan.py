@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the run cannot fit or divide; what would is named.
     """
     if args.json is not None:
-        refuse_unwritable(args.json)
+        refuse_unwritable(args.json, "--json")
     nemo = is_nemo_rl(args.config, args.overrides)
     plan, advice, others = _nemo(args) if nemo else _local(args)
     from nemo_uecr.plan.text import plan_text, side_by_side

@@ -28,7 +28,6 @@ from nemo_uecr.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import MethodConfig
     from nemo_uecr.core.records import Settings
-    from nemo_uecr.data.batch_file import SavedBatch
 
 __all__ = ["add_arguments", "run"]
 
@@ -72,7 +71,7 @@ def _write(args: argparse.Namespace) -> int:
     from nemo_uecr.config.methods import check_parameters
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.data.atomic import replace_file
-    from nemo_uecr.data.batch_file import load_batch, scored_batch
+    from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
 
     if args.method not in METHODS:
         raise ConfigError(f"method {args.method!r} is unknown; expected one of {', '.join(METHODS)}")
@@ -83,7 +82,9 @@ def _write(args: argparse.Namespace) -> int:
     settings = replace(settings, parameters={**own, **settings.parameters})
     saved = load_batch(args.batch)
     try:
-        advantages = method.compute(scored_batch(saved, args.batch), settings, detail=True)
+        batch = scored_batch(saved, args.batch)
+        with naming_file(args.batch):
+            advantages = method.compute(batch, settings, detail=True)
     except ConfigError as error:
         raise ConfigError(f"{error} (on this command: --set key=value)") from error
     for name, tensor in advantages.named_tensors().items():
@@ -119,40 +120,6 @@ def parse_settings(assignments: list[str]) -> Settings:
         else:
             given |= _setting(key, value)
     return Settings(**given, parameters=parameters)  # type: ignore[arg-type]
-
-
-def saved_settings(saved: SavedBatch, path: Path) -> Settings:
-    """The method's settings in the header of a saved step.
-
-    Raises:
-        DataError: If they are not settings of a method.
-    """
-    from dataclasses import fields
-
-    from nemo_uecr.core.records import Settings
-
-    known = {field.name for field in fields(Settings)}
-    try:
-        given = saved.settings
-    except ValueError as error:
-        raise DataError(f"{path}: the header's settings are no valid JSON ({error}); the file was altered") from error
-    if not isinstance(given, dict):
-        raise DataError(f"{path}: the header's settings are a {type(given).__name__}; expected an object")
-    for name, value in given.items():
-        if name not in known or not (_is_number(value) or (name == "parameters" and _are_numbers(value))):
-            raise DataError(
-                f"{path}: the header has the setting {name}={value!r}; expected numbers of {', '.join(sorted(known))}. "
-                "The file was altered or is of another version"
-            )
-    return Settings(**given)  # type: ignore[arg-type]
-
-
-def _is_number(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float)
-
-
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, int | float) for each in value.values())
 
 
 def setting_words(method: MethodConfig) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.cli.replay import saved_settings
+from nemo_uecr.data.batch_settings import saved_settings
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -62,13 +62,15 @@ def compare(path: Path) -> Outcome:
         DataError: If the file has no advantages, or no method.
     """
     from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.data.batch_file import arithmetic, load_batch, scored_batch
+    from nemo_uecr.data.batch_file import arithmetic, load_batch, naming_file, scored_batch
 
     saved = load_batch(path)
     if saved.method not in METHODS or "advantage" not in saved.tensors:
         raise DataError(f"{path} has no saved advantages to compare with; expected a step saved by this version's run")
     settings = saved_settings(saved, path)
-    advantages = METHODS[saved.method].compute(scored_batch(saved, path), settings, detail=True).named_tensors()
+    batch = scored_batch(saved, path)
+    with naming_file(path):
+        advantages = METHODS[saved.method].compute(batch, settings, detail=True).named_tensors()
     pairs = [(saved.tensors[name], advantages.get(name)) for name in SAVED if name in saved.tensors]
     return Outcome(
         same_arithmetic=saved.arithmetic == arithmetic(),

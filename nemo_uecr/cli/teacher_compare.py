@@ -57,13 +57,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _advantage(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Tensor:
     """Final advantages by the method and settings of the run that saved the batch."""
-    from nemo_uecr.cli.replay import saved_settings
     from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.data.batch_file import naming_file
+    from nemo_uecr.data.batch_settings import saved_settings
 
     if saved.method not in METHODS:
         raise DataError(f"the batch names method {saved.method!r}; expected one of {', '.join(METHODS)}")
     settings = saved_settings(saved, path)
-    return METHODS[saved.method].compute(batch, settings, detail=False).advantage_BT
+    with naming_file(path):
+        return METHODS[saved.method].compute(batch, settings, detail=False).advantage_BT
 
 
 def _table(effects: list[Effect], *, method: str) -> str:

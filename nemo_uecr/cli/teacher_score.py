@@ -1,6 +1,7 @@
 """Score a saved batch with the teacher of a configuration and write the batch with those scores.
 
-BATCH is a batch that a run of the NeMo-RL back end saved (telemetry.save_batch_every). Scored twice, with and without
+BATCH is a batch that a run of the NeMo-RL back end saved (telemetry.save_batch_every). OUT leaves out the advantages
+that it has: they belong to the teacher of the run. Scored twice, with and without
 FP8, it shows what FP8 changes; needs the GPUs that the configuration names, all of them for the teacher.
 
   nemo-uecr teacher score CONFIG --batch BATCH --out bf16.safetensors teacher.fp8=false
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"{args.config}: the backend is not nemo_rl; expected a configuration with a Megatron teacher"
         )
+    _check_out(args.out, args.batch)
     config, saved = load_nemo_config(args.config, args.overrides), load_batch(args.batch)
     from nemo_uecr.nemo_adapter.teacher_scores import score_saved_batch
 
@@ -44,3 +46,12 @@ def run(args: argparse.Namespace) -> int:
     precision = "FP8" if config.teacher.fp8 else "bf16"
     sys.stdout.write(f"{args.batch} scored by {config.teacher.model_name} in {precision}: {args.out}\n")
     return 0
+
+
+def _check_out(out: Path, batch: Path) -> None:
+    """Refuse a file that cannot be written, and the batch itself, before the scoring that would be lost."""
+    from nemo_uecr.cli.json_file import refuse_unwritable
+
+    refuse_unwritable(out, "--out")
+    if out.exists() and batch.exists() and out.samefile(batch):
+        raise ConfigError(f"--out: {out} is the batch itself, whose scores would be lost; name another file")

@@ -14,7 +14,10 @@ __all__ = [
     "data_parallel",
     "layout",
     "lengths",
+    "longest",
     "method",
+    "packed",
+    "sequence_multiple",
     "student_gpus",
     "teacher",
     "teacher_alone",
@@ -39,6 +42,27 @@ def teacher_gpus(config: NemoConfig) -> int:
 def data_parallel(gpus: int, parallel: ParallelConfig) -> int:
     """Data-parallel size of a model on that many GPUs; the remainder is checked in `layout`."""
     return gpus // (parallel.tensor * parallel.pipeline * parallel.context)
+
+
+def longest(config: NemoConfig) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return config.data.max_prompt_tokens + config.rollout.max_response_tokens
+
+
+def sequence_multiple(config: NemoConfig) -> int:
+    """What every sequence is padded to, so that student and teacher can both cut it."""
+
+    def needs(parallel: ParallelConfig) -> int:
+        context = 2 * parallel.context if parallel.context > 1 else 1
+        return context * (parallel.tensor if parallel.sequence else 1)
+
+    return math.lcm(needs(config.student.parallel), needs(config.teacher.parallel))
+
+
+def packed(config: NemoConfig, tokens: int) -> int:
+    """Tokens that a sequence takes in a micro-batch: NeMo-RL packs lengths that are rounded up."""
+    multiple = sequence_multiple(config)
+    return -(-tokens // multiple) * multiple
 
 
 def method(config: NemoConfig) -> None:
@@ -81,8 +105,7 @@ def layout(config: NemoConfig) -> None:
         )
     if needs_of(config.method.name).needs_teacher:
         _divides("teacher", teacher_gpus(config), config.teacher.parallel)
-    if student % config.rollout.tensor:
-        raise ValueError(f"rollout.tensor: got {config.rollout.tensor}, expected a divisor of the {student} GPUs")
+    _engines(config, student)
 
 
 def teacher_alone(config: NemoConfig) -> None:
@@ -123,6 +146,18 @@ def _dedicated(config: NemoConfig) -> None:
         )
 
 
+def _engines(config: NemoConfig, gpus: int) -> None:
+    """NeMo-RL cuts each node into engines of its own, unless an engine has more GPUs than a node."""
+    tensor, node = config.rollout.tensor, min(gpus, config.cluster.gpus_per_node)
+    if gpus % tensor:
+        raise ValueError(f"rollout.tensor: got {tensor}, expected a divisor of the {gpus} GPUs")
+    if tensor <= node and node % tensor:
+        raise ValueError(
+            f"rollout.tensor: got {tensor}, expected a divisor of each node's {node} GPUs, because an engine that fits "
+            "into a node does not cross to the next"
+        )
+
+
 def _divides(who: str, gpus: int, parallel: ParallelConfig) -> None:
     size = parallel.tensor * parallel.pipeline * parallel.context
     if gpus < size or gpus % size:
@@ -136,13 +171,15 @@ def _divides(who: str, gpus: int, parallel: ParallelConfig) -> None:
 
 def lengths(config: NemoConfig) -> None:
     """Refuse micro-batches in which the longest sequence does not fit."""
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    most = longest(config)
+    needed, multiple = packed(config, most), sequence_multiple(config)
+    rounded = f", rounded up to a multiple of {multiple} for the parallel layouts: {needed}" if needed > most else ""
     for name in ("train", "scoring"):
         tokens = getattr(config, name).tokens_per_microbatch
-        if tokens < longest:
+        if tokens < needed:
             raise ValueError(
                 f"{name}.tokens_per_microbatch: got {tokens}, expected at least data.max_prompt_tokens + "
-                f"rollout.max_response_tokens = {longest}"
+                f"rollout.max_response_tokens = {most}{rounded}"
             )
     data = config.data
     given = [value is not None for value in (data.difficulty_key, data.difficulty_low, data.difficulty_high)]

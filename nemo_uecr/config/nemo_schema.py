@@ -156,7 +156,7 @@ class NemoTrainConfig(Section):
     """Responses an optimizer step; divides the batch, and is divided by the data-parallel size."""
 
     tokens_per_microbatch: Count
-    """Tokens packed into a forward and backward pass; at least the longest prompt and response."""
+    """Tokens packed into a forward and backward pass; at least the longest, padded prompt and response."""
 
     learning_rate: Positive
     """Adam's learning rate after warm-up."""
@@ -178,7 +178,7 @@ class ScoringConfig(Section):
     """Scoring passes of student, reference and teacher."""
 
     tokens_per_microbatch: Count
-    """Tokens packed into a scoring forward; at least the longest prompt and response."""
+    """Tokens packed into a scoring forward; at least the longest, padded prompt and response."""
 
     chunk_tokens: Count
     """Tokens whose logits are reduced at once; bounds memory."""

@@ -113,6 +113,8 @@ class Settings:
         """Refuse values outside the paper's ranges."""
         for name in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef"):
             value = getattr(self, name)
+            if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+                raise ConfigError(f"{name} has {value.bit_length()} bits; expected a magnitude of at most {LARGEST:g}")
             if value is not None and not math.isfinite(value):
                 raise ConfigError(f"{name} is {value}; expected a finite number")
             if value is not None and abs(value) > LARGEST:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.data.atomic import replace_file
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import DataError, ScoreError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +108,7 @@ def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
 
     Raises:
         DataError: the mask is no mask.
+        ScoreError: a tensor is none that a method could use.
     """
     import torch
 
@@ -117,17 +120,31 @@ def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
         if not bool(((mask == 0) | (mask == 1)).all()):
             raise DataError(f"{path}: mask holds values other than 0 and 1; expected bool")
         mask = mask.bool()
-    return ScoredBatch(
-        task_reward_B=tensors["task_reward"],
-        group_B=tensors["group"],
-        mask_BT=mask,
-        old_logp_BT=tensors["old_logp"],
-        teacher_logp_BT=tensors.get("teacher_logp"),
-        teacher_entropy_BT=tensors.get("teacher_entropy"),
-        initial_logp_BT=tensors.get("initial_logp"),
-        segments_BT=tensors.get("segments"),
-        offsets=tensors.get("offsets"),
-    )
+    with naming_file(path):
+        return ScoredBatch(
+            task_reward_B=tensors["task_reward"],
+            group_B=tensors["group"],
+            mask_BT=mask,
+            old_logp_BT=tensors["old_logp"],
+            teacher_logp_BT=tensors.get("teacher_logp"),
+            teacher_entropy_BT=tensors.get("teacher_entropy"),
+            initial_logp_BT=tensors.get("initial_logp"),
+            segments_BT=tensors.get("segments"),
+            offsets=tensors.get("offsets"),
+        )
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Put the file before what a method refuses of its tensors.
+
+    Raises:
+        ScoreError: with the file's name.
+    """
+    try:
+        yield
+    except ScoreError as error:
+        raise ScoreError(f"{path}: {error}") from error
 
 
 def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ def _difficulty(row: Row, key: str, path: str) -> float:
         value = ""
     try:
         return float(value)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DataError(
             f"{path}: a problem has no number under {key!r} ({sorted(row)}); expected data.difficulty_key there"
         ) from error

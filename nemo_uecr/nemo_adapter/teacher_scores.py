@@ -1,31 +1,31 @@
-"""A teacher's scores of a saved batch, without a run around them.
-
-Shape legend: B = responses, S = tokens of prompt and response (padded).
-"""
+"""A teacher's scores of a saved batch, without a run around them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
-from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.errors import ConfigError
 from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.preflight import check_teacher_alone, check_visible_teacher
 from nemo_uecr.nemo_adapter.scorer import on_device, score
+from nemo_uecr.nemo_adapter.teacher_batch import header_of, rows_of
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.teachers import RayTeacher, teacher_cluster
 from nemo_uecr.nemo_adapter.translate import master_config
 from nemo_uecr.nemo_adapter.translate_policy import scoring_policy_config
 
+#: What a batch has from the teacher that scored it: another one's scores leave nothing of it.
+OF_A_TEACHER = ("teacher_logp", "teacher_entropy", "advantage", "advantage_opd")
+
 
 def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     """Write the batch with the scores of the configuration's teacher in the place of those it had.
+
+    The advantages that the run saved came from its own teacher and are left out.
 
     Args:
         config: of the NeMo-RL back end; its cluster is the teacher's alone.
@@ -35,12 +35,12 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     Raises:
         UpstreamError: another NeMo-RL is installed.
         ConfigError: the method reads no teacher, or the teacher cannot be cut or fed as the configuration says.
-        DataError: the batch has no token ids, or the teacher is not there or has other tokens than the student.
+        DataError: the batch is none that a run saved, or the teacher is not there or has other tokens than the student.
     """
     plan = teacher_plan(config)
     if plan is None:
         raise ConfigError(f"method.name: {config.method.name} reads no teacher; expected one that does, such as uecr")
-    rows = _rows_of(saved, config.student.vocabulary)
+    header, rows = header_of(saved), rows_of(saved, config.student.vocabulary)
     longest = int(rows["input_lengths"].max())
     check_visible_teacher(config, longest=longest)
     upstream.check()
@@ -59,37 +59,8 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     with on_device(teacher):
         scores = score(teacher, upstream.batch_class()(rows), request, name="teacher")
     teacher.shutdown()
-    tensors = saved.tensors | {"teacher_logp": scores.logp[0]}
+    tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}
+    tensors["teacher_logp"] = scores.logp[0]
     if scores.entropy_BS is not None:
         tensors["teacher_entropy"] = scores.entropy_BS
-    step, settings = int(saved.header["step"]), dict[str, object](saved.settings)
-    save_batch(out, tensors, method=str(saved.method), settings=settings, step=step)
-
-
-def _rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
-    """The columns that scoring reads of a saved batch; a row ends with its last sampled token."""
-    if "token_ids" not in saved.tensors:
-        raise DataError("the batch has no token_ids; expected one that a run of the NeMo-RL back end saved")
-    ids_BS, mask_BS = saved.tensors["token_ids"], saved.tensors["mask"].bool()
-    if ids_BS.shape != mask_BS.shape:
-        raise DataError(
-            f"token_ids has shape {list(ids_BS.shape)} and mask {list(mask_BS.shape)}; expected the same, prompt "
-            "included, as a run of the NeMo-RL back end saves them"
-        )
-    largest = int(ids_BS.max())
-    if largest >= vocabulary:
-        raise DataError(
-            f"the batch has token id {largest}; expected ids below student.vocabulary={vocabulary}: give the "
-            "configuration of the run that saved it"
-        )
-    return {
-        "input_ids": ids_BS,
-        "input_lengths": _lengths(mask_BS),
-        "token_mask": mask_BS.float(),
-        "sample_mask": torch.ones(ids_BS.shape[0]),
-    }
-
-
-def _lengths(mask_BS: Tensor) -> Tensor:
-    position_S = torch.arange(1, mask_BS.shape[1] + 1)
-    return (mask_BS * position_S).max(dim=1).values.clamp(min=1)
+    save_batch(out, tensors, method=header.method, settings=header.settings, step=header.step)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from nemo_uecr.config.nemo_checks import longest, sequence_multiple
 from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
 
 DENSE: dict[str, Any] = {
@@ -25,23 +25,8 @@ DENSE: dict[str, Any] = {
 """Experts and the prediction of several tokens: a dense model has neither, and the keys must be there all the same."""
 
 
-def longest(config: NemoConfig) -> int:
-    """Tokens of the longest prompt with the longest response."""
-    return config.data.max_prompt_tokens + config.rollout.max_response_tokens
-
-
 def _longest_evaluated(config: NemoConfig) -> int:
     return config.data.max_prompt_tokens + config.evaluation.max_tokens if config.evaluation.benchmarks else 0
-
-
-def sequence_multiple(config: NemoConfig) -> int:
-    """What every sequence is padded to, so that student and teacher can both cut it."""
-
-    def needs(parallel: ParallelConfig) -> int:
-        context = 2 * parallel.context if parallel.context > 1 else 1
-        return context * (parallel.tensor if parallel.sequence else 1)
-
-    return math.lcm(needs(config.student.parallel), needs(config.teacher.parallel))
 
 
 def policy(config: NemoConfig) -> dict[str, Any]:

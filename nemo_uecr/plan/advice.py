@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.config.nemo_checks import longest, packed
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan.nemo import nemo_plan, variant
 
@@ -38,9 +39,9 @@ def what_fits(config: NemoConfig, device: Device, efficiency: Efficiency, length
 
 
 def _candidates(config: NemoConfig) -> Iterator[dict[str, Any]]:
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    least = packed(config, longest(config))
     yield {"student.activation_checkpointing": True}
-    yield {"train.tokens_per_microbatch": longest, "scoring.tokens_per_microbatch": longest}
+    yield {"train.tokens_per_microbatch": least, "scoring.tokens_per_microbatch": least}
     yield {"scoring.chunk_tokens": 512}
     for share in SHARES:
         yield {"rollout.gpu_memory": share}

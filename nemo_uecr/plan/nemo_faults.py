@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nemo_uecr.config.nemo_checks import student_gpus, teacher_gpus
+from nemo_uecr.config.nemo_checks import packed, student_gpus, teacher_gpus
 from nemo_uecr.plan.mismatches import other_columns, too_long
 from nemo_uecr.plan.nemo_memory import concurrent_responses
 from nemo_uecr.plan.records import GIB, Phase
@@ -33,7 +33,7 @@ def cut_faults(config: NemoConfig, student: ModelShape, teacher: ModelShape | No
 def mismatches_of(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> tuple[str, ...]:
     """Sequence lengths and vocabularies."""
     prompt, response, stated = config.data.max_prompt_tokens, config.rollout.max_response_tokens, config.student
-    faults = too_long("student", student, prompt, response)
+    faults = too_long("student", student, prompt, response) + _evaluated_too_long(config, student)
     if student.vocabulary != stated.vocabulary:
         faults.append(
             f"student.vocabulary={stated.vocabulary}, but the student has {student.vocabulary} output columns; take "
@@ -42,6 +42,18 @@ def mismatches_of(config: NemoConfig, student: ModelShape, teacher: ModelShape |
     if teacher is not None:
         faults += [*too_long("teacher", teacher, prompt, response), *other_columns(student, teacher)]
     return tuple(faults)
+
+
+def _evaluated_too_long(config: NemoConfig, student: ModelShape) -> list[str]:
+    prompt, response = config.data.max_prompt_tokens, config.evaluation.max_tokens
+    if not config.evaluation.benchmarks or not 0 < student.positions < prompt + response:
+        return []
+    left = student.positions - prompt
+    remedy = f"evaluation.max_tokens={left}" if left > 0 else f"data.max_prompt_tokens below {student.positions}"
+    return [
+        f"data.max_prompt_tokens + evaluation.max_tokens = {prompt + response}, but the student was made for "
+        f"{student.positions} positions; take {remedy}, or a student that was made for more"
+    ]
 
 
 def teacher_alone_faults(config: NemoConfig, teacher: ModelShape, longest: int) -> list[str]:
@@ -58,10 +70,11 @@ def teacher_alone_faults(config: NemoConfig, teacher: ModelShape, longest: int) 
             f"the longest sequence of the batch has {longest} tokens, but the teacher was made for "
             f"{teacher.positions} positions; take a teacher that was made for more"
         )
-    if config.scoring.tokens_per_microbatch < longest:
+    needed = packed(config, longest)
+    if config.scoring.tokens_per_microbatch < needed:
         faults.append(
-            f"scoring.tokens_per_microbatch: got {config.scoring.tokens_per_microbatch}, expected at least {longest}, "
-            "the longest sequence of the batch"
+            f"scoring.tokens_per_microbatch: got {config.scoring.tokens_per_microbatch}, expected at least {needed}, "
+            f"the batch's longest sequence of {longest} tokens as the parallel layouts pad it"
         )
     return faults
 

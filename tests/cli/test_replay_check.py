@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -89,6 +91,15 @@ def test_a_changed_advantage_is_seen(run: Path, tmp_path: Path, by: float, arith
     [
         ('{"zeta": 1}', "the header has the setting zeta=1; expected numbers of alpha"),
         ('{"rho": "half"}', "the header has the setting rho='half'"),
+        ('{"alpha": ' + "9" * 400 + "}", "the header has the setting alpha=9999"),
+        ('{"alpha": NaN}', "alpha=nan; expected numbers of"),
+        ('{"alpha": true}', "the header has the setting alpha=True"),
+        ('{"sample_std": 2}', "the header has the setting sample_std=2"),
+        ('{"step": 1.5}', "the header has the setting step=1.5"),
+        ('{"parameters": null}', "the header has the setting parameters=None"),
+        ('{"parameters": {"zz": 1}}', "the header has the setting parameters.zz=1; expected numbers of"),
+        ('{"parameters": {"bound": ' + "9" * 400 + "}}", "the header has the setting parameters.bound=9999"),
+        ('{"rho": 2}', "the header's settings: rho is 2; expected 0 <= rho < 1"),
         ("[]", "the header's settings are a list; expected an object"),
         ("{", "the header's settings are no valid JSON"),
     ],
@@ -102,6 +113,32 @@ def test_a_strange_header_is_one_line(
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert complaint in error
+    assert str(target) in error
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "complaint"),
+    [
+        ("old_logp", lambda tensor: tensor.half(), "old_logp has dtype torch.float16"),
+        ("task_reward", lambda tensor: tensor * float("nan"), "task_reward of response 0 is nan"),
+        ("teacher_logp", lambda tensor: tensor * float("nan"), "teacher_logp of response 0 at token"),
+        ("teacher_logp", lambda tensor: None, "the batch has no teacher_logp"),
+        ("mask", lambda tensor: tensor & False, "response 0 has no sampled token"),
+    ],
+)
+def test_a_broken_tensor_names_its_file(
+    run: Path, tmp_path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor | None], complaint: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    source, target = run / "batches" / "step-000001.safetensors", tmp_path / "step.safetensors"
+    tensors = load_file(source)
+    changed = change(tensors.pop(name))
+    save_file(tensors if changed is None else tensors | {name: changed}, target, metadata=header(source))
+    given = ["alpha=1", "rho=0.5", "tau_delta=1", "tau_entropy=1"]
+    for words in (["--check"], ["--method", "uecr", "--set", *given, "--out", str(tmp_path / "out")]):
+        assert entry_point(["replay", str(target), *words]) == 2
+        (said,) = capsys.readouterr().err.strip().splitlines()
+        assert f"{target}: {complaint}" in said
 
 
 def test_refusals(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import flat_values, stated_values
+from nemo_uecr.config.nemo_checks import packed, sequence_multiple
 from nemo_uecr.config.nemo_load import backend_of, load_nemo, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import ConfigError
@@ -111,6 +112,36 @@ def test_teacher_recipes_need_no_teacher(name: str) -> None:
         (["teacher.model_name=t", "data.difficulty_low=null"], "expected all or none"),
         (["teacher.model_name=t", "data.difficulty_high=.inf"], "data.difficulty_high"),
         (["teacher.model_name=t", "data.difficulty_low=9"], "data.difficulty_low: got 9, expected at most"),
+        # Seven divides by 1 and by itself; whole groups of 8 on 5 ranks are multiples of 40.
+        (
+            ["teacher.model_name=t", "cluster.gpus_per_node=5", "train.minibatch_responses=7"],
+            "7 divides by 1 or 7 ranks",
+        ),
+        # Whole groups of 8 on 6 equal ranks: multiples of 24, not only of 48.
+        (
+            ["teacher.model_name=t", "cluster.gpus_per_node=6", "train.minibatch_responses=28"],
+            "28 divides by 4 or 7 ranks; 6 share train.minibatch_responses=24, or train.minibatch_responses=48",
+        ),
+        # 2 nodes of 6 GPUs: 4 divides the 12, but leaves 2 of each node.
+        (
+            ["teacher.model_name=t", "cluster.nodes=2", "cluster.gpus_per_node=6", "rollout.tensor=4"],
+            "rollout.tensor: got 4, expected a divisor of each node's 6 GPUs",
+        ),
+        # 2048 + 16383 = 18431 tokens; sequence parallelism on 2 GPUs makes 18432 of them.
+        *(
+            (
+                [
+                    "teacher.model_name=t",
+                    "rollout.max_response_tokens=16383",
+                    f"{section}.tokens_per_microbatch=18431",
+                    f"{role}.parallel.tensor=2",
+                    f"{role}.parallel.sequence=true",
+                ],
+                f"{section}.tokens_per_microbatch: got 18431, expected at least data.max_prompt_tokens + "
+                "rollout.max_response_tokens = 18431, rounded up to a multiple of 2 for the parallel layouts: 18432",
+            )
+            for section, role in (("train", "student"), ("scoring", "teacher"))
+        ),
         # Whole groups of 8 on 9 equal ranks: multiples of 72. Below and above 112 they are 72 and 144, which divide
         # the 1008 responses; below and above 336 they are 288 and 360, of which 4 and 3 come nearest to 1008.
         (
@@ -139,6 +170,44 @@ def test_layouts_that_share_the_batch(gpus: int, dedicated: int, nodes: int) -> 
         f"cluster.gpus_per_node={gpus}", f"teacher.dedicated_gpus={dedicated}", f"cluster.nodes={nodes}",
     ]  # fmt: skip
     load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *overrides])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "dedicated", "tensor"),
+    # On one node, on two, an engine over both, one over one and a half of three nodes, and beside a teacher's node.
+    [(1, 8, 0, 4), (2, 6, 0, 3), (2, 6, 0, 12), (3, 4, 0, 6), (2, 6, 6, 6), (1, 8, 1, 7)],
+)
+def test_engines_that_nemo_rl_can_place(nodes: int, gpus: int, dedicated: int, tensor: int) -> None:
+    overrides = [
+        f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus}", f"teacher.dedicated_gpus={dedicated}",
+        f"rollout.tensor={tensor}",
+    ]  # fmt: skip
+    load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *overrides])
+
+
+def test_engines_stay_on_the_students_gpus() -> None:
+    """Eight GPUs divide by 4; the seven beside the teacher's one do not."""
+    with pytest.raises(ConfigError, match=r"rollout\.tensor: got 4, expected a divisor of the 7 GPUs"):
+        load_nemo_config(
+            CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "teacher.dedicated_gpus=1", "rollout.tensor=4"]
+        )
+
+
+def test_sequences_are_padded_for_both_layouts() -> None:
+    """Context 3 asks for 2 * 3 = 6, sequence parallelism on 4 for 4: 12 serves both, 6 would not."""
+    config = load_nemo_config(
+        CONFIGS / "uecr_qwen3_1p7b.yaml",
+        [
+            *GIVEN["1p7b"],
+            "cluster.gpus_per_node=12",
+            "student.parallel.context=3",
+            "teacher.parallel.tensor=4",
+            "teacher.parallel.sequence=true",
+            "rollout.max_response_tokens=16000",
+        ],
+    )
+    assert sequence_multiple(config) == 12
+    assert [packed(config, tokens) for tokens in (1, 12, 13)] == [12, 12, 24]
 
 
 def test_the_subset_size_is_the_users_to_state() -> None:

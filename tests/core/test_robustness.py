@@ -398,3 +398,8 @@ def test_the_default_dtype_changes_no_bit(name: str, default: torch.dtype) -> No
     for key, tensor in expected.items():
         assert found[key].dtype == tensor.dtype, key
         assert torch.equal(found[key], tensor), key
+
+
+def test_a_setting_that_no_float_holds() -> None:
+    with pytest.raises(ConfigError, match="alpha has 1329 bits; expected a magnitude of at most 1e\\+12"):
+        Settings(alpha=10**400)

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.nemo_load import load_nemo_config
-from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.errors import ConfigError, DataError, UecrError
 from nemo_uecr.nemo_adapter import launcher, teacher_scores
 from nemo_uecr.nemo_adapter.errors import UpstreamError
-from nemo_uecr.nemo_adapter.preflight import check_models, check_teacher_alone
+from nemo_uecr.nemo_adapter.preflight import check_models, check_problems, check_teacher_alone, check_visible_models
+from nemo_uecr.nemo_adapter.teacher_batch import rows_of
 from tests.config.test_nemo import CONFIGS
 
 #: A dense Qwen3 with 4 layers, 4 heads and 256 positions.
@@ -34,6 +36,7 @@ def world(folder: Path) -> list[str]:
     rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": 6} for n in range(200)]
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "empty.jsonl").write_text("")
+    (folder / "huge.jsonl").write_text(f'{{"question": "1", "final_answer": "2", "difficulty": {10**400}}}\n' * 200)
     (folder / "keys.jsonl").write_text('{"problem": "1+1", "final_answer": "2", "difficulty": 6}\n' * 200)
     return [
         f"student.model_name={folder}/student", f"teacher.model_name={folder}/teacher", "student.vocabulary=98",
@@ -49,7 +52,9 @@ BAD = {
     "rollout.tensor=8": "rollout.tensor: got 8, expected one of 1, 2, 4; the student has 4 query heads",
     "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
+    "evaluation.benchmarks={{a: {}/p.jsonl}}": "data.max_prompt_tokens + evaluation.max_tokens = ",
     "data.train={}/empty.jsonl": "no problem is left",
+    "data.train={}/huge.jsonl": "a problem has no number under 'difficulty'",
     "data.train={}/keys.jsonl": "no text under 'question'",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
     "data.train={}/none.jsonl": "no such file",
@@ -136,13 +141,20 @@ def score_alone(folder: Path, batch: Path, *changes: str) -> int:
         (["teacher.parallel.tensor=8"], 6, 97, "teacher.parallel.tensor: got 8, expected a divisor of 4"),
         # Six dedicated GPUs hold it in a run; here it gets all eight.
         (
-            ["teacher.dedicated_gpus=6", "teacher.parallel.tensor=2", "teacher.parallel.context=3"], 6, 97,
+            ["teacher.dedicated_gpus=6", "teacher.parallel.tensor=2", "teacher.parallel.context=3",
+             "rollout.max_response_tokens=1024"], 6, 97,
             "tensor * pipeline * context = 6 does not divide the 8 GPUs of the teacher",
         ),
         ([], 4097, 97, "has 4097 tokens, but the teacher was made for 4096 positions"),
         (
             ["scoring.tokens_per_microbatch=3072", "rollout.max_response_tokens=1024"], 3073, 97,
             "tokens_per_microbatch: got 3072, expected at least 3073",
+        ),
+        # 4095 tokens on 4 ranks that share the sequence are 4096.
+        (
+            ["scoring.tokens_per_microbatch=4095", "teacher.parallel.tensor=4", "teacher.parallel.sequence=true",
+             "rollout.max_response_tokens=1024"], 4095, 97,
+            "expected at least 4096, the batch's longest sequence of 4095 tokens",
         ),
         ([], 6, 98, "the batch has token id 98; expected ids below student.vocabulary=98"),
         (["student.vocabulary=99"], 6, 98, "student.vocabulary=99, but the teacher has 98 output columns"),
@@ -158,6 +170,118 @@ def test_a_teacher_alone_that_cannot_work_is_refused(
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert message in said
     assert not (tmp_path / "scored.safetensors").exists()
+
+
+def tensor_file(folder: Path, tensors: dict[str, torch.Tensor | None], header: dict[str, str | None]) -> Path:
+    """A batch of two responses with changes; None takes a part away."""
+    mask = torch.tensor([[False, True, True], [False, True, False]])
+    whole: dict[str, torch.Tensor | None] = {
+        "task_reward": torch.ones(2), "group": torch.zeros(2, dtype=torch.long), "mask": mask,
+        "old_logp": torch.zeros(2, 3), "token_ids": torch.full((2, 3), 5),
+    }  # fmt: skip
+    told: dict[str, str | None] = {"format": "nemo_uecr.batch/1", "method": "uecr", "settings": "{}", "step": "20"}
+    path = folder / "batch.safetensors"
+    save_file(
+        {name: tensor.contiguous() for name, tensor in (whole | tensors).items() if tensor is not None},
+        path,
+        metadata={name: text for name, text in (told | header).items() if text is not None},
+    )
+    return path
+
+
+IDS = torch.full((2, 3), 5)
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"token_ids": IDS - 6}, "has token id -1; expected ids from 0"),
+        ({"token_ids": IDS.float() * NAN}, "token_ids has dtype torch.float32; expected int32 or int64"),
+        ({"token_ids": IDS > 3}, "token_ids has dtype torch.bool"),
+        ({"token_ids": IDS.to(torch.uint8)}, "token_ids has dtype torch.uint8"),
+        ({"token_ids": IDS[:0], "mask": IDS[:0] > 0}, "token_ids has shape [0, 3]; expected one row a response"),
+        ({"token_ids": IDS[:, :0], "mask": IDS[:, :0] > 0}, "token_ids has shape [2, 0]"),
+        ({"token_ids": IDS[0], "mask": IDS[0] > 0}, "token_ids has shape [3]"),
+        ({"token_ids": IDS[None], "mask": IDS[None] > 0}, "token_ids has shape [1, 2, 3]"),
+        ({"token_ids": IDS[:, :2]}, "token_ids has shape [2, 2] and mask [2, 3]"),
+        ({"token_ids": None}, "the batch has no token_ids"),
+        ({"mask": IDS}, "the batch's mask holds values other than 0 and 1"),
+        ({"mask": IDS * NAN}, "the batch's mask holds values other than 0 and 1"),
+        ({"mask": IDS < 0}, "the batch's mask has no token in row 0"),
+        ({"mask": torch.tensor([[0, 1, 1], [0, 0, 0]])}, "the batch's mask has no token in row 1"),
+    ],
+)  # fmt: skip
+def test_tensors_that_no_teacher_can_score(
+    tensors: dict[str, torch.Tensor | None], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
+    assert score_alone(tmp_path, tensor_file(tmp_path, tensors, {})) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"step": None}, "the batch has the step '' in its header; expected the number of a training step"),
+        ({"step": "abc"}, "the batch has the step 'abc'"),
+        ({"step": "-3"}, "the batch has the step '-3'"),
+        ({"step": "9" * 5000}, "the batch has the step '9999"),
+        ({"settings": None}, "the batch has no settings in its header"),
+        ({"settings": "{"}, "the batch: the header's settings are no valid JSON"),
+        ({"settings": "[1]"}, "the batch: the header's settings are a list"),
+        ({"settings": '{"rho": "half"}'}, "the batch: the header has the setting rho='half'"),
+        ({"method": None}, "the batch names the method None; expected one of"),
+        ({"method": "zz"}, "the batch names the method 'zz'; expected one of"),
+        ({"format": "x"}, "the batch has the format 'x'; expected 'nemo_uecr.batch/1'"),
+    ],
+)
+def test_headers_that_no_run_writes(
+    header: dict[str, str | None], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
+    assert score_alone(tmp_path, tensor_file(tmp_path, {}, header)) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert message in said
+
+
+def test_token_ids_of_either_width_are_scored(tmp_path: Path) -> None:
+    for ids in (IDS, IDS.int()):
+        rows = rows_of(load_batch(tensor_file(tmp_path, {"token_ids": ids}, {})), 98)
+        assert torch.equal(rows["input_ids"], IDS)
+        assert rows["input_ids"].dtype == torch.int64
+        assert rows["input_lengths"].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("", "is a folder"),
+        ("/dev/null", "is no regular file"),
+        ("none/scored", "no folder"),
+        ("p.jsonl/scored", "no folder"),
+        ("a" * 300, "has more than 250 bytes"),
+        ("a\0b", "got a path with a NUL character"),
+        ("batch.safetensors", "is the batch itself, whose scores would be lost"),
+        ("link", "is the batch itself, whose scores would be lost"),
+    ],
+)
+def test_a_place_that_cannot_take_the_scores(
+    out: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
+    batch = saved_batch(tmp_path, tokens=6)
+    (tmp_path / "link").symlink_to(batch)
+    before = batch.read_bytes()
+    words = ["--batch", str(batch), "--out", f"{tmp_path}/{out}" if out != "/dev/null" else out]
+    assert entry_point(["teacher", "score", str(CONFIGS / "uecr_qwen3_1p7b.yaml"), *words, *world(tmp_path)]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert "--out: " in said
+    assert message in said
+    assert batch.read_bytes() == before
 
 
 def test_the_students_layout_plays_no_part_for_a_teacher_alone(
@@ -179,10 +303,44 @@ def test_the_students_layout_plays_no_part_for_a_teacher_alone(
         ("teacher.model_name={}/none", "teacher.model_name: no folder .*none"),
         ("teacher.parallel.pipeline=8", "teacher.parallel.pipeline: got 8"),
         ("student.model_name={}/none", "student.model_name: no folder .*none"),
+        (
+            "teacher.megatron_checkpoint={}/cut",
+            "teacher.megatron_checkpoint: .*cut has no run_config.yaml and no iter_",
+        ),
+        ("teacher.model_name={}/other", "the teacher has 97 output columns; expected student.vocabulary=98"),
     ],
 )
 def test_a_teacher_alone_that_is_not_there(change: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
+    (tmp_path / "cut" / "iter_0000001").mkdir(parents=True)
+    # An architecture whose cuts are not known has columns all the same.
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 97}))
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*world(tmp_path), change.format(tmp_path)])
     with pytest.raises((DataError, ConfigError), match=message):
         check_teacher_alone(config, longest=6)
+
+
+def test_problems_for_exactly_one_step_are_enough(tmp_path: Path) -> None:
+    """126 a step; one fewer is refused."""
+    given = world(tmp_path)
+    rows = (tmp_path / "p.jsonl").read_text().splitlines(keepends=True)
+    for count, enough in ((126, True), (125, False)):
+        (tmp_path / "p.jsonl").write_text("".join(rows[:count]))
+        config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", given)
+        if enough:
+            check_problems(config)
+        else:
+            with pytest.raises(DataError, match="125 problems are left to train on"):
+                check_problems(config)
+
+
+def test_an_evaluation_that_just_fits(tmp_path: Path) -> None:
+    """2048 + 2048 tokens are the model's 4096 positions; one more is one too many, unless nothing is evaluated."""
+    given = [*world(tmp_path), f"evaluation.benchmarks={{a: {tmp_path}/p.jsonl}}"]
+    config = CONFIGS / "uecr_qwen3_1p7b.yaml"
+    assert check_visible_models(load_nemo_config(config, [*given, "evaluation.max_tokens=2048"]))
+    too_long = [*given, "evaluation.max_tokens=2049"]
+    with pytest.raises(ConfigError, match=r"evaluation\.max_tokens = 4097, .* take evaluation\.max_tokens=2048"):
+        check_visible_models(load_nemo_config(config, too_long))
+    assert check_visible_models(load_nemo_config(config, [*too_long, "evaluation.benchmarks={}"]))
