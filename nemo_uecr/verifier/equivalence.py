@@ -10,7 +10,7 @@ from nemo_uecr.verifier.numbers import plain_number
 from nemo_uecr.verifier.pool import shared_compare
 from nemo_uecr.verifier.verdict import Checked, Verdict
 
-_BLANKS = re.compile(r"((?<=[0-9A-Za-z])\s+(?=[0-9A-Za-z]))|\s+")
+_BLANKS = re.compile(r"((?<=[0-9A-Za-z.])\s+(?=[0-9A-Za-z.]))|\s+")
 
 #: A comma with a blank beside it separates; it sets no thousands apart.
 _LISTED = re.compile(r"\s,|(?<!\\),\s")
@@ -56,5 +56,5 @@ def without_point(given: str) -> str:
 
 
 def _squeezed(text: str) -> str:
-    """The text without blanks, but for those that keep two digits or letters apart."""
+    """The text without blanks, but for those that keep two digits, points or letters apart."""
     return _BLANKS.sub(lambda blanks: " " if blanks[1] else "", text.strip())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from nemo_uecr.verifier.joined import numbers_joined
 from nemo_uecr.verifier.structure import other_structure
 from nemo_uecr.verifier.units import other_base, other_unit
 
@@ -87,7 +88,7 @@ def _plain(text: str) -> str:
     text = _EMPTY.sub(r"\\emptyset ", text)
     text = _TEXT.sub(lambda match: ", " if _OR_WORD.fullmatch(match[1]) else match[0], text)
     listed = re.sub(r",(?:\s*,)+", ",", _OR.sub(" , ", _SPACE.sub(" ", text)))
-    return _REPEATING.sub(_fraction, listed)
+    return numbers_joined(_REPEATING.sub(_fraction, listed))
 
 
 def _fraction(match: re.Match[str]) -> str:
