@@ -11,6 +11,7 @@ import re
 
 from nemo_uecr.verifier.joined import numbers_joined
 from nemo_uecr.verifier.structure import other_structure
+from nemo_uecr.verifier.symbols import bare_symbols, strange_marks
 from nemo_uecr.verifier.units import other_base, other_unit
 
 _ARITHMETIC = """frac dfrac tfrac cfrac sqrt times cdot div binom dbinom tbinom left right big Big bigl bigr Bigl Bigr
@@ -62,8 +63,10 @@ def readable(given: str, expected: str) -> tuple[str, str] | None:
     answer = _bare(given)
     if answer is None:
         return None
-    reference = _plain(reference)
-    answer = _MEMBER.sub("", _as_interval(_plain(answer), reference))
+    if strange_marks(answer, reference):
+        return None
+    answer, reference = (_plain(bare_symbols(text, reference)) for text in (answer, reference))
+    answer = _MEMBER.sub("", _as_interval(answer, reference))
     if "=" not in reference:
         answer = _without_names(answer)
     if _foreign(answer, reference) or other_base(answer, reference) or other_unit(answer, reference):

@@ -60,6 +60,15 @@ REFUSED = [
     (r"\sqrt5 1", r"\sqrt{5}"),
     (r"\frac{3}41", r"\frac{3}{4}"),
     (r"\frac121", r"\frac{1}{21}"),
+    (r"1+274\mathrm{i}", "275"),
+    (r"200+3+1\mathbf{i}", "204"),
+    (r"6-5\mathrm{i}", "1"),
+    (r"3\mathbf{i}+4\mathbf{j}", "7"),
+    *[(rf"5{symbol}", "5") for symbol in (
+        r"\mathrm{i}", r"\mathbf{i}", r"\mathit{x}", r"\mathrm{K}", r"\mathrm{n}", r"\mathrm{x}^2", r" \mathrm{e}",
+        *(rf"\text{{{mark}}}" for mark in "!²+'*?√~"),
+    )],
+    (r"2\mathrm{m}+1", "3"),
 ]  # fmt: skip
 ACCEPTED = [
     ("x=10", "10"),
@@ -92,6 +101,16 @@ ACCEPTED = [
     (r"\sqrt5", r"\sqrt{5}"),
     (r"\frac{3}4", "0.75"),
     (r"\log_{2} 8", "3"),
+    (r"6-5\mathrm{i}", "6-5i"),
+    ("6-5i", r"6-5\mathrm{i}"),
+    (r"5\mathrm{n}", "5n"),
+    (r"5\mathrm{m}", "5m"),
+    (r"\mathrm{x}+1", "x+1"),
+    (r"5\,\mathrm{m}", "5"),
+    (r"5\ \mathrm{m}^2", "5"),
+    (r"5\,\mathrm{m}/\mathrm{s}", r"5\text{ m/s}"),
+    (r"5\text{ cm²}", "5"),
+    (r"\mathrm{C}", r"\text{(C)}"),
     (r"\frac{\sqrt{3}}{2}", r"\frac{\sqrt3}2"),
 ]
 
