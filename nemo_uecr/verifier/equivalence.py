@@ -41,7 +41,8 @@ def judge_plain(given: str, expected: str) -> Verdict | None:
     """The verdict on equal texts and on plain numbers; None where it takes mathematics."""
     given = without_point(given)
     if _squeezed(given) == _squeezed(expected):
-        return Verdict.CORRECT
+        split = _LISTED.search(given) is not None and _LISTED.search(expected) is None
+        return Verdict.WRONG if split and plain_number(_squeezed(expected)) is not None else Verdict.CORRECT
     if _LISTED.search(given) or _LISTED.search(expected):
         return None
     numbers = plain_number(_squeezed(given)), plain_number(_squeezed(expected))

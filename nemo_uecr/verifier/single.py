@@ -34,6 +34,8 @@ _SPACE = re.compile(
 _TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{([^{}]*)\}")
 _OR = re.compile(r"\\(?:lor|vee|land|wedge)(?![A-Za-z])|;|(?<![A-Za-z\\{])(?:or|and|und|oder|et)(?![A-Za-z}])")
 _OR_WORD = re.compile(r"\s*(?:,?\s*(?:or|and)|,)\s*", re.IGNORECASE)
+#: A list with an empty place.
+_GAP = re.compile(r",(?!\\!)\s*,")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}|∅")
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\overline\{(\d+)\}")
 _BOUNDS = re.compile(
@@ -63,7 +65,7 @@ def readable(given: str, expected: str) -> tuple[str, str] | None:
     answer = _bare(given)
     if answer is None:
         return None
-    if strange_marks(answer, reference):
+    if strange_marks(answer, reference) or (_GAP.search(answer) and not _GAP.search(reference)):
         return None
     answer, reference = (_plain(bare_symbols(text, reference)) for text in (answer, reference))
     answer = _MEMBER.sub("", _as_interval(answer, reference))

@@ -7,6 +7,11 @@ import re
 _ONE_LETTER = re.compile(r"\\(?:mathrm|mathbf|mathit|mathcal|operatorname)\s*\{\s*([A-Za-z])\s*\}")
 _TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{([^{}]*)\}")
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
+_GREEK = re.compile(
+    r"\\(?:[Gg]amma|[Dd]elta|[Tt]heta|[Ll]ambda|[Xx]i|[Pp]i|[Ss]igma|[Uu]psilon|[Pp]hi|[Pp]si|[Oo]mega)\b"
+)
+_CHOICE = re.compile(r"\s*\(?\s*[A-E]\s*\)?\s*")
+_NAME = re.compile(r"\s*[A-Za-z][a-z]{2,}\s*")
 #: Units of one letter, in the case that the unit has.
 _UNITS = frozenset("mgshdlLNJWV")
 _DEGREE = re.compile(r"(?:\\circ\s*\}?|\u00b0|\\degree)[\s,\\!]*$")
@@ -37,6 +42,28 @@ def bare_symbols(text: str, reference: str) -> str:
         return f" {letter}" if _COMMAND_END.search(before) else letter
 
     return _ONE_LETTER.sub(bare, text)
+
+
+def other_case(given: str, expected: str) -> bool:
+    """Whether a symbol differs by its case alone, which math-verify does not see: ``3r^2`` is no ``3R^2``.
+
+    A choice (``c`` for ``C``) and a single word may be in either case.
+    """
+    if _CHOICE.fullmatch(expected) or (_NAME.fullmatch(given) and _NAME.fullmatch(expected)):
+        return False
+    ours, theirs = _symbols(given), _symbols(expected)
+    return any(symbol not in theirs and _swapped(symbol) in theirs for symbol in ours) or (
+        any(_swapped(symbol) in theirs for symbol in theirs) and "".join(given.split()) != "".join(expected.split())
+    )
+
+
+def _symbols(text: str) -> set[str]:
+    plain = _TEXT.sub(" ", text)
+    return set("".join(_LETTER.findall(plain))) | set(_GREEK.findall(plain))
+
+
+def _swapped(symbol: str) -> str:
+    return symbol.swapcase() if len(symbol) == 1 else symbol[0] + symbol[1].swapcase() + symbol[2:]
 
 
 def strange_marks(answer: str, reference: str) -> bool:
