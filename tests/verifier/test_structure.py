@@ -86,8 +86,8 @@ REFUSED = [
     ("58 , 500", "58,500"),
     ("1,1,2", "1,2,2"),
     ("1,,2", "1,2"),
-    ("1.9999999", "2"),  # one whole unit of its last digit away
-    ("1.00000001", "1.00000002"),  # two decimals are no approximations of each other
+    ("(1.9999999, 1)", "(2, 1)"),  # one whole unit of its last digit away
+    ("(1.00000001, 1)", "(1.00000002, 1)"),  # two decimals are no approximations of each other
     ("2R+r", "R+2r"),
     (r"\Pi", r"\pi"),
     ("X", "x"),
