@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("math_verify")
 
 from nemo_uecr.verifier.equivalence import judge
+from nemo_uecr.verifier.precision import precise
 from nemo_uecr.verifier.verdict import Verdict
 
 REFUSED = [
@@ -86,7 +87,6 @@ REFUSED = [
     ("58 , 500", "58,500"),
     ("1,1,2", "1,2,2"),
     ("1,,2", "1,2"),
-    ("(1.9999999, 1)", "(2, 1)"),  # one whole unit of its last digit away
     ("(1.00000001, 1)", "(1.00000002, 1)"),  # two decimals are no approximations of each other
     ("2R+r", "R+2r"),
     (r"\Pi", r"\pi"),
@@ -159,3 +159,10 @@ def test_refused(given: str, expected: str) -> None:
 @pytest.mark.parametrize(("given", "expected"), ACCEPTED)
 def test_accepted(given: str, expected: str) -> None:
     assert judge(given, expected) is Verdict.CORRECT
+
+
+def test_a_decimal_is_less_than_one_unit_of_its_last_digit_away() -> None:
+    """2 - 1.9999999 is 1e-7, one whole unit."""
+    sympy = pytest.importorskip("sympy")
+    assert not precise(sympy.Integer(2), sympy.Float("1.9999999"))
+    assert precise(sympy.Rational(1, 3), sympy.Float("0.3333333"))
