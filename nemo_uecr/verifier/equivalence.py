@@ -10,7 +10,7 @@ from nemo_uecr.verifier.numbers import plain_number
 from nemo_uecr.verifier.pool import shared_compare
 from nemo_uecr.verifier.verdict import Checked, Verdict
 
-_BLANKS = re.compile(r"((?<=[0-9A-Za-z])\s+(?=[0-9A-Za-z]))|\s+")
+_BLANKS = re.compile(r"((?<=[0-9A-Za-z.])\s+(?=[0-9A-Za-z.]))|\s+")
 
 #: A comma with a blank beside it separates; it sets no thousands apart.
 _LISTED = re.compile(r"\s,|(?<!\\),\s")
@@ -41,7 +41,8 @@ def judge_plain(given: str, expected: str) -> Verdict | None:
     """The verdict on equal texts and on plain numbers; None where it takes mathematics."""
     given = without_point(given)
     if _squeezed(given) == _squeezed(expected):
-        return Verdict.CORRECT
+        split = _LISTED.search(given) is not None and _LISTED.search(expected) is None
+        return Verdict.WRONG if split and plain_number(_squeezed(expected)) is not None else Verdict.CORRECT
     if _LISTED.search(given) or _LISTED.search(expected):
         return None
     numbers = plain_number(_squeezed(given)), plain_number(_squeezed(expected))
@@ -56,5 +57,5 @@ def without_point(given: str) -> str:
 
 
 def _squeezed(text: str) -> str:
-    """The text without blanks, but for those that keep two digits or letters apart."""
+    """The text without blanks, but for those that keep two digits, points or letters apart."""
     return _BLANKS.sub(lambda blanks: " " if blanks[1] else "", text.strip())

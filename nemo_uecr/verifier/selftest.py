@@ -11,6 +11,8 @@ from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.verdict import Verdict
 
 _INTEGER = re.compile(r"-?\d+")
+#: Beside a sign, but not where a comma sets thousands apart: `58, 500` is a list.
+_SPACED = re.compile(r"(?<=[-+=^{}()])|(?=[-+=^{}()])|(?<=,)(?!\d{3}(?!\d)|\\!)|(?=,(?!\d{3}(?!\d)|\\!))")
 _FRACTION = re.compile(r"(-?)\\frac\{(\d+)\}\{(\d+)\}")
 
 
@@ -40,9 +42,7 @@ def trials(problem: str, answer: str) -> list[Trial]:
         problem: id, for the list of failures.
         answer: the bare reference answer.
     """
-    texts = {"itself": answer, "spaced": re.sub(r"(?<=[-+=,^{}()])|(?=[-+=,^{}()])", " ", answer)} | _other_forms(
-        answer
-    )
+    texts = {"itself": answer, "spaced": _SPACED.sub(" ", answer)} | _other_forms(answer)
     made = [Trial(problem, form, answer, _response(text), Verdict.CORRECT) for form, text in texts.items()]
     earlier = f"First I thought \\boxed{{-987654}}. {_response(answer)}"
     made.append(Trial(problem, "after another box", answer, earlier, Verdict.CORRECT))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 
+from nemo_uecr.verifier.joined import numbers_joined
 from nemo_uecr.verifier.structure import other_structure
+from nemo_uecr.verifier.symbols import bare_symbols, strange_marks
 from nemo_uecr.verifier.units import other_base, other_unit
 
 _ARITHMETIC = """frac dfrac tfrac cfrac sqrt times cdot div binom dbinom tbinom left right big Big bigl bigr Bigl Bigr
@@ -32,6 +34,8 @@ _SPACE = re.compile(
 _TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{([^{}]*)\}")
 _OR = re.compile(r"\\(?:lor|vee|land|wedge)(?![A-Za-z])|;|(?<![A-Za-z\\{])(?:or|and|und|oder|et)(?![A-Za-z}])")
 _OR_WORD = re.compile(r"\s*(?:,?\s*(?:or|and)|,)\s*", re.IGNORECASE)
+#: A list with an empty place.
+_GAP = re.compile(r",(?!\\!)\s*,")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}|∅")
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\overline\{(\d+)\}")
 _BOUNDS = re.compile(
@@ -61,8 +65,10 @@ def readable(given: str, expected: str) -> tuple[str, str] | None:
     answer = _bare(given)
     if answer is None:
         return None
-    reference = _plain(reference)
-    answer = _MEMBER.sub("", _as_interval(_plain(answer), reference))
+    if strange_marks(answer, reference) or (_GAP.search(answer) and not _GAP.search(reference)):
+        return None
+    answer, reference = (_plain(bare_symbols(text, reference)) for text in (answer, reference))
+    answer = _MEMBER.sub("", _as_interval(answer, reference))
     if "=" not in reference:
         answer = _without_names(answer)
     if _foreign(answer, reference) or other_base(answer, reference) or other_unit(answer, reference):
@@ -87,7 +93,7 @@ def _plain(text: str) -> str:
     text = _EMPTY.sub(r"\\emptyset ", text)
     text = _TEXT.sub(lambda match: ", " if _OR_WORD.fullmatch(match[1]) else match[0], text)
     listed = re.sub(r",(?:\s*,)+", ",", _OR.sub(" , ", _SPACE.sub(" ", text)))
-    return _REPEATING.sub(_fraction, listed)
+    return numbers_joined(_REPEATING.sub(_fraction, listed))
 
 
 def _fraction(match: re.Match[str]) -> str:

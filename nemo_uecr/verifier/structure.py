@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from nemo_uecr.verifier.joined import side_by_side
 from nemo_uecr.verifier.units import UNIT_WORDS
 
 _SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
@@ -43,6 +44,8 @@ def other_structure(answer: str, reference: str) -> bool:
         or _strange_words(answer, reference)
         or _rearranged_name(answer, reference)
         or _numbered_names(answer) != _numbered_names(reference)
+        or _repeated(answer) != _repeated(reference)
+        or (side_by_side(answer) and not side_by_side(reference))
         or any(
             pattern.search(answer) is not None and pattern.search(reference) is None
             for pattern in (_CLOSED_INFINITY, _UNBRACED, _MARKED)
@@ -81,6 +84,12 @@ def _brackets(text: str) -> Counter[str]:
     for part in list_parts(text):
         kinds[_kind(part)] += 2 if r"\pm" in part else 1
     return kinds
+
+
+def _repeated(text: str) -> Counter[str]:
+    """The members that a list or a set holds more than once; math-verify drops them."""
+    members = Counter("".join(part.split()) for part in list_parts(text))
+    return Counter({part: number for part, number in members.items() if number > 1})
 
 
 def _kind(part: str) -> str:

@@ -11,6 +11,7 @@ from nemo_uecr.verifier.equations import value_of_named, values_of
 from nemo_uecr.verifier.numbers import powers_spelled_out
 from nemo_uecr.verifier.precision import precise
 from nemo_uecr.verifier.single import readable
+from nemo_uecr.verifier.symbols import other_case
 from nemo_uecr.verifier.verdict import Verdict
 
 #: What joins the steps of a derivation, or the lines of an answer.
@@ -60,6 +61,8 @@ def _all_same(given: str, expected: str) -> bool:
 def _same(given: str, expected: str) -> bool:
     import math_verify
 
+    if other_case(powers_spelled_out(given), powers_spelled_out(expected)):
+        return False
     parsed = [_parsed(expected), _parsed(given)]
     if not parsed[0] or not parsed[1]:
         return False
