@@ -132,12 +132,7 @@ def saved_settings(saved: SavedBatch, path: Path) -> Settings:
     from nemo_uecr.core.records import Settings
 
     known = {field.name for field in fields(Settings)}
-    try:
-        given = saved.settings
-    except ValueError as error:
-        raise DataError(f"{path}: the header's settings are no valid JSON ({error}); the file was altered") from error
-    if not isinstance(given, dict):
-        raise DataError(f"{path}: the header's settings are a {type(given).__name__}; expected an object")
+    given = saved.settings
     for name, value in given.items():
         if name not in known or not (_is_number(value) or (name == "parameters" and _are_numbers(value))):
             raise DataError(

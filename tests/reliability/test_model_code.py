@@ -67,7 +67,7 @@ def test_training(model: Path, ran: Path, tmp_path: Path, role: str, capsys: pyt
 
 def test_evaluating_and_scoring(model: Path, ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tiny.assets()
-    sets = ("--benchmark", own.problems, "--samples", 1, "--max-tokens", 4, "--engine", "transformers")
+    sets = ("--benchmarks", own.problems, "--samples", 1, "--max-tokens", 4, "--engine", "transformers")
     assert LINE in refused(capsys, "evaluate", model, *sets, "--out", tmp_path / "e")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"problem_id": "a", "question": "1+1", "response": "2", "task_reward": 1.0}) + "\n")
