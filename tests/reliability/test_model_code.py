@@ -107,7 +107,7 @@ def test_nemo_rl_would_run_it_even_where_transformers_knows_the_type(tmp_path: P
     for role in ("student", "teacher"):
         for path in tiny.assets().student.glob("token*.json"):
             shutil.copy(path, tmp_path / role)
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", keys).config
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", keys)
     check: Callable[[], None] = lambda: check_models(config)  # noqa: E731 - asked twice
     assert complaint(check) is None
     kinds = {"config.json": {"AutoConfig": "own.Own"}, "tokenizer_config.json": {"AutoTokenizer": ["own.Own", None]}}
