@@ -66,11 +66,13 @@ def test_training(model: Path, ran: Path, tmp_path: Path, role: str, capsys: pyt
 
 
 def test_evaluating_and_scoring(model: Path, ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow", reason="scores are written with pyarrow (extra 'data')")
     own = tiny.assets()
     sets = ("--benchmarks", own.problems, "--samples", 1, "--max-tokens", 4, "--engine", "transformers")
     assert LINE in refused(capsys, "evaluate", model, *sets, "--out", tmp_path / "e")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"problem_id": "a", "question": "1+1", "response": "2", "task_reward": 1.0}) + "\n")
+    row = {"problem": "p", "checkpoint": 0, "prompt": "1+1", "response": "2", "answer": "2", "question": "1+1"}
+    rows.write_text(json.dumps(row | {"truncated": False}) + "\n")
     words = ("score", rows, "--teacher", model, "--student", own.student, "--out", tmp_path / "s")
     assert LINE in refused(capsys, *words)
     assert not ran.exists()
