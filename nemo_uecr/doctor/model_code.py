@@ -24,7 +24,9 @@ def code_findings(subject: Subject) -> list[Finding]:
     for role, name in (("student", subject.student), ("teacher", subject.teacher)):
         fault = None if name is None else _fault(Path(name).expanduser(), nemo=subject.backend == "nemo_rl")
         if fault is not None:
-            findings.append(fail(f"{role} code", fault, f"give {role}.model_name a model that needs no code of its own"))
+            findings.append(
+                fail(f"{role} code", fault, f"give {role}.model_name a model that needs no code of its own")
+            )
     return findings
 
 

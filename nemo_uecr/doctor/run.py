@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.doctor import devices, machine, models, packages, storage, weights
-from nemo_uecr.doctor.model_code import code_findings
 from nemo_uecr.doctor.findings import Finding, fail, ok
+from nemo_uecr.doctor.model_code import code_findings
 from nemo_uecr.errors import UecrError
 
 if TYPE_CHECKING:

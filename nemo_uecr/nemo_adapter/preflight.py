@@ -187,8 +187,8 @@ def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
         ) from error
     if (code := own_code(loaded)) is not None:
         raise DataError(
-            f"{role}.model_name: the {what} of {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL would run; "
-            "take auto_map out of the file, where transformers knows the model type, or take another model"
+            f"{role}.model_name: the {what} of {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL "
+            "would run; take auto_map out of the file, where transformers knows the model type, or take another model"
         )
     return loaded
 

@@ -21,7 +21,9 @@ from tests.nemo_adapter.test_preflight import world
 from tests.reliability.commands import complaint, refused
 
 LINE = "got model_type 'mine' with code of its own"
-CODE = "from pathlib import Path\nPath({ran!r}).touch()\nfrom transformers import {base}\nclass Own({base}):\n    pass\n"
+CODE = (
+    "from pathlib import Path\nPath({ran!r}).touch()\nfrom transformers import {base}\nclass Own({base}):\n    pass\n"
+)
 BASES = {"config": "Qwen3Config", "model": "Qwen3ForCausalLM", "tokenizer": "PreTrainedTokenizerFast"}
 
 
@@ -39,7 +41,7 @@ def model(tmp_path: Path, ran: Path) -> Path:
     place = Path(shutil.copytree(tiny.assets().student, tmp_path / "own"))
     for name, base in BASES.items():
         (place / f"own_{name}.py").write_text(CODE.format(ran=str(ran), base=base))
-    models = {kind: "own_model.Own" for kind in ("AutoModel", "AutoModelForCausalLM")}
+    models = dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), "own_model.Own")
     change(place / "config.json", model_type="mine", auto_map={"AutoConfig": "own_config.Own", **models})
     tokenizer = {"AutoTokenizer": ["own_tokenizer.Own", "own_tokenizer.Own"]}
     change(place / "tokenizer_config.json", tokenizer_class="Own", auto_map=tokenizer)
