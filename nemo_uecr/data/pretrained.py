@@ -45,10 +45,10 @@ def own_code(loaded: Any) -> object:
 
 
 def _needs_code(name: str, local_files_only: bool) -> str:
-    """Read without code: the base class takes any model type for data."""
-    from transformers import PreTrainedConfig
+    """Read without code: the base class takes any model type for data; both transformers 4 and 5 have this name."""
+    from transformers import PretrainedConfig
 
-    values, _ = PreTrainedConfig.get_config_dict(name, local_files_only=local_files_only)
+    values, _ = PretrainedConfig.get_config_dict(name, local_files_only=local_files_only)
     return (
         f"model {name!r}: got model_type {str(values.get('model_type'))[:60]!r} with code of its own, which is never "
         "run; expected a model type that transformers knows, with its own tokenizer class; take a release of the model "
