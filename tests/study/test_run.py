@@ -233,10 +233,12 @@ def test_a_damaged_record_of_the_task_or_a_model_is_one_line(
     shutil.copytree(done / "study", tmp_path / "study")
     for name, message in (("models/teacher/teaching.json", "no record of a model"), ("task.json", "no JSON")):
         path = tmp_path / "study" / "task" / name
+        whole = path.read_bytes()
         path.write_text(content)
         assert entry_point(["study", str(study_file(tmp_path))]) == 2
         line = capsys.readouterr().err.strip().splitlines()[-1]
         assert line.startswith(f"nemo-uecr: error: {path}: {message}")
+        path.write_bytes(whole)
 
 
 def test_misspelt_override_is_refused_before_anything_is_made(
