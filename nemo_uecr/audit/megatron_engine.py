@@ -68,7 +68,12 @@ def _build(folder: str) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
     from transformers import AutoModelForCausalLM
 
-    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    from nemo_uecr.data.hub import only_here
+    from nemo_uecr.data.pretrained import load_pretrained
+
+    whole = load_pretrained(
+        AutoModelForCausalLM, folder, local_files_only=only_here(folder), dtype=torch.float32, use_safetensors=True
+    )
     shape = whole.config
     rope = getattr(shape, "rope_parameters", None) or {"rope_theta": shape.rope_theta}
     config = TransformerConfig(

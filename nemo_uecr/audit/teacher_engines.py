@@ -121,7 +121,7 @@ def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Request], Engi
         whole = [prompt + response for prompt, response in zip(request.prompts, request.responses, strict=True)]
         engine: Any = LLM(
             model=model, dtype=dtype, quantization=quantization, max_model_len=1 + max(map(len, whole)),
-            enforce_eager=not torch.cuda.is_available(), generation_config="vllm", seed=0,
+            enforce_eager=not torch.cuda.is_available(), generation_config="vllm", trust_remote_code=False, seed=0,
         )  # fmt: skip
         # 0: of each position the token that stands there. The whole distribution, for the entropy, vLLM does not give.
         sampling = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)

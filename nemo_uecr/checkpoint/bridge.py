@@ -39,7 +39,7 @@ class Bridge:
 
         self._architecture = model
         self._before: dict[str, Any] = {}
-        self._auto = AutoBridge.from_hf_pretrained(str(folder))
+        self._auto = AutoBridge.from_hf_pretrained(str(folder), trust_remote_code=False)
         _name_the_norms()
 
     def from_megatron(self, weights: Path) -> Any:

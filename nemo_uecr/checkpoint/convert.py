@@ -114,8 +114,10 @@ def prepare(request: Request) -> Job:
     refuse_occupied(request.out)
     job = look(request)
     asset_files(job.config, job.tokenizer)
-    if request.recorded is not None and not request.recorded.is_file():
-        raise CheckpointError(f"{request.recorded}: no such file; expected --expect FILE of log-probabilities")
+    if request.recorded is not None:
+        if not request.recorded.is_file():
+            raise CheckpointError(f"{request.recorded}: no such file; expected --expect FILE of log-probabilities")
+        read_recorded(request.recorded, job.model.vocabulary)
     return job
 
 

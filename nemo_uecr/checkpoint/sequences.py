@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.pretrained import load_pretrained
 from nemo_uecr.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
+        loaded = load_pretrained(AutoTokenizer, str(tokenizer), local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{tokenizer}: no tokenizer can be read from it ({error})") from error
     texts = [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
@@ -74,9 +75,9 @@ def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
     from transformers import AutoModelForCausalLM
 
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, local_files_only=True, output_loading_info=True,
-            attn_implementation="eager",
+        model, loading = load_pretrained(
+            AutoModelForCausalLM, str(folder), local_files_only=True,
+            dtype=torch.float32, use_safetensors=True, output_loading_info=True, attn_implementation="eager",
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"{folder}: transformers cannot load it ({error})") from error

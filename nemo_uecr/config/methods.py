@@ -35,8 +35,8 @@ def core_settings(method: MethodConfig) -> dict[str, Any]:
 
 def with_parameters(values: object) -> object:
     """The `method` section as stated, with the defaults of the method's own parameters that it does not state."""
-    if not isinstance(values, dict) or values.get("name") not in REGISTRY:
-        return values
+    if not isinstance(values, dict) or not isinstance(values.get("name"), str) or values["name"] not in REGISTRY:
+        return values  # a name that is no text, or no method's, is the schema's to refuse
     stated = values.get("parameters", {})
     if not isinstance(stated, dict):
         return values

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError, ScoreError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class SavedBatch:
     @property
     def settings(self) -> dict[str, float]:
         """The method's settings in the run; empty in a file written by hand."""
-        settings: dict[str, float] = json.loads(self.header.get("settings", "{}"))
+        settings: dict[str, float] = decoded(self.header.get("settings", "{}").encode())
         return settings
 
 
@@ -79,7 +80,7 @@ def load_batch(path: Path) -> SavedBatch:
     """Read a batch and check that what every method needs is there.
 
     Raises:
-        DataError: If the file is missing, no safetensors file, or lacks a tensor.
+        DataError: If the file is missing, no safetensors file, or lacks a tensor, or its header's settings are none.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -96,7 +97,18 @@ def load_batch(path: Path) -> SavedBatch:
     missing = [name for name in REQUIRED if name not in tensors]
     if missing:
         raise DataError(f"{path}: no tensor {missing[0]!r}; expected {', '.join(REQUIRED)} and the teacher's scores")
-    return SavedBatch(tensors, header)
+    saved = SavedBatch(tensors, header)
+    _check_settings(saved, path)
+    return saved
+
+
+def _check_settings(saved: SavedBatch, path: Path) -> None:
+    try:
+        given = saved.settings
+    except ValueError as error:
+        raise DataError(f"{path}: the header's settings are no valid JSON ({error}); the file was altered") from error
+    if not isinstance(given, dict):
+        raise DataError(f"{path}: the header's settings are a {type(given).__name__}; expected an object")
 
 
 def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:

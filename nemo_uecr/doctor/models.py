@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.model_files import read_object
+from nemo_uecr.data.pretrained import load_pretrained
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.doctor.weights import broken_config, broken_weights
 from nemo_uecr.errors import DataError
@@ -69,7 +70,9 @@ def load_tokenizer(name: str) -> Any:
         if (folder / file).is_file():
             read_object(folder / file)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = load_pretrained(AutoTokenizer, str(folder), local_files_only=True)
+    except DataError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, StrictDataclassError) as error:
         if not folder.is_dir():
             raise DataError(f"{name} has no tokenizer in the hub's cache of this machine") from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.doctor import devices, machine, models, packages, storage, weights
 from nemo_uecr.doctor.findings import Finding, fail, ok
+from nemo_uecr.doctor.model_code import code_findings
 from nemo_uecr.errors import UecrError
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _models(subject: Subject, sizes: Sizes) -> Iterator[Finding]:
     for role, name in named.items():
         if name is not None and role not in made:
             yield from _guarded(f"{role} model", partial(_model, role, name))
+    yield from _guarded("model code", lambda: code_findings(subject))
     if not made:
         yield from _guarded("tokenizers", lambda: models.tokenizer_findings(subject))
     yield from _guarded("vocabulary", lambda: models.vocabulary_finding(subject, sizes))

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.pretrained import load_pretrained
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
 
@@ -135,10 +136,11 @@ def _loaded(name: str, role: str, dtype: torch.dtype, device: torch.device, lowe
     source = str(Path(name).expanduser())
     _check_files(Path(source), name, role)
     local = only_here(source)
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
-    module, report = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype, use_safetensors=True, output_loading_info=True, local_files_only=local
-    )
+    tokenizer = load_pretrained(AutoTokenizer, source, local_files_only=local)
+    module, report = load_pretrained(
+        AutoModelForCausalLM, source, local_files_only=local,
+        dtype=dtype, use_safetensors=True, output_loading_info=True,
+    )  # fmt: skip
     if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
         raise DataError(f"{role}.model_name {name!r} has a tokenizer without tokens; expected tokenizer.json beside it")
     missing = sorted(report["missing_keys"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.data.atomic import new_folder, replace_file
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.demo.recipe import Course, ModelShape
 from nemo_uecr.demo.task import LEVELS, Problem, distinct_problems, read_questions, write_rows
 from nemo_uecr.errors import RunFolderError
@@ -73,7 +74,16 @@ def model_jobs(root: Path, task: TaskConfig, *, students: int, selection: int) -
 def teaching_seconds(files: TaskFiles, jobs: Iterable[ModelJob]) -> list[float]:
     """Seconds that each model took which is there and says so."""
     paths = [files.model(job.name) / TEACHING for job in jobs]
-    return [float(json.loads(path.read_text(encoding="utf-8"))["seconds"]) for path in paths if path.is_file()]
+    return [_seconds(path) for path in paths if path.is_file()]
+
+
+def _seconds(path: Path) -> float:
+    try:
+        return float(decoded(path.read_bytes())["seconds"])
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise RunFolderError(
+            f"{path}: no record of a model that was taught ({error}); delete the model's folder, and it is taught again"
+        ) from error
 
 
 def prepare_task(
@@ -167,7 +177,14 @@ def _claim(root: Path, task: TaskConfig) -> None:
     path = root / TASK_FILE
     if not path.is_file():
         replace_file(path, content.encode())
-    elif json.loads(path.read_text(encoding="utf-8")) != json.loads(content):
+        return
+    try:
+        held = decoded(path.read_bytes())
+    except ValueError as error:
+        raise RunFolderError(
+            f"{path}: no JSON ({error}); the file is damaged. Put the task back, or choose another folder"
+        ) from error
+    if held != decoded(content.encode()):
         raise RunFolderError(
             f"{path} describes another task than the study file; choose another folder, or put the task back"
         )

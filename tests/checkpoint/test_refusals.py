@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.checkpoint.convert import convert, look
+from nemo_uecr.checkpoint.convert import convert, look, prepare
 from nemo_uecr.checkpoint.qwen3 import hf_shapes, megatron_shapes, read_qwen3
 from nemo_uecr.checkpoint.record import read_record
 from nemo_uecr.checkpoint.request import Request
@@ -369,6 +369,43 @@ def test_a_refusal_makes_no_folder_above_out(tmp_path: Path, model: Path, weight
     with pytest.raises(CheckpointError, match="missing shard"):
         convert(request(weights, tmp_path / "new" / "out", model=str(model)))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_record_of_log_probabilities_is_looked_at_before_anything_is_made(
+    tmp_path: Path, model: Path, weights: Path
+) -> None:
+    """By `--dry-run` too, which prepares and no more."""
+    from safetensors.torch import save_file
+
+    ids, lengths, logp = torch.ones(2, 3, dtype=torch.int64), torch.tensor([3, 2]), -torch.ones(2, 3)
+    whole = {"token_ids": ids, "lengths": lengths, "logp": logp}
+    path, asked = tmp_path / "recorded.safetensors", tmp_path / "out"
+    wrong: list[tuple[dict[str, torch.Tensor], str]] = [
+        ({name: tensor[:0] for name, tensor in whole.items()}, r"token_ids \[0, 3\]"),
+        ({name: tensor.new_zeros(()) for name, tensor in whole.items()}, r"token_ids \[\], lengths \[\]"),
+        ({"token_ids": ids[0], "lengths": ids[0], "logp": logp[0]}, r"token_ids \[3\], lengths \[3\]"),
+        ({"logp": logp[:, :2]}, r"logp \[2, 2\]"),
+        ({"token_ids": ids.float()}, r"token_ids is torch\.float32; expected torch\.int64"),
+        ({"token_ids": ids.bool()}, r"token_ids is torch\.bool; expected torch\.int64"),
+        ({"lengths": lengths.float()}, r"lengths is torch\.float32; expected torch\.int64"),
+        ({"logp": ids}, r"logp is torch\.int64; expected torch\.float32"),
+        ({"lengths": -lengths}, "lengths run from -3 to -2; expected 2 to 3"),
+        ({"lengths": lengths + 1}, "lengths run from 3 to 4; expected 2 to 3"),
+        ({"token_ids": -ids}, "token_ids has -1; expected 0 to"),
+        ({"token_ids": ids * 10**6}, "token_ids has 1000000; expected 0 to"),
+        ({"logp": logp / 0}, "logp is not finite"),
+    ]
+    for changes, message in wrong:
+        save_file({name: tensor.clone() for name, tensor in (whole | changes).items()}, path)
+        with pytest.raises(CheckpointError, match=message) as caught:
+            prepare(request(weights, asked, model=str(model), recorded=path))
+        assert "\n" not in str(caught.value)
+    save_file(whole, path)
+    prepare(request(weights, asked, model=str(model), recorded=path))
+    path.write_bytes(b"x" * 30)
+    with pytest.raises(CheckpointError, match="unreadable"):
+        prepare(request(weights, asked, model=str(model), recorded=path))
+    assert not asked.exists()
 
 
 def test_two_conversions_into_one_folder(tmp_path: Path, huggingface: Path) -> None:

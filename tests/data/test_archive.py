@@ -95,6 +95,17 @@ def test_a_name_that_leads_outside_is_refused(tmp_path: Path, name: str) -> None
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["bad.tar.gz", "below"]
 
 
+def test_a_zero_in_a_name_is_refused(tmp_path: Path) -> None:
+    """A plain header ends a name there; an extended one carries it on, and no file can be opened by it."""
+    odd, name = member("a"), "a\0b"
+    odd.pax_headers = {"path": name}
+    digest = hashlib.sha256(b"1").hexdigest()
+    archive = made(tmp_path / "bad.tar.gz", [(odd, b"1")], index={name: digest})
+    with pytest.raises(DataError, match="leads outside the folder"):
+        unpack(archive, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("kind", "link"),
     [

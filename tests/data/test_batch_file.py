@@ -50,3 +50,26 @@ def test_a_mask_of_numbers_is_a_mask_only_where_it_holds_nothing_else() -> None:
     assert torch.equal(read.mask_BT, PADDED.mask_BT)
     with pytest.raises(DataError, match=r"b\.safetensors: mask holds values other than 0 and 1; expected bool"):
         scored_batch(SavedBatch(given | {"mask": 2 * PADDED.mask_BT.int()}, {}), Path("b.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "no valid JSON (it is nested too deep)"),
+        ('{"std_floor": NaN}', "no valid JSON (NaN is no number of JSON)"),
+        ("{", "no valid JSON (Expecting"),
+        ("[1]", "are a list; expected an object"),
+        ("null", "are a NoneType; expected an object"),
+    ],
+)
+def test_settings_that_are_none_are_one_line_wherever_a_batch_is_read(tmp_path: Path, text: str, message: str) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "step-000001.safetensors"
+    header = {"format": "nemo_uecr.batch/1", "method": "grpo", "settings": text, "step": "1"}
+    save_file(tensors_of(PADDED), path, metadata=header)
+    with pytest.raises(DataError) as caught:
+        load_batch(path)
+    assert f"{path}: the header's settings" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

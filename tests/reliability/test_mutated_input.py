@@ -24,6 +24,7 @@ from tests.local import tiny
 from tests.reliability.commands import complaint
 
 MUTATIONS = 200
+NEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "uecr_qwen3_1p7b.yaml"
 #: Values that a hand, a script or another program may put where a number, a word or a section belongs.
 ODD = (
     None, True, False, 0, -1, 1, 10**30, -0.0, 1e308, 1e-320, float("nan"), float("inf"), "", " ", "nan", "1e3", "0x10",
@@ -81,6 +82,22 @@ def test_two_hundred_mutated_overrides(tmp_path: Path) -> None:
         except ConfigError:
             refused += 1
     assert refused > MUTATIONS // 2
+
+
+def test_every_odd_value_at_every_word_of_a_method(tmp_path: Path) -> None:
+    """The section is read before the schema sees it: a name may be a list or a mapping there."""
+    from nemo_uecr.config.nemo_load import load_nemo_config
+
+    base, path = tiny.configured(tmp_path / "run").config.model_dump(mode="json"), tmp_path / "own.yaml"
+    inside = {"defaults": str(NEMO), "teacher": {"model_name": "a/b"}}
+    for key in ("name", "parameters", "std", "alpha"):
+        for odd in ODD:
+            for load, tree in ((load_config, base), (load_nemo_config, inside)):
+                method = {"method": {**tree.get("method", {}), key: odd}}
+                path.write_text(yaml.safe_dump(tree | method), encoding="utf-8", errors="surrogatepass")
+                message = complaint(lambda load=load: load(path, []))  # type: ignore[misc]
+                assert "\n" not in (message or "")
+                assert message is not None or not isinstance(odd, (list, dict)) or key == "parameters"
 
 
 @given(st.binary(max_size=300))

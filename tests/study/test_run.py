@@ -231,6 +231,21 @@ def test_another_task_in_the_folder_is_refused(done: Path, tmp_path: Path, capsy
     assert "describes another task than the study file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ["", "[" * 100_000, '{"seed": NaN}', "\x00"], ids=["empty", "deep", "NaN", "zero"])
+def test_a_damaged_record_of_the_task_or_a_model_is_one_line(
+    done: Path, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(done / "study", tmp_path / "study")
+    for name, message in (("models/teacher/teaching.json", "no record of a model"), ("task.json", "no JSON")):
+        path = tmp_path / "study" / "task" / name
+        whole = path.read_bytes()
+        path.write_text(content)
+        assert entry_point(["study", str(study_file(tmp_path))]) == 2
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert line.startswith(f"nemo-uecr: error: {path}: {message}")
+        path.write_bytes(whole)
+
+
 ARM = {"pairs": 2, "teacher": "teacher"}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.pretrained import load_pretrained
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError, DependencyError
 
@@ -72,12 +73,14 @@ def load_tokens(model: str) -> Tokens:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = only_here(model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=local)
+        tokenizer = load_pretrained(AutoTokenizer, model, local_files_only=local)
+    except DataError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         fault = "has no tokenizer" if Path(model).is_dir() else "is no folder here, and the hub did not give it"
         raise DataError(f"model {model!r} {fault}: {' '.join(str(error).split())[:200]}") from error
     try:
-        configured = GenerationConfig.from_pretrained(model, local_files_only=local).eos_token_id
+        configured = load_pretrained(GenerationConfig, model, local_files_only=local).eos_token_id
     except OSError:
         configured = _eos_of_config(model)
     ids = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.pretrained import load_pretrained
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request, until_end
 
@@ -30,10 +31,12 @@ class TransformersEngine:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         try:
-            module, report = AutoModelForCausalLM.from_pretrained(
-                model, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True,
-                local_files_only=only_here(model),
+            module, report = load_pretrained(
+                AutoModelForCausalLM, model, local_files_only=only_here(model),
+                dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
+        except DataError:
+            raise
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise DataError(f"model {model!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
         if report["missing_keys"]:

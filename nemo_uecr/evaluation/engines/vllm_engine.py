@@ -38,6 +38,7 @@ class VllmEngine:
                 dtype=dtype,
                 max_model_len=max_length,
                 generation_config="vllm",
+                trust_remote_code=False,
                 # Graphs and compilation pay on a GPU only.
                 enforce_eager=not torch.cuda.is_available(),
                 seed=0,
