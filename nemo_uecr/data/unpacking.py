@@ -99,8 +99,8 @@ def _opened(archive: Path) -> Iterator[tuple[_Measured, tarfile.TarFile]]:
 def _each(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Members one by one. The tar reader keeps them and their headers, which may be large, so it is made to forget."""
     while (member := members.next()) is not None:
-        members.members.clear()
-        members.pax_headers.clear()
+        members.members.clear()  # type: ignore[attr-defined]  # the stubs leave it out
+        members.pax_headers = {}
         yield member
 
 
