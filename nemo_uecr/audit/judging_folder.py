@@ -20,12 +20,10 @@ def write_judging(
     Raises:
         DataError: If the folder has the key of another judgement, or what another one showed.
     """
-    for name, rows, what in (
-        (KEY, key, "is the key to verdicts on other questions"),
-        (shown_as, shown, "shows another judgement's questions"),
-    ):
-        if _differs(folder / name, _lines(rows)):
-            raise DataError(f"{folder / name} {what}; name another folder")
+    if _differs(folder / KEY, _lines(key)):
+        raise DataError(f"{folder / KEY} is the key to verdicts on other questions; name another folder")
+    if _differs(folder / shown_as, _lines(shown)):
+        raise DataError(f"{folder / shown_as} shows another judgement's questions; name another folder")
     replace_file(folder / shown_as, _lines(shown))
     replace_file(folder / KEY, _lines(key))
 
