@@ -18,7 +18,7 @@ from nemo_uecr.audit.batch_figure import FACTS, NOTE, draw, shown, summary_table
 from nemo_uecr.audit.batch_texts import saved_texts
 from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.progress import ProgressLine
-from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.audit.record_checks import batch_arrays, check_records, mean_reward
 from nemo_uecr.data.rows import parse_row
 from nemo_uecr.errors import DataError
 
@@ -98,10 +98,15 @@ def batch_audit(lines: Lines, batches: Sequence[tuple[int, Path]], intended: Int
         batches: step and tensors of each saved batch, with its texts beside it.
         intended: what the configuration asks for.
 
+    Raises:
+        DataError: If a record or a saved batch cannot be read as one.
+
     References:
         The paper's appendix on efficiency and batch-fact auditing.
     """
     steps = lines.steps
+    needed = (*FACTS, "response/length_mean", *(("response/truncated_share",) if intended.overlong_filter else ()))
+    check_records(steps, needed)
     faults = [
         *_cut_off(lines),
         *_sequence_faults(steps, intended.steps),
@@ -139,9 +144,15 @@ def _sequence_faults(steps: Sequence[Record], last_step: int) -> Iterator[tuple[
         if number in seen:
             yield number, f"step {number} stands twice in the record"
         seen.add(number)
-    for number in range(1, max(last_step, *seen) + 1):
-        if number not in seen:
-            yield number, f"step {number} is missing in the record"
+    before = 0
+    for number in sorted(
+        {*seen, max(last_step, *seen) + 1}
+    ):  # a gap is one fault: a damaged number would make a million
+        if number == before + 2:
+            yield number - 1, f"step {number - 1} is missing in the record"
+        elif number > before + 1:
+            yield before + 1, f"steps {before + 1} to {number - 1} are missing in the record"
+        before = number
 
 
 def _lost_batches(steps: Sequence[Record], found: set[int], save_every: int) -> Iterator[tuple[int, str]]:
@@ -184,8 +195,7 @@ def _faults_of_saved(
 
 
 def _saved_faults(number: int, path: Path, steps: Sequence[Record], intended: Intended) -> Iterator[tuple[int, str]]:
-    tensors = load_batch(path).tensors
-    group, mask = tensors["group"].numpy(), tensors["mask"].numpy().astype(bool)
+    group, mask, reward_B = batch_arrays(path)
     _, sizes = np.unique(group, return_counts=True)
     if len(sizes) != intended.prompts or (sizes != intended.responses).any():
         yield number, f"saved batch: groups of {sorted(set(sizes.tolist()))} responses, {len(sizes)} of them"
@@ -195,9 +205,10 @@ def _saved_faults(number: int, path: Path, steps: Sequence[Record], intended: In
     tokens = None if record is None or intended.overlong_filter else record["count/valid_tokens"]
     if tokens is not None and int(mask.sum()) != tokens:
         yield number, f"saved batch: {int(mask.sum())} tokens, {shown(tokens)} in the record"
-    reward = float(tensors["task_reward"].double().mean())
-    if record is not None and not math.isclose(reward, record["reward/task_mean"], rel_tol=0.0, abs_tol=1e-6):
-        yield number, f"saved batch: mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
+    reward = float(reward_B.mean()) if len(reward_B) else math.nan
+    recorded = mean_reward(record, f"step {number}")
+    if recorded is not None and not math.isclose(reward, recorded, rel_tol=0.0, abs_tol=1e-6):
+        yield number, f"saved batch: mean reward {reward:g}, {recorded:g} in the record"
     texts = path.with_suffix(".json")
     if texts.is_file():
         yield from _prompt_faults(number, saved_texts(texts, responses=len(group)), group, intended)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nemo_uecr.audit.output import Audit, Numbers, Table
+from nemo_uecr.audit.record_checks import check_number
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,8 +30,11 @@ PHASES = {
 }
 TEACHER = "time/score_teacher_s"
 #: What every step must say, and what of it is more than 0.
-POSITIVE = ("time/step_s", "time/rollout_s")
-NEEDED = (*POSITIVE, "response/length_mean", "count/trajectories", "memory/peak_rss_mb")
+WHOLE, EVALUATE = "time/step_s", "time/evaluate_s"
+POSITIVE = (WHOLE, "time/rollout_s", "response/length_mean", "count/trajectories")
+NEEDED = (*POSITIVE, "memory/peak_rss_mb")
+#: Least of them, so that a rate stays finite.
+LEAST = 1e-9
 QUANTILES = (0.25, 0.5, 0.75)
 NOTE = (
     "Training time without evaluation and checkpoints. Scorer overhead inside the run: time of the teacher's scoring "
@@ -85,12 +88,16 @@ def _check_steps(run: Run) -> None:
         DataError: naming run, step and metric.
     """
     for step in run.steps:
-        for key in NEEDED:
-            if key not in step:
-                raise DataError(f"step {step['step']} of {run.label} has no {key}; expected a run of `nemo-uecr train`")
+        where = f"step {step['step']} of {run.label}"
         for key in (*NEEDED, *(name for name in step if name.startswith(("time/", "memory/")))):
-            if not math.isfinite(step[key]) or (key in POSITIVE and step[key] <= 0):
-                raise DataError(f"step {step['step']} of {run.label} has {key} = {step[key]}; expected a finite number")
+            check_number(step, key, where, least=LEAST if key in POSITIVE else 0)
+        training = _training_seconds(step)
+        if training < LEAST:
+            raise DataError(f"{where} has time/evaluate_s = {step[EVALUATE]} of {step[WHOLE]} s; expected less")
+        if step.get(TEACHER, 0.0) >= training:
+            raise DataError(
+                f"{where} has {TEACHER} = {step[TEACHER]} of {training} s without evaluation; expected less"
+            )
 
 
 def _costs(run: Run) -> Numbers:
@@ -126,7 +133,7 @@ def _costs(run: Run) -> Numbers:
 
 
 def _training_seconds(step: Record) -> float:
-    return float(step["time/step_s"] - step.get("time/evaluate_s", 0.0))
+    return float(step[WHOLE] - step.get(EVALUATE, 0.0))
 
 
 def _overhead(cost: Numbers, base: Numbers) -> Numbers:

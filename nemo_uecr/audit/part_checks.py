@@ -46,6 +46,9 @@ def read_plan(folder: Path) -> dict[str, Any]:
     for key in ("anchors", "students", "sources", PARTS):
         if not isinstance(plan[key], dict):
             raise DataError(f"{path}: {key!r} is a {type(plan[key]).__name__}; expected an object")
+    wanted = plan.get(RESPONSES, 0)  # a writer that writes at once says none
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 0:
+        raise DataError(f"{path}: {RESPONSES!r} is {wanted!r}; expected a whole number from 0. Score into a new folder")
     return plan
 
 

@@ -42,13 +42,13 @@ def keep_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged_plan(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan as it will stand once this one is kept; nothing is written.
+    """The plan as it will stand once this one is kept; nothing is written. One that no part followed is replaced.
 
     Raises:
         RunFolderError: If the folder's scores were made differently; the message names the first key.
     """
     wanted: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **plan}))
-    if (folder / PLAN).is_file():
+    if (folder / PLAN).is_file() and (read_plan(folder)[PARTS] or part_numbers(folder)):
         written = read_plan(folder)
         for key in sorted((wanted.keys() | written.keys()) - {PARTS, RESPONSES}):
             if key not in GROWING and wanted.get(key) != written.get(key):

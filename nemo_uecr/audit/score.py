@@ -6,7 +6,7 @@ Shape legend: B = responses, b = responses of one part, T = tokens (padded), N =
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -103,11 +103,12 @@ def _score_missing(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
     done = set(read_unfinished(folder).responses.ids) if begun else set()
     asked, plan = check_asked(folder, {each.id for each in rollouts}, done), _plan(steps, files, scoring)
     merged_plan(folder, plan)
-    record_asked(folder, asked)
-    keep_plan(folder, plan | {RESPONSES: len(asked)})
     missing = sorted((each for each in rollouts if each.id not in done), key=lambda each: each.checkpoint)
     log.info("%d responses are scored, %d to score", len(done & {each.id for each in rollouts}), len(missing))
+    pending = {str(each.checkpoint) for each in missing}
+    students = {step: student for step, student in plan["students"].items() if step not in pending}
     if not missing:
+        _record(folder, asked, plan)
         return
     teacher = _load(scoring.teacher, "teacher", scoring)
     fixed = {name: _load(model, f"anchor {name}", scoring) for name, model in scoring.anchors.items()}
@@ -119,6 +120,8 @@ def _score_missing(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
                 check_same_tokens(anchor, teacher)
             encoded = [_encode(each, student, scoring.max_length) for each in own]
             _warn_of_text(encoded, step)
+            students[str(step)] = plan["students"][str(step)]
+            _record(folder, asked, plan | {"students": students})  # a call refused so far is recorded nowhere
             encoded.sort(key=lambda each: len(each.prompt.token_ids) + len(each.response.token_ids))
             for start in range(0, len(encoded), scoring.part):
                 part = encoded[start : start + scoring.part]
@@ -126,6 +129,12 @@ def _score_missing(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
                 rows = [_row(each, count) for each, count in zip(part, nonfinite, strict=True)]
                 write_part(folder, next_number(folder), rows, tensors)
                 progress.advance(len(part))
+
+
+def _record(folder: Path, asked: Set[str], plan: Mapping[str, Any]) -> None:
+    """Write what is asked for and how it is scored, before the first scores that it is about."""
+    record_asked(folder, asked)
+    keep_plan(folder, {**plan, RESPONSES: len(asked)})
 
 
 def _plan(steps: Sequence[int], files: Sequence[Path], scoring: Scoring) -> dict[str, Any]:

@@ -74,10 +74,7 @@ def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
     for path in (verdicts, key):
         if not path.is_file():
             raise DataError(f"{path}: no such file; expected the judge's labels and the key of `--write-steps`")
-    names: dict[str, Mapping[str, Any]] = {}
-    for place, row in parse_lines(key):
-        require(row, {"item": str, "response": str, "steps": int}, place)
-        names[row["item"]] = row
+    names = _key(key)
     found: dict[str, Labels] = {}
     for place, row in parse_lines(verdicts):
         require(row, {"item": str}, place)
@@ -91,6 +88,20 @@ def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
     if not found:
         raise DataError(f"{verdicts} holds no item; expected one a line")
     return found
+
+
+def _key(path: Path) -> dict[str, Mapping[str, Any]]:
+    names: dict[str, Mapping[str, Any]] = {}
+    responses: set[str] = set()
+    for place, row in parse_lines(path):
+        require(row, {"item": str, "response": str, "steps": int}, place)
+        if row["item"] in names:
+            raise DataError(f"{place}: item {row['item']!r} stands twice; expected each once")
+        if row["response"] in responses:
+            raise DataError(f"{place}: response {row['response']!r} stands twice; expected each once")
+        names[row["item"]] = row
+        responses.add(row["response"])
+    return names
 
 
 def _labels(row: Mapping[str, Any], steps: int, place: str) -> Labels:

@@ -81,10 +81,24 @@ def make_run(folder: Path, size: RunSize, *, method: str, batches: bool, seed: i
         batches: whether the first batch and every ``save_every``-th are saved.
         seed: of everything; two runs of one seed have the same lengths and rewards.
     """
+    with new_folder(folder) as out:
+        _fill(out, folder, size, method, batches=batches, seed=seed)
+
+
+def make_runs(folder: Path, size: RunSize, *, seed: int) -> None:
+    """Write a folder with one run of every method of `RATES`, complete or absent as a whole."""
+    with new_folder(folder) as out:
+        for method in RATES:
+            (out / method).mkdir()
+            _fill(out / method, folder / method, size, method, batches=False, seed=seed)
+
+
+def _fill(out: Path, folder: Path, size: RunSize, method: str, *, batches: bool, seed: int) -> None:
+    """Write a run's files into ``out``, which will be called ``folder``."""
     config = _config(folder.resolve(), size, method, batches=batches, seed=seed)
     generator = np.random.default_rng(seed)
     steps, counted = [], []
-    with new_folder(folder) as out, ProgressLine("made steps", size.steps) as progress:
+    with ProgressLine("made steps", size.steps) as progress:
         _write_head(out, config, size)
         for step in range(1, size.steps + 1):
             length_B = generator.gamma(4.0, size.tokens / 4.0, size.trajectories).astype(np.int64)

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nemo_uecr.cli.extras import require_extra
+from nemo_uecr.cli.ranges import whole_between
 from nemo_uecr.errors import DataError
 
 __all__ = ["add_arguments", "run"]
@@ -37,9 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("audit", choices=names, help="whose sizes: checkpoints, problems, samples")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder of the scores, the run or the two runs")
     parser.add_argument(
-        "--tokens", type=int, metavar="N", help="mean tokens a response (8980 for token-credit and runs, else 64)"
+        "--tokens",
+        type=whole_between(2, 10**6),
+        metavar="N",
+        help="mean tokens a response (8980 for token-credit and runs, else 64)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of everything (%(default)s)")
+    parser.add_argument("--seed", type=whole_between(0, 2**32 - 1), default=0, help="of everything (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,8 +51,6 @@ def run(args: argparse.Namespace) -> int:
     require_extra("data")
     if args.out.exists():
         raise DataError(f"{args.out} exists; expected a new folder")
-    if args.tokens is not None and args.tokens < 2:
-        raise DataError(f"--tokens: got {args.tokens}, expected a whole number from 2")
     if args.audit == "localization":
         _make_steps(args)
     elif args.audit in RUNS:
@@ -77,7 +79,7 @@ def _make_steps(args: argparse.Namespace) -> None:
 
 
 def _make_runs(args: argparse.Namespace) -> None:
-    from nemo_uecr.audit.synthetic_run import PAPER_RUN, RATES, make_run
+    from nemo_uecr.audit.synthetic_run import PAPER_RUN, make_run, make_runs
 
     size = PAPER_RUN
     if args.tokens is not None:  # the limit keeps its distance from the mean
@@ -85,5 +87,4 @@ def _make_runs(args: argparse.Namespace) -> None:
     if args.audit == "batch":
         make_run(args.out, size, method="uecr", batches=True, seed=args.seed)
         return
-    for method in RATES:
-        make_run(args.out / method, size, method=method, batches=False, seed=args.seed)
+    make_runs(args.out, size, seed=args.seed)

@@ -21,8 +21,10 @@ it: what is scored is kept. --ranks adds the exact rank of each token in a secon
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.extras import require_extra
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
     from nemo_uecr.audit.sources import Source
 
 __all__ = ["add_arguments", "run"]
+
+
+#: Digits of a step, and how a step may be written in a model's name: a width of two digits at most.
+MOST_DIGITS, SPEC = 15, "0?[0-9]{0,2}d?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +99,7 @@ def _source(text: str, args: argparse.Namespace) -> Source:
     from nemo_uecr.evaluation.plan import PLAN
 
     number, equals, name = text.partition("=")
-    step, path = (int(number), Path(name)) if equals and number.isdecimal() else (None, Path(text))
+    step, path = (_step(number, text), Path(name)) if equals and number.isdecimal() else (None, Path(text))
     if is_run(path):
         if step is not None:
             raise DataError(f"{text}: a run folder knows its steps; expected it without {step}=. Choose with --steps")
@@ -111,7 +117,13 @@ def _steps(text: str | None) -> frozenset[int] | None:
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
         raise DataError(f"--steps {text!r}: expected whole numbers set off by commas, for example 0,10,20")
-    return frozenset(int(word) for word in words)
+    return frozenset(_step(word.strip(), "--steps") for word in words)
+
+
+def _step(digits: str, where: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise DataError(f"{where[:40]}: a step of {len(digits)} digits; expected at most {MOST_DIGITS}")
+    return int(digits)
 
 
 def _scoring(args: argparse.Namespace, sources: list[Source]) -> Scoring:
@@ -151,10 +163,7 @@ def _anchor(text: str) -> tuple[str, str]:
 
 def _student_of(given: str | None, sources: list[Source]) -> Callable[[int], str]:
     if given is not None:
-        try:
-            given.format(step=0)
-        except (KeyError, IndexError, ValueError) as error:
-            raise DataError(f"--student {given!r}: expected no braces but {{step}} or {{step:06d}}") from error
+        _check_pattern(given)
         return lambda step: given.format(step=step)
     by_step: dict[int, Callable[[int], str]] = {}
     for source in sources:
@@ -164,6 +173,15 @@ def _student_of(given: str | None, sources: list[Source]) -> Callable[[int], str
             )
         by_step |= {rollout.checkpoint: source.student_of for rollout in source.rollouts}
     return lambda step: by_step[step](step)
+
+
+def _check_pattern(given: str) -> None:
+    try:
+        fields = [field for field in Formatter().parse(given) if field[1] is not None]
+    except ValueError:
+        fields = [("", None, None, None)]
+    if any(name != "step" or kind or not re.fullmatch(SPEC, spec or "") for _, name, spec, kind in fields):
+        raise DataError(f"--student {given!r}: expected no braces but {{step}} or {{step:06d}}")
 
 
 def _rank(args: argparse.Namespace, scoring: Scoring) -> None:

@@ -43,6 +43,8 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
     """
     if out.exists():
         raise RunFolderError(f"{out} exists; expected a new archive. Remove it, or choose another name")
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise RunFolderError(f"{out} is in the folder that it would hold; choose a place outside {folder}")
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
     digests = {name: file_sha256(folder / name) for name in names}
     index = json.dumps({"format": FORMAT, "files": digests}, indent=1).encode()

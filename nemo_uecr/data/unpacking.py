@@ -16,10 +16,10 @@ from nemo_uecr.data.atomic import new_folder
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError, RunFolderError
 
-CHUNK = 1 << 20
+CHUNK = 1 << 16
 GIB = 1 << 30
 #: What the tar reader asks for at once where all is well: a block, a chunk, or the whole of a long name.
-MOST_READ_BYTES = 4 * CHUNK
+MOST_READ_BYTES = CHUNK
 
 
 def unpack(archive: Path, folder: Path, *, max_gib: int) -> int:
@@ -38,11 +38,13 @@ def unpack(archive: Path, folder: Path, *, max_gib: int) -> int:
             allowed.
         RunFolderError: If the folder exists.
     """
-    if folder.exists():
+    if folder.exists() or folder.is_symlink():  # behind a link that leads nowhere a folder would appear elsewhere
         raise RunFolderError(f"{folder} exists; expected a new folder to unpack into")
     try:
-        with _opened(archive) as members, new_folder(folder) as aside:
-            return _unpack_into(aside, members, archive, max_gib)
+        with _opened(archive) as (content, members), new_folder(folder) as aside:
+            count = _unpack_into(aside, members, archive, max_gib)
+            content.check_end()
+            return count
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, RecursionError) as error:
         raise DataError(f"{archive}: not a readable archive ({error}); expected the file that `pack` wrote") from error
     except OSError as error:
@@ -65,25 +67,48 @@ def safe_name(name: str, archive: Path) -> PurePosixPath:
 class _Measured(gzip.GzipFile):
     """What is packed, in pieces: the tar reader takes names and headers of any declared length in one piece."""
 
+    last = b""
+
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= MOST_READ_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes, at most {MOST_READ_BYTES} are read")
-        return super().read(size)
+        try:
+            self.last = super().read(size)
+        except gzip.BadGzipFile as error:  # an OSError, to which the folder being written would add its own name
+            raise tarfile.ReadError(str(error)) from error
+        return self.last
+
+    def check_end(self) -> None:
+        """Read what follows the last member: nothing but zeros may, and gzip compares its checksum at the end."""
+        left, block = 2 * CHUNK, self.last
+        while block:
+            left -= len(block)
+            if any(block) or left < 0:
+                raise tarfile.ReadError("something follows its last file")
+            block = self.read(CHUNK)
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+def _opened(archive: Path) -> Iterator[tuple[_Measured, tarfile.TarFile]]:
     if not archive.is_file():
         raise DataError(f"{archive}: no such file; expected an archive that `nemo-uecr pack` wrote")
     with _Measured(archive) as content, tarfile.open(fileobj=content, mode="r:") as members:
-        yield members
+        yield content, members
+
+
+def _each(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Members one by one. The tar reader keeps them and their headers, which may be large, so it is made to forget."""
+    while (member := members.next()) is not None:
+        members.members.clear()  # type: ignore[attr-defined]  # the stubs leave it out
+        members.pax_headers = {}
+        yield member
 
 
 def _unpack_into(aside: Path, members: tarfile.TarFile, archive: Path, max_gib: int) -> int:
     expected: dict[str, str] | None = None
     seen: set[str] = set()
     room = max_gib * GIB
-    for member in members:
+    for member in _each(members):
         name = safe_name(member.name, archive)
         content = _content(member, members, archive)
         if expected is None:

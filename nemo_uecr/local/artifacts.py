@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nemo_uecr.data.digest import file_sha256
@@ -168,6 +168,9 @@ def _read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         try:
             entry = decoded(line)
             content = {"step": int(entry["step"]), "bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
+            name = PurePosixPath(str(entry["path"]))
+            if name.is_absolute() or ".." in name.parts:
+                raise ValueError(f"{name} leads outside the run folder")
             entries[str(entry["path"])] = content | {"final": False}
             own = int(entry["entry"])
         except (ValueError, KeyError, TypeError, OverflowError) as error:

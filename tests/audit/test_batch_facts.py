@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -87,6 +89,29 @@ def test_a_planted_fault_is_found(run: Path, change: Callable[[Steps], Steps], s
     assert any(number == step and text.startswith(fault) for number, text in found), found
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("count/trajectories", None), ("count/optimizer_steps", None), ("response/length_mean", None),
+        ("count/valid_tokens", None), ("reward/task_mean", None), ("count/trajectories", 10**400),
+        ("count/rewarded", -1), ("response/length_mean", 1e308), ("step", 0), ("step", 10**400), ("step", True),
+    ],
+)  # fmt: skip
+def test_a_record_that_is_no_record_is_one_line(run: Path, name: str, value: float | None) -> None:
+    def change(steps: Steps) -> Steps:
+        steps[1].pop(name)
+        return [steps[0], steps[1] | ({} if value is None else {name: value}), steps[2]]
+
+    with pytest.raises(DataError, match=rf"(step|record) 2 has (no )?{name}.*; expected a .*number"):
+        faults(run, change)
+
+
+def test_a_damaged_step_number_is_one_gap(run: Path) -> None:
+    found = faults(run, lambda steps: [*steps[:2], steps[2] | {"step": 10**12}])
+    assert (3, f"steps 3 to {10**12 - 1} are missing in the record") in found
+    assert len(found) < 10
+
+
 @pytest.fixture
 def copy(run: Path, tmp_path: Path) -> Path:
     shutil.copytree(run, tmp_path / "copy")
@@ -112,6 +137,32 @@ def test_faults_of_a_saved_batch(copy: Path) -> None:
     assert "saved batch: groups of [3, 5] responses, 2 of them" in found
     assert "saved batch: response 3 is empty" in found
     assert any(text.startswith("saved batch: group 1 has responses to") for text in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "complaint"),
+    [
+        ("group", lambda x: x[:, None], "group is torch.int64 of shape (8, 1); expected int64 [B]"),
+        ("group", lambda x: x.bfloat16(), "group is torch.bfloat16 of shape (8,)"),
+        ("mask", lambda x: x[:, 0], "mask of shape (8,) is no mask [8, T]; expected bool"),
+        ("mask", lambda x: x.float() * 0.5, "is no mask [8, T]"),
+        ("mask", lambda x: x[:5], "is no mask [8, T]"),
+        ("task_reward", lambda x: x.to(torch.complex64), "task_reward is torch.complex64 of shape (8,)"),
+        ("task_reward", lambda x: x[:1], "task_reward is torch.float32 of shape (1,); expected float [8]"),
+    ],
+)
+def test_a_saved_batch_of_another_shape_or_kind(
+    copy: Path, name: str, change: Callable[[Any], Any], complaint: str
+) -> None:
+    changed_batch(copy, lambda tensors: tensors.update({name: change(tensors[name]).contiguous()}))
+    with pytest.raises(DataError, match=re.escape(complaint)):
+        faults(copy)
+
+
+def test_a_last_mini_batch_that_is_smaller_is_a_step() -> None:
+    """8 responses in mini-batches of 3: 3 + 3 + 2."""
+    intended = Intended(2, 4, minibatch=3, overlong_filter=False, problems=None, order=None, steps=1, save_every=0)
+    assert intended.optimizer_steps == 3
 
 
 def test_a_saved_batch_that_was_deleted_is_a_fault(copy: Path) -> None:

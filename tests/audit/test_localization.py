@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,25 @@ def test_who_is_a_candidate(tmp_path: Path) -> None:
     items = items_to_judge(scores, checkpoint=0, limit=4, seed=1)
     assert len(items) == 4
     assert items[0].response == TEXT
+
+
+def test_a_limit_draws_by_the_seed(tmp_path: Path) -> None:
+    """Not the first ones, which are of the first problems; in the table's order."""
+    scores = scores_of(tmp_path, responses(8))
+    every = [each.response_id for each in items_to_judge(scores, checkpoint=0, limit=None, seed=1)]
+    drawn = [
+        [each.response_id for each in items_to_judge(scores, checkpoint=0, limit=8, seed=seed)] for seed in range(20)
+    ]
+    assert len({tuple(names) for names in drawn}) == 20
+    assert set().union(*drawn) == set(every)  # 40 in 20 draws of 8: each is missed with chance 0.8^20 = 0.01
+    assert all(names == sorted(names, key=every.index) for names in drawn)
+
+
+def test_a_response_that_is_half_right_is_not_incorrect(tmp_path: Path) -> None:
+    """Rewards 0.5 and 1: below the group's mean, and not failed."""
+    made = [replace(each, right=each.right or 0.5) for each in responses(1)]
+    scores = scores_of(tmp_path, made)
+    assert candidates(scores, token_table(scores, "student", 0)).counts["incorrect_in_them"] == 0
 
 
 def test_a_group_of_nine_is_no_group_of_the_audit(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_judge_who_prefers_nothing_is_drawn(tmp_path: Path, preferred: str) ->
     assert len(list((tmp_path / "out").rglob("*.png"))) == 1
 
 
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf])  # the last is a matter of the anchor alone
 def test_a_judged_response_without_finite_scores_is_left_out_and_counted(tmp_path: Path, bad: float) -> None:
     made = responses()
     first = made[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from nemo_uecr.audit.rollouts import Scores, read_scores
 from nemo_uecr.audit.run_source import run_source
 from nemo_uecr.audit.score import Scoring, score_rollouts
 from nemo_uecr.audit.sources import Source
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.cli.score import _source, _steps, _student_of
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local.models import TokenModel, load_model
 from tests.local.tiny import assets, in_child, run
@@ -219,6 +222,64 @@ def test_a_refused_call_changes_nothing_that_was_asked(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="holds scores with max_length"):
         scored(tmp_path / "s", rollouts(tmp_path / "ten"), max_length=40)
     assert {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before
+
+
+@pytest.mark.parametrize("role", ["teacher", "student_of", "anchors"])
+def test_a_refused_call_leaves_the_folder_to_the_corrected_one(tmp_path: Path, role: str) -> None:
+    gone = str(tmp_path / "no model")
+    wrong = {"teacher": gone, "student_of": lambda step: gone, "anchors": {"base": gone}}[role]
+    with pytest.raises(DataError, match="no model"):
+        scored(tmp_path / "s", rollouts(tmp_path), **{role: wrong})
+    assert not (tmp_path / "s").exists()
+    assert len(scored(tmp_path / "s", rollouts(tmp_path)).responses.ids) == 10
+
+
+def test_a_plan_that_no_scores_followed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(score, "write_part", full)
+        with pytest.raises(OSError, match="no space"):
+            scored(tmp_path / "s", rollouts(tmp_path), max_length=40)
+    assert (tmp_path / "s" / "scores.json").is_file()
+    assert len(scored(tmp_path / "s", rollouts(tmp_path)).responses.ids) == 10
+
+
+@pytest.mark.parametrize("value", ["many", None, [1], True, -1])
+def test_a_damaged_number_of_responses_is_one_line(
+    tmp_path: Path, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(tmp_path / "s", rollouts(tmp_path), monkeypatch)
+    path = tmp_path / "s" / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"responses": value}))
+    with pytest.raises(DataError, match=r"'responses' is .*; expected a whole number from 0"):
+        scored(tmp_path / "s", rollouts(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{step.foo}", "{step[0]}", "{step:999999999999}", "{step!r}", "{step:{step}}", "{step:x}", "{", "{0}"]
+)
+def test_only_a_step_stands_in_a_students_name(
+    tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = rollouts(tmp_path)
+    words = ["score", str(source.files[0]), "--student", pattern, "--teacher", "t", "--out", str(tmp_path / "s")]
+    assert entry_point(words) == 2
+    assert "expected no braces but {step} or {step:06d}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("pattern", "name"), [("m-{step}", "m-30"), ("{step:06d}/{{x}}", "000030/{x}"), ("m", "m")])
+def test_a_step_in_a_students_name(pattern: str, name: str) -> None:
+    assert _student_of(pattern, [])(30) == name
+
+
+def test_a_step_of_many_digits_is_one_line(tmp_path: Path) -> None:
+    many = "9" * 5000
+    with pytest.raises(DataError, match="--steps: a step of 5000 digits; expected at most 15"):
+        _steps(many)
+    with pytest.raises(DataError, match="a step of 5000 digits"):
+        _source(f"{many}={tmp_path}", argparse.Namespace(take="batches", steps=None))
 
 
 def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path) -> None:

@@ -69,6 +69,19 @@ def test_a_bad_line_is_named(tmp_path: Path, row: dict, message: str) -> None:
         answered(tmp_path, row)
 
 
+@pytest.mark.parametrize("name", ["item", "response"])
+def test_the_key_names_each_item_and_response_once(tmp_path: Path, name: str) -> None:
+    """Of two lines of one item the last would give the label to another response."""
+    write_items(ITEMS[:2], tmp_path, seed=1)
+    key = lines(tmp_path / "key.jsonl")
+    key[1][name] = key[0][name]
+    (tmp_path / "key.jsonl").write_text("".join(json.dumps(row) + "\n" for row in key))
+    text = json.dumps({"item": key[0]["item"], "labels": ["valid", "valid"]}) + "\n"
+    (tmp_path / "labels.jsonl").write_text(text)
+    with pytest.raises(DataError, match=rf"key\.jsonl:2: {name} .* stands twice; expected each once"):
+        read_labels(tmp_path / "labels.jsonl", tmp_path / "key.jsonl")
+
+
 def test_an_item_stands_once(tmp_path: Path) -> None:
     write_items(ITEMS[:1], tmp_path, seed=1)
     (row,) = lines(tmp_path / "steps.jsonl")

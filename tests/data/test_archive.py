@@ -173,3 +173,18 @@ def test_a_link_is_never_followed(folder: Path, tmp_path: Path) -> None:
     assert pack(folder, tmp_path / "a.tar.gz", checkpoints=True) == 3
     unpack(tmp_path / "a.tar.gz", tmp_path / "new")
     assert contents(tmp_path / "new") == FILES
+
+
+def test_a_link_that_leads_nowhere_is_no_new_folder(folder: Path, tmp_path: Path) -> None:
+    pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match="exists; expected a new folder"):
+        unpack(tmp_path / "a.tar.gz", tmp_path / "link")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_an_archive_does_not_hold_itself(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(RunFolderError, match="in the folder that it would hold"):
+        pack(folder, folder / "batches" / "a.tar.gz", checkpoints=True)
+    assert sorted(folder.rglob("*")) == before

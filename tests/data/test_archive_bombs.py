@@ -115,6 +115,49 @@ def test_a_header_without_end(tmp_path: Path, kind: bytes, size: int) -> None:
     assert f"a header of {size} bytes, at most {MOST_READ_BYTES} are read" in said
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_large_headers_of_many_files_are_not_kept(tmp_path: Path, kind: bytes) -> None:
+    """600 of 60 kB, each within the limit: 36 MB if the tar reader kept them."""
+    names, nothing = [f"f{number}" for number in range(600)], hashlib.sha256(b"").hexdigest()
+    head = plain(INDEX, json.dumps({"format": FORMAT, "files": dict.fromkeys(names, nothing)}).encode())
+
+    def record(number: int) -> bytes:
+        key = "comment" if kind == tarfile.XHDTYPE else f"comment{number:03d}"
+        content = f"60000 {key}=".encode().ljust(59_999, b"A") + b"\n"
+        return header("p", len(content), kind=kind) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+    with gzip.open(tmp_path / "a.tar.gz", "wb", compresslevel=1) as packed:
+        packed.write(head)
+        for number, name in enumerate(names):
+            packed.write(record(number) + header(name, 0))
+    tracemalloc.start()
+    try:
+        assert unpack(tmp_path / "a.tar.gz", tmp_path / "new", max_gib=1) == 600
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_header_of_a_megabyte(tmp_path: Path) -> None:
+    large = header("p", 1 << 20, kind=tarfile.XHDTYPE) + bytes(1 << 20)
+    assert "a header of 1048576 bytes" in refusal(tmp_path, gzip.compress(index(["a"]) + large + plain("a", b"1")))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [gzip.compress(b"x" * 512), gzip.compress(bytes(512) + b"x"), gzip.compress(bytes(1 << 20)), b"junk"],
+    ids=["no header", "behind a block of zeros", "zeros without end", "no gzip"],
+)
+def test_what_follows_the_last_file(tmp_path: Path, after: bytes) -> None:
+    assert "not a readable archive" in refusal(tmp_path, gzip.compress(index(["a"]) + plain("a", b"1")), after)
+
+
+def test_the_checksum_at_the_end_is_compared(tmp_path: Path) -> None:
+    packed = gzip.compress(index(["a"]) + plain("a", b"1") + bytes(1024))
+    wrong = packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:]
+    assert "CRC check failed" in refusal(tmp_path, wrong)
+
+
 def test_headers_without_end(tmp_path: Path) -> None:
     """Of each a header of the next: the tar reader calls itself."""
     said = refusal(tmp_path, gzip.compress(index(["a"]) + header("a", 0, kind=tarfile.XHDTYPE) * 5000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr.config.load import load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.local import source
@@ -57,6 +59,32 @@ def verified(root: Path) -> Verification:
 def copy(whole: Path, tmp_path: Path) -> Path:
     shutil.copytree(whole, tmp_path / "copy")
     return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "batches/../../outside"])
+def test_an_entry_outside_the_run_is_refused(copy: Path, name: str) -> None:
+    (copy / "outside").write_text("x")
+    digest = hashlib.sha256(b"x").hexdigest()
+    path = copy / "run" / "artifacts.jsonl"
+    number = len(path.read_text().splitlines()) + 1
+    entry = {"step": 3, "entry": number, "path": name, "bytes": 1, "sha256": digest}
+    path.write_text(path.read_text() + json.dumps(entry) + "\n")
+    with pytest.raises(RunFolderError, match=rf"artifacts\.jsonl:{number}: not an entry of the list"):
+        verified(copy)
+
+
+def test_reward_and_normalisation_conventions_are_recorded(whole: Path) -> None:
+    """Each under its name, with the numbers of core."""
+    config = load_config(whole / "run" / "config.yaml", ()).config
+    found = json.loads((whole / "run" / "provenance.json").read_text())["conventions"]
+    assert found.keys() == {
+        "reward", "answer", "advantage", "group_std", "std_floor", "epsilon", "gap_clip", "loss",
+    }  # fmt: skip
+    assert found["reward"] == "1 for a correct final answer, 0 otherwise"
+    assert "\\boxed" in found["answer"]
+    assert found["advantage"].startswith("(R - mean) / (max(std, std_floor) + epsilon)")
+    assert (found["group_std"], found["std_floor"]) == (config.method.std, config.method.std_floor)
+    assert (found["epsilon"], found["gap_clip"]) == (1e-6, 5.0)
 
 
 def test_an_untouched_run_passes(whole: Path) -> None:
