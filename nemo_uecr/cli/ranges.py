@@ -1,4 +1,4 @@
-"""Numbers of the command line with a range: whole ones with a least value or between two, and those between two bounds."""
+"""Numbers of the command line with a range: whole ones with a least value or two bounds, and any between two bounds."""
 
 from __future__ import annotations
 
