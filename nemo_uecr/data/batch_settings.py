@@ -34,12 +34,7 @@ def saved_settings(saved: SavedBatch, where: Path | str) -> Settings:
     """
     from nemo_uecr.core.records import Settings
 
-    try:
-        given = saved.settings
-    except ValueError as error:
-        raise DataError(f"{where}: the header's settings are no valid JSON ({error}); the file was altered") from error
-    if not isinstance(given, dict):
-        raise DataError(f"{where}: the header's settings are a {type(given).__name__}; expected an object")
+    given = saved.settings
     _check(given, where)
     values: dict[str, Any] = {**given}
     try:

@@ -62,7 +62,9 @@ def test_nan_in_the_teacher(tmp_path: Path, tiny: Assets, capsys: pytest.Capture
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     # replay reads the batch and reports the same fault
     assert replay(record) == 2
-    assert re.search(r"error: teacher_(logp|entropy) of response 0 at token 0 is nan", capsys.readouterr().err)
+    assert re.search(
+        r"error: \S*batch.safetensors: teacher_(logp|entropy) of response 0 at token 0 is nan", capsys.readouterr().err
+    )
     assert not (tmp_path / "run" / "failure" / "advantages.safetensors").exists()
 
 
