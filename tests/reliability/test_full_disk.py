@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
-import resource
 import shutil
-import signal
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.errors import UecrError
 from tests.local import tiny
 from tests.local.tiny import in_child
+from tests.reliability.room import limited, with_room
 from tests.report.conftest import Story, write_run
 
 #: What a file of a library says that fails for its size, as far as it says anything of the system's.
 NO_ROOM = (os.strerror(errno.EFBIG), "os error 27")
 
 
-def limited(words: Sequence[str], bytes_a_file: int) -> tuple[int, list[str]]:
+def errors_of(words: Sequence[str], bytes_a_file: int) -> tuple[int, list[str]]:
     """A command in a process whose files may have so many bytes: its code, and its lines of error."""
-
-    def work() -> None:
-        said = io.StringIO()
-        with redirect_stderr(said), redirect_stdout(io.StringIO()):
-            code = entry_point(words)
-        if code == 2:
-            raise UecrError(said.getvalue())
-
-    code, text = in_child(lambda: with_room(bytes_a_file, work))
+    code, text = limited(lambda: entry_point(words), bytes_a_file)
     return code, [line for line in text.splitlines() if "nemo-uecr: error: " in line or "Error" in line]
 
 
@@ -73,7 +61,7 @@ def fails_at_each_write(words: Callable[[Path], list[str]], tmp_path: Path, *, r
     for size in sorted(set(written.values()) - {0}):
         folder = tmp_path / "limited"
         reset(folder)
-        code, lines = limited(words(folder), size - 1)
+        code, lines = errors_of(words(folder), size - 1)
         assert (code, len(lines)) == (2, 1), (written, size, lines)
         assert any(text in lines[0] for text in NO_ROOM), lines
         assert str(folder) in lines[0], lines
@@ -161,9 +149,3 @@ def test_a_figure_of_a_study(tmp_path: Path) -> None:
     assert in_child(lambda: with_room(min(before.values()) - 1, draw))[1].startswith("OSError: [Errno 27]")
     assert files(tmp_path) == before
     assert list(tmp_path.rglob(".*tmp")) == []
-
-
-def with_room(bytes_a_file: int, work: Callable[[], None]) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
-    work()

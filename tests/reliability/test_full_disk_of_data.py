@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,22 +10,16 @@ import pytest
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.data.manifest import faults
 from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
-from tests.local.tiny import in_child
+from tests.reliability.room import limited
 
 TEXT = "File too large; make room, or write elsewhere, and run the command again"
 
 
-def refused_without_room(work: Callable[[], object], bytes_a_file: int, capfd: pytest.CaptureFixture[str]) -> str:
+def refused_without_room(work: Callable[[], int], bytes_a_file: int) -> str:
     """The one line of a command in a process none of whose files may grow beyond so many bytes."""
-
-    def limited() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
-        assert work() == 2
-
-    capfd.readouterr()
-    assert in_child(limited) == (0, "")
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("nemo-uecr: error: ")]
+    code, said = limited(work, bytes_a_file)
+    assert code == 2
+    (line,) = [line for line in said.splitlines() if line.startswith("nemo-uecr: error: ")]
     return line.removeprefix("nemo-uecr: error: ")
 
 
@@ -43,28 +35,26 @@ def preparing(tmp_path: Path, *options: str) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("bytes_a_file", [300, 2_000, 9_000])
-def test_problems_that_do_not_fit_leave_nothing(
-    tmp_path: Path, bytes_a_file: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_problems_that_do_not_fit_leave_nothing(tmp_path: Path, bytes_a_file: int) -> None:
     work = preparing(tmp_path)
     before = set(tmp_path.iterdir())
-    line = refused_without_room(work, bytes_a_file, capfd)
+    line = refused_without_room(work, bytes_a_file)
     assert line == f"{tmp_path / 'out'}: {TEXT}"
     assert set(tmp_path.iterdir()) == before
     assert work() == 0
     assert faults(tmp_path / "out") == []
 
 
-def test_problems_that_do_not_fit_leave_those_from_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_problems_that_do_not_fit_leave_those_from_before(tmp_path: Path) -> None:
     assert preparing(tmp_path)() == 0
     before = content(tmp_path / "out")
-    assert refused_without_room(preparing(tmp_path, "--sample", "30"), 3_000, capfd) == f"{tmp_path / 'out'}: {TEXT}"
+    assert refused_without_room(preparing(tmp_path, "--sample", "30"), 3_000) == f"{tmp_path / 'out'}: {TEXT}"
     assert content(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize("bytes_a_file", [300, 1_500])
 def test_an_evaluation_that_does_not_fit_goes_on_where_it_was(
-    tmp_path: Path, bytes_a_file: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bytes_a_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the plan, and of the second batch of samples: half a line is no sample, and no sample is lost."""
     for package in ("torch", "transformers", "math_verify"):
@@ -80,7 +70,7 @@ def test_an_evaluation_that_does_not_fit_goes_on_where_it_was(
     words = ["evaluate", f"m={tmp_path / 'model'}", "--benchmarks", str(problems), "--samples", "4"]
     words += ["--max-tokens", "8", "--engine", "transformers", "--dtype", "float32", "--batch", "3", "--out"]
     out, whole = tmp_path / "out", tmp_path / "whole"
-    line = refused_without_room(lambda: entry_point([*words, str(out)]), bytes_a_file, capfd)
+    line = refused_without_room(lambda: entry_point([*words, str(out)]), bytes_a_file)
     assert line.startswith(str(out / "m"))
     assert line.endswith(TEXT)
     assert not (out / "m" / "result.json").exists()
