@@ -77,7 +77,7 @@ def _fits(name: str, value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is a number that floating point holds; JSON has no NaN, but Python reads one."""
+    """Whether it is a number that floating point holds: JSON writes integers of any length, and 1e999."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
