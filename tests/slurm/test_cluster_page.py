@@ -125,6 +125,7 @@ def test_the_page_names_the_options_of_the_scripts() -> None:
     assert {option for option in options if option not in usage} == set()
 
 
+@pytest.mark.real
 def test_scripts_are_clean() -> None:
     import shutil
 
