@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nemo_uecr.audit.batch_texts import saved_texts
 from nemo_uecr.audit.sources import Rollout, Source, encode_question, evaluated, parse_lines, step_of
-from nemo_uecr.config.load import load_config
 from nemo_uecr.config.schema import Config
+from nemo_uecr.config.written import written_config
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.samples import read_samples
@@ -33,7 +33,7 @@ def run_source(run: Path, *, take: str, steps: frozenset[int] | None) -> Source:
     Raises:
         DataError: If there is nothing to score.
     """
-    config = load_config(run / "config.yaml", ()).config
+    config = written_config(run / "config.yaml")
     pattern = "evaluations/step-*.jsonl" if take == "evaluations" else "batches/step-*.safetensors"
     files = [path for path in sorted(run.glob(pattern)) if steps is None or step_of(path.stem) in steps]
     if not files:

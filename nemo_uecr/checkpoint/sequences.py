@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.pretrained import load_pretrained
+from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained
 from nemo_uecr.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
 
     try:
         loaded = load_pretrained(AutoTokenizer, str(tokenizer), local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{tokenizer}: no tokenizer can be read from it ({error})") from error
+    except ModelLoadError as error:
+        raise CheckpointError(f"{tokenizer}: no tokenizer can be read from it ({error.reason})") from error
     texts = [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     largest = max((token for text in texts for token in text), default=0)
     if max(largest, len(loaded) - 1) >= vocabulary:
@@ -79,8 +79,8 @@ def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
             AutoModelForCausalLM, str(folder), local_files_only=True,
             dtype=torch.float32, use_safetensors=True, output_loading_info=True, attn_implementation="eager",
         )  # fmt: skip
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{folder}: transformers cannot load it ({error})") from error
+    except ModelLoadError as error:
+        raise CheckpointError(f"{folder}: transformers cannot load it ({error.reason})") from error
     odd = sorted({*loading["missing_keys"], *loading["unexpected_keys"], *map(str, loading["mismatched_keys"])})
     if odd:
         raise CheckpointError(f"{folder}: transformers finds {odd[0]} missing, unexpected or misshapen")

@@ -53,9 +53,9 @@ def settings_of(args: argparse.Namespace, needed: Sequence[str]) -> Settings:
         DataError: If one that is needed is not given.
     """
     from nemo_uecr.cli.replay import parse_settings, setting_words
-    from nemo_uecr.config.load import load_config
+    from nemo_uecr.config.written import written_config
 
-    words = [] if args.run is None else setting_words(load_config(args.run / "config.yaml", ()).config.method)
+    words = [] if args.run is None else setting_words(written_config(args.run / "config.yaml").method)
     settings = parse_settings([*words, *args.settings])
     missing = [name for name in needed if getattr(settings, name) is None]
     if missing:

@@ -33,12 +33,12 @@ def run(args: argparse.Namespace) -> int:
     """Audit."""
     require_audit_extras()
     from nemo_uecr.audit.batch_facts import batch_audit, read_lines
-    from nemo_uecr.config.load import load_config
+    from nemo_uecr.config.written import written_config
     from nemo_uecr.report.run_folder import read_run
 
     found = read_run(args.run)
     lines = read_lines(args.run / "metrics.jsonl")
-    config = load_config(args.run / "config.yaml", ()).config
+    config = written_config(args.run / "config.yaml")
     batches = [(batch.step, batch.tensors) for batch in found.batches]
     audit = batch_audit(lines, batches, intended_batch(config, [step for step, _ in batches]))
     finish(audit, args)

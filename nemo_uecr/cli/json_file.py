@@ -10,7 +10,7 @@ from typing import Any
 
 from nemo_uecr.errors import ConfigError
 
-__all__ = ["refuse_unwritable", "write_json"]
+__all__ = ["refuse_input", "refuse_unwritable", "write_json"]
 
 LONGEST_NAME = 250
 """Bytes: a file is written under a name a little longer first."""
@@ -41,6 +41,16 @@ def refuse_unwritable(path: Path, option: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(f"{option}: {folder} cannot be written ({error.strerror}); name another file") from error
+
+
+def refuse_input(path: Path, option: str, batch: Path) -> None:
+    """Refuse to write the batch that is read.
+
+    Raises:
+        ConfigError: both are one file.
+    """
+    if path.exists() and batch.exists() and path.samefile(batch):
+        raise ConfigError(f"{option}: {path} is the batch itself, which would be lost; name another file")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

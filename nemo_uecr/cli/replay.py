@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace) -> int:
+    from nemo_uecr.cli.json_file import refuse_input
     from nemo_uecr.config.methods import check_parameters
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.data.atomic import replace_file
@@ -75,6 +76,7 @@ def _write(args: argparse.Namespace) -> int:
 
     if args.method not in METHODS:
         raise ConfigError(f"method {args.method!r} is unknown; expected one of {', '.join(METHODS)}")
+    refuse_input(args.out, "--out", args.batch)
     method = METHODS[args.method]
     settings = parse_settings(args.settings)
     own = {name: parameter.default for name, parameter in method.entry.parameters.items()}

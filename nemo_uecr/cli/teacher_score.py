@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_out(out: Path, batch: Path) -> None:
     """Refuse a file that cannot be written, and the batch itself, before the scoring that would be lost."""
-    from nemo_uecr.cli.json_file import refuse_unwritable
+    from nemo_uecr.cli.json_file import refuse_input, refuse_unwritable
 
     refuse_unwritable(out, "--out")
-    if out.exists() and batch.exists() and out.samefile(batch):
-        raise ConfigError(f"--out: {out} is the batch itself, whose scores would be lost; name another file")
+    refuse_input(out, "--out", batch)

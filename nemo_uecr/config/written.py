@@ -8,11 +8,14 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
 from nemo_uecr.config.files import read_mapping
+from nemo_uecr.config.messages import explain
+from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ConfigError, RunFolderError
 
-__all__ = ["read_written"]
+__all__ = ["read_written", "written_config"]
 
 #: `${` that OmegaConf would resolve; `\\${` is text.
 _INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
@@ -39,6 +42,20 @@ def read_written(path: Path) -> dict[str, object]:
         reason = " ".join(str(error).split())
         raise RunFolderError(f"{path} cannot be read ({reason}); expected the resolved configuration") from error
     return {str(key): value for key, value in plain.items()}
+
+
+def written_config(path: Path) -> Config:
+    """The configuration of a run of the local back end, as its `config.yaml` stands; see `read_written`.
+
+    Raises:
+        RunFolderError: If it cannot be read, inherits another file, or has a value yet to be resolved.
+        ConfigError: If it is no such configuration.
+    """
+    values = read_written(path)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, {}, str(path), Config)) from error
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -35,5 +35,5 @@ def with_shuffled_entropy(batch: ScoredBatch, *, seed: int) -> ScoredBatch:
 
 
 def _permutation(length: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + length)
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + length) % 2**64)
     return torch.randperm(length, generator=generator)

@@ -63,6 +63,46 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def absent_folder(path: Path) -> Iterator[Path]:
+    """`new_folder` under a name that nobody uses: what appears there meanwhile stays, and what was filled goes.
+
+    Raises:
+        OSError: If it cannot be written.
+        RunFolderError: If something stands there, before or after, or another one is writing it.
+    """
+    path = _real(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(path):
+        aside = path.with_name(f".{path.name}.tmp")
+        if path.exists():  # also what a killed exchange had moved away, which has its name back by now
+            raise RunFolderError(f"{path} exists; expected a new folder to unpack into")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        try:
+            yield aside
+            sync_tree(aside)
+            _rename_to_nothing(aside, path)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        sync_folder(path.parent)
+
+
+def _rename_to_nothing(aside: Path, path: Path) -> None:
+    """An empty folder gives way, as everywhere; anything else stays."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise OSError(errno.EEXIST, "a file", str(path))
+        aside.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        raise RunFolderError(
+            f"{path} appeared while its files were being written and is left as it is; choose another folder"
+        ) from error
+
+
+@contextmanager
 def only_writer(path: Path) -> Iterator[None]:
     """Hold a folder's name from the first look at it to its exchange, so that nobody changes it in between.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.hub import only_here
-from nemo_uecr.data.pretrained import load_pretrained
+from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained
 from nemo_uecr.errors import DataError, DependencyError
 
 if TYPE_CHECKING:
@@ -84,8 +84,6 @@ def load_encoder(name: str) -> Encoder:
     try:
         tokenizer = load_pretrained(AutoTokenizer, folder, local_files_only=local)
         module = load_pretrained(AutoModel, folder, local_files_only=local, use_safetensors=True).eval()
-    except DataError:
-        raise
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"sentence model {name!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+    except ModelLoadError as error:
+        raise DataError(f"sentence model {name!r} cannot be loaded: {error.reason}") from error
     return Encoder(module, tokenizer)

@@ -1,15 +1,35 @@
-"""The one place that loads by `from_pretrained`: never with Python code that lies in the model's folder.
+"""The one place that loads by `from_pretrained`: never with code that a model's folder brings or names.
 
-Unless it is told, transformers asks on standard input whether to run such code, and a pipe or a `y` answers it.
+Unless it is told, transformers asks on standard input whether to run Python files of the folder, and a pipe or a `y`
+answers it; and it fetches the compiled kernel that a config.json names in place of a kind of attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from nemo_uecr.errors import DataError
+from nemo_uecr.data.rows import read_object
+from nemo_uecr.errors import DataError, UecrError
 
-__all__ = ["load_pretrained", "own_code"]
+__all__ = ["ModelLoadError", "load_pretrained", "one_line", "own_code", "refuse_kernels"]
+
+#: Ends the names of keys that choose code: attn_implementation, experts_implementation, ...
+CHOICE = "_implementation"
+
+
+class ModelLoadError(DataError):
+    """A model is damaged or missing.
+
+    Attributes:
+        reason: what transformers says of it, as one line without the model's name.
+    """
+
+    def __init__(self, name: str, error: Exception) -> None:
+        """The name and what was raised under it."""
+        self.reason = one_line(error)
+        super().__init__(f"model {name!r} cannot be loaded: {self.reason}")
 
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
@@ -22,15 +42,52 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
         options: further options of `from_pretrained`.
 
     Raises:
-        DataError: the model needs code of its own.
-        Exception: whatever else transformers raises for a damaged or missing model.
+        DataError: the model needs code of its own, or names a kernel.
+        ModelLoadError: it is damaged or missing; the cause is what transformers raised.
     """
+    refuse_kernels(name)
     try:
         return kind.from_pretrained(name, local_files_only=local_files_only, trust_remote_code=False, **options)
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise DataError(_needs_code(name, local_files_only)) from error
+    except UecrError:
+        raise
+    except Exception as error:  # what a damaged folder makes the libraries raise has no common class
+        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+            raise DataError(_needs_code(name, local_files_only)) from error
+        raise ModelLoadError(name, error) from error
+
+
+def refuse_kernels(name: str) -> None:
+    """Refuse a folder whose config.json names a kernel of the hub for its attention or the like.
+
+    Raises:
+        DataError: naming the key.
+    """
+    file = Path(name) / "config.json"
+    if not file.is_file():
+        return
+    for key, chosen in _choices(read_object(file)):
+        if "/" in chosen:
+            raise DataError(
+                f"model {name!r}: {key} in config.json is {chosen[:60]!r}, a kernel: code to be fetched and run; "
+                "expected a kind of attention that transformers has, such as sdpa; take the key out"
+            )
+
+
+def _choices(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each key that chooses code with each text in its value, which may hold one a part of the model."""
+    for key, value in values.items():
+        parts = value.values() if isinstance(value, dict) else [value]
+        if key.endswith(CHOICE):
+            yield from ((key, part) for part in parts if isinstance(part, str))
+        elif isinstance(value, dict):
+            yield from _choices(value)
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, with its type, in one line."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "the weights have other shapes than its config.json says"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no message'}"
 
 
 def own_code(loaded: Any) -> object:

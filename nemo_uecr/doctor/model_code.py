@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.data.model_files import read_object
-from nemo_uecr.data.pretrained import load_pretrained
+from nemo_uecr.data.pretrained import load_pretrained, refuse_kernels
 from nemo_uecr.doctor.findings import Finding, fail
 from nemo_uecr.errors import DataError
 
@@ -34,11 +34,12 @@ def _fault(folder: Path, *, nemo: bool) -> str | None:
     named = [file for file in FILES if (folder / file).is_file() and "auto_map" in read_object(folder / file)]
     if nemo and named:
         return f"{folder / named[0]} names code of its own (auto_map), which NeMo-RL would run"
-    if "config.json" not in named:
-        return None  # a tokenizer's code is met where the tokenizer is loaded
-    from transformers import AutoConfig
-
     try:
+        refuse_kernels(str(folder))
+        if "config.json" not in named:
+            return None  # a tokenizer's code is met where the tokenizer is loaded
+        from transformers import AutoConfig
+
         load_pretrained(AutoConfig, str(folder), local_files_only=True)
     except DataError as error:
         return str(error)

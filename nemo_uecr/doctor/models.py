@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.model_files import read_object
-from nemo_uecr.data.pretrained import load_pretrained
+from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.doctor.weights import broken_config, broken_weights
 from nemo_uecr.errors import DataError
@@ -62,7 +62,6 @@ def load_tokenizer(name: str) -> Any:
     Raises:
         DataError: there is none.
     """
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     folder = Path(name).expanduser()
@@ -71,13 +70,10 @@ def load_tokenizer(name: str) -> Any:
             read_object(folder / file)
     try:
         tokenizer = load_pretrained(AutoTokenizer, str(folder), local_files_only=True)
-    except DataError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, StrictDataclassError) as error:
+    except ModelLoadError as error:
         if not folder.is_dir():
             raise DataError(f"{name} has no tokenizer in the hub's cache of this machine") from error
-        first = (str(error).strip().splitlines() or ["no message"])[0]
-        raise DataError(f"{name}: {type(error).__name__}: {first}") from error
+        raise DataError(f"{name}: {error.reason}") from error
     if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
         raise DataError(f"{name} has a tokenizer without tokens")
     return tokenizer

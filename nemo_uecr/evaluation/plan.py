@@ -73,16 +73,19 @@ def make_plan(label: str, model: str, settings: Settings, benchmarks: Mapping[st
     }
 
 
-def keep_plan(folder: Path, plan: dict[str, Any]) -> None:
-    """Write the plan, or check that the folder's is the same.
+def write_plan(folder: Path, plan: dict[str, Any]) -> None:
+    """Write the plan of an evaluation that has no sample yet."""
+    replace_file(folder / PLAN, json.dumps(plan, indent=1).encode())
+
+
+def check_plan(folder: Path, plan: dict[str, Any]) -> None:
+    """Check that the samples of a folder were drawn by this plan.
 
     Raises:
         RunFolderError: naming the first key that differs.
+        DataError: If there is no plan beside them.
     """
     path = folder / PLAN
-    if not path.exists():
-        replace_file(path, json.dumps(plan, indent=1).encode())
-        return
     for key, ours, theirs in differences(plan, read_object(path)):
         raise RunFolderError(
             f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"

@@ -18,7 +18,7 @@ from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.engines.base import Engine, Generation, Request
 from nemo_uecr.evaluation.engines.tokens import Tokens, load_tokens
-from nemo_uecr.evaluation.plan import Settings, keep_plan, make_plan
+from nemo_uecr.evaluation.plan import Settings, check_plan, make_plan, write_plan
 from nemo_uecr.evaluation.result import write_result
 from nemo_uecr.evaluation.samples import Key, Sample, append_samples, drop_torn_line, read_samples
 from nemo_uecr.verifier.batch import check_responses
@@ -66,10 +66,11 @@ def evaluate(
     check_settings(settings)
     with _locked(folder):
         plan = make_plan(label, model, settings, benchmarks)
-        keep_plan(folder, plan)
         path = folder / SAMPLES
         drop_torn_line(path)
         there = read_samples(path) if path.exists() else []
+        if there:
+            check_plan(folder, plan)
         done = {sample.key for sample in there}
         tokens = load_tokens(model)
         planned = list(_wanted(benchmarks, settings, tokens))
@@ -81,6 +82,8 @@ def evaluate(
             wanted.sort(key=lambda each: len(each.request.prompt_ids))
             longest = max(len(each.request.prompt_ids) for each in wanted)
             engine = (engine_of or build_engine)(model, settings, tokens, longest)
+            if not there:  # an earlier plan, of a model that could not be loaded, has no sample
+                write_plan(folder, plan)
             _generate(wanted, engine, settings, tokens, path)
         return write_result(folder, plan, read_samples(path))
 
@@ -97,16 +100,16 @@ def check_settings(settings: Settings) -> None:
 
 def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt: int) -> Engine:
     """The engine that the settings name."""
+    length = longest_prompt + settings.decoding.max_tokens
     if settings.engine == "vllm":
         from nemo_uecr.evaluation.engines.vllm_engine import VllmEngine
 
-        length = longest_prompt + settings.decoding.max_tokens
         return VllmEngine(model, dtype=settings.dtype, end_ids=tokens.end_ids, max_length=length)
     from nemo_uecr.evaluation.engines.transformers_engine import TransformersEngine
 
     pad = tokens.tokenizer.pad_token_id
     pad_id = int(pad) if pad is not None else min(tokens.end_ids)
-    return TransformersEngine(model, dtype=settings.dtype, end_ids=tokens.end_ids, pad_id=pad_id)
+    return TransformersEngine(model, dtype=settings.dtype, end_ids=tokens.end_ids, pad_id=pad_id, max_length=length)
 
 
 def sample_seed(seed: int, key: Key) -> int:

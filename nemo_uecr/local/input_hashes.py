@@ -96,7 +96,7 @@ def model_hashes(name: str) -> dict[str, str]:
 
 def model_folder(name: str) -> Path | None:
     """Where a model lies: the folder itself, or the hub's copy in the cache; None when there is neither."""
-    if Path(name).is_dir():
+    if (Path(name) / "config.json").is_file():
         return Path(name)
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - comes with transformers, needed for hub names alone
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415

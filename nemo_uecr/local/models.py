@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from nemo_uecr.data.hub import only_here
-from nemo_uecr.data.pretrained import load_pretrained
+from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, one_line
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.engines.base import context_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -64,15 +65,7 @@ class TokenModel:
     @property
     def context(self) -> int | None:
         """Longest sequence in tokens, a stretched RoPE included; None where the configuration says none."""
-        config = self.module.config.get_text_config()
-        positions = getattr(config, "max_position_embeddings", None)
-        if not isinstance(positions, int) or positions < 1:
-            return None
-        rope = getattr(config, "rope_parameters", None) or {}
-        factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
-        if not isinstance(factor, int | float) or not isinstance(original, int):
-            return positions
-        return max(positions, int(factor * original))
+        return context_of(self.module.config)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -126,10 +119,12 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
     low = dtype == "bfloat16"
     try:
         return _loaded(name, role, torch.bfloat16 if low and not trained else torch.float32, device, low and trained)
+    except ModelLoadError as error:
+        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {error.reason}") from error
     except DataError:
         raise
-    except Exception as error:  # what a damaged folder makes the libraries raise has no common class
-        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {_one_line(error)}") from error
+    except Exception as error:  # what a damaged model raises in its first forward has no common class
+        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {one_line(error)}") from error
 
 
 def _loaded(name: str, role: str, dtype: torch.dtype, device: torch.device, lowered: bool) -> TokenModel:
@@ -186,13 +181,6 @@ def _check_exists(name: str, role: str) -> None:
         raise DataError(
             f"{role}.model_name {name!r} is no model folder (no config.json); expected a folder or a hub name"
         )
-
-
-def _one_line(error: Exception) -> str:
-    if "ignore_mismatched_sizes" in str(error):
-        return "the weights have other shapes than its config.json says"
-    first = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {first[0] if first else 'no message'}"
 
 
 @torch.no_grad()

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from nemo_uecr.config.continuation import check_same_configuration
-from nemo_uecr.config.load import dump_config, flat_values, load_config
+from nemo_uecr.config.load import dump_config, flat_values
 from nemo_uecr.config.schema import Config
+from nemo_uecr.config.written import written_config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.prepared import training_file
@@ -130,7 +131,7 @@ def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
         return
     if not resume:
         raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
-    check_same_configuration(written, config, load_config(written, ()).config.model_dump(mode="json"))
+    check_same_configuration(written, config, written_config(written).model_dump(mode="json"))
 
 
 def _check_same_inputs(folder: Path, config: Config, locate: Locate) -> None:

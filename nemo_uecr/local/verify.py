@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.dotted import flattened
-from nemo_uecr.config.load import load_config
 from nemo_uecr.config.schema import Config
+from nemo_uecr.config.written import written_config
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local import provenance as made
 from nemo_uecr.local.artifacts import compare_files
@@ -127,4 +127,4 @@ def _config(folder: Path) -> Config:
     path = folder / "config.yaml"
     if not path.is_file():
         raise RunFolderError(f"{folder} has no config.yaml; expected the run folder that `nemo-uecr train` wrote")
-    return load_config(path, ()).config
+    return written_config(path)

@@ -317,6 +317,18 @@ def test_output_that_cannot_be_written(batch: Path, tmp_path: Path, capsys: pyte
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["batch.safetensors", "link"])
+def test_the_batch_itself_is_not_written_over(
+    batch: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = batch.read_bytes()
+    (tmp_path / "link").symlink_to(batch)
+    words = ["replay", str(batch), "--method", "uecr", "--set", *ALL, "--out", str(tmp_path / name)]
+    assert entry_point(words) == 2
+    assert "is the batch itself, which would be lost" in capsys.readouterr().err
+    assert batch.read_bytes() == before
+
+
 def test_output_is_replaced_whole(batch: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     replay(batch, out, "grpo", *ALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -260,6 +261,14 @@ def test_no_entropy_can_be_shuffled_where_there_is_none() -> None:
     batch = replace(padded(random_responses(0)), teacher_entropy_BT=None)
     with pytest.raises(ScoreError, match="the batch has no teacher_entropy"):
         with_shuffled_entropy(batch, seed=0)
+
+
+def test_every_seed_is_a_permutation_of_its_own() -> None:
+    """Up to 2**53, the largest of the settings, beyond what 64 bits hold of the seed's multiple."""
+    batch = padded(random_responses(0))
+    found = [with_shuffled_entropy(batch, seed=seed).teacher_entropy_BT for seed in (0, 10**13, 2**53 - 1, 2**53)]
+    for first, second in itertools.combinations(found, 2):
+        assert not torch.equal(first[batch.mask_BT], second[batch.mask_BT])
 
 
 @pytest.mark.parametrize("key", ["step", "seed"])

@@ -123,7 +123,7 @@ def test_chat_template_that_fails(teacher: Path, template: str, tiny: Assets) ->
 
     model = load(teacher)
     model.tokenizer.chat_template = template
-    with pytest.raises(DataError, match=r"the student's chat template refuses the prompt: [A-Za-z]+: ") as error:
+    with pytest.raises(DataError, match=r"the model's chat template refuses the prompt: [A-Za-z]+: ") as error:
         encode_prompts([Problem("a", "1+1?", "2")], model.tokenizer, configured(teacher).config.data)
     assert "\n" not in str(error.value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -256,6 +257,19 @@ def test_what_is_not_here_is_said_and_is_no_change(copy: Path) -> None:
     found = verified(copy)
     assert found.changed == ()
     assert "checkpoints: not here" in found.unknown
+
+
+def test_what_has_no_end_is_not_read(copy: Path) -> None:
+    """A run from elsewhere names paths: a pipe or a device in place of a file, a whole disk in place of a model."""
+    problems = copy / "problems.jsonl"
+    problems.unlink()
+    os.mkfifo(problems)
+    shutil.rmtree(copy / "teacher")
+    (copy / "teacher").mkdir()
+    os.mkfifo(copy / "teacher" / "model.safetensors")
+    found = verified(copy)
+    assert found.changed == ()
+    assert {"input 'train': not here", "input 'teacher': not here"} <= set(found.unknown)
 
 
 def test_pruned_checkpoints_are_no_loss(whole: Path) -> None:

@@ -265,8 +265,8 @@ def test_token_ids_of_either_width_are_scored(tmp_path: Path) -> None:
         ("p.jsonl/scored", "no folder"),
         ("a" * 300, "has more than 250 bytes"),
         ("a\0b", "got a path with a NUL character"),
-        ("batch.safetensors", "is the batch itself, whose scores would be lost"),
-        ("link", "is the batch itself, whose scores would be lost"),
+        ("batch.safetensors", "is the batch itself, which would be lost"),
+        ("link", "is the batch itself, which would be lost"),
     ],
 )
 def test_a_place_that_cannot_take_the_scores(

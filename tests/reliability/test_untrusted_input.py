@@ -162,6 +162,24 @@ def test_a_run_folder_does_not_read_the_environment_of_its_reader(
         read_run(folder)
 
 
+def test_scores_of_a_run_do_not_read_the_environment_either(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt with a secret in it would stand in the scores' token ids, which are handed on as well."""
+    monkeypatch.setenv("UECR_SECRET", "hunter2")
+    path = folder / "config.yaml"
+    whole = path.read_text()
+    template = next(line for line in whole.splitlines() if "prompt_template:" in line)
+    path.write_text(whole.replace(template, "  prompt_template: '${oc.env:UECR_SECRET} {question}'"))
+    for words in (
+        ("score", folder, "--out", tmp_path / "scores"),
+        ("audit", "batch", folder),
+        ("report", "--verify", folder),
+    ):
+        assert "yet to be resolved" in refused(capsys, *words)
+    assert not (tmp_path / "scores").exists()
+
+
 def test_the_users_own_file_may_read_the_users_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever names the file on the command line wrote it, or read it: NeMo-RL's own files do the same."""
     monkeypatch.setenv("UECR_PLACE", str(tmp_path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 #: Engine names of the command line.
 ENGINES = ("transformers", "vllm")
@@ -42,6 +42,23 @@ class Engine(Protocol):
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
         """One generation a request, in order."""
         ...
+
+
+def context_of(config: Any) -> int | None:
+    """Longest sequence in tokens that a model reads, a stretched RoPE included; None where nothing says it.
+
+    Args:
+        config: the model's, as transformers loaded it.
+    """
+    text = config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    rope = getattr(text, "rope_parameters", None) or {}
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
+    if not isinstance(factor, int | float) or not isinstance(original, int):
+        return positions
+    return max(positions, int(factor * original))
 
 
 def until_end(token_ids: Sequence[int], end_ids: frozenset[int], limit: int) -> Generation:

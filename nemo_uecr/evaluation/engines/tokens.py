@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.data.chat import chat_ids
 from nemo_uecr.data.hub import only_here
-from nemo_uecr.data.pretrained import load_pretrained
+from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError, DependencyError
 
@@ -40,17 +41,19 @@ class Tokens:
     end_ids: frozenset[int]
 
     def prompt(self, question: str, chat: ChatSettings) -> tuple[int, ...]:
-        """Token ids of the prompt; without a chat template the plain text."""
+        """Token ids of the prompt; without a chat template the plain text.
+
+        Raises:
+            DataError: the chat template refuses it, or it has no token.
+        """
         text = chat.template.replace("{question}", question)
         if self.tokenizer.chat_template is None:
-            return tuple(self.tokenizer(text)["input_ids"])
-        turns = [{"role": "user", "content": text}]
-        if chat.system is not None:
-            turns.insert(0, {"role": "system", "content": chat.system})
-        rendered = self.tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False, enable_thinking=chat.thinking
-        )
-        return tuple(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+            ids = self.tokenizer(text)["input_ids"]
+        else:
+            ids = chat_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking)
+        if not ids:
+            raise DataError(f"the prompt of {question!r:.60} has no token; expected one or more")
+        return tuple(ids)
 
     def text(self, token_ids: tuple[int, ...]) -> str:
         """The response without special tokens."""
@@ -74,17 +77,27 @@ def load_tokens(model: str) -> Tokens:
     local = only_here(model)
     try:
         tokenizer = load_pretrained(AutoTokenizer, model, local_files_only=local)
-    except DataError:
-        raise
-    except (OSError, ValueError, KeyError) as error:
-        fault = "has no tokenizer" if Path(model).is_dir() else "is no folder here, and the hub did not give it"
-        raise DataError(f"model {model!r} {fault}: {' '.join(str(error).split())[:200]}") from error
+    except ModelLoadError as error:
+        fault = "cannot be read" if Path(model).is_dir() else "is no folder here, and the hub did not give it"
+        raise DataError(f"model {model!r} {fault}: {error.reason}") from error
     try:
         configured = load_pretrained(GenerationConfig, model, local_files_only=local).eos_token_id
-    except OSError:
+    except ModelLoadError as error:
+        if not isinstance(error.__cause__, OSError):  # it is there
+            raise DataError(f"model {model!r}: generation_config.json cannot be read: {error.reason}") from error
         configured = _eos_of_config(model)
-    ids = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
-    return Tokens(tokenizer, frozenset(int(each) for each in ids if each is not None))
+    return Tokens(tokenizer, _end_ids(configured, tokenizer.eos_token_id, model))
+
+
+def _end_ids(configured: Any, own: int | None, model: str) -> frozenset[int]:
+    """The ids of the generation's configuration and the tokenizer's own; without one no response would end."""
+    ids = [each for each in (*(configured if isinstance(configured, list) else [configured]), own) if each is not None]
+    if not ids or not all(isinstance(each, int) for each in ids):
+        raise DataError(
+            f"model {model!r} has the end tokens {str(ids)[:60]}; expected eos_token_id, one token id or several, in "
+            "generation_config.json, or eos_token in tokenizer_config.json, because a response ends with it"
+        )
+    return frozenset(ids)
 
 
 def _check_place(model: str) -> None:

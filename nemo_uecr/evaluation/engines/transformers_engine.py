@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_uecr.data.hub import only_here
 from nemo_uecr.data.pretrained import load_pretrained
 from nemo_uecr.errors import DataError, DependencyError
-from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request, until_end
+from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request, context_of, until_end
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -20,8 +20,19 @@ if TYPE_CHECKING:
 class TransformersEngine:
     """One Hugging Face causal language model, on the GPU when there is one."""
 
-    def __init__(self, model: str, *, dtype: str, end_ids: frozenset[int], pad_id: int) -> None:
-        """Load the model; safetensors only, no remote code."""
+    def __init__(self, model: str, *, dtype: str, end_ids: frozenset[int], pad_id: int, max_length: int) -> None:
+        """Load the model; safetensors only, no remote code.
+
+        Args:
+            model: folder or hub name.
+            dtype: "float32" or "bfloat16".
+            end_ids: token ids that end a response.
+            pad_id: token id that fills a batch.
+            max_length: longest prompt and response together, in tokens.
+
+        Raises:
+            DataError: the model is damaged or missing, or was not made for sequences of that length.
+        """
         try:
             import torch
             from transformers import AutoModelForCausalLM
@@ -30,17 +41,19 @@ class TransformersEngine:
             raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        try:
-            module, report = load_pretrained(
-                AutoModelForCausalLM, model, local_files_only=only_here(model),
-                dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True,
-            )  # fmt: skip
-        except DataError:
-            raise
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise DataError(f"model {model!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+        module, report = load_pretrained(
+            AutoModelForCausalLM, model, local_files_only=only_here(model),
+            dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True,
+        )  # fmt: skip
         if report["missing_keys"]:
             raise DataError(f"model {model!r} lacks weights ({min(report['missing_keys'])}, ...); expected all of them")
+        context = context_of(module.config)
+        if context is not None and max_length > context:
+            raise DataError(
+                f"the longest prompt and --max-tokens are {max_length} tokens together; model {model!r} reads at most "
+                f"{context} (max_position_embeddings in its config.json). Lower --max-tokens or drop the long problems"
+            )
+        self._name = model
         self._module: Any = module.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self._end_ids, self._pad = end_ids, pad_id
 
@@ -55,7 +68,7 @@ class TransformersEngine:
         for row, request in enumerate(requests):
             ids_BT[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
             mask_BT[row, width - len(request.prompt_ids) :] = 1
-        processors = LogitsProcessorList()
+        processors = LogitsProcessorList([self._finite])
         if decoding.temperature > 0:
             processors.append(SeededChoice([request.seed for request in requests], decoding))
         # A checkpoint's own sampling defaults must not fill what is left open here.
@@ -75,6 +88,14 @@ class TransformersEngine:
             )
         rows = out_BT[:, width:].tolist()
         return [until_end(row, self._end_ids, decoding.max_tokens) for row in rows]
+
+    def _finite(self, _: Tensor, scores_BV: Tensor) -> Tensor:
+        """The logits, where they are numbers: of others the choice would mean nothing."""
+        if bool(scores_BV.isnan().any()):
+            raise DataError(
+                f"model {self._name!r} gives logits that are NaN; its weights or its config.json are damaged"
+            )
+        return scores_BV
 
 
 class SeededChoice:
