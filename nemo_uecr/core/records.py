@@ -73,7 +73,7 @@ class ScoredBatch:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """How the token tensors are walked over."""
+        """Blocks that cover every sampled token once, trimmed to the columns in use."""
         return cut(self.mask_BT, self.offsets)
 
     def name_of(self, row: int) -> str:

@@ -1,4 +1,4 @@
-"""Walks over a batch's tokens and checks them on the way.
+"""Checks of a batch's tokens, block by block: none of a response missing, none of a score not finite.
 
 Shape legend: B = responses, T = tokens, b x t = one block.
 """
@@ -13,19 +13,6 @@ from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import ScoreError
 
 
-def token_blocks(batch: ScoredBatch) -> tuple[Block, ...]:
-    """Blocks that cover every sampled token once, trimmed to the columns in use; cut once for each batch."""
-    return batch.blocks
-
-
-def raise_empty(batch: ScoredBatch, row: int) -> None:
-    """Report a response without any sampled token."""
-    raise ScoreError(
-        f"{batch.name_of(row)} has no sampled token; expected at least one (an immediate end token counts). "
-        "Drop the prompt's whole group or sample it again"
-    )
-
-
 def token_counts(batch: ScoredBatch) -> Tensor:
     """[B] float64 number of sampled tokens, at least 1 each.
 
@@ -33,11 +20,14 @@ def token_counts(batch: ScoredBatch) -> Tensor:
         ScoreError: If a response has none.
     """
     counts = torch.empty(batch.responses, dtype=torch.float64, device=batch.mask_BT.device)
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         counts[block.rows] = block.of(batch.mask_BT).sum(dim=1).to(torch.float64)
     empty = (counts == 0).nonzero()
     if empty.numel():
-        raise_empty(batch, int(empty[0]))
+        raise ScoreError(
+            f"{batch.name_of(int(empty[0]))} has no sampled token; expected at least one (an immediate end token "
+            "counts). Drop the prompt's whole group or sample it again"
+        )
     return counts
 
 
