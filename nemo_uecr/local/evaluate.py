@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nemo_uecr.config.schema import Config, EvaluationConfig
+from nemo_uecr.config.schema import Config
+from nemo_uecr.config.sections import EvaluationConfig
 from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.evaluation.in_training import Evaluation, summarise, write_samples
 from nemo_uecr.evaluation.samples import Sample

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from nemo_uecr.config.schema import MethodConfig
+from nemo_uecr.config.sections import MethodConfig
 from nemo_uecr.core.records import Settings
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import UecrError
