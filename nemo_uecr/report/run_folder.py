@@ -124,7 +124,7 @@ def read_run(path: Path) -> RunFolder:
         config=_read_config(path / "config.yaml"),
         origins=_read_json(path / "origins.json"),
         provenance=_read_json(path / "provenance.json"),
-        tolerances=_read_json(path / "tolerances.json"),
+        tolerances=_read_tolerances(path / "tolerances.json"),
         steps=_read_lines(path / "metrics.jsonl", _is_step, notes),
         evaluations=_read_lines(path / "evaluation.jsonl", _is_evaluation, notes),
         batches=list(_find_batches(path / "batches", notes)),
@@ -170,7 +170,17 @@ def _read_config(path: Path) -> Record:
         found = config.get(section)
         if not isinstance(found, dict) or key not in found:
             raise RunFolderError(f"{path} has no {section}.{key}; expected the resolved configuration of a run")
+    if not isinstance(config["train"]["steps"], int):
+        raise RunFolderError(f"{path}: train.steps is {config['train']['steps']!r:.60}; expected a whole number")
     return config
+
+
+def _read_tolerances(path: Path) -> dict[str, float]:
+    tolerances = _read_json(path)
+    for name, value in tolerances.items():
+        if not _is_number(value):
+            raise RunFolderError(f"{path}: {name} is {value!r:.60}; expected a number")
+    return tolerances
 
 
 def _read_lines(path: Path, is_whole: Callable[[Record], bool], notes: list[str]) -> list[Record]:
@@ -192,7 +202,7 @@ def _is_step(record: Record) -> bool:
 
 def _is_evaluation(record: Record) -> bool:
     sets = record.get("sets")
-    if not isinstance(sets, dict) or not _is_number(record.get("samples")):
+    if not isinstance(sets, dict) or not all(_is_number(record.get(name)) for name in ("samples", "seconds")):
         return False
     estimates = [record.get("average"), *sets.values()]
     return all(isinstance(e, dict) and all(_is_number(e.get(k)) for k in ("avg", "low", "high")) for e in estimates)
