@@ -119,6 +119,17 @@ def content_faults(folder: Path) -> list[str]:
         return [*found, f"the rows are not such as `prepare` writes ({type(error).__name__}: {error})"]
 
 
+def check_intact(folder: Path) -> None:
+    """Refuse a prepared folder that is not as its manifest says, but for the review file.
+
+    Raises:
+        DataError: with the first fault.
+    """
+    found = content_faults(folder)
+    if found:
+        raise DataError(f"{folder}: {found[0]}; the folder was altered after it was made. Prepare it again")
+
+
 def source_faults(manifest: Manifest, source: Path) -> list[str]:
     """Where a source on disk is not the one the folder was made from."""
     found = [{"name": file.name} | describe_file(file) for file in data_files(source)]
@@ -142,6 +153,11 @@ def jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file of our own."""
     with path.open(encoding="utf-8") as lines:
         yield from map(json.loads, lines)
+
+
+def jsonl_line(record: dict[str, Any]) -> str:
+    """An object as a line of such a file."""
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def reasons_of(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
