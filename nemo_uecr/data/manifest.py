@@ -12,9 +12,10 @@ from typing import Any
 from nemo_uecr.data.atomic import recover_folder
 from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.filters import row_digest
+from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.data.manifest_shape import OWN_DIGEST, content_digest, shape_fault
 from nemo_uecr.data.review import held_lines, review_fault
-from nemo_uecr.data.rows import data_files, read_object
+from nemo_uecr.data.rows import data_files
 from nemo_uecr.errors import DataError
 
 FORMAT = "nemo_uecr.data/1"
@@ -78,7 +79,7 @@ def manifest_as_found(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise DataError(f"{folder}: no {MANIFEST}; expected a folder made by `nemo-uecr data prepare`")
-    manifest: Manifest = read_object(path)
+    manifest: Manifest = read_own_object(path)
     if manifest.get("format") != FORMAT:
         raise DataError(f"{path}: format {manifest.get('format')!r}; expected {FORMAT!r}")
     fault = shape_fault(manifest)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.model_files import read_object
 from nemo_uecr.data.pretrained import load_pretrained
-from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError, DependencyError
 
 #: What the hub calls a model: one name, or an owner's.
