@@ -166,12 +166,12 @@ def _read_json(path: Path) -> Record:
 
 def _read_config(path: Path) -> Record:
     config = read_written(path)
-    for section, key in (("method", "name"), ("train", "steps")):
+    for section, key, kind, words in (("method", "name", str, "a text"), ("train", "steps", int, "a whole number")):
         found = config.get(section)
         if not isinstance(found, dict) or key not in found:
             raise RunFolderError(f"{path} has no {section}.{key}; expected the resolved configuration of a run")
-    if not isinstance(config["train"]["steps"], int):
-        raise RunFolderError(f"{path}: train.steps is {config['train']['steps']!r:.60}; expected a whole number")
+        if not isinstance(found[key], kind):
+            raise RunFolderError(f"{path}: {section}.{key} is {found[key]!r:.60}; expected {words}")
     return config
 
 
