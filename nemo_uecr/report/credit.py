@@ -185,18 +185,18 @@ def _sums(change: Tensor, weight: Tensor | None) -> dict[str, float | None]:
 def _read_texts(files: BatchFiles, batch: ScoredBatch) -> dict[int, dict[str, Any]]:
     try:
         responses = decoded(files.texts.read_bytes())["responses"]
-        texts = {int(response["row"]): response for response in responses}
+        texts = {int(response["row"]): response | {"tokens": list(response["tokens"])} for response in responses}
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{files.texts} cannot be read ({error!r}); expected the texts of a saved batch"
         ) from error
     counts = batch.mask_BT.sum(dim=1).tolist()
     for row, response in texts.items():
-        expected = counts[row] if 0 <= row < len(counts) else 0
-        if len(response.get("tokens", ())) != expected:
+        found, expected = len(response["tokens"]), counts[row] if 0 <= row < len(counts) else 0
+        if found != expected:
             raise RunFolderError(
-                f"{files.texts} has {len(response.get('tokens', ()))} token texts for row {row}; expected {expected}, "
-                f"the sampled tokens of that row in {files.tensors.name}"
+                f"{files.texts} has {found} token texts for row {row}; expected {expected}, the sampled tokens of "
+                f"that row in {files.tensors.name}"
             )
     return texts
 

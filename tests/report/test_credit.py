@@ -142,7 +142,14 @@ def test_texts_that_do_not_fit_the_mask_are_refused(make_run: RunMaker) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"responses": [{"row": "x"}]}', '{"responses": [{"row": 99, "tokens": ["a"]}]}']
+    "content",
+    [
+        "{",
+        "[]",
+        '{"responses": [{"row": "x"}]}',
+        '{"responses": [{"row": 99, "tokens": ["a"]}]}',
+        '{"responses": [{"row": 0, "tokens": 7}]}',
+    ],
 )
 def test_unreadable_texts_are_refused(make_run: RunMaker, content: str) -> None:
     folder = make_run("unreadable")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.report.run_folder import read_run, read_runs
+from nemo_uecr.report.run_folder import read_run, read_runs, read_samples
 
 RunMaker = Callable[..., Path]
 
@@ -160,6 +160,10 @@ ESTIMATE = {"avg": 0.1, "low": 0.0, "high": 0.2}
         ("evaluation.jsonl", {"step": 0, "samples": 12, "average": ESTIMATE, "seconds": 1.0}),
         ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1}, "sets": {}, "seconds": 1.0}),
         ("evaluation.jsonl", {"step": 0, "samples": 12, "average": ESTIMATE, "sets": {"a": ESTIMATE}}),
+        (
+            "evaluation.jsonl",
+            {"step": 0, "samples": 12, "average": ESTIMATE, "sets": {"a": {**ESTIMATE, "pass": ""}}, "seconds": 1.0},
+        ),
         ("evaluation.jsonl", {"step": 0, "samples": 12, "average": ESTIMATE, "sets": {"a": ESTIMATE}, "seconds": "1"}),
     ],
 )
@@ -177,11 +181,30 @@ def test_tolerances_that_are_no_numbers_are_refused(make_run: RunMaker) -> None:
         read_run(folder)
 
 
-def test_a_number_of_steps_that_is_none_is_refused(make_run: RunMaker) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": {"steps": "many"}}, "train.steps is 'many'"),
+        ({"method": {"name": 7}}, "method.name is 7"),
+        ({"evaluation": 3}, "evaluation is 3"),
+    ],
+)
+def test_a_configuration_of_other_kinds_is_refused(make_run: RunMaker, change: dict[str, object], message: str) -> None:
     folder = make_run("run")
     path = folder / "config.yaml"
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    config["train"]["steps"] = "many"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    with pytest.raises(RunFolderError, match=r"config\.yaml: train\.steps is 'many'"):
+    path.write_text(yaml.safe_dump(config | change), encoding="utf-8")
+    with pytest.raises(RunFolderError, match=rf"config\.yaml: {message}; expected"):
         read_run(folder)
+
+
+@pytest.mark.parametrize("key", ["benchmark", "problem", "verdict"])
+def test_a_sample_without_what_the_page_reads_is_refused(make_run: RunMaker, key: str) -> None:
+    folder = make_run("run")
+    path = folder / "evaluations" / "step-000000.jsonl"
+    first, *others = path.read_text(encoding="utf-8").splitlines()
+    sample = json.loads(first)
+    del sample[key]
+    path.write_text("\n".join([json.dumps(sample), *others]) + "\n", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"step-000000\.jsonl line 1 is no sample"):
+        read_samples(read_run(folder), 0)
