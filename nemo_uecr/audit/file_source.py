@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.audit.sources import Encode, Rollout, Source, encode_text, evaluated, fixed, parse_lines, step_of
-from nemo_uecr.data.rows import read_object
+from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens
 from nemo_uecr.evaluation.plan import PLAN
-from nemo_uecr.evaluation.runner import SAMPLES
-from nemo_uecr.evaluation.samples import read_samples
+from nemo_uecr.evaluation.samples import SAMPLES, read_samples
 from nemo_uecr.verifier.equivalence import check_response
 
 #: Fields of a JSONL row that must be there, with their types.
@@ -36,7 +35,7 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
     Raises:
         DataError: If the step is not known.
     """
-    plan = read_object(folder / PLAN)
+    plan = read_own_object(folder / PLAN)
     try:
         model, chat = str(plan["model"]["name"]), ChatSettings(**plan["chat"])
     except (KeyError, TypeError) as error:

@@ -10,11 +10,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from nemo_uecr.bench.memory import peak_resident, reset_peak
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch, Settings
 
@@ -89,24 +89,6 @@ def measure(case: str, responses: int, tokens: int, mean_length: int, repeats: i
         "peak_extra_per_output": peak / output,
         "mean_length": float(batch.mask_BT.sum() / responses),
     }
-
-
-def reset_peak() -> int:
-    """Set the process's peak resident memory back to its present one, and return it (Linux); bytes."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def peak_resident() -> int:
-    """Peak resident memory since `reset_peak`; bytes."""
-    return _status("VmHWM")
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"no {field} in /proc/self/status; expected Linux")
 
 
 if __name__ == "__main__":

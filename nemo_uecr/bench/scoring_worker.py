@@ -18,11 +18,13 @@ import torch
 import torch.distributed as dist
 
 from nemo_uecr.bench.collectives import CollectiveCount
+from nemo_uecr.bench.memory import can_reset_peak, peak_resident, reset_peak
 from nemo_uecr.bench.scoring_cases import BUILDERS, Inputs, Outcome, Run, hidden_inputs, logits_inputs
 from nemo_uecr.scoring import native
 
 CHECKED_TOKENS = 16
 SMALL_TOKENS = 2
+MEBI = 1_048_576
 
 
 @dataclass(frozen=True)
@@ -105,19 +107,12 @@ def least_time(run: Run, repetitions: int, size: int) -> tuple[float, float]:
 
 def peak_of(run: Run) -> tuple[Outcome, float | None]:
     """The outcome, and by how much resident memory rose at most beyond what the outcome itself takes."""
-    if not os.access("/proc/self/clear_refs", os.W_OK):
+    if not can_reset_peak():
         return run(), None
-    with open("/proc/self/clear_refs", "w") as clear:
-        clear.write("5")
-    before = _status_mb("VmRSS")
+    before = reset_peak()
     outcome = run()
-    kept = sum(tensor.numel() * tensor.element_size() for tensor in outcome or ()) / 2**20
-    return outcome, max(0.0, _status_mb("VmHWM") - before - kept)
-
-
-def _status_mb(field: str) -> float:
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+    kept = sum(tensor.numel() * tensor.element_size() for tensor in outcome or ())
+    return outcome, max(0, peak_resident() - before - kept) / MEBI
 
 
 def errors_of(inputs: Inputs, outcome: Outcome, size: int) -> tuple[float | None, float | None]:

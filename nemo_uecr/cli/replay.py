@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from nemo_uecr.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.schema import MethodConfig
+    from nemo_uecr.config.sections import MethodConfig
     from nemo_uecr.core.records import Settings
 
 __all__ = ["add_arguments", "run"]
@@ -105,7 +105,7 @@ def _write(args: argparse.Namespace) -> int:
 
 def parse_settings(assignments: list[str]) -> Settings:
     """Settings from ``key=value`` words; what is not given takes the configuration's default where it has one."""
-    from nemo_uecr.config.schema import MethodConfig
+    from nemo_uecr.config.sections import MethodConfig
     from nemo_uecr.core.records import Settings
 
     given: dict[str, float | int | bool] = {

@@ -11,7 +11,8 @@ from nemo_uecr.method_registry import REGISTRY
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import AnyConfig
-    from nemo_uecr.config.schema import Config, MethodConfig
+    from nemo_uecr.config.schema import Config
+    from nemo_uecr.config.sections import MethodConfig
 
 __all__ = ["best_checkpoint", "decoding", "known_method", "method_settings", "microbatch", "minibatch", "teacher"]
 

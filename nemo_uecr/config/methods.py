@@ -9,7 +9,7 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import REGISTRY, Entry
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.schema import MethodConfig
+    from nemo_uecr.config.sections import MethodConfig
 
 __all__ = [
     "OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "check_parameters", "core_settings", "needs_of", "with_parameters",

@@ -1,4 +1,4 @@
-"""The configuration of a run inside NeMo-RL; `schema` has the sections that both back ends share."""
+"""The configuration of a run inside NeMo-RL; `sections` has what both back ends share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nemo_uecr.config.kinds import (
     Share,
     Text,
 )
-from nemo_uecr.config.schema import (
-    Config,
+from nemo_uecr.config.schema import Config
+from nemo_uecr.config.sections import (
     EvaluationConfig,
     LossConfig,
     MethodConfig,

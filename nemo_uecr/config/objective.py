@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nemo_uecr.config.methods import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, needs_of
 from nemo_uecr.config.nemo_schema import AnyConfig
-from nemo_uecr.config.schema import MethodConfig
+from nemo_uecr.config.sections import MethodConfig
 
 __all__ = ["objective"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import check_finite, token_blocks
+from nemo_uecr.core.checks import check_finite
 from nemo_uecr.core.layout import Block
 from nemo_uecr.core.puu import gap
 from nemo_uecr.core.records import ScoredBatch
@@ -109,7 +109,7 @@ def _centred(d: Tensor, relative: Tensor, scale_b1: Tensor) -> Residual:
 
 def check_entropy(batch: ScoredBatch) -> None:
     """Raise when a masked-in entropy is missing or not finite."""
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         _finite_entropy(batch, block, ~block.of(batch.mask_BT))
 
 

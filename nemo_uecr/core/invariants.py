@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import token_blocks, token_counts
+from nemo_uecr.core.checks import token_counts
 from nemo_uecr.core.methods.base import Method
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.errors import ConfigError, InvariantError
@@ -146,13 +146,13 @@ def _present(tensor: Tensor | None, name: str) -> Tensor:
 
 def _token_sum(batch: ScoredBatch, value_BT: Tensor) -> Tensor:
     total_B = torch.empty(batch.responses, dtype=torch.float64, device=value_BT.device)
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         total_B[block.rows] = block.of(value_BT).masked_fill(~block.of(batch.mask_BT), 0.0).sum(dim=1)
     return total_B
 
 
 def _token_max(batch: ScoredBatch, value_BT: Tensor) -> Tensor:
     worst_B = torch.empty(batch.responses, dtype=torch.float64, device=value_BT.device)
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         worst_B[block.rows] = block.of(value_BT).masked_fill(~block.of(batch.mask_BT), -torch.inf).amax(dim=1)
     return worst_B

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import check_finite, token_blocks, token_counts
+from nemo_uecr.core.checks import check_finite, token_counts
 from nemo_uecr.core.groups import Groups, denominator
 from nemo_uecr.core.layout import Block
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch
@@ -66,7 +66,7 @@ def teacher_reward(batch: ScoredBatch) -> Tensor:
         eq:unified-reward; the clip is that of eq:app-puu-audit-reward.
     """
     total_B = torch.empty(batch.responses, dtype=torch.float64, device=batch.mask_BT.device)
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         delta = gap(batch, block)
         # The clip would hide an infinite gap, so finiteness is read off the unclipped sum.
         check_finite(batch, block, delta.sum(dim=1, dtype=torch.float64), ("teacher_logp", "old_logp"))

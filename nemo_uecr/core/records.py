@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
+from nemo_uecr.core.checks import check_responses, check_tokens
 from nemo_uecr.core.layout import Block, cut
-from nemo_uecr.errors import ConfigError, ScoreError
+from nemo_uecr.errors import ConfigError
 
 #: Added to every group standard deviation (the paper's audits state the value).
 EPSILON = 1e-6
@@ -27,8 +27,6 @@ LARGEST = 1e12
 SMALLEST_SCALE = 1e-12
 #: Integers up to here are exact as floating-point numbers.
 LARGEST_INTEGER = 2**53
-
-SCORE_DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ class ScoredBatch:
 
     def __post_init__(self) -> None:
         """Refuse shapes and types that no method could use."""
-        _check_responses(self)
-        _check_tokens(self)
+        check_responses(self)
+        check_tokens(self)
 
     @property
     def responses(self) -> int:
@@ -73,7 +71,7 @@ class ScoredBatch:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """How the token tensors are walked over."""
+        """Blocks that cover every sampled token once, trimmed to the columns in use."""
         return cut(self.mask_BT, self.offsets)
 
     def name_of(self, row: int) -> str:
@@ -198,69 +196,3 @@ def _check_exact(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value > LARGEST_INTEGER:
             raise ConfigError(f"{name} has {len(str(value))} digits; expected at most {LARGEST_INTEGER} (2**53)")
-
-
-def _check_responses(batch: ScoredBatch) -> None:
-    if batch.task_reward_B.ndim != 1:
-        raise ScoreError(f"task_reward has shape {list(batch.task_reward_B.shape)}; expected [B], one value a response")
-    for name, tensor in (("task_reward", batch.task_reward_B), ("group", batch.group_B)):
-        if tensor.ndim != 1 or tensor.shape[0] != batch.responses:
-            raise ScoreError(
-                f"{name} has shape {list(tensor.shape)}; expected [{batch.responses}], one value a response"
-            )
-    if batch.responses == 0:
-        raise ScoreError("the batch has no responses; expected at least one group of two")
-    if batch.group_B.is_floating_point() or batch.group_B.dtype == torch.bool:
-        raise ScoreError(f"group has dtype {batch.group_B.dtype}; expected integers (the prompt index)")
-    if not batch.task_reward_B.is_floating_point():
-        raise ScoreError(f"task_reward has dtype {batch.task_reward_B.dtype}; expected a float")
-    unusable = (~batch.task_reward_B.isfinite()).nonzero()
-    if unusable.numel():
-        row = int(unusable[0])
-        raise ScoreError(
-            f"task_reward of {batch.name_of(row)} is {float(batch.task_reward_B[row])}; expected a finite number. "
-            "One bad reward would spoil its whole group"
-        )
-    if batch.sample_ids is not None and len(batch.sample_ids) != batch.responses:
-        raise ScoreError(f"{len(batch.sample_ids)} sample ids for {batch.responses} responses; expected one each")
-
-
-def _check_tokens(batch: ScoredBatch) -> None:
-    mask = batch.mask_BT
-    if mask.dtype != torch.bool:
-        raise ScoreError(f"mask has dtype {mask.dtype}; expected bool")
-    if batch.offsets is None and (mask.ndim != 2 or mask.shape[0] != batch.responses):
-        raise ScoreError(f"mask has shape {list(mask.shape)}; expected [{batch.responses}, T]")
-    if batch.offsets is not None:
-        _check_offsets(batch)
-    for name in ("old_logp", "teacher_logp", "teacher_entropy", "initial_logp", "segments"):
-        tensor = getattr(batch, f"{name}_BT")
-        if tensor is None:
-            continue
-        if tensor.shape != mask.shape:
-            raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
-        if name == "segments":
-            if tensor.is_floating_point():
-                raise ScoreError(f"segments has dtype {tensor.dtype}; expected integers (turn labels)")
-        elif tensor.dtype not in SCORE_DTYPES or tensor.dtype != batch.old_logp_BT.dtype:
-            raise ScoreError(
-                f"{name} has dtype {tensor.dtype}; expected float32 (or float64 throughout), because bf16 scores "
-                "lose the gap between teacher and student"
-            )
-
-
-def _check_offsets(batch: ScoredBatch) -> None:
-    offsets, mask = batch.offsets, batch.mask_BT
-    if offsets is None or mask.ndim != 1:
-        raise ScoreError(f"a packed batch has shape {list(mask.shape)} for mask; expected [N]")
-    if offsets.ndim != 1 or offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:
-        raise ScoreError(
-            f"offsets has shape {list(offsets.shape)} and dtype {offsets.dtype}; expected integers "
-            f"[{batch.responses + 1}]"
-        )
-    ends = offsets.tolist()
-    if len(ends) != batch.responses + 1 or ends[0] != 0 or ends[-1] != mask.shape[0] or sorted(ends) != ends:
-        raise ScoreError(
-            f"offsets run {ends[:1]} to {ends[-1:]} in {len(ends)} values; expected {batch.responses + 1} "
-            f"ascending values from 0 to {mask.shape[0]}"
-        )

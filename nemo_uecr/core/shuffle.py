@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import token_blocks
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import ScoreError
 
@@ -25,7 +24,7 @@ def with_shuffled_entropy(batch: ScoredBatch, *, seed: int) -> ScoredBatch:
     if batch.teacher_entropy_BT is None:
         raise ScoreError("the batch has no teacher_entropy; expected the teacher's entropy, which this method needs")
     shuffled_BT = batch.teacher_entropy_BT.clone()
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         for mask_T, source_T, target_T in zip(
             block.of(batch.mask_BT), block.of(batch.teacher_entropy_BT), block.of(shuffled_BT), strict=True
         ):

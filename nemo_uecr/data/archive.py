@@ -10,15 +10,14 @@ import tarfile
 from pathlib import Path
 from typing import IO
 
-from nemo_uecr.data.atomic import check_replaceable, sync_folder
+from nemo_uecr.data.atomic import replaced_file
 from nemo_uecr.data.digest import file_sha256
+from nemo_uecr.data.run_lock import FILE as LOCK
 from nemo_uecr.errors import DataError, RunFolderError
 
 FORMAT = "nemo_uecr.archive/1"
 #: First member of the archive: format, and sha256 of every other member.
 INDEX = "archive.json"
-#: What is not the run's: locks, files aside, what can be made again.
-LEFT_OUT = ("run.lock",)
 #: Of an archive, so that its index is read in little memory: files, and bytes of the index.
 MOST_FILES, MOST_INDEX_BYTES = 100_000, 1 << 25
 
@@ -53,26 +52,17 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
             f"{folder} has {len(names)} files, whose index takes {len(index)} bytes; expected at most {MOST_FILES} "
             f"files and {MOST_INDEX_BYTES} bytes: pack a part of it, or copy the folder as it is"
         )
-    aside = out.with_name(f".{out.name}.tmp")
     try:
-        check_replaceable(out)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as raw:
-            with (
-                gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed,
-                tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-            ):
-                _add(archive, INDEX, io.BytesIO(index), len(index))
-                for name in names:
-                    _add_file(archive, folder, name, digests[name])
-            raw.flush()
-            os.fsync(raw.fileno())
-        aside.replace(out)
+        with (
+            replaced_file(out) as raw,
+            gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            _add(archive, INDEX, io.BytesIO(index), len(index))
+            for name in names:
+                _add_file(archive, folder, name, digests[name])
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
-    sync_folder(out.parent)
     return len(names)
 
 
@@ -83,7 +73,7 @@ def _names(folder: Path) -> list[str]:
         for path in (Path(place) / name for name in files):
             relative = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in relative.parts)
-            if path.is_file() and not (path.is_symlink() or hidden or relative.as_posix() in LEFT_OUT):
+            if path.is_file() and not (path.is_symlink() or hidden or relative.as_posix() == LOCK):
                 names.append(relative.as_posix())
     return sorted(names)
 

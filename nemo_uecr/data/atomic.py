@@ -1,4 +1,4 @@
-"""Files and folders that are complete or absent: written aside, pushed to disk, renamed."""
+"""Files and folders that are complete or absent: written aside, pushed to disk, renamed; lines that are whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.errors import RunFolderError
@@ -19,20 +20,51 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         OSError: If it cannot be written, or the path is a device, a pipe or a folder: a rename would put a file there.
     """
+    with replaced_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to fill that takes its place only when the block ends without an error.
+
+    Raises:
+        OSError: as `replace_file`.
+    """
     check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.tmp")
     try:
         with aside.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except OSError as error:
+    except BaseException as error:
         aside.unlink(missing_ok=True)
-        error.filename = str(path)  # a failed write does not know it
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a failed write does not know it
         raise
     sync_folder(path.parent)
+
+
+def append_whole(path: Path, content: bytes) -> None:
+    """Add to a file's end, all of it or nothing, and push it to disk; a kill may leave a part.
+
+    Raises:
+        OSError: naming the file, which ends as it did before.
+    """
+    rest = memoryview(content)
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError as error:
+            file.truncate(end)
+            error.filename = str(path)  # a failed write does not know it
+            raise
 
 
 def check_replaceable(path: Path) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.data.hub import is_repository, locate
-from nemo_uecr.data.problems import Problem, empty_box, usable
-from nemo_uecr.data.rows import ANSWER_KEYS, QUESTION_KEYS, Row, data_files, read_rows, text_of
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.data.rows import ANSWER_KEYS, QUESTION_KEYS, Row, data_files, read_rows
+from nemo_uecr.data.texts import empty_box, text_of, usable
 from nemo_uecr.errors import DataError
 
 #: A solution that ends in this marker has the answer after it.

@@ -18,7 +18,7 @@ from nemo_uecr.data.manifest import (
     REVIEW,
     TARGETS,
     Manifest,
-    content_faults,
+    check_intact,
     jsonl,
     manifest_as_found,
     read_manifest,
@@ -69,9 +69,7 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
 
 
 def _screen(folder: Path, model: str, hold_at: float) -> Screened:
-    found = content_faults(folder)
-    if found:
-        raise DataError(f"{folder}: {found[0]}; the folder was altered after it was made. Prepare it again")
+    check_intact(folder)
     if has_verdicts(folder / REVIEW):
         raise DataError(f"{folder / REVIEW} has verdicts that are not applied yet; run `nemo-uecr data apply` first")
     targets = list(jsonl(folder / TARGETS))

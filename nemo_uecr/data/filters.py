@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from nemo_uecr.data.answer_types import answer_type
 from nemo_uecr.data.normalise import exact_key, normalised, tight_key
-from nemo_uecr.data.rows import CARRIED, Fields, Row, text_of, usable_text
+from nemo_uecr.data.rows import CARRIED, Fields, Row
 from nemo_uecr.data.screening import Finding, Screen
+from nemo_uecr.data.texts import text_of, usable_text
 
 #: Part of every manifest; raised when the same source and settings would give other rows.
 FILTER_VERSION = "3"

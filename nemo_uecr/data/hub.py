@@ -46,15 +46,8 @@ def locate(name: str, *, revision: str | None) -> Located:
 
 def is_repository(name: str) -> bool:
     """Whether a name that is no path here is taken for one of the hub's."""
-    return (
-        name.count("/") == 1
-        and not name.startswith((".", "/", "~"))
-        and Path(name).suffix
-        not in (
-            ".jsonl",
-            ".parquet",
-        )
-    )
+    looks_local = name.startswith((".", "/", "~")) or Path(name).suffix in (".jsonl", ".parquet")
+    return name.count("/") == 1 and not looks_local
 
 
 def only_here(name: str) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from nemo_uecr.errors import DataError
 
 Pairs = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 
@@ -27,6 +30,21 @@ def decoded(content: bytes) -> Any:
         return json.loads(content.decode("utf-8"), parse_constant=_refuse)
     except RecursionError as error:
         raise MalformedJsonError("it is nested too deep") from error
+
+
+def read_own_object(path: Path) -> dict[str, Any]:
+    """The one JSON object of a file that this package writes; `model_files` reads those of a model.
+
+    Raises:
+        DataError: If it is cut off, or no object.
+    """
+    try:
+        found = decoded(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: got {type(found).__name__}; expected one JSON object")
+    return found
 
 
 def decoded_row(content: bytes, pairs: Pairs) -> Any:

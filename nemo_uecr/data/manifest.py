@@ -12,9 +12,10 @@ from typing import Any
 from nemo_uecr.data.atomic import recover_folder
 from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.filters import row_digest
+from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.data.manifest_shape import OWN_DIGEST, content_digest, shape_fault
 from nemo_uecr.data.review import held_lines, review_fault
-from nemo_uecr.data.rows import data_files, read_object
+from nemo_uecr.data.rows import data_files
 from nemo_uecr.errors import DataError
 
 FORMAT = "nemo_uecr.data/1"
@@ -78,7 +79,7 @@ def manifest_as_found(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise DataError(f"{folder}: no {MANIFEST}; expected a folder made by `nemo-uecr data prepare`")
-    manifest: Manifest = read_object(path)
+    manifest: Manifest = read_own_object(path)
     if manifest.get("format") != FORMAT:
         raise DataError(f"{path}: format {manifest.get('format')!r}; expected {FORMAT!r}")
     fault = shape_fault(manifest)
@@ -119,6 +120,17 @@ def content_faults(folder: Path) -> list[str]:
         return [*found, f"the rows are not such as `prepare` writes ({type(error).__name__}: {error})"]
 
 
+def check_intact(folder: Path) -> None:
+    """Refuse a prepared folder that is not as its manifest says, but for the review file.
+
+    Raises:
+        DataError: with the first fault.
+    """
+    found = content_faults(folder)
+    if found:
+        raise DataError(f"{folder}: {found[0]}; the folder was altered after it was made. Prepare it again")
+
+
 def source_faults(manifest: Manifest, source: Path) -> list[str]:
     """Where a source on disk is not the one the folder was made from."""
     found = [{"name": file.name} | describe_file(file) for file in data_files(source)]
@@ -142,6 +154,11 @@ def jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file of our own."""
     with path.open(encoding="utf-8") as lines:
         yield from map(json.loads, lines)
+
+
+def jsonl_line(record: dict[str, Any]) -> str:
+    """An object as a line of such a file."""
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def reasons_of(rows: Iterable[dict[str, Any]]) -> dict[str, int]:

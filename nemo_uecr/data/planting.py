@@ -18,16 +18,14 @@ _SWAPS = {
     "the probability": "the chance", "consider": "look at", "has": "possesses", "total": "overall", "all": "the whole",
     "integers": "whole numbers", "side length": "edge length", "and": "as well as", "is the": "is our",
 }  # fmt: skip
-_SWAP = re.compile(r"\b(" + "|".join(sorted(map(re.escape, _SWAPS), key=len, reverse=True)) + r")\b", re.IGNORECASE)
-_SENTENCE = re.compile(r"(?<=[.?!])\s+")
+SENTENCE = re.compile(r"(?<=[.?!])\s+")
 #: Words between blanks and formulas; only these are touched by re-casing, so that formulas keep their meaning.
 _PROSE = re.compile(r"\$[^$]*\$|[^$]+")
 
 
 def recased(text: str, rng: random.Random) -> str:
     """Upper or title case outside formulas."""
-    change = rng.choice([str.upper, str.title, str.swapcase])
-    return _PROSE.sub(lambda part: part[0] if part[0].startswith("$") else change(part[0]), text)
+    return in_prose(text, rng.choice([str.upper, str.title, str.swapcase]))
 
 
 def respaced(text: str, rng: random.Random) -> str:
@@ -67,12 +65,23 @@ def embedded(text: str, rng: random.Random) -> str:
 
 def reworded(text: str, rng: random.Random) -> str:
     """Synonyms everywhere and the first sentences in another order; numbers and formulas stay."""
-    sentences = _SENTENCE.split(_SWAP.sub(lambda part: _SWAPS[part[0].lower()], text))
+    sentences = SENTENCE.split(swapped(text, _SWAPS))
     if len(sentences) > 2:
         opening = sentences[:-1]
         rng.shuffle(opening)
         sentences = [*opening, sentences[-1]]
     return " ".join(sentences)
+
+
+def swapped(text: str, words: Mapping[str, str]) -> str:
+    """Every one of the words by its other, the longest first, in whatever case it stands."""
+    found = "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+    return re.sub(rf"\b({found})\b", lambda part: words[part[0].lower()], text, flags=re.IGNORECASE)
+
+
+def in_prose(text: str, change: Callable[[str], str]) -> str:
+    """The text with its words changed and its formulas left whole."""
+    return _PROSE.sub(lambda part: part[0] if part[0].startswith("$") else change(part[0]), text)
 
 
 def _in_command(text: str, place: int) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
 
-from nemo_uecr.data.planting import Rewrites
+from nemo_uecr.data.planting import SENTENCE, Rewrites, in_prose, swapped
 
 _SWAPS = {
     "find": "evaluate", "determine": "identify", "compute": "obtain", "what is": "state", "what": "which",
@@ -25,11 +24,7 @@ _SWAPS = {
     "point": "spot", "triangle": "three-sided figure", "square": "regular quadrilateral", "in terms of": "by means of",
     "satisfies": "obeys", "satisfying": "obeying", "denote": "be written for", "is equal to": "equals", "where": "with",
 }  # fmt: skip
-_SWAP = re.compile(r"\b(" + "|".join(sorted(map(re.escape, _SWAPS), key=len, reverse=True)) + r")\b", re.IGNORECASE)
-_SENTENCE = re.compile(r"(?<=[.?!])\s+")
 _FORMULA = re.compile(r"\$[^$]*\$")
-#: Runs of words outside formulas, for changes that must leave formulas whole.
-_PROSE = re.compile(r"\$[^$]*\$|[^$]+")
 _VARIABLE = re.compile(r"(?<![A-Za-z\\{])([a-z])(?![A-Za-z}])")
 _CAPITAL = re.compile(r"\b[A-Z][a-z]{2,}\b")
 _OPENINGS = frozenset(
@@ -44,8 +39,8 @@ _NAMES = ("Orla", "Bertil", "Chidi", "Mireille", "Tomasz", "Ingrid", "Paolo", "S
 
 def reworded(text: str, rng: random.Random) -> str:
     """Other synonyms in the prose, a filler at the front, the closing question first."""
-    changed = _prose(text, lambda part: _SWAP.sub(lambda word: _SWAPS[word[0].lower()], part))
-    sentences = _SENTENCE.split(changed)
+    changed = in_prose(text, lambda part: swapped(part, _SWAPS))
+    sentences = SENTENCE.split(changed)
     rng.shuffle(fillers := ["Here is a small riddle:", "Please think about this.", "Consider what follows."])
     return " ".join([fillers[0], sentences[-1], *sentences[:-1]])
 
@@ -61,13 +56,13 @@ def renamed(text: str, rng: random.Random) -> str:
         known = word[0].lower() in _OPENINGS
         return word[0] if known else named.setdefault(word[0], _NAMES[len(named) % len(_NAMES)])
 
-    text = _prose(text, lambda part: _CAPITAL.sub(name, part))
+    text = in_prose(text, lambda part: _CAPITAL.sub(name, part))
     return _FORMULA.sub(lambda part: _VARIABLE.sub(lambda letter: table.get(letter[1], letter[1]), part[0]), text)
 
 
 def spelled(text: str, _: random.Random) -> str:
     """Small numbers of the prose as words."""
-    return _prose(text, lambda part: _SMALL.sub(lambda number: _UNITS[int(number[1])], part))
+    return in_prose(text, lambda part: _SMALL.sub(lambda number: _UNITS[int(number[1])], part))
 
 
 def mistyped(text: str, rng: random.Random) -> str:
@@ -79,12 +74,12 @@ def mistyped(text: str, rng: random.Random) -> str:
         place = rng.randrange(len(word[0]) - 1)
         return word[0][:place] + word[0][place + 1] + word[0][place] + word[0][place + 2 :]
 
-    return _prose(text, lambda part: re.sub(r"[A-Za-z]{4,}", slip, part))
+    return in_prose(text, lambda part: re.sub(r"[A-Za-z]{4,}", slip, part))
 
 
 def case_by_letter(text: str, rng: random.Random) -> str:
     """Every letter of the prose in a random case."""
-    return _prose(text, lambda part: "".join(rng.choice([sign.lower(), sign.upper()]) for sign in part))
+    return in_prose(text, lambda part: "".join(rng.choice([sign.lower(), sign.upper()]) for sign in part))
 
 
 def odd_spaces(text: str, rng: random.Random) -> str:
@@ -104,10 +99,6 @@ def cut_to_two_fifths(text: str, _: random.Random) -> str:
     """The first 40% of the words."""
     parts = text.split()
     return " ".join(parts[: max(1, round(len(parts) * 0.4))])
-
-
-def _prose(text: str, change: Callable[[str], str]) -> str:
-    return _PROSE.sub(lambda part: part[0] if part[0].startswith("$") else change(part[0]), text)
 
 
 HELD_OUT: Rewrites = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import json
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -27,13 +26,14 @@ from nemo_uecr.data.manifest import (
     Manifest,
     describe_file,
     jsonl,
+    jsonl_line,
     row_set_digest,
     write_manifest,
 )
 from nemo_uecr.data.normalise import NORMALISATION
 from nemo_uecr.data.review import has_verdicts, write_review
 from nemo_uecr.data.rows import data_files, fields_of
-from nemo_uecr.data.screening import RULES, Finding, targets_of
+from nemo_uecr.data.screening import RULES, targets_of
 from nemo_uecr.errors import DataError
 
 
@@ -105,17 +105,6 @@ def target_texts(folder: Path) -> dict[tuple[str, str], str]:
     return {(row["benchmark"], row["problem"]): row["question"] for row in jsonl(folder / TARGETS)}
 
 
-def finding_record(finding: Finding) -> dict[str, object]:
-    """A finding as it stands in the held and removed rows."""
-    target = finding.target
-    return {
-        "method": finding.method,
-        "score": finding.score,
-        "benchmark": target.benchmark,
-        "problem": target.problem,
-    }
-
-
 class _Writer:
     """Spools judged rows into the three files and counts."""
 
@@ -139,14 +128,14 @@ class _Writer:
         reason = judged.reason
         detail: dict[str, Any] = {}
         if judged.finding is not None:
-            detail = {"findings": [finding_record(judged.finding)]}
+            detail = {"findings": [judged.finding.record()]}
         if reason is None and (first := self._seen.setdefault(judged.key, judged.row)) != judged.row:
             reason, detail = "duplicate_question", {"first_row": first}
         if reason is not None:
             self._remove(judged, reason, detail)
         else:
             record = judged.record | detail | {"digest": judged.digest}
-            self._files[KEPT if judged.finding is None else HELD].write(_line(record))
+            self._files[KEPT if judged.finding is None else HELD].write(jsonl_line(record))
 
     def draw(self, sample: int | None, seed: int) -> None:
         """Keep the rows whose seeded rank is lowest: the same rows whatever the order of the source."""
@@ -162,10 +151,11 @@ class _Writer:
                 with chosen.open("w", encoding="utf-8") as file:
                     for row in jsonl(self._folder / name):
                         if _rank(row["digest"], row["row"], seed) <= limit:
-                            file.write(_line(row))
+                            file.write(jsonl_line(row))
                         else:
                             self._reasons["not_sampled"] += 1
-                            removed.write(_line({"row": row["row"], "digest": row["digest"], "reason": "not_sampled"}))
+                            dropped = {"row": row["row"], "digest": row["digest"], "reason": "not_sampled"}
+                            removed.write(jsonl_line(dropped))
                 chosen.replace(self._folder / name)
 
     def summary(self) -> Manifest:
@@ -180,15 +170,11 @@ class _Writer:
         record = {"row": judged.row, "digest": judged.digest, "reason": reason} | detail
         if judged.finding is not None:
             record |= {"question": judged.record["question"], "answer": judged.record["answer"]}
-        self._files[REMOVED].write(_line(record))
+        self._files[REMOVED].write(jsonl_line(record))
 
 
 def _rank(digest: str, row: int, seed: int) -> tuple[str, int]:
     return hashlib.sha256(f"{seed}:{digest}".encode()).hexdigest(), row
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def _write_targets(path: Path, benchmarks: Iterable[LoadedBenchmark]) -> None:
@@ -196,7 +182,7 @@ def _write_targets(path: Path, benchmarks: Iterable[LoadedBenchmark]) -> None:
         for benchmark in benchmarks:
             for problem in benchmark.problems:
                 row = {"benchmark": benchmark.name, "problem": problem.id, "question": problem.question}
-                file.write(_line(row))
+                file.write(jsonl_line(row))
 
 
 def _check_target(folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.rows import read_object
+from nemo_uecr.data.model_files import read_object
 from nemo_uecr.errors import DataError, UecrError
 
 __all__ = ["ModelLoadError", "load_pretrained", "one_line", "own_code", "refuse_kernels"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,8 +16,9 @@ from nemo_uecr.data.manifest import (
     REMOVED,
     REVIEW,
     Manifest,
-    content_faults,
+    check_intact,
     jsonl,
+    jsonl_line,
     manifest_as_found,
     read_manifest,
     reasons_of,
@@ -45,7 +45,7 @@ def apply_verdicts(folder: Path, review: Path) -> Manifest:
 
 
 def _apply(folder: Path, review: Path) -> Manifest:
-    _check_intact(folder)
+    check_intact(folder)
     held = list(jsonl(folder / HELD))
     if not held:
         raise DataError(f"{folder}: no row is held; there is nothing to apply")
@@ -77,7 +77,7 @@ def hold(folder: Path, findings: Mapping[int, Rows], stage: Manifest) -> Manifes
         findings: what was found, by row.
         stage: what the manifest says about the stage.
     """
-    _check_intact(folder)
+    check_intact(folder)
 
     def change(aside: Path) -> None:
         kept, held = [], list(jsonl(folder / HELD))
@@ -105,16 +105,10 @@ def _rewrite(folder: Path, change: Callable[[Path], None], stage: Manifest) -> M
     return manifest
 
 
-def _check_intact(folder: Path) -> None:
-    found = content_faults(folder)
-    if found:
-        raise DataError(f"{folder}: {found[0]}; the folder was altered after it was made. Prepare it again")
-
-
 def _without(row: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != name}
 
 
 def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        file.writelines(map(jsonl_line, rows))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.json_text import decoded, decoded_row
-from nemo_uecr.data.problems import RepeatedKeyError, row_of_pairs, usable
+from nemo_uecr.data.json_text import decoded_row
 from nemo_uecr.errors import DataError, DependencyError
 
 #: Field names by meaning, tried in this order.
@@ -99,31 +97,36 @@ def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_row(line: bytes, where: str) -> Row:
-    """One line of JSONL as a row."""
+    """One line of JSONL as a row.
+
+    Raises:
+        DataError: beginning with ``where``, for what is no JSON object in UTF-8, or says a key twice.
+    """
     try:
-        row = decoded_row(line, row_of_pairs)
+        row = decoded_row(line, _row_of_pairs)
     except RepeatedKeyError as error:
         raise DataError(f"{where}: {error}") from error
-    except ValueError as error:
-        raise DataError(f"{where}: malformed JSON ({error}); expected one object a line in UTF-8") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8") from error
+    except ValueError as error:  # MalformedJsonError, JSONDecodeError, or a number of thousands of digits
+        raise DataError(f"{where}: malformed JSON ({error}); expected one object a line") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a line")
     return row
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The one JSON object of a file.
+class RepeatedKeyError(ValueError):
+    """A JSON object says the same key twice, and Python would keep the last."""
 
-    Raises:
-        DataError: If it is cut off, or no object.
-    """
-    try:
-        found = decoded(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: got {type(found).__name__}; expected one JSON object")
-    return found
+
+def _row_of_pairs(pairs: list[tuple[str, object]]) -> Row:
+    """A JSON object from its pairs, each key once."""
+    row: Row = {}
+    for key, value in pairs:
+        if key in row:
+            raise RepeatedKeyError(f"the key {key!r} stands twice in one object; expected each key once")
+        row[key] = value
+    return row
 
 
 def _names(file: Path) -> list[str]:
@@ -155,19 +158,3 @@ def _table(file: Path) -> Iterator[Any]:
             yield table
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
-
-
-def usable_text(value: object) -> bool:
-    """Whether a value is a text that can be shown and written."""
-    return isinstance(value, str) and usable(value)
-
-
-def text_of(value: object) -> str | None:
-    """A text or number as text (27.0 as "27"); None for anything else, an empty text, or one that is no Unicode."""
-    if isinstance(value, str):
-        return value.strip() if usable(value) else None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, float) or not math.isfinite(value):
-        return None
-    return str(int(value)) if value.is_integer() else repr(value)

@@ -39,7 +39,7 @@ class Finding:
     """A row that is, or may be, a benchmark problem.
 
     Attributes:
-        method: exact, ngram, words or embedding.
+        method: exact, ngram or words.
         score: the measure of that method, 1 for exact.
         certain: whether the row is removed; otherwise a person decides.
         target: the benchmark problem.
@@ -49,6 +49,11 @@ class Finding:
     score: float
     certain: bool
     target: Target
+
+    def record(self) -> dict[str, object]:
+        """As it stands in the held and removed rows."""
+        target = self.target
+        return {"method": self.method, "score": self.score, "benchmark": target.benchmark, "problem": target.problem}
 
 
 class Screen:

@@ -91,16 +91,17 @@ def resolve(uri: str) -> str:
     name = uri.removeprefix(SCHEME)
     if name not in known:
         raise DataError(f"{uri}: no such part of the demo; expected one of {', '.join(SCHEME + k for k in known)}")
-    root = ensure_assets(None, seed=DEMO_SEED).root
-    return str(root / (name if name in MODELS else f"{name}.jsonl"))
+    return _place(ensure_assets(None, seed=DEMO_SEED).root, name)
 
 
 def locate(uri: str) -> str:
     """Like `resolve`, but the demo is never prepared: the path may lead nowhere."""
     if not uri.startswith(SCHEME):
         return uri
-    name = uri.removeprefix(SCHEME)
-    root = cache_root() / f"demo-{fingerprint(DEMO_RECIPE, DEMO_SEED)}"
+    return _place(cache_root() / f"demo-{fingerprint(DEMO_RECIPE, DEMO_SEED)}", uri.removeprefix(SCHEME))
+
+
+def _place(root: Path, name: str) -> str:
     return str(root / (name if name in MODELS else f"{name}.jsonl"))
 
 

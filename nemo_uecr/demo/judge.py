@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.demo.task import Operation
 
 VALID, INVALID, NOT_REASONING = "valid", "invalid", "not_reasoning"
@@ -52,7 +53,7 @@ def main(steps: Path, out: Path) -> None:
         item = json.loads(line)
         labels, first = judge(item["question"], [step["text"] for step in item["steps"]])
         lines.append(json.dumps({"item": item["item"], "labels": labels, "first_error": first}) + "\n")
-    out.write_text("".join(lines), encoding="utf-8")
+    replace_file(out, "".join(lines).encode())
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ import numpy as np
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.metrics import QUANTILES
 from nemo_uecr.evaluation.plan import PLAN, differences, read_plan
-from nemo_uecr.evaluation.samples import Sample, read_samples, rewards_by_benchmark
+from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples, rewards_by_benchmark
 
 RESAMPLES = 10_000
-SAMPLES = "samples.jsonl"
 
 
 @dataclass(frozen=True)

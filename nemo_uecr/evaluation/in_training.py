@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.evaluation.metrics import Interval, average_at_k, bootstrap_interval, pass_at_k
-from nemo_uecr.evaluation.samples import Sample, rewards_by_benchmark
+from nemo_uecr.evaluation.samples import Sample, rewards_by_benchmark, sample_lines
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,6 @@ def summarise(samples: Sequence[Sample], *, step: int, bootstrap: int, seed: int
 def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> None:
     """Every sample of a step's evaluation, one a line, complete or not at all."""
     replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", sample_lines(samples))
-
-
-def sample_lines(samples: Sequence[Sample]) -> bytes:
-    """The samples as a file holds them, one a line."""
-    return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
 
 
 def _summary(rewards: list[list[float]], bootstrap: int, seed: int) -> dict[str, float]:

@@ -14,9 +14,9 @@ from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.filters import row_digest
+from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.data.manifest import row_set_digest
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.rows import read_object
 from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.engines.base import Decoding
@@ -86,7 +86,7 @@ def check_plan(folder: Path, plan: dict[str, Any]) -> None:
         DataError: If there is no plan beside them.
     """
     path = folder / PLAN
-    for key, ours, theirs in differences(plan, read_object(path)):
+    for key, ours, theirs in differences(plan, read_own_object(path)):
         raise RunFolderError(
             f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"
         )
@@ -99,7 +99,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
         DataError: naming the key that is missing or of another kind.
     """
     path = folder / PLAN
-    plan = read_object(path)
+    plan = read_own_object(path)
     fault = _fault(plan)
     if fault is not None:
         raise DataError(f"{path}: {fault}; not the plan of an evaluation. Evaluate again")

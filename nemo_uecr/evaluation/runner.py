@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import time
@@ -15,18 +14,19 @@ from typing import Any, TextIO
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.data.problems import Problem
+from nemo_uecr.data.run_lock import FILE as LOCK
+from nemo_uecr.data.seeds import derive
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.engines.base import Engine, Generation, Request
 from nemo_uecr.evaluation.engines.tokens import Tokens, load_tokens
 from nemo_uecr.evaluation.plan import Settings, check_plan, make_plan, write_plan
 from nemo_uecr.evaluation.result import write_result
-from nemo_uecr.evaluation.samples import Key, Sample, append_samples, drop_torn_line, read_samples
+from nemo_uecr.evaluation.samples import SAMPLES, Key, Sample, append_samples, drop_torn_line, read_samples
 from nemo_uecr.verifier.batch import check_responses
 from nemo_uecr.verifier.pool import ComparisonPool, comparison_pool
 
 log = logging.getLogger(__name__)
 
-SAMPLES = "samples.jsonl"
 #: Seconds to wait for a folder: a killed evaluation gives its lock up only once the system has buried it.
 LOCK_WAIT = 5.0
 #: Builds an engine for a model, given its tokens and the longest prompt.
@@ -114,8 +114,7 @@ def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt:
 
 def sample_seed(seed: int, key: Key) -> int:
     """A sample's own seed: a function of what it is, not of what ran before it."""
-    text = ":".join(str(part) for part in (seed, *key))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    return derive(seed, *key)
 
 
 def _check_planned(path: Path, there: Sequence[Sample], planned: Mapping[Key, Problem], samples: int) -> None:
@@ -184,7 +183,7 @@ def judged(
 def _locked(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open_lock(folder / "run.lock")
+        lock = open_lock(folder / LOCK)
     except OSError as error:
         raise RunFolderError(f"{folder}: {error.strerror}; choose another --out") from error
     with lock:

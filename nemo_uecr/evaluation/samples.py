@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nemo_uecr.data.atomic import append_whole
 from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError
 from nemo_uecr.verifier.verdict import Verdict
 
+SAMPLES = "samples.jsonl"
 Key = tuple[str, str, int]
 
 
@@ -135,18 +137,12 @@ def append_samples(path: Path, samples: Iterable[Sample]) -> None:
     Raises:
         OSError: naming the file, which ends as it did before.
     """
-    content = "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples)
-    rest = memoryview(content.encode())
-    with path.open("ab", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        except OSError as error:
-            file.truncate(end)
-            error.filename = str(path)  # a failed write does not know it
-            raise
+    append_whole(path, sample_lines(samples))
+
+
+def sample_lines(samples: Iterable[Sample]) -> bytes:
+    """The samples as a file holds them, one a line."""
+    return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
 
 
 def rewards_by_benchmark(samples: Iterable[Sample]) -> dict[str, dict[str, list[float]]]:

@@ -12,21 +12,24 @@ Result = Mapping[str, Any]
 
 def best(results: Sequence[Result], benchmarks: Sequence[str]) -> int:
     """The highest equal-weight average of avg@k over the benchmarks; the earlier checkpoint of equal ones."""
-    scores = [sum(result["sets"][name]["avg"] for name in benchmarks) / len(benchmarks) for result in results]
+    scores = _means(results, benchmarks, "avg")
     return scores.index(max(scores))
 
 
 def earliest_near_best(results: Sequence[Result], benchmarks: Sequence[str]) -> int:
     """The first checkpoint that is not below the best one's 95% interval: fewer steps, no measurable loss."""
-    top = best(results, benchmarks)
-    low = sum(results[top]["sets"][name]["low"] for name in benchmarks) / len(benchmarks)
-    scores = [sum(result["sets"][name]["avg"] for name in benchmarks) / len(benchmarks) for result in results]
-    return next(index for index, score in enumerate(scores) if score >= low)
+    low = _means(results, benchmarks, "low")[best(results, benchmarks)]
+    return next(index for index, score in enumerate(_means(results, benchmarks, "avg")) if score >= low)
 
 
 def last(results: Sequence[Result], _: Sequence[str]) -> int:
     """The last checkpoint, whatever it scores."""
     return len(results) - 1
+
+
+def _means(results: Sequence[Result], benchmarks: Sequence[str], figure: str) -> list[float]:
+    """The equal-weight mean of a figure over the benchmarks, for each checkpoint."""
+    return [sum(result["sets"][name][figure] for name in benchmarks) / len(benchmarks) for result in results]
 
 
 RULES: dict[str, Callable[[Sequence[Result], Sequence[str]], int]] = {

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.written import read_written
-from nemo_uecr.data.rows import parse_row, raw_lines, read_object, usable_text
+from nemo_uecr.data.json_text import read_own_object
+from nemo_uecr.data.rows import parse_row, raw_lines
+from nemo_uecr.data.texts import usable_text
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.plan import PLAN
 from nemo_uecr.evaluation.result import RESULT
@@ -62,7 +64,7 @@ def _label_and_folder(given: str) -> tuple[str, Path]:
 
 def _read(folder: Path) -> tuple[dict[str, Any], str]:
     if (folder / RESULT).is_file():
-        result = read_object(folder / RESULT)
+        result = read_own_object(folder / RESULT)
         return result, str(result.get("label", folder.name))
     if (folder / EVALUATIONS).is_file():
         file = folder / EVALUATIONS
@@ -76,7 +78,7 @@ def _planned(folder: Path) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """What the plan says of how the numbers were taken, and by benchmark of the problems; nothing without one."""
     if not (folder / PLAN).is_file():
         return {}, {}
-    plan = read_object(folder / PLAN)
+    plan = read_own_object(folder / PLAN)
     try:
         sets = {
             name: {f"problem sets of {name}": _row_set(name, entry)[:12]}

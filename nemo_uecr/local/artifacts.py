@@ -9,8 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nemo_uecr.data.digest import file_sha256
-from nemo_uecr.data.json_text import decoded
-from nemo_uecr.data.rows import read_object
+from nemo_uecr.data.json_text import decoded, read_own_object
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.local.checkpoint import MANIFEST
 from nemo_uecr.telemetry.sinks import append_record
@@ -105,7 +104,7 @@ def _checkpoint_faults(folder: Path, listed: dict[str, dict[str, Any]], keep_las
         if fault is not None:
             faults.append(fault)
             continue
-        wanted = read_object(folder / name)
+        wanted = read_own_object(folder / name)
         added = sorted({str(path.relative_to(place)) for path in place.rglob("*")} - {MANIFEST, *wanted})
         faults += [f"{(place / file).relative_to(folder)}: not in the checkpoint's {MANIFEST}" for file in added]
         for file, digest in wanted.items():

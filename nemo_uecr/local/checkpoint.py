@@ -19,8 +19,7 @@ from nemo_uecr.config.continuation import check_same_configuration
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.atomic import new_folder
 from nemo_uecr.data.digest import file_sha256
-from nemo_uecr.data.json_text import decoded
-from nemo_uecr.data.rows import read_object
+from nemo_uecr.data.json_text import decoded, read_own_object
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.local.models import TokenModel
 
@@ -88,7 +87,7 @@ class Checkpoints:
         """
         folder = self.path(step)
         self._verify(folder)
-        configuration, position = _read_state(folder / STATE)
+        configuration, position = _read_state(folder)
         check_same_configuration(folder, self._config, configuration)
         try:
             tensors = load_file(folder / OPTIMIZER)
@@ -133,36 +132,27 @@ class Checkpoints:
         try:
             hashes = dict(decoded(manifest.read_bytes()))
         except (ValueError, TypeError) as error:
-            raise CheckpointError(
-                f"{manifest}: unreadable ({error}); the checkpoint is corrupt. Delete {folder} and run again with "
-                "--resume to use an earlier one"
-            ) from error
+            raise _corrupt(folder, MANIFEST, f"unreadable ({error})") from error
         present = {path.name for path in folder.iterdir()} - {MANIFEST}
         unlisted = sorted((present | {STATE, OPTIMIZER, "config.json"}) - hashes.keys())
         if unlisted:
-            raise CheckpointError(
-                f"{manifest}: does not list {unlisted[0]}; the checkpoint is corrupt. Delete {folder} and run again "
-                "with --resume to use an earlier one"
-            )
+            raise _corrupt(folder, MANIFEST, f"does not list {unlisted[0]}")
         for name, expected in hashes.items():
             path = folder / name
             found = file_sha256(path) if path.is_file() else "no such file"
             if found != expected:
-                raise CheckpointError(
-                    f"{path}: got {found[:12]}, expected sha256 {str(expected)[:12]}; the checkpoint is corrupt. "
-                    f"Delete {folder} and run again with --resume to use an earlier one"
-                )
+                raise _corrupt(folder, name, f"got {found[:12]}, expected sha256 {str(expected)[:12]}")
 
 
-def _read_state(path: Path) -> tuple[dict[str, object], Position]:
+def _read_state(folder: Path) -> tuple[dict[str, object], Position]:
     """The configuration and the position that a checkpoint was saved with."""
     try:
-        state = read_object(path)
+        state = read_own_object(folder / STATE)
     except DataError as error:
-        raise _corrupt(path, str(error)) from error
+        raise _corrupt(folder, STATE, str(error)) from error
     configuration, position = state.get("config"), state.get("position")
     if not isinstance(configuration, dict) or not isinstance(position, dict):
-        raise _corrupt(path, "expected the tables config and position")
+        raise _corrupt(folder, STATE, "expected the tables config and position")
     kinds: dict[str, Any] = {
         "step": int,
         "optimizer_steps": int,
@@ -170,13 +160,13 @@ def _read_state(path: Path) -> tuple[dict[str, object], Position]:
         "best_average": float | int | None,
     }
     if position.keys() != kinds.keys() or not all(isinstance(position[name], kind) for name, kind in kinds.items()):
-        raise _corrupt(path, f"position is {position}; expected numbers for {', '.join(kinds)}")
+        raise _corrupt(folder, STATE, f"position is {position}; expected numbers for {', '.join(kinds)}")
     return configuration, Position(**position)
 
 
-def _corrupt(path: Path, reason: str) -> CheckpointError:
+def _corrupt(folder: Path, name: str, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"{path}: {reason}; the checkpoint is corrupt. Delete {path.parent} and run again with --resume to use an "
+        f"{folder / name}: {reason}; the checkpoint is corrupt. Delete {folder} and run again with --resume to use an "
         "earlier one"
     )
 

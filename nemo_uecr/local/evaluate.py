@@ -6,7 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nemo_uecr.config.schema import Config, EvaluationConfig
+from nemo_uecr.config.schema import Config
+from nemo_uecr.config.sections import EvaluationConfig
+from nemo_uecr.data.seeds import derive
 from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.evaluation.in_training import Evaluation, summarise, write_samples
 from nemo_uecr.evaluation.samples import Sample
@@ -14,7 +16,6 @@ from nemo_uecr.local.failure import leave_evaluation_failure
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
 from nemo_uecr.local.rollout import Fault, draw
-from nemo_uecr.local.seeds import derive
 from nemo_uecr.verifier.equivalence import check_response
 
 

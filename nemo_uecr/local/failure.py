@@ -8,12 +8,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from nemo_uecr.config.schema import MethodConfig
+from nemo_uecr.config.sections import MethodConfig
 from nemo_uecr.core.records import Settings
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import UecrError
-from nemo_uecr.evaluation.in_training import sample_lines
-from nemo_uecr.evaluation.samples import Sample
+from nemo_uecr.evaluation.samples import SAMPLES, Sample, sample_lines
 from nemo_uecr.local.batch import StepBatch
 
 log = logging.getLogger(__name__)
@@ -51,9 +50,9 @@ def leave_evaluation_failure(
         error: what the run stops with.
     """
     target = folder / FOLDER
-    replace_file(target / "samples.jsonl", sample_lines(drawn))
+    replace_file(target / SAMPLES, sample_lines(drawn))
     _write_record(target, step, error, sample, None)
-    log.error("the responses of the evaluation are kept in %s", target / "samples.jsonl")
+    log.error("the responses of the evaluation are kept in %s", target / SAMPLES)
 
 
 def _write_record(target: Path, step: int, error: UecrError, sample: str | None, command: str | None) -> None:

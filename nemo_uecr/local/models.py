@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.model_files import read_object
 from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, one_line
-from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines.base import context_of
 

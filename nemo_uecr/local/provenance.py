@@ -16,7 +16,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.batch_file import arithmetic
-from nemo_uecr.data.rows import read_object
+from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local.input_hashes import input_hashes
@@ -77,7 +77,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
         RunFolderError: naming the file, when it is damaged.
     """
     try:
-        record = read_object(path)
+        record = read_own_object(path)
     except DataError as error:
         raise RunFolderError(f"{error}; expected the file as the run wrote it. {REMEDY}") from error
     digests = record.get("sha256")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from nemo_uecr.data.seeds import derive
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.evaluation.engines.base import Decoding, until_end
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.seeds import derive, seeded
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,14 @@ def draw(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, *, se
                 faults.append(Fault(start + row, token, chunk[row].problem.id))
         responses.extend(found)
     return Drawn(responses, min(faults, key=lambda fault: fault.row, default=None))
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Run a block on its own random stream and put the global streams back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _generate(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, finite: _FiniteLogits) -> Tensor:

@@ -21,9 +21,11 @@ from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.local import artifacts
 from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
+from nemo_uecr.local.failure import FOLDER as FAILURE
 from nemo_uecr.local.input_hashes import Locate, input_hashes, renamed
 from nemo_uecr.local.models import check_same_tokens, load_model
 from nemo_uecr.local.prompts import Prompt, check_context, encode_prompts
+from nemo_uecr.local.provenance import FILE as PROVENANCE
 from nemo_uecr.local.provenance import provenance, read_provenance, write_provenance
 from nemo_uecr.local.source import package_source
 from nemo_uecr.local.trainer import Models, Trainer
@@ -120,7 +122,7 @@ def _train_in(
 
 
 def _drop_later_records(folder: Path, position: Position, *, resumed: bool) -> None:
-    for name in ("metrics.jsonl", "evaluation.jsonl", artifacts.FILE):
+    for name in (*artifacts.GROWING, artifacts.FILE):
         truncate_records(folder / name, last_step=position.step if resumed else -1)
     artifacts.list_files(folder, position.step, ("origins.json", "tolerances.json"))
 
@@ -136,7 +138,7 @@ def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
 
 def _check_same_inputs(folder: Path, config: Config, locate: Locate) -> None:
     """Refuse to resume on data or models whose content changed under the same name."""
-    written = folder / "provenance.json"
+    written = folder / PROVENANCE
     if not written.is_file():
         return
     before, now = renamed(read_provenance(written)["sha256"], config), input_hashes(config, locate)
@@ -150,10 +152,10 @@ def _check_same_inputs(folder: Path, config: Config, locate: Locate) -> None:
 
 def _retire_failure(folder: Path) -> None:
     """Keep what an earlier attempt left behind, under a name that no longer says that this run has failed."""
-    failure = folder / "failure"
+    failure = folder / FAILURE
     if failure.exists():
-        number = 1 + sum(1 for _ in folder.glob("failure-*"))
-        failure.rename(folder / f"failure-{number}")
+        number = 1 + sum(1 for _ in folder.glob(f"{FAILURE}-*"))
+        failure.rename(folder / f"{FAILURE}-{number}")
 
 
 def _device(name: str) -> torch.device:
@@ -167,13 +169,12 @@ def _device(name: str) -> torch.device:
 def _models(config: Config, student_name: str, device: torch.device, locate: Locate) -> Models:
     student = load_model(student_name, role="student", dtype=config.student.dtype, device=device, trained=True)
     teacher = reference = None
-    if METHODS[config.method.name].needs_teacher and config.teacher.model_name is not None:
+    method = METHODS[config.method.name]
+    if method.needs_teacher and config.teacher.model_name is not None:
         name, dtype = locate(config.teacher.model_name), config.teacher.dtype
         teacher = load_model(name, role="teacher", dtype=dtype, device=device, trained=False)
         check_same_tokens(student, teacher)
-    if (
-        config.loss.reference_kl > 0 or METHODS[config.method.name].entry.needs_initial
-    ):  # the initial student, also after a resume
+    if config.loss.reference_kl > 0 or method.entry.needs_initial:  # the initial student, also after a resume
         name = locate(config.student.model_name)
         reference = load_model(name, role="student", dtype=config.student.dtype, device=device, trained=True)
     for frozen in (teacher, reference):

@@ -21,14 +21,12 @@ class MicroBatch:
     """Rows of one forward pass.
 
     Attributes:
-        rows: which responses of the batch.
         ids_bS: right-padded prompt and response; what stands in the padding is never attended to by a sampled token.
         position_N: index into the flattened [b * S] features from which each response token is predicted.
         target_N: the response tokens.
         mask_bT: where each of them stands in the [B, T] layout.
     """
 
-    rows: slice
     ids_bS: Tensor
     position_N: Tensor
     target_N: Tensor
@@ -70,7 +68,7 @@ class Sequences:
             ids_bS[row, : start + length] = torch.tensor(prompt.token_ids + response.token_ids)
             positions.append(torch.arange(length) + row * width + start - 1)
             targets.append(torch.tensor(response.token_ids))
-        return MicroBatch(rows, ids_bS, torch.cat(positions), torch.cat(targets), self.mask()[rows])
+        return MicroBatch(ids_bS, torch.cat(positions), torch.cat(targets), self.mask()[rows])
 
 
 def micro_slices(responses: int, *, minibatch: int, microbatch: int) -> list[list[slice]]:

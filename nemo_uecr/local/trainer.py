@@ -16,6 +16,7 @@ from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.order import step_indices
+from nemo_uecr.data.seeds import derive
 from nemo_uecr.errors import InvariantError, ScoreError
 from nemo_uecr.evaluation.engines.base import Decoding
 from nemo_uecr.local.artifacts import GROWING, checkpoint_entry, list_files
@@ -27,7 +28,6 @@ from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
 from nemo_uecr.local.rollout import Fault, draw
 from nemo_uecr.local.scores import score
-from nemo_uecr.local.seeds import derive
 from nemo_uecr.local.sequences import Sequences, micro_slices
 from nemo_uecr.local.step_metrics import check_ratios, step_metrics
 from nemo_uecr.local.stopwatch import Stopwatch, timing

@@ -6,7 +6,8 @@ import random
 from pathlib import Path
 
 from nemo_uecr.data.prepared import training_file
-from nemo_uecr.data.rows import Row, read_rows, text_of
+from nemo_uecr.data.rows import Row, read_rows
+from nemo_uecr.data.texts import text_of
 from nemo_uecr.errors import DataError
 
 

@@ -33,18 +33,16 @@ class Lift:
 
 def lift_of(run: RunFolder) -> Lift | None:
     """Change of the average from the first to the last evaluation; None when there are not two."""
-    records = [record for record in run.evaluations if record.get("average")]
-    if len(records) < 2:
+    if len(run.evaluations) < 2:
         return None
-    return _change(run, records[0], run, records[-1])
+    return _change(run, run.evaluations[0], run, run.evaluations[-1])
 
 
 def difference_of(run: RunFolder, other: RunFolder) -> Lift | None:
     """How far ``other`` lies above ``run`` at the last evaluation of each; None when one has none."""
-    ends = [[record for record in one.evaluations if record.get("average")] for one in (run, other)]
-    if not all(ends):
+    if not run.evaluations or not other.evaluations:
         return None
-    return _change(run, ends[0][-1], other, ends[1][-1])
+    return _change(run, run.evaluations[-1], other, other.evaluations[-1])
 
 
 def _change(run: RunFolder, before: dict[str, Any], other: RunFolder, after: dict[str, Any]) -> Lift:
@@ -131,15 +129,13 @@ def shown_evaluations(run: RunFolder, most: int) -> list[dict[str, Any]]:
         return records
     last = len(records) - 1
     keep = {round(index * last / (most - 1)) for index in range(most)}
-    rated = [index for index, record in enumerate(records) if record.get("average")]
-    if rated:
-        keep.add(max(rated, key=lambda index: records[index]["average"]["avg"]))
+    keep.add(max(range(len(records)), key=lambda index: records[index]["average"]["avg"]))
     return [records[index] for index in sorted(keep)]
 
 
 def _cell(record: dict[str, Any], name: str) -> dict[str, Any] | None:
-    cell = record.get("average") if name == AVERAGE else record["sets"].get(name)
-    return cell if isinstance(cell, dict) else None
+    cell: dict[str, Any] | None = record["average"] if name == AVERAGE else record["sets"].get(name)
+    return cell
 
 
 def _cell_html(cell: dict[str, Any] | None, figure: str, best: float) -> str:

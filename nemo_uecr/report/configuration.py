@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
 
+from nemo_uecr.config.dotted import flattened
 from nemo_uecr.report.markup import DASH, text
 from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import Section, run_key
@@ -12,27 +13,25 @@ from nemo_uecr.report.section import Section, run_key
 
 def configuration_section(runs: list[RunFolder]) -> Section:
     """Folded tables, one column a run; keys whose values differ come first."""
-    configs = [flattened(run.config) for run in runs]
+    configs = [_texts(run.config) for run in runs]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     differing = [key for key in keys if len({config.get(key, DASH) for config in configs}) > 1]
     whole = _table(runs, configs, keys, origins=True)
     fold = f"<details><summary>Configuration ({len(keys)} keys)</summary>{whole}</details>"
     if differing:
         fold = f"<h3>What differs</h3>{_table(runs, configs, differing, origins=True)}{fold}"
-    facts = [flattened(run.provenance) for run in runs]
+    facts = [_texts(run.provenance) for run in runs]
     names = list(dict.fromkeys(name for fact in facts for name in fact))
     fold += f"<details><summary>Provenance</summary>{_table(runs, facts, names, origins=False)}</details>"
     return Section("configuration", "Configuration and provenance", fold)
 
 
-def flattened(content: Any, prefix: str = "") -> dict[str, str]:
+def _texts(content: Mapping[str, object]) -> dict[str, str]:
     """Nested content as dotted keys with JSON values; lists stay whole."""
-    if not isinstance(content, dict) or not content:
-        return {prefix: content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)}
-    flat: dict[str, str] = {}
-    for key, value in content.items():
-        flat |= flattened(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+    flat = flattened(content)
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in flat.items()
+    }
 
 
 def origin_of(run: RunFolder, key: str) -> str:

@@ -6,7 +6,7 @@ Shape legend: B = responses, T = tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.json_text import decoded
@@ -16,7 +16,7 @@ from nemo_uecr.report.run_folder import BatchFiles, RunFolder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.core.records import Advantages, ScoredBatch
+    from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 
 #: Responses shown of one batch, saved batches shown of one run, and tokens shown of one response.
 SHOWN_RESPONSES, SHOWN_STEPS, SHOWN_TOKENS = 24, 3, 800
@@ -33,7 +33,7 @@ class SavedTexts:
 
     step: int
     method: str
-    settings: dict[str, Any]
+    settings: Settings
     batch: ScoredBatch
     texts: dict[int, dict[str, Any]]
 
@@ -63,38 +63,36 @@ def read_batch(files: BatchFiles) -> SavedTexts:
     """Read a saved batch with its texts.
 
     Raises:
-        DataError: If the tensors are truncated or one is missing.
+        DataError: If the tensors are truncated or one is missing, or the header's settings are none.
         RunFolderError: If the format or the texts do not fit.
     """
     from nemo_uecr.data.batch_file import FORMAT, load_batch, scored_batch
+    from nemo_uecr.data.batch_settings import saved_settings
 
     saved = load_batch(files.tensors)
     if saved.header.get("format") != FORMAT:
         raise RunFolderError(f"{files.tensors} has format {saved.header.get('format')!r}; expected {FORMAT}")
-    batch = scored_batch(saved, files.tensors)
-    return SavedTexts(files.step, saved.method or "", dict(saved.settings), batch, _read_texts(files, batch))
+    settings, batch = saved_settings(saved, files.tensors), scored_batch(saved, files.tensors)
+    return SavedTexts(files.step, saved.method or "", settings, batch, _read_texts(files, batch))
 
 
 def step_map(saved: SavedTexts, *, token_budget: int) -> dict[str, Any]:
     """One saved batch as the page's script reads it."""
     from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.core.records import Settings
 
     if saved.method not in METHODS:
         raise RunFolderError(
             f"the batch of step {saved.step} names method {saved.method!r}; expected one of {', '.join(METHODS)}"
         )
     method = METHODS[saved.method]
-    known = {entry.name for entry in fields(Settings)}
-    settings = Settings(**{name: value for name, value in saved.settings.items() if name in known})
-    advantages = method.compute(saved.batch, settings, detail=True)
+    advantages = method.compute(saved.batch, saved.settings, detail=True)
     rows = chosen_rows(saved, token_budget=token_budget)
     return {
         "step": saved.step,
         "method": saved.method,
         "equation": method.equation,
         "conserving": "budget" in method.identities,
-        "settings": {name: saved.settings[name] for name in sorted(method.settings & saved.settings.keys())},
+        "settings": {name: getattr(saved.settings, name) for name in sorted(method.settings)},
         "batch": saved.batch.responses,
         "responses": [response_map(saved, advantages, row) for row in rows],
     }
@@ -112,8 +110,8 @@ def chosen_rows(saved: SavedTexts, *, token_budget: int) -> list[int]:
     flat = sorted((label for label in groups if even[label] == 0), key=lambda label: rewards[groups[label][0]])
     order: list[int] = []
     while mixed or flat:
-        wants_flat = len(order) % 3 == 2 or not mixed
-        order.append(flat.pop(0) if wants_flat and flat else mixed.pop(0) if mixed else flat.pop(0))
+        wants_flat = flat and (len(order) % 3 == 2 or not mixed)
+        order.append(flat.pop(0) if wants_flat else mixed.pop(0))
     rows: list[int] = []
     tokens = 0
     for row in (row for label in order for row in groups[label]):
@@ -187,18 +185,18 @@ def _sums(change: Tensor, weight: Tensor | None) -> dict[str, float | None]:
 def _read_texts(files: BatchFiles, batch: ScoredBatch) -> dict[int, dict[str, Any]]:
     try:
         responses = decoded(files.texts.read_bytes())["responses"]
-        texts = {int(response["row"]): response for response in responses}
+        texts = {int(response["row"]): response | {"tokens": list(response["tokens"])} for response in responses}
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{files.texts} cannot be read ({error!r}); expected the texts of a saved batch"
         ) from error
     counts = batch.mask_BT.sum(dim=1).tolist()
     for row, response in texts.items():
-        expected = counts[row] if 0 <= row < len(counts) else 0
-        if len(response.get("tokens", ())) != expected:
+        found, expected = len(response["tokens"]), counts[row] if 0 <= row < len(counts) else 0
+        if found != expected:
             raise RunFolderError(
-                f"{files.texts} has {len(response.get('tokens', ()))} token texts for row {row}; expected {expected}, "
-                f"the sampled tokens of that row in {files.tensors.name}"
+                f"{files.texts} has {found} token texts for row {row}; expected {expected}, the sampled tokens of "
+                f"that row in {files.tensors.name}"
             )
     return texts
 

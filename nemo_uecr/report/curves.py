@@ -49,7 +49,7 @@ def validation_panel(runs: list[RunFolder]) -> Panel | None:
     """avg@k over the named sets at every evaluation, with its 95% interval."""
     series = []
     for colour, run in enumerate(runs):
-        records = [record for record in run.evaluations if record.get("average")]
+        records = run.evaluations
         if not records:
             continue
         average = {end: [float(record["average"][end]) for record in records] for end in ("avg", "low", "high")}

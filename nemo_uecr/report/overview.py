@@ -34,7 +34,7 @@ class Outcome:
 
 def outcome_of(run: RunFolder) -> Outcome:
     """What the evaluations of a run say so far."""
-    records = [record for record in run.evaluations if record.get("average")]
+    records = run.evaluations
     if not records:
         return Outcome(None, None, None, None)
     after = records[-1]["average"] if len(records) > 1 else None
@@ -193,9 +193,9 @@ def _figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str]]:
     found = []
     if outcome.before is not None:
         figure = f"avg@{outcome.samples}"
-        found.append((f"{figure} at step {_step(run, 0)}", _interval(outcome.before)))
+        found.append((f"{figure} at step {run.evaluations[0]['step']}", _interval(outcome.before)))
         if outcome.after is not None:
-            found.append((f"{figure} at step {_step(run, -1)}", _interval(outcome.after)))
+            found.append((f"{figure} at step {run.evaluations[-1]['step']}", _interval(outcome.after)))
     if outcome.lift is not None and outcome.before is not None and outcome.after is not None:
         shown = f"{signed_points(shown_change(outcome.before['avg'], outcome.after['avg']))} points"
         if outcome.lift.low is not None and outcome.lift.high is not None:
@@ -214,10 +214,6 @@ def _identities(run: RunFolder) -> str:
     if broken:
         return f"✗ {text(', '.join(broken))} violated"
     return "✓ hold" if any(verdict.word == HOLDS for verdict in found) else DASH
-
-
-def _step(run: RunFolder, index: int) -> int:
-    return int([record for record in run.evaluations if record.get("average")][index]["step"])
 
 
 def _interval(record: dict[str, Any]) -> str:

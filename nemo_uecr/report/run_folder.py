@@ -124,7 +124,7 @@ def read_run(path: Path) -> RunFolder:
         config=_read_config(path / "config.yaml"),
         origins=_read_json(path / "origins.json"),
         provenance=_read_json(path / "provenance.json"),
-        tolerances=_read_json(path / "tolerances.json"),
+        tolerances=_read_tolerances(path / "tolerances.json"),
         steps=_read_lines(path / "metrics.jsonl", _is_step, notes),
         evaluations=_read_lines(path / "evaluation.jsonl", _is_evaluation, notes),
         batches=list(_find_batches(path / "batches", notes)),
@@ -134,8 +134,17 @@ def read_run(path: Path) -> RunFolder:
 
 
 def read_samples(run: RunFolder, step: int) -> list[Record]:
-    """The evaluated samples of one evaluation, or none when that file is missing."""
-    return list(_parse_lines(run.path / "evaluations" / f"step-{step:06d}.jsonl", []))
+    """The evaluated samples of one evaluation, or none when that file is missing.
+
+    Raises:
+        RunFolderError: If one of them does not say of which problem it is and what the verdict was.
+    """
+    path = run.path / "evaluations" / f"step-{step:06d}.jsonl"
+    samples = list(_parse_lines(path, []))
+    for number, sample in enumerate(samples, start=1):
+        if not all(isinstance(sample.get(key), str) for key in ("benchmark", "problem", "verdict")):
+            raise RunFolderError(f"{path} line {number} is no sample; expected benchmark, problem and verdict")
+    return samples
 
 
 def _labels(runs: list[RunFolder]) -> list[str]:
@@ -166,11 +175,23 @@ def _read_json(path: Path) -> Record:
 
 def _read_config(path: Path) -> Record:
     config = read_written(path)
-    for section, key in (("method", "name"), ("train", "steps")):
+    for section, key, kind, words in (("method", "name", str, "a text"), ("train", "steps", int, "a whole number")):
         found = config.get(section)
         if not isinstance(found, dict) or key not in found:
             raise RunFolderError(f"{path} has no {section}.{key}; expected the resolved configuration of a run")
+        if not isinstance(found[key], kind):
+            raise RunFolderError(f"{path}: {section}.{key} is {found[key]!r:.60}; expected {words}")
+    if not isinstance(config.get("evaluation", {}), dict):
+        raise RunFolderError(f"{path}: evaluation is {config['evaluation']!r:.60}; expected a section")
     return config
+
+
+def _read_tolerances(path: Path) -> dict[str, float]:
+    tolerances = _read_json(path)
+    for name, value in tolerances.items():
+        if not _is_number(value):
+            raise RunFolderError(f"{path}: {name} is {value!r:.60}; expected a number")
+    return tolerances
 
 
 def _read_lines(path: Path, is_whole: Callable[[Record], bool], notes: list[str]) -> list[Record]:
@@ -192,10 +213,16 @@ def _is_step(record: Record) -> bool:
 
 def _is_evaluation(record: Record) -> bool:
     sets = record.get("sets")
-    if not isinstance(sets, dict) or not _is_number(record.get("samples")):
+    if not isinstance(sets, dict) or not all(_is_number(record.get(name)) for name in ("samples", "seconds")):
         return False
-    estimates = [record.get("average"), *sets.values()]
-    return all(isinstance(e, dict) and all(_is_number(e.get(k)) for k in ("avg", "low", "high")) for e in estimates)
+    return all(map(_is_estimate, [record.get("average"), *sets.values()]))
+
+
+def _is_estimate(found: object) -> bool:
+    """A share with the ends of its interval; older runs have no pass@k beside them."""
+    if not isinstance(found, dict):
+        return False
+    return all(_is_number(found.get(key)) for key in ("avg", "low", "high")) and _is_number(found.get("pass", 0))
 
 
 def _is_number(value: object) -> bool:

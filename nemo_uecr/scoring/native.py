@@ -163,8 +163,10 @@ def _sha256(path: Path) -> str:
 
 def _cache_folder() -> Path:
     given = os.environ.get("NEMO_UECR_CACHE")
-    root = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_uecr"
-    folder = root / "native"
+    if given:
+        folder = Path(given).expanduser() / "native"
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_uecr" / "native"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

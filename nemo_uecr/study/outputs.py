@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nemo_uecr.data.atomic import replace_file
-from nemo_uecr.evaluation.table import FORMATS, Table
+from nemo_uecr.evaluation.table import Table
+from nemo_uecr.evaluation.table_formats import FORMATS
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.figures import draw_costs, draw_curves, draw_differences, draw_sensitivity
 from nemo_uecr.study.results import RunResult

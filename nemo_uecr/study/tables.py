@@ -1,4 +1,4 @@
-"""A study's tables, for any format that `nemo_uecr.evaluation.table` writes."""
+"""A study's tables, for any format that `nemo_uecr.evaluation.table_formats` writes."""
 
 from __future__ import annotations
 

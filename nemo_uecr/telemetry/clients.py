@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import ConfigError, DependencyError
 
 log = logging.getLogger(__name__)
 
-OFF, OFFLINE, ONLINE = "off", "offline", "online"
+OFF, OFFLINE = "off", "offline"
 #: Names this run to the clients, so that a resumed run continues its own record there.
 KEY_FILE = "tracking.key"
 #: MLflow's tag for that name.
@@ -74,9 +75,7 @@ def run_key(folder: Path) -> str:
     """The run's name for the clients: random, made once, kept in the run folder."""
     path = folder / KEY_FILE
     if not path.exists():
-        aside = path.with_name(f".{path.name}.tmp")
-        aside.write_text(uuid.uuid4().hex, encoding="utf-8")
-        aside.replace(path)
+        replace_file(path, uuid.uuid4().hex.encode())
     return path.read_text(encoding="utf-8").strip()
 
 

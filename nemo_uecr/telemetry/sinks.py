@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nemo_uecr.data.atomic import append_whole, replace_file
+from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import InvariantError, RunFolderError
 from nemo_uecr.telemetry.clients import Client
 from nemo_uecr.telemetry.names import METRICS
@@ -20,46 +21,27 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
 
     A killed run leaves at most a half-written last line, which `truncate_records` drops; a full disk leaves none.
     """
-    rest = memoryview((json.dumps(record, allow_nan=False) + "\n").encode())
-    with path.open("ab", buffering=0) as lines:
-        end = lines.seek(0, os.SEEK_END)
-        try:
-            while rest:
-                rest = rest[lines.write(rest) :]
-            os.fsync(lines.fileno())
-        except OSError as error:
-            lines.truncate(end)
-            error.filename = str(path)  # a failed write does not know it
-            raise
+    append_whole(path, (json.dumps(record, allow_nan=False) + "\n").encode())
 
 
 def truncate_records(path: Path, *, last_step: int) -> None:
-    """Drop records after ``last_step``, and a half-written last line, by writing the file anew aside."""
+    """Drop records after ``last_step``, and a half-written last line, by writing the file anew."""
     if not path.exists():
         return
     kept = []
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         if line.endswith(b"\n") and _step_of(line, f"{path}:{number}") <= last_step:
             kept.append(line)
-    aside = path.with_suffix(".tmp")
-    try:
-        with aside.open("wb") as lines:
-            lines.writelines(kept)
-            lines.flush()
-            os.fsync(lines.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    replace_file(path, b"".join(kept))
 
 
 def _step_of(line: bytes, where: str) -> int:
     try:
-        step = json.loads(line)["step"]
+        step = decoded(line)["step"]
         if not isinstance(step, int) or isinstance(step, bool):
             raise TypeError("step is no integer")
         return step
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{where}: not a step's record; the file was altered. Delete the line and run again with --resume"
         ) from error

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 
+from nemo_uecr.verifier.latex import TEXT
+
 _GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 _FRACTION = re.compile(rf"\\(?:[dtc]?frac|[dt]?binom)\s*({_GROUP}|\d)\s*({_GROUP}|\d)")
 _ROOT = re.compile(rf"\\sqrt\s*(?:\[[^\]]*\]\s*)?({_GROUP}|\d)")
 #: A function with its base or its power, which a number follows rightly, as in ``\log_{2} 8``.
 _INDEXED = re.compile(rf"\\(?:log|ln|lg|sin|cos|tan|cot|sec|csc|sum|prod|int|lim)(?:\s*[_^]\s*(?:{_GROUP}|\\?\w))+")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}(?:\{[lcr| ]*\})?")
-_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{([^{}]*)\}")
 _IGNORED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![A-Za-z])|\\[,!]")
 #: ``\x02`` ends a fraction, a root or a word.
 _SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|(?:[)\]}\x02]|\\circ(?![A-Za-z]))[\s{}]*\.?\d")
@@ -36,7 +37,7 @@ def side_by_side(text: str) -> bool:
         if int(top) >= int(bottom):
             return True
     plain = _ENVIRONMENT.sub("&", text.replace("{,}", ",").replace(r",\!", ","))
-    plain = _TEXT.sub(_word, _IGNORED.sub(" ", plain))
+    plain = TEXT.sub(_word, _IGNORED.sub(" ", plain))
     plain = _INDEXED.sub(r"\\log ", plain)
     return _SIDE_BY_SIDE.search(_braced(plain)) is not None
 

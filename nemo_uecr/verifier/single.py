@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from nemo_uecr.verifier.joined import numbers_joined
+from nemo_uecr.verifier.latex import TEXT, TOKEN
 from nemo_uecr.verifier.structure import other_structure
 from nemo_uecr.verifier.symbols import bare_symbols, strange_marks
 from nemo_uecr.verifier.units import other_base, other_unit
@@ -23,7 +24,6 @@ _GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta io
 _COMMANDS = {rf"\{name}" for name in f"{_ARITHMETIC} {_GREEK}".split()} | {r"\{", r"\}", r"\,", r"\!", r"\%", r"\$"}
 #: Characters that stand in numbers and expressions; beyond ASCII only Greek and the usual signs.
 _CHARACTERS = frozenset("+-*/^_()[]{}.,=!|' $\u00b0\u2212\u00d7\u00b7\u221a\u221e\u00b2\u00b3")
-_TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
 _MATRIX = re.compile(r"\\begin\{[pbvV]?matrix\}")
 #: Marks that a set or an interval may be written with, and a number may not.
 _OF_SETS = {r"\cup", r"\cap", r"\setminus", "\u222a", "\u2229"}
@@ -31,7 +31,6 @@ _SPACE = re.compile(
     r"\\(?:space|enspace|thinspace|quad|qquad|hfill|newline)(?![A-Za-z])"
     r"|\\[hv]space\*?\{[^{}]*\}|\\[ ;:]|~|\s"
 )
-_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{([^{}]*)\}")
 _OR = re.compile(r"\\(?:lor|vee|land|wedge)(?![A-Za-z])|;|(?<![A-Za-z\\{])(?:or|and|und|oder|et)(?![A-Za-z}])")
 _OR_WORD = re.compile(r"\s*(?:,?\s*(?:or|and)|,)\s*", re.IGNORECASE)
 #: A list with an empty place.
@@ -91,7 +90,7 @@ def _bare(text: str) -> str | None:
 
 def _plain(text: str) -> str:
     text = _EMPTY.sub(r"\\emptyset ", text)
-    text = _TEXT.sub(lambda match: ", " if _OR_WORD.fullmatch(match[1]) else match[0], text)
+    text = TEXT.sub(lambda match: ", " if _OR_WORD.fullmatch(match[1]) else match[0], text)
     listed = re.sub(r",(?:\s*,)+", ",", _OR.sub(" , ", _SPACE.sub(" ", text)))
     return numbers_joined(_REPEATING.sub(_fraction, listed))
 
@@ -124,7 +123,7 @@ def _without_names(text: str) -> str:
 
 def _foreign(answer: str, reference: str) -> bool:
     """Whether the answer holds a mark that neither numbers and expressions nor the reference answer have."""
-    allowed = set(_TOKEN.findall(reference)) | _COMMANDS
+    allowed = set(TOKEN.findall(reference)) | _COMMANDS
     if _MATRIX.search(answer):
         allowed |= {r"\\", "&"}
     elif r"\begin" in answer and r"\begin" not in reference:
@@ -132,12 +131,12 @@ def _foreign(answer: str, reference: str) -> bool:
     if re.search(r"[\[({]|\\infty|\\emptyset", reference):
         allowed |= _OF_SETS
     rest = re.sub(r"(?<!\\)%\s*$", "", _DEGREES.sub("", answer))
-    words = _TEXT.sub("\x00", rest)
+    words = TEXT.sub("\x00", rest)
     if not _NUMBER_IN_TEXT.search(reference) and _NUMBER_IN_TEXT.search(rest) and re.search(r"\d", words):
         return True
-    if not _TEXT.search(reference) and (_WORD_BETWEEN.search(words) or _TEXT_BETWEEN.search(words)):
+    if not TEXT.search(reference) and (_WORD_BETWEEN.search(words) or _TEXT_BETWEEN.search(words)):
         return True
-    return any(not (token in allowed or _usual(token)) for token in _TOKEN.findall(words.replace("\x00", "")))
+    return any(not (token in allowed or _usual(token)) for token in TOKEN.findall(words.replace("\x00", "")))
 
 
 def _usual(token: str) -> bool:

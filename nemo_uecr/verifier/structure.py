@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nemo_uecr.verifier.joined import side_by_side
+from nemo_uecr.verifier.latex import TOKEN
 from nemo_uecr.verifier.units import UNIT_WORDS
 
 _SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
 _OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
-_TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|,\\!|,)\d{3})+(?![\d,])")
 _CLOSED_INFINITY = re.compile(r"\[\s*[-+]?\s*(?:\\infty|\u221e)|(?:\\infty|\u221e)\s*\]")
 #: Two digits after a sign that raises or lowers one.
@@ -56,7 +56,7 @@ def other_structure(answer: str, reference: str) -> bool:
 def top_level(text: str, separator: str) -> list[str]:
     """The text cut at a separator that stands within no bracket."""
     parts, depth = [""], 0
-    for token in _TOKEN.findall(_SIZED.sub("", text)):
+    for token in TOKEN.findall(_SIZED.sub("", text)):
         depth += (token in _OPENING) - (token in _CLOSING)
         if token == separator and depth <= 0:
             parts.append("")

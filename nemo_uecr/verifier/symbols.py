@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from nemo_uecr.verifier.latex import TEXT
+
 _ONE_LETTER = re.compile(r"\\(?:mathrm|mathbf|mathit|mathcal|operatorname)\s*\{\s*([A-Za-z])\s*\}")
-_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{([^{}]*)\}")
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
 _GREEK = re.compile(
     r"\\(?:[Gg]amma|[Dd]elta|[Tt]heta|[Ll]ambda|[Xx]i|[Pp]i|[Ss]igma|[Uu]psilon|[Pp]hi|[Pp]si|[Oo]mega)\b"
@@ -31,7 +32,7 @@ def bare_symbols(text: str, reference: str) -> str:
         text: an answer.
         reference: the reference answer; a letter in it is a symbol.
     """
-    known = set("".join(_LETTER.findall(_TEXT.sub(" ", reference))))
+    known = set("".join(_LETTER.findall(TEXT.sub(" ", reference))))
 
     def bare(match: re.Match[str]) -> str:
         before, after, letter = text[: match.start()], text[match.end() :], match[1]
@@ -58,7 +59,7 @@ def other_case(given: str, expected: str) -> bool:
 
 
 def _symbols(text: str) -> set[str]:
-    plain = _TEXT.sub(" ", text)
+    plain = TEXT.sub(" ", text)
     return set("".join(_LETTER.findall(plain))) | set(_GREEK.findall(plain))
 
 
@@ -68,8 +69,8 @@ def _swapped(symbol: str) -> str:
 
 def strange_marks(answer: str, reference: str) -> bool:
     r"""Whether a command for text holds marks that would be dropped, as ``\text{!}``, and the reference not."""
-    known = {text.strip() for text in _TEXT.findall(reference)}
-    for content in _TEXT.findall(answer):
+    known = {text.strip() for text in TEXT.findall(reference)}
+    for content in TEXT.findall(answer):
         lone = _WORD.search(content) is None
         if content.strip() not in known and not (_LONE_SIGN if lone else _ORDINARY).fullmatch(content):
             return True

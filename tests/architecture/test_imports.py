@@ -38,7 +38,7 @@ CONTRACT: dict[str, Rule] = {
     "data": rule("core"),
     "verifier": rule(),
     "evaluation": rule("config", "data", "verifier", packages="numpy"),
-    "telemetry": rule("core", packages="torch"),
+    "telemetry": rule("core", "data", packages="torch"),
     "demo": rule("data"),
     "plan": rule("config", "data", packages="pydantic"),
     "doctor": rule("checkpoint", "config", "data", "nemo_adapter", "plan"),

@@ -30,7 +30,6 @@ OTHERS = {
     "demo/task.py": "problems that the demo has just made",
     "demo/recipe.py": "a text of the demo's own",
     "demo/judge.py": "a script that reads one file of our own",
-    "telemetry/sinks.py": "a layer that may not import data; it has its own refusal",
 }
 
 

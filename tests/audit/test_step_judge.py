@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from nemo_uecr.audit.step_judge import Item, Labels, read_labels, write_items
-from nemo_uecr.demo.judge import judge
+from nemo_uecr.demo.judge import judge, main
 from nemo_uecr.errors import DataError
 
 ITEMS = [Item(f"step 0/made/p{i}/{i}", f"question {i}", str(i), f"one {i}\ntwo {i}") for i in range(20)]
@@ -104,3 +105,15 @@ def test_an_item_stands_once(tmp_path: Path) -> None:
 )
 def test_the_demo_judge(steps: list[str], labels: list[str], first: int | None) -> None:
     assert judge("Start with 13: -2 *3 -8 = ?", steps) == (labels, first)
+
+
+def test_the_demo_judges_labels_take_the_place_of_earlier_ones(tmp_path: Path) -> None:
+    """A file of its own under the name: whoever has the earlier one open still reads all of it."""
+    item = {"item": 0, "question": "Start with 13: -2 *3 = ?", "steps": [{"text": "13-2=11"}]}
+    (tmp_path / "steps.jsonl").write_text(json.dumps(item) + "\n")
+    out, earlier = tmp_path / "labels.jsonl", tmp_path / "earlier.jsonl"
+    out.write_text("earlier\n")
+    os.link(out, earlier)
+    main(tmp_path / "steps.jsonl", out)
+    assert lines(out) == [{"item": 0, "labels": ["valid"], "first_error": None}]
+    assert earlier.read_text() == "earlier\n"

@@ -10,10 +10,9 @@ import pytest
 from nemo_uecr.audit.batch_texts import saved_texts
 from nemo_uecr.audit.part_checks import read_plan
 from nemo_uecr.audit.sources import parse_lines
-from nemo_uecr.data.json_text import decoded
+from nemo_uecr.data.json_text import decoded, read_own_object
 from nemo_uecr.data.model_files import read_object as read_model_file
 from nemo_uecr.data.problems import load_problems
-from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import UecrError
 from nemo_uecr.evaluation.samples import read_samples
 from nemo_uecr.report.run_folder import read_samples as read_run_samples
@@ -47,7 +46,7 @@ def of_a_run(path: Path) -> object:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "object": read_object,
+    "object": read_own_object,
     "model file": read_model_file,
     "plan of scores": plan,
     "samples": read_samples,

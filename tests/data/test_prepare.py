@@ -182,6 +182,9 @@ def test_bad_sources_are_one_clear_line(tmp_path: Path) -> None:
     broken.write_text(json.dumps(deepmath_row("Fine, said the owl?")) + "\n{\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"broken\.jsonl:2: malformed JSON"):
         prepare(settings(broken), tmp_path / "out")
+    broken.write_bytes(json.dumps(deepmath_row("Fine, said the owl?")).encode() + b'\n{"question": "\xe9"}\n')
+    with pytest.raises(DataError, match=r"broken\.jsonl:2: not UTF-8 \(invalid continuation byte at byte 14\)"):
+        prepare(settings(broken), tmp_path / "out")
     with pytest.raises(DataError, match="no field 'question' or 'problem'"):
         prepare(settings(write_jsonl(tmp_path / "odd.jsonl", [{"text": "x"}])), tmp_path / "out")
     with pytest.raises(DataError, match="no field 'difficulty'"):

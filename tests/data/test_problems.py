@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.problems import Problem, load_problems, usable
+from nemo_uecr.data.problems import Problem, load_problems
+from nemo_uecr.data.texts import usable
 from nemo_uecr.errors import DataError
 
 GOOD = '{"id": "a", "question": "1+1?", "answer": "2"}'

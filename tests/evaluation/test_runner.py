@@ -17,8 +17,8 @@ from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request
 from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens, load_tokens
 from nemo_uecr.evaluation.plan import Settings
-from nemo_uecr.evaluation.runner import SAMPLES, evaluate, sample_seed
-from nemo_uecr.evaluation.samples import read_samples
+from nemo_uecr.evaluation.runner import evaluate, sample_seed
+from nemo_uecr.evaluation.samples import SAMPLES, read_samples
 from tests.evaluation.tiny import save_tokenizer
 
 SETTINGS = Settings(

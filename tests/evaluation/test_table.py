@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.table import Row, Score, build_table, html_table, latex, markdown
+from nemo_uecr.evaluation.table import Row, Score, build_table
+from nemo_uecr.evaluation.table_formats import html_table, latex, markdown
 from nemo_uecr.evaluation.table_rows import read_rows
 
 

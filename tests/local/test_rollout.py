@@ -15,12 +15,12 @@ from transformers import GenerationConfig
 
 from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.problems import Problem
+from nemo_uecr.data.seeds import derive
 from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
-from nemo_uecr.local.rollout import Decoding, Response, draw
-from nemo_uecr.local.seeds import derive, seeded
+from nemo_uecr.local.rollout import Decoding, Response, draw, seeded
 from tests.local import tiny
 from tests.local.tiny import Assets
 

@@ -68,7 +68,7 @@ def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> 
     ids = torch.randint(0, 280, (rows, length))
     position = torch.cat([torch.arange(response) + row * length + prompt - 1 for row in range(rows)])
     mask = torch.ones(rows, response, dtype=torch.bool)
-    micro = MicroBatch(slice(0, rows), ids, position, torch.randint(0, 280, (rows * response,)), mask)
+    micro = MicroBatch(ids, position, torch.randint(0, 280, (rows * response,)), mask)
     with LiveBytes(*model.module.parameters(), *model.module.buffers(), ids, position, micro.target_N, mask) as live:
         torch.autograd.backward(training_logp(model, micro, temperature=0.7).sum())
     gradients = sum(parameter.grad.nbytes for parameter in model.module.parameters() if parameter.grad is not None)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save
 
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Settings
+from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.report.credit import chosen_rows, credit_maps, read_batch, spread, step_map
 from nemo_uecr.report.run_folder import read_run
@@ -23,7 +24,7 @@ def test_numbers_are_those_of_core(make_run: RunMaker) -> None:
     run = read_run(make_run("uecr"))
     saved = read_batch(run.batches[0])
     shown = step_map(saved, token_budget=PLENTY)
-    expected = METHODS["uecr"].compute(saved.batch, Settings(**saved.settings), detail=True)
+    expected = METHODS["uecr"].compute(saved.batch, saved.settings, detail=True)
     rows = chosen_rows(saved, token_budget=PLENTY)
     assert len(rows) == 24
     for row, response in zip(rows, shown["responses"], strict=True):
@@ -79,7 +80,7 @@ def test_second_surrogate_is_shown_apart(make_run: RunMaker) -> None:
 
 def test_settings_of_the_batch_are_used(make_run: RunMaker) -> None:
     saved = read_batch(read_run(make_run("uecr")).batches[0])
-    still = step_map(replace(saved, settings=saved.settings | {"rho": 0.0}), token_budget=PLENTY)
+    still = step_map(replace(saved, settings=replace(saved.settings, rho=0.0)), token_budget=PLENTY)
     assert all(one["change"] is None for one in still["responses"])
 
 
@@ -120,6 +121,16 @@ def test_truncated_tensors_are_refused(make_run: RunMaker) -> None:
         credit_maps(read_run(folder), token_budget=PLENTY)
 
 
+@pytest.mark.parametrize("settings", ['{"alpha": "x"}', '{"alpha": -1e999}', '{"unheard": 1.0}', '{"rho": 2.0}'])
+def test_settings_that_are_none_are_refused(make_run: RunMaker, settings: str) -> None:
+    folder = make_run("altered")
+    path = folder / "batches" / "step-000001.safetensors"
+    saved = load_batch(path)
+    path.write_bytes(save(saved.tensors, metadata=saved.header | {"settings": settings}))
+    with pytest.raises(DataError, match=r"step-000001\.safetensors: the header"):
+        credit_maps(read_run(folder), token_budget=PLENTY)
+
+
 def test_texts_that_do_not_fit_the_mask_are_refused(make_run: RunMaker) -> None:
     folder = make_run("misfit")
     path = folder / "batches" / "step-000001.json"
@@ -131,7 +142,14 @@ def test_texts_that_do_not_fit_the_mask_are_refused(make_run: RunMaker) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"responses": [{"row": "x"}]}', '{"responses": [{"row": 99, "tokens": ["a"]}]}']
+    "content",
+    [
+        "{",
+        "[]",
+        '{"responses": [{"row": "x"}]}',
+        '{"responses": [{"row": 99, "tokens": ["a"]}]}',
+        '{"responses": [{"row": 0, "tokens": 7}]}',
+    ],
 )
 def test_unreadable_texts_are_refused(make_run: RunMaker, content: str) -> None:
     folder = make_run("unreadable")

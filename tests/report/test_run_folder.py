@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.report.run_folder import read_run, read_runs
+from nemo_uecr.report.run_folder import read_run, read_runs, read_samples
 
 RunMaker = Callable[..., Path]
 
@@ -148,13 +149,22 @@ def test_run_before_its_first_step(make_run: RunMaker) -> None:
     assert json.dumps(run.steps) == "[]"
 
 
+ESTIMATE = {"avg": 0.1, "low": 0.0, "high": 0.2}
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
         ("metrics.jsonl", {"step": 1, "reward/task_mean": "high"}),
         ("metrics.jsonl", {"step": 1}),
-        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1, "low": 0.0, "high": 0.2}}),
-        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1}, "sets": {}}),
+        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": ESTIMATE, "seconds": 1.0}),
+        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": {"avg": 0.1}, "sets": {}, "seconds": 1.0}),
+        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": ESTIMATE, "sets": {"a": ESTIMATE}}),
+        (
+            "evaluation.jsonl",
+            {"step": 0, "samples": 12, "average": ESTIMATE, "sets": {"a": {**ESTIMATE, "pass": ""}}, "seconds": 1.0},
+        ),
+        ("evaluation.jsonl", {"step": 0, "samples": 12, "average": ESTIMATE, "sets": {"a": ESTIMATE}, "seconds": "1"}),
     ],
 )
 def test_a_record_of_the_wrong_shape_is_one_line(make_run: RunMaker, name: str, line: dict[str, object]) -> None:
@@ -162,3 +172,39 @@ def test_a_record_of_the_wrong_shape_is_one_line(make_run: RunMaker, name: str, 
     (folder / name).write_text(json.dumps(line) + "\n", encoding="utf-8")
     with pytest.raises(RunFolderError, match=f"{name} line 1 lacks fields or numbers"):
         read_run(folder)
+
+
+def test_tolerances_that_are_no_numbers_are_refused(make_run: RunMaker) -> None:
+    folder = make_run("run")
+    (folder / "tolerances.json").write_text('{"budget": "small"}', encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"tolerances\.json.* budget is 'small'"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": {"steps": "many"}}, "train.steps is 'many'"),
+        ({"method": {"name": 7}}, "method.name is 7"),
+        ({"evaluation": 3}, "evaluation is 3"),
+    ],
+)
+def test_a_configuration_of_other_kinds_is_refused(make_run: RunMaker, change: dict[str, object], message: str) -> None:
+    folder = make_run("run")
+    path = folder / "config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path.write_text(yaml.safe_dump(config | change), encoding="utf-8")
+    with pytest.raises(RunFolderError, match=rf"config\.yaml: {message}; expected"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("key", ["benchmark", "problem", "verdict"])
+def test_a_sample_without_what_the_page_reads_is_refused(make_run: RunMaker, key: str) -> None:
+    folder = make_run("run")
+    path = folder / "evaluations" / "step-000000.jsonl"
+    first, *others = path.read_text(encoding="utf-8").splitlines()
+    sample = json.loads(first)
+    del sample[key]
+    path.write_text("\n".join([json.dumps(sample), *others]) + "\n", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"step-000000\.jsonl line 1 is no sample"):
+        read_samples(read_run(folder), 0)

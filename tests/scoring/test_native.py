@@ -102,6 +102,16 @@ def test_the_cache_holds_the_library_whole(tmp_path: Path) -> None:
 
 
 @needs_native
+def test_a_tilde_in_the_cache_folder_is_the_home(tmp_path: Path) -> None:
+    program = "from nemo_uecr.scoring import native; print(native._library() is not None)"
+    environment = {**os.environ, "NEMO_UECR_CACHE": "~/caches", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "True\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["caches"]
+
+
+@needs_native
 def test_a_damaged_library_is_built_anew(tmp_path: Path) -> None:
     program = "from nemo_uecr.scoring import native; print(native._library() is not None)"
     environment = {**os.environ, "NEMO_UECR_CACHE": str(tmp_path)}

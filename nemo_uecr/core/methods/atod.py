@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import check_finite, token_blocks
 from nemo_uecr.core.layout import Block
 from nemo_uecr.core.methods.base import Method, weighted
 from nemo_uecr.core.methods.grpo import grpo_advantage
@@ -61,19 +60,19 @@ def _scaled(mean_K: Tensor, row_K: Tensor, rows: int) -> Tensor:
 
 def _atod(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
     task_B, std_B = grpo_advantage(batch, settings, "atod")
+    reward_B = teacher_reward(batch)  # also refuses scores that are not finite
     kappa, rho = schedule(settings.need_int("step", "atod"))
     out_BT = torch.zeros_like(batch.old_logp_BT)
     weight_BT = torch.ones_like(batch.old_logp_BT) if detail else None
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         mask = block.of(batch.mask_BT)
         delta = gap(batch, block)
-        check_finite(batch, block, delta.sum(dim=1, dtype=torch.float64), ("teacher_logp", "old_logp"))
         weight = turn_weight(batch, block, delta)
         task_b1 = (rho * task_B[block.rows]).to(delta.dtype).unsqueeze(1)
         block.of(out_BT).copy_((delta * weight).mul_(kappa).add_(task_b1).masked_fill_(~mask, 0.0))
         if weight_BT is not None:
             block.of(weight_BT).copy_(weight.masked_fill_(~mask, 1.0))
-    return weighted(batch, out_BT, weight_BT, task_B=task_B, std_B=std_B, reward_B=teacher_reward(batch))
+    return weighted(batch, out_BT, weight_BT, task_B=task_B, std_B=std_B, reward_B=reward_B)
 
 
 ATOD = Method(

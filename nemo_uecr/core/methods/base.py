@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import token_blocks
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.method_registry import REGISTRY, Entry
 
@@ -79,7 +78,7 @@ def broadcast(batch: ScoredBatch, value_B: Tensor) -> Tensor:
     """[B, T] with each response's value on its sampled tokens and 0 elsewhere, in the dtype of the scores."""
     out_BT = torch.zeros_like(batch.old_logp_BT, memory_format=torch.contiguous_format)
     stored_B = value_B.to(out_BT.dtype)
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         block.of(out_BT).copy_(stored_B[block.rows].unsqueeze(1) * block.of(batch.mask_BT))
     return out_BT
 

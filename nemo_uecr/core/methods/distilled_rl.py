@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from nemo_uecr.core.blocks import check_finite, token_blocks
 from nemo_uecr.core.methods.base import Method, weighted
 from nemo_uecr.core.methods.grpo import grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
@@ -18,13 +17,13 @@ RATIO_BOUND = 3.0
 
 def _distilled_rl(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
     task_B, std_B = grpo_advantage(batch, settings, "distilled_rl")
+    reward_B = teacher_reward(batch)  # also refuses scores that are not finite
     out_BT = torch.zeros_like(batch.old_logp_BT)
     weight_BT = torch.ones_like(batch.old_logp_BT) if detail else None
     bound = math.log(RATIO_BOUND)
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         mask = block.of(batch.mask_BT)
         log_ratio = gap(batch, block)
-        check_finite(batch, block, log_ratio.sum(dim=1, dtype=torch.float64), ("teacher_logp", "old_logp"))
         log_ratio.clamp_(-bound, bound)
         mean_b = log_ratio.sum(dim=1, dtype=torch.float64) / mask.sum(dim=1)
         log_weight = log_ratio.sub_(mean_b.to(log_ratio.dtype).unsqueeze(1))
@@ -34,7 +33,7 @@ def _distilled_rl(batch: ScoredBatch, settings: Settings, detail: bool) -> Advan
         block.of(out_BT).copy_(advantage.masked_fill_(~mask, 0.0))
         if weight_BT is not None:
             block.of(weight_BT).copy_(weight)
-    return weighted(batch, out_BT, weight_BT, task_B=task_B, std_B=std_B, reward_B=teacher_reward(batch))
+    return weighted(batch, out_BT, weight_BT, task_B=task_B, std_B=std_B, reward_B=reward_B)
 
 
 DISTILLED_RL = Method(

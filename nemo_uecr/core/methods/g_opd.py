@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import check_finite, token_blocks
+from nemo_uecr.core.checks import check_finite
 from nemo_uecr.core.layout import Block
 from nemo_uecr.core.methods.base import Method, stored
 from nemo_uecr.core.puu import gap, teacher_reward
@@ -27,7 +27,7 @@ def _g_opd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
     strength = settings.parameter("extrapolation", "g_opd")
     reward_B = teacher_reward(batch)  # also refuses empty responses and other scores that are not finite
     out_BT = torch.zeros_like(batch.old_logp_BT)
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         implicit = implicit_reward(batch, block)
         check_finite(batch, block, implicit.sum(dim=1, dtype=torch.float64), ("initial_logp",))
         # In this form a strength of 1 gives pg_opd's bits.

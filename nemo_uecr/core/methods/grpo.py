@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nemo_uecr.core.blocks import token_counts
+from nemo_uecr.core.checks import token_counts
 from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.methods.base import Method, broadcast, stored
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings

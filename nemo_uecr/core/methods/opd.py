@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.blocks import token_blocks
 from nemo_uecr.core.methods.base import Method, broadcast, stored
 from nemo_uecr.core.methods.grpo import grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
@@ -15,7 +14,7 @@ from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
 def opd_advantage(batch: ScoredBatch) -> Tensor:
     """``clip(delta, -5, 5)`` on sampled tokens, 0 elsewhere; [B, T] nats."""
     out_BT = torch.zeros_like(batch.old_logp_BT)
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         block.of(out_BT).copy_(gap(batch, block).clamp_(-GAP_CLIP, GAP_CLIP))
     return out_BT
 

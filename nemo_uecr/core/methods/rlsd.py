@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from nemo_uecr.core.blocks import token_blocks
 from nemo_uecr.core.methods.base import Method, weighted
 from nemo_uecr.core.methods.grpo import grpo_advantage
 from nemo_uecr.core.puu import gap, teacher_reward
@@ -17,7 +16,7 @@ def _rlsd(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
     reward_B = teacher_reward(batch)  # also refuses scores that are not finite
     out_BT = torch.zeros_like(batch.old_logp_BT)
     weight_BT = torch.ones_like(batch.old_logp_BT) if detail else None
-    for block in token_blocks(batch):
+    for block in batch.blocks:
         mask, delta = block.of(batch.mask_BT), gap(batch, block)
         task_b1 = task_B[block.rows].to(delta.dtype).unsqueeze(1)
         ratio = delta.mul_(task_b1.sign()).exp_().clamp_(1.0 - bound, 1.0 + bound)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core import ecr
-from nemo_uecr.core.blocks import token_blocks
 from nemo_uecr.core.layout import Block
 from nemo_uecr.core.methods.base import Compute, Method
 from nemo_uecr.core.methods.unified import unified
@@ -103,7 +102,7 @@ def _redistribution(
         tokens = _Detail.like(out_BT) if detail else None
         sign_B, moved_B = parts.task_B.sign(), rho * component(parts)
         centre_B = torch.empty_like(sign_B)
-        for block in token_blocks(batch):
+        for block in batch.blocks:
             residual = rule(batch, block, sign_B[block.rows], settings)
             centre_B[block.rows] = residual.centre
             if tokens is not None:
@@ -132,66 +131,53 @@ def _shuffled(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantage
     return _full(with_shuffled_entropy(batch, seed=settings.need_int("seed", "shuffled_entropy")), settings, detail)
 
 
-def _method(
-    name: str,
-    equation: str,
-    provenance: str,
-    advantages: Compute,
-    *,
-    identities: tuple[str, ...] = CONSERVING,
-    monitored: tuple[str, ...] = (),
-) -> Method:
-    return Method(
-        name=name,
-        equation=equation,
-        provenance=provenance,
-        identities=identities,
-        advantages=advantages,
-        monitored=monitored,
-    )
-
-
-UECR = _method(
-    "uecr",
-    "A = A^U + rho A^task|U q; q = 1/2 c (d - mu), d = tanh(s delta / 2 tau_delta), c = exp(-H / tau_entropy)",
-    "eq:local-signal, eq:projection-weights, eq:final-advantage",
-    _full,
+UECR = Method(
+    name="uecr",
+    equation="A = A^U + rho A^task|U q; q = 1/2 c (d - mu), d = tanh(s delta / 2 tau_delta), c = exp(-H / tau_entropy)",
+    provenance="eq:local-signal, eq:projection-weights, eq:final-advantage",
+    identities=CONSERVING,
+    advantages=_full,
 )
-ECR_NO_ENTROPY = _method(
-    "ecr_no_entropy",
-    "UECR with c = 1 and the projection recomputed",
-    "tab:component-ablation, 'w/o entropy'",
-    _redistribution(_without_entropy),
+ECR_NO_ENTROPY = Method(
+    name="ecr_no_entropy",
+    equation="UECR with c = 1 and the projection recomputed",
+    provenance="tab:component-ablation, 'w/o entropy'",
+    identities=CONSERVING,
+    advantages=_redistribution(_without_entropy),
 )
-ECR_NO_PROJECTION = _method(
-    "ecr_no_projection",
-    "UECR with mu = 0, so q = 1/2 c d and the response's task budget moves",
-    "tab:component-ablation, 'w/o projection'",
-    _redistribution(_without_projection),
+ECR_NO_PROJECTION = Method(
+    name="ecr_no_projection",
+    equation="UECR with mu = 0, so q = 1/2 c d and the response's task budget moves",
+    provenance="tab:component-ablation, 'w/o projection'",
     identities=("finite", "decomposition"),
     monitored=("budget",),
+    advantages=_redistribution(_without_projection),
 )
-ECR_FULL_ADVANTAGE = _method(
-    "ecr_full_advantage",
-    "A = A^U (1 + rho q): the weight multiplies the whole unified advantage",
-    "the paper's additional controls, item 4",
-    _redistribution(_projected, component=_whole_advantage),
+ECR_FULL_ADVANTAGE = Method(
+    name="ecr_full_advantage",
+    equation="A = A^U (1 + rho q): the weight multiplies the whole unified advantage",
+    provenance="the paper's additional controls, item 4",
+    identities=CONSERVING,
+    advantages=_redistribution(_projected, component=_whole_advantage),
 )
-ECR_ALPHA_ZERO = _method(
-    "ecr_alpha_zero",
-    "UECR with alpha = 0: A = A^GRPO (1 + rho q)",
-    "the paper's additional controls, item 5",
-    _redistribution(_projected, alpha=_zero_alpha),
+ECR_ALPHA_ZERO = Method(
+    name="ecr_alpha_zero",
+    equation="UECR with alpha = 0: A = A^GRPO (1 + rho q)",
+    provenance="the paper's additional controls, item 5",
+    identities=CONSERVING,
+    advantages=_redistribution(_projected, alpha=_zero_alpha),
 )
-ECR_NO_GAP = _method(
-    "ecr_no_gap",
-    "UECR with q = 1/2 s (c - mean(c)): confidence alone gives the direction",
-    "the paper's additional controls, item 6; the form is not in the paper (its literal d = s gives q = 0)",
-    _redistribution(_without_gap),
+ECR_NO_GAP = Method(
+    name="ecr_no_gap",
+    equation="UECR with q = 1/2 s (c - mean(c)): confidence alone gives the direction",
+    provenance="the paper's additional controls, item 6; the form is not in the paper (its literal d = s gives q = 0)",
+    identities=CONSERVING,
+    advantages=_redistribution(_without_gap),
 )
-SHUFFLED_ENTROPY = _method(
-    "shuffled_entropy",
-    "UECR with the teacher entropies permuted within each response",
-    "the permutation control of the credit-localization audit",
-    _shuffled,
+SHUFFLED_ENTROPY = Method(
+    name="shuffled_entropy",
+    equation="UECR with the teacher entropies permuted within each response",
+    provenance="the permutation control of the credit-localization audit",
+    identities=CONSERVING,
+    advantages=_shuffled,
 )

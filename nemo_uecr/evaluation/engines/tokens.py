@@ -10,8 +10,8 @@ from typing import Any
 
 from nemo_uecr.data.chat import chat_ids
 from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.model_files import read_object
 from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained
-from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError, DependencyError
 
 #: What the hub calls a model: one name, or an owner's.

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
     """A 63-bit seed for one purpose, e.g. ``derive(seed, "rollout", step)``."""
     text = ":".join(str(part) for part in (seed, *purpose))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Run a block on its own random stream and put the global streams back afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
