@@ -6,7 +6,6 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from nemo_uecr.errors import ConfigError
 
@@ -43,7 +42,7 @@ def refuse_unwritable(path: Path, option: str) -> None:
         raise ConfigError(f"{option}: {folder} cannot be written ({error.strerror}); name another file") from error
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write it whole.
 
     Raises:
