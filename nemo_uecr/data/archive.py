@@ -12,13 +12,12 @@ from typing import IO
 
 from nemo_uecr.data.atomic import check_replaceable, sync_folder
 from nemo_uecr.data.digest import file_sha256
+from nemo_uecr.data.run_lock import FILE as LOCK
 from nemo_uecr.errors import DataError, RunFolderError
 
 FORMAT = "nemo_uecr.archive/1"
 #: First member of the archive: format, and sha256 of every other member.
 INDEX = "archive.json"
-#: What is not the run's: locks, files aside, what can be made again.
-LEFT_OUT = ("run.lock",)
 #: Of an archive, so that its index is read in little memory: files, and bytes of the index.
 MOST_FILES, MOST_INDEX_BYTES = 100_000, 1 << 25
 
@@ -37,8 +36,8 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
         The number of files packed.
 
     Raises:
-        RunFolderError: If the archive exists, there are more files than one archive takes, or one of them changes
-            while it is packed.
+        RunFolderError: If the archive exists, there are more files than one archive takes, or one of them has a name
+            that is none elsewhere, or changes while it is packed.
         DataError: If the archive cannot be written.
     """
     if out.exists():
@@ -46,6 +45,12 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
     if out.resolve().is_relative_to(folder.resolve()):
         raise RunFolderError(f"{out} is in the folder that it would hold; choose a place outside {folder}")
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
+    odd = next((name for name in names if not is_portable(name)), None)
+    if odd is not None:
+        raise RunFolderError(
+            f"{folder} has a file {odd!r}; expected names without ':' and '\\', which other systems take for a path of "
+            "their own and `unpack` refuses. Rename it, or copy the folder as it is"
+        )
     digests = {name: file_sha256(folder / name) for name in names}
     index = json.dumps({"format": FORMAT, "files": digests}, indent=1).encode()
     if len(names) > MOST_FILES or len(index) > MOST_INDEX_BYTES:
@@ -76,6 +81,12 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
     return len(names)
 
 
+def is_portable(name: str) -> bool:
+    """Whether a member's name is a path below the folder, on whatever system it is unpacked."""
+    inside = all(part not in ("", ".", "..") for part in name.split("/"))
+    return inside and not any(sign in name for sign in ("\\", "\0", ":"))
+
+
 def _names(folder: Path) -> list[str]:
     """The files of a run; links (W&B makes some, to its own logs) are neither followed nor packed."""
     names = []
@@ -83,7 +94,7 @@ def _names(folder: Path) -> list[str]:
         for path in (Path(place) / name for name in files):
             relative = path.relative_to(folder)
             hidden = any(part.startswith(".") for part in relative.parts)
-            if path.is_file() and not (path.is_symlink() or hidden or relative.as_posix() in LEFT_OUT):
+            if path.is_file() and not (path.is_symlink() or hidden or relative.as_posix() == LOCK):
                 names.append(relative.as_posix())
     return sorted(names)
 
