@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.hub import has_hub_form
 from nemo_uecr.data.model_files import read_object
 from nemo_uecr.data.pretrained import load_pretrained
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.doctor.weights import broken_config, broken_weights
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import DataError, first_line
 from nemo_uecr.plan.shards import rollout_fault
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def model_finding(role: str, name: str) -> Finding:
 
 
 def _cached(check: str, role: str, name: str) -> Finding:
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if not has_hub_form(name):
         return fail(check, f"no folder {name}", f"give {role}.model_name a folder or a hub name")
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -76,8 +77,7 @@ def load_tokenizer(name: str) -> Any:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, StrictDataclassError) as error:
         if not folder.is_dir():
             raise DataError(f"{name} has no tokenizer in the hub's cache of this machine") from error
-        first = (str(error).strip().splitlines() or ["no message"])[0]
-        raise DataError(f"{name}: {type(error).__name__}: {first}") from error
+        raise DataError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
     if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
         raise DataError(f"{name} has a tokenizer without tokens")
     return tokenizer
