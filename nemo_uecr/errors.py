@@ -36,3 +36,8 @@ class RunFolderError(UecrError, RuntimeError):
 
 class DependencyError(UecrError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, without the advice that follows; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

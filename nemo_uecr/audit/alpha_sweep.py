@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from nemo_uecr.audit.alpha_figure import NOTE, draw, summary_table
-from nemo_uecr.audit.bootstrap import Resamples, interval
+from nemo_uecr.audit.bootstrap import Resamples, interval, totals
 from nemo_uecr.audit.groups import GroupTable, group_table
 from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.schema import STUDENT
-from nemo_uecr.audit.teacher_reward import TeacherRewards, teacher_rewards
+from nemo_uecr.audit.teacher_reward import GAP_RANGE, TeacherRewards, checkpoint_counts, teacher_rewards
 from nemo_uecr.audit.thresholds import (
     TIE,
     conflict_rate,
@@ -40,7 +40,6 @@ POINTS, TOP, DENSE = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), 8.0, 161
 SHARE, BELOW = 0.1, 10
 #: Where zero events get an upper bound: the trained setting.
 TRAINED = 1.0
-RANGE = 0.05
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
 def _settings(replicates: int, seed: int) -> Numbers:
     return {
         "anchor": STUDENT, "clip": GAP_CLIP, "tie": TIE, "std": "population", "epsilon": EPSILON, "points": POINTS,
-        "top": TOP, "dense": DENSE, "share_of_a10": SHARE, "points_below_a10": BELOW, "range": RANGE,
+        "top": TOP, "dense": DENSE, "share_of_a10": SHARE, "points_below_a10": BELOW, "range": GAP_RANGE,
         "replicates": replicates, "seed": seed, "quantile": "inverted_cdf",
     }  # fmt: skip
 
@@ -165,7 +164,6 @@ def _by_problem(
     table: GroupTable, mixed: _Mixed, value_GA: Array, resamples: Resamples, steps: list[int]
 ) -> dict[str, Array]:
     """Mean over a checkpoint's mixed groups, then over checkpoints; problems are drawn for all checkpoints together."""
-    problems = resamples.count_SK.shape[1]
     replicate_SA = np.zeros((resamples.count_SK.shape[0], value_GA.shape[1]))
     counted_S1 = np.zeros((resamples.count_SK.shape[0], 1))
     values = []
@@ -175,9 +173,8 @@ def _by_problem(
             continue
         values.append(value_GA[own_G].mean(axis=0))
         problem = table.problem_P[mixed.group_G[own_G]]
-        total_KA = np.zeros((problems, value_GA.shape[1]))
-        np.add.at(total_KA, problem, value_GA[own_G])
-        weight_K1 = np.bincount(problem, minlength=problems)[:, None]
+        total_KA = totals(value_GA[own_G], problem, resamples.problems)
+        weight_K1 = np.bincount(problem, minlength=resamples.problems)[:, None]
         ratio_SA = resamples.ratio(total_KA, weight_K1)
         drawn_S1 = np.isfinite(ratio_SA[:, :1])
         replicate_SA += np.where(drawn_S1, ratio_SA, 0.0)
@@ -203,11 +200,8 @@ def _checkpoint(
         "pairs": int(mixed.pairs_G[own_G].sum()),
         "all_wrong_groups": int((degenerate_P & table.all_wrong_P).sum()),
         "all_right_groups": int((degenerate_P & table.all_right_P).sum()),
-        "degenerate_groups_with_teacher_variation": int((table.range(reward.reward_B) > RANGE)[degenerate_P].sum()),
-        "responses": int(here_B.sum()),
-        "truncated": int(scores.responses.truncated_B[here_B].sum()),
-        "cut": int(scores.responses.cut_B[here_B].sum()),
-        "nonfinite_tokens": int(reward.nonfinite_B[here_B].sum()),
+        "degenerate_groups_with_teacher_variation": int((table.range(reward.reward_B) > GAP_RANGE)[degenerate_P].sum()),
+        **checkpoint_counts(scores.responses, reward, step),
         "responses_with_nonfinite_tokens": int((reward.nonfinite_B[here_B] > 0).sum()),
     }
     if not own_G.any():

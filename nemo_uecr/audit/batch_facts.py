@@ -19,6 +19,7 @@ from nemo_uecr.audit.batch_texts import saved_texts
 from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.record_checks import batch_arrays, check_records, mean_reward
+from nemo_uecr.audit.responses import first_repeated
 from nemo_uecr.data.rows import parse_row
 from nemo_uecr.errors import DataError
 
@@ -223,7 +224,7 @@ def _prompt_faults(
             yield number, f"saved batch: group {label} has responses to {problem[label]!r} and {row['problem']!r}"
             return
     drawn = list(problem.values())
-    twice = next((name for place, name in enumerate(drawn) if name in drawn[:place]), None)
+    twice = first_repeated(drawn)
     if twice is not None and (intended.problems is None or intended.problems >= intended.prompts):
         yield number, f"saved batch: problem {twice!r} was drawn twice"
     if intended.order is not None and drawn != list(intended.order[number]):

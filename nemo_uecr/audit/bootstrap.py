@@ -26,6 +26,11 @@ class Resamples:
         chance = np.full(problems, 1.0 / problems)
         return cls(np.random.default_rng(seed).multinomial(problems, chance, size=replicates).astype(np.float64))
 
+    @property
+    def problems(self) -> int:
+        """K."""
+        return int(self.count_SK.shape[1])
+
     def ratio(self, numerator_K: Array, denominator_K: Array) -> Array:
         """``sum_k n_k numerator_k / sum_k n_k denominator_k`` of every replicate.
 
@@ -60,5 +65,7 @@ def interval(replicates_S: Array) -> dict[str, Array]:
 
 
 def totals(value_B: Array, cluster_B: Array, clusters: int) -> Array:
-    """[K] sum of the values of each cluster."""
-    return np.bincount(cluster_B, weights=value_B, minlength=clusters)
+    """[K, ...] sum of the values [B, ...] of each cluster."""
+    total_K = np.zeros((clusters, *value_B.shape[1:]))
+    np.add.at(total_K, cluster_B, value_B)
+    return total_K

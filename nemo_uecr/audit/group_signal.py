@@ -19,7 +19,7 @@ from nemo_uecr.audit.output import Audit, Numbers, Table
 from nemo_uecr.audit.pseudo_groups import pseudo_groups
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.share import Sampler, percent
-from nemo_uecr.audit.teacher_reward import teacher_rewards
+from nemo_uecr.audit.teacher_reward import GAP_RANGE, teacher_rewards
 from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.puu import UnifiedAdvantage, unified_advantage
 from nemo_uecr.core.records import GAP_CLIP
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 Array = np.ndarray
 
 ALPHA = 1.0
-#: A pseudo-group has signal when Std(R^U) or the range of R^T exceeds these, nats.
-STD, RANGE = 0.1, 0.05
+#: A pseudo-group has signal when Std(R^U) exceeds this, nats, or the range of R^T `GAP_RANGE`.
+STD = 0.1
 SIZES = (8, 4)
 #: Components of the figure and their meaning.
 COMPONENTS = {"grpo": "|A^GRPO|", "unified": "|A^U|", "task": "|A^task|U|", "teacher": "|alpha A^T|U|"}
@@ -72,7 +72,7 @@ def group_signal_audit(
     parts = unified_advantage(task, teacher, groups, alpha=ALPHA, floor=0.0, sample=False)
     grpo_B = normalised(task, groups, floor=0.0, sample=False)[0]
     sampler = Sampler.draw(table.problem_P, replicates=replicates, seed=seed)
-    spread = {"std": _of_group(parts.std_B.numpy(), table) > STD, "range": table.range(reward.reward_B) > RANGE}
+    spread = {"std": _of_group(parts.std_B.numpy(), table) > STD, "range": table.range(reward.reward_B) > GAP_RANGE}
     magnitude = _magnitudes(parts, grpo_B)
     checkpoints = [
         _coverage(step, table, spread, sampler)
@@ -82,7 +82,7 @@ def group_signal_audit(
     ]
     numbers: Numbers = {
         "settings": {
-            "anchor": anchor, "clip": GAP_CLIP, "alpha": ALPHA, "std_above": STD, "range_above": RANGE,
+            "anchor": anchor, "clip": GAP_CLIP, "alpha": ALPHA, "std_above": STD, "range_above": GAP_RANGE,
             "sizes": list(sizes), "std": "population", "integer_verdicts": integer_verdicts,
             "replicates": replicates, "seed": seed,
         },

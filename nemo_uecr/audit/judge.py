@@ -6,7 +6,6 @@ key that the judge does not get.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from nemo_uecr.audit.groups import group_table
-from nemo_uecr.audit.judging_folder import write_judging
+from nemo_uecr.audit.judging_folder import blind_name, check_judgement, key_rows, verdict_rows, write_judging
 from nemo_uecr.audit.responses import Responses
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.share import Sampler
-from nemo_uecr.audit.sources import parse_lines, require
+from nemo_uecr.audit.sources import require
 from nemo_uecr.errors import DataError
 
 Array = np.ndarray
@@ -58,7 +57,7 @@ def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
             continue
         second = different[0]
         ids = scores.responses.ids[first], scores.responses.ids[second]
-        name = hashlib.sha256(f"{seed}:{ids[0]}:{ids[1]}".encode()).hexdigest()[:16]  # tells the judge nothing
+        name = blind_name(seed, *ids)
         texts = {"first": columns["response"][first], "second": columns["response"][second]}
         shown.append(
             {"pair": name, "question": columns["question"][first], "answer": columns["answer"][first], **texts}
@@ -74,34 +73,22 @@ def read_judge(verdicts: Path, key: Path) -> list[JudgedPair]:
     Raises:
         DataError: naming file and line.
     """
-    for path in (verdicts, key):
-        if not path.is_file():
-            raise DataError(f"{path}: no such file; expected the judge's verdicts and the key of `--write-pairs`")
+    check_judgement(verdicts, key, "the judge's verdicts and the key of `--write-pairs`")
     names = _key(key)
-    judged: dict[str, JudgedPair] = {}
-    for place, row in parse_lines(verdicts):
-        require(row, {"pair": str, "preferred": str}, place)
-        pair, preferred = row["pair"], row["preferred"]
-        if pair not in names:
-            raise DataError(f"{place}: pair {pair!r} is not in {key}; expected the pairs of that key")
-        if preferred not in PREFERENCES:
-            raise DataError(f"{place}: preferred is {preferred!r}; expected one of {', '.join(PREFERENCES)}")
-        if pair in judged:
-            raise DataError(f"{place}: pair {pair!r} stands twice; expected each once")
-        judged[pair] = JudgedPair(*names[pair], preferred)
-    if not judged:
-        raise DataError(f"{verdicts} holds no verdict; expected one a line")
-    return list(judged.values())
+    judged: list[JudgedPair] = []
+    for place, row in verdict_rows(verdicts, key, "pair", names):
+        require(row, {"preferred": str}, place)
+        if row["preferred"] not in PREFERENCES:
+            raise DataError(f"{place}: preferred is {row['preferred']!r}; expected one of {', '.join(PREFERENCES)}")
+        judged.append(JudgedPair(*names[row["pair"]], row["preferred"]))
+    return judged
 
 
 def _key(path: Path) -> dict[str, tuple[str, str]]:
     names: dict[str, tuple[str, str]] = {}
-    for place, row in parse_lines(path):
-        require(row, {"pair": str, "first": str, "second": str}, place)
+    for place, row in key_rows(path, "pair", {"first": str, "second": str}):
         if row["first"] == row["second"]:
             raise DataError(f"{place}: first and second are both {row['first']!r}; expected two responses")
-        if row["pair"] in names:
-            raise DataError(f"{place}: pair {row['pair']!r} stands twice; expected each once")
         names[row["pair"]] = row["first"], row["second"]
     return names
 

@@ -1,15 +1,24 @@
-"""The folder of a blinded judgement: what the judge gets, and the key, without which no verdict can be read."""
+"""A blinded judgement: what the judge gets, the key that the judge does not get, and the judge's file read with it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from nemo_uecr.audit.sources import parse_lines, require
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import DataError
 
 KEY = "key.jsonl"
+Row = Mapping[str, Any]
+
+
+def blind_name(seed: int, *responses: str) -> str:
+    """A name that tells the judge nothing; the same for the same seed and responses."""
+    return hashlib.sha256(":".join((str(seed), *responses)).encode()).hexdigest()[:16]
 
 
 def write_judging(
@@ -39,6 +48,53 @@ def _differs(path: Path, content: bytes) -> bool:
             raise DataError(f"{path} is no regular file; name another folder")
         return False
     return path.stat().st_size != len(content) or path.read_bytes() != content
+
+
+def check_judgement(verdicts: Path, key: Path, expected: str) -> None:
+    """Refuse a judge's file or a key that is not there.
+
+    Raises:
+        DataError: naming it.
+    """
+    for path in (verdicts, key):
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; expected {expected}")
+
+
+def key_rows(key: Path, kind: str, fields: Mapping[str, type]) -> Iterator[tuple[str, Row]]:
+    """Place and content of each line of a key; ``kind``, "pair" or "item", is the field with the name of each.
+
+    Raises:
+        DataError: naming file and line.
+    """
+    seen: set[str] = set()
+    for place, row in parse_lines(key):
+        require(row, {kind: str, **fields}, place)
+        _once(row[kind], seen, kind, place)
+        yield place, row
+
+
+def verdict_rows(verdicts: Path, key: Path, kind: str, names: Container[str]) -> Iterator[tuple[str, Row]]:
+    """Place and content of each line of a judge's file: of what the key names, each once, and not all of it perhaps.
+
+    Raises:
+        DataError: naming file and line, or saying that there is none.
+    """
+    seen: set[str] = set()
+    for place, row in parse_lines(verdicts):
+        require(row, {kind: str}, place)
+        if row[kind] not in names:
+            raise DataError(f"{place}: {kind} {row[kind]!r} is not in {key}; expected the {kind}s of that key")
+        _once(row[kind], seen, kind, place)
+        yield place, row
+    if not seen:
+        raise DataError(f"{verdicts} holds no {kind}; expected one a line")
+
+
+def _once(name: str, seen: set[str], kind: str, place: str) -> None:
+    if name in seen:
+        raise DataError(f"{place}: {kind} {name!r} stands twice; expected each once")
+    seen.add(name)
 
 
 def _lines(rows: Sequence[Mapping[str, object]]) -> bytes:

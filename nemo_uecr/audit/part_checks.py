@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, RESPONSES, part_numbers, row_path, token_path
 from nemo_uecr.data.digest import file_sha256
-from nemo_uecr.data.json_text import decoded
+from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError, ScoreError
 
 #: Rounding that a log-probability may lie above 0, or an entropy below it, in nats.
@@ -32,20 +32,17 @@ def read_plan(folder: Path) -> dict[str, Any]:
     path = folder / PLAN
     if not path.is_file():
         raise DataError(f"{folder} has no {PLAN}; expected a folder that `nemo-uecr score` wrote")
-    try:
-        plan = decoded(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path} is no valid JSON ({error}); restore it, or score into a new folder") from error
-    if not isinstance(plan, dict):
-        raise DataError(f"{path} holds a {type(plan).__name__}; expected an object. Score into a new folder")
+    plan = read_object(path)
     if plan.get("format") != FORMAT:
         raise DataError(f"{path} has format {plan.get('format')!r}; expected {FORMAT!r}")
     for key in _REQUIRED:
         if key not in plan:
             raise DataError(f"{path} has no {key!r}; expected the file as `score` writes it. Score into a new folder")
-    for key in ("anchors", "students", "sources", PARTS):
+    for key in _REQUIRED:
         if not isinstance(plan[key], dict):
             raise DataError(f"{path}: {key!r} is a {type(plan[key]).__name__}; expected an object")
+    if not isinstance(plan["teacher"].get("name"), str):
+        raise DataError(f"{path}: 'teacher' has no name; expected the model that scored. Score into a new folder")
     wanted = plan.get(RESPONSES, 0)  # a writer that writes at once says none
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 0:
         raise DataError(f"{path}: {RESPONSES!r} is {wanted!r}; expected a whole number from 0. Score into a new folder")

@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nemo_uecr.audit.encoding import id_sequences
 from nemo_uecr.audit.part_files import part_table, part_tensors
 from nemo_uecr.audit.parts import record_files
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.schema import FORMAT, part_numbers, rank_path
 from nemo_uecr.data.atomic import replace_file
-from nemo_uecr.data.problems import Problem
 from nemo_uecr.local.models import TokenModel
-from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.rollout import Response
 from nemo_uecr.local.scores import token_logits
 from nemo_uecr.local.sequences import Sequences, micro_slices
 
@@ -49,10 +47,7 @@ def _micro_batches(folder: Path, number: int, batch: int) -> list[tuple[Sequence
     prompts = part_table(folder, number, ["prompt_ids"])["prompt_ids"]
     tensors = part_tensors(folder, number, ("offsets", "token_ids"))
     ids = torch.tensor_split(tensors["token_ids"], tensors["offsets"][1:-1])
-    sequences = Sequences(
-        [Prompt(Problem("", "", ""), tuple(prompt)) for prompt in prompts],
-        [Response(tuple(own.tolist()), "", False) for own in ids],
-    )
+    sequences = id_sequences(prompts, [own.tolist() for own in ids])
     groups = micro_slices(len(prompts), minibatch=len(prompts), microbatch=batch)
     return [(sequences, rows) for group in groups for rows in group]
 

@@ -5,7 +5,7 @@ Shape legend: B = responses, P = groups, K = problems.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,8 @@ def responses_of(table: dict[str, list[Any]], folder: Path) -> Responses:
         DataError: If a response stands twice.
     """
     ids = tuple(table["id"])
-    if len(set(ids)) < len(ids):
-        seen: set[str] = set()
-        twice = next(name for name in ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    twice = first_repeated(ids)
+    if twice is not None:
         raise DataError(f"{folder}: response {twice!r} stands twice; expected each once")
     problems = tuple(f"{name}/{problem}" for name, problem in zip(table["benchmark"], table["problem"], strict=True))
     reward = [np.nan if value is None else value for value in table["reward"]]
@@ -96,6 +95,16 @@ def responses_of(table: dict[str, list[Any]], folder: Path) -> Responses:
         cut_B=np.asarray(table["cut"], dtype=bool),
         from_text_B=np.asarray([source == "text" for source in table["ids_from"]], dtype=bool),
     )
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """The first name that was there before; None where all differ."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def numbered(names: Sequence[str]) -> Array:

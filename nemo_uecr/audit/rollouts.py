@@ -16,7 +16,7 @@ from torch import Tensor
 from nemo_uecr.audit.part_checks import check_finished, check_hash, check_parts, check_tensors, read_plan
 from nemo_uecr.audit.part_files import part_table, part_tensors, read_tensors
 from nemo_uecr.audit.responses import Responses, responses_of
-from nemo_uecr.audit.schema import ANCHOR, COLUMNS, TENSORS, rank_path, row_path, token_path
+from nemo_uecr.audit.schema import ANCHOR, COLUMNS, STUDENT, TENSORS, rank_path, row_path, token_path
 from nemo_uecr.errors import DataError
 
 
@@ -67,7 +67,7 @@ class Scores:
         """
         if anchor not in self.plan["anchors"]:
             have = ", ".join(self.plan["anchors"])
-            hint = "--student MODEL" if anchor == "student" else f"--anchor {anchor}=MODEL"
+            hint = "--student MODEL" if anchor == STUDENT else f"--anchor {anchor}=MODEL"
             raise DataError(
                 f"{self.folder} has no scores of anchor {anchor!r} (it has {have}); score into a new folder with {hint}"
             )

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemo_uecr.audit.batch_texts import saved_texts
-from nemo_uecr.audit.sources import Rollout, Source, encode_question, evaluated, parse_lines, step_of
+from nemo_uecr.audit.sources import Rollout, Source, encode_question, evaluated, step_of
 from nemo_uecr.config.schema import Config
 from nemo_uecr.config.written import written_config
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.samples import read_samples
-
-#: What of a run can be scored.
-TAKES = ("evaluations", "batches")
 
 
 def is_run(path: Path) -> bool:
@@ -98,6 +95,3 @@ def _batch(path: Path, config: Config) -> list[Rollout]:
             )
         )
     return rollouts
-
-
-__all__ = ["TAKES", "is_run", "parse_lines", "run_source"]

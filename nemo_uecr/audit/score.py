@@ -16,19 +16,18 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.audit.asked import check_asked, record_asked
+from nemo_uecr.audit.encoding import Encoded, encode, row_of, warn_of_text
 from nemo_uecr.audit.parts import keep_plan, merged_plan, next_number, write_part
 from nemo_uecr.audit.progress import ProgressLine
+from nemo_uecr.audit.responses import first_repeated
 from nemo_uecr.audit.rollouts import Scores, read_scores, read_unfinished
 from nemo_uecr.audit.schema import ANCHOR, PLAN, RESPONSES, STUDENT, part_numbers
 from nemo_uecr.audit.sources import Rollout
 from nemo_uecr.data.digest import file_sha256
-from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.run_lock import locked
-from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.plan import model_digest
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
-from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.rollout import Response
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Sequences, micro_slices
 
@@ -79,22 +78,15 @@ def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
         RunFolderError: If the folder is in use, was scored differently, or an interrupted call's rest is left out.
     """
     _check_unique(rollouts)
-    try:
-        with locked(folder):
-            _score_missing(folder, rollouts, files, scoring)
-    except RunFolderError as error:
-        if "is in use" not in str(error):
-            raise
-        raise RunFolderError(f"{folder} is in use by another process; wait for it or choose another --out") from error
+    with locked(folder):
+        _score_missing(folder, rollouts, files, scoring)
     return read_scores(folder)
 
 
 def _check_unique(rollouts: Sequence[Rollout]) -> None:
-    seen: set[str] = set()
-    for rollout in rollouts:
-        if rollout.id in seen:
-            raise DataError(f"response {rollout.id!r} is given twice; expected each once. Name the sources apart")
-        seen.add(rollout.id)
+    twice = first_repeated(rollout.id for rollout in rollouts)
+    if twice is not None:
+        raise DataError(f"response {twice!r} is given twice; expected each once. Name the sources apart")
 
 
 def _score_missing(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> None:
@@ -118,15 +110,15 @@ def _score_missing(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
             anchors = {STUDENT: student, **fixed}
             for anchor in anchors.values():
                 check_same_tokens(anchor, teacher)
-            encoded = [_encode(each, student, scoring.max_length) for each in own]
-            _warn_of_text(encoded, step)
+            encoded = [encode(each, student, scoring.max_length) for each in own]
+            warn_of_text(encoded, step)
             students[str(step)] = plan["students"][str(step)]
             _record(folder, asked, plan | {"students": students})  # a call refused so far is recorded nowhere
             encoded.sort(key=lambda each: len(each.prompt.token_ids) + len(each.response.token_ids))
             for start in range(0, len(encoded), scoring.part):
                 part = encoded[start : start + scoring.part]
                 tensors, nonfinite = _part_tensors(part, teacher, anchors, scoring.batch)
-                rows = [_row(each, count) for each, count in zip(part, nonfinite, strict=True)]
+                rows = [row_of(each, count) for each, count in zip(part, nonfinite, strict=True)]
                 write_part(folder, next_number(folder), rows, tensors)
                 progress.advance(len(part))
 
@@ -160,59 +152,8 @@ def _load(model: str, role: str, scoring: Scoring) -> TokenModel:
     return loaded
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    """A response as token ids, cut to the length limit."""
-
-    rollout: Rollout
-    prompt: Prompt
-    response: Response
-    sampled: int
-
-
-def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> _Encoded:
-    tokenizer = student.tokenizer
-    prompt_ids = tuple(rollout.prompt(tokenizer))
-    ids = rollout.token_ids
-    if ids is None:
-        ids = tuple(tokenizer(rollout.response, add_special_tokens=False)["input_ids"])
-        ids += () if rollout.truncated else (_end_id(student),)
-    if not ids or not prompt_ids:
-        raise DataError(f"response {rollout.id!r} has no token, or its prompt has none; expected at least one of each")
-    largest, vocabulary = max(*ids, *prompt_ids), student.module.get_input_embeddings().num_embeddings
-    if largest >= vocabulary:
-        raise DataError(
-            f"response {rollout.id!r} or its prompt has token id {largest}; expected ids below {vocabulary}, the "
-            "student's vocabulary. Give the student that generated it"
-        )
-    room = len(ids) if max_length is None else max_length - len(prompt_ids)
-    if room < 1:
-        raise DataError(
-            f"the prompt of response {rollout.id!r} has {len(prompt_ids)} tokens; expected fewer than "
-            f"--max-length {max_length}, so that a response token can be scored"
-        )
-    truncated = rollout.truncated if rollout.truncated is not None else ids[-1] not in student.end_ids
-    problem = Problem(rollout.problem, rollout.question or "", rollout.answer or "")
-    response = Response(ids[:room], rollout.response, truncated)
-    return _Encoded(rollout, Prompt(problem, prompt_ids), response, len(ids))
-
-
-def _end_id(student: TokenModel) -> int:
-    own = student.tokenizer.eos_token_id
-    return int(own) if own in student.end_ids else min(student.end_ids)
-
-
-def _warn_of_text(encoded: Sequence[_Encoded], step: int) -> None:
-    count = sum(each.rollout.token_ids is None for each in encoded)
-    if count:
-        log.warning(
-            "%d of %d responses of step %d were kept as text only: their tokens are the tokenizer's, which may differ "
-            "from those that were sampled (column ids_from)", count, len(encoded), step,
-        )  # fmt: skip
-
-
 def _part_tensors(
-    part: Sequence[_Encoded], teacher: TokenModel, anchors: Mapping[str, TokenModel], batch: int
+    part: Sequence[Encoded], teacher: TokenModel, anchors: Mapping[str, TokenModel], batch: int
 ) -> tuple[dict[str, Tensor], list[int]]:
     """The packed tokens of a part, and how many of each response have a score that is not finite."""
     sequences = Sequences([each.prompt for each in part], [each.response for each in part])
@@ -233,26 +174,3 @@ def _part_tensors(
         **{name: value_BT[mask_BT] for name, value_BT in fields.items()},
     }
     return tensors, bad_BT.sum(dim=1).tolist()
-
-
-def _row(each: _Encoded, nonfinite: int) -> dict[str, Any]:
-    rollout, scored = each.rollout, len(each.response.token_ids)
-    return {
-        "id": rollout.id,
-        "checkpoint": rollout.checkpoint,
-        "benchmark": rollout.benchmark,
-        "problem": rollout.problem,
-        "sample": rollout.sample,
-        "group": rollout.group,
-        "question": rollout.question,
-        "answer": rollout.answer,
-        "response": rollout.response,
-        "reward": rollout.reward,
-        "prompt_ids": list(each.prompt.token_ids),
-        "sampled_tokens": each.sampled,
-        "scored_tokens": scored,
-        "truncated": each.response.truncated,
-        "cut": scored < each.sampled,
-        "ids_from": "text" if rollout.token_ids is None else "sampled",
-        "nonfinite_tokens": nonfinite,
-    }

@@ -20,13 +20,11 @@ class Sampler:
     """The draws that all numbers of one audit share."""
 
     resamples: Resamples
-    problems: int
 
     @classmethod
     def draw(cls, problem_P: Array, *, replicates: int, seed: int) -> Sampler:
         """Draw for the problems that the groups name."""
-        problems = int(problem_P.max()) + 1
-        return cls(Resamples.draw(problems, replicates=replicates, seed=seed), problems)
+        return cls(Resamples.draw(int(problem_P.max()) + 1, replicates=replicates, seed=seed))
 
     def mean(self, value_P: Array, among_P: Array, problem_P: Array) -> Share:
         """Mean of a value over chosen groups, each with equal weight.
@@ -44,7 +42,7 @@ class Sampler:
 
     def ratio(self, above: Array, below: Array, problem: Array) -> Share:
         """``sum(above) / sum(below)`` with its interval; entries are clustered by problem."""
-        above_K, below_K = totals(above, problem, self.problems), totals(below, problem, self.problems)
+        above_K, below_K = (totals(each, problem, self.resamples.problems) for each in (above, below))
         found = interval(self.resamples.ratio(above_K, below_K))
         weight = float(below.sum())
         value = float(above.sum()) / weight if weight > 0 else float("nan")

@@ -17,7 +17,7 @@ from nemo_uecr.audit.output import Audit, Numbers, Table
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.schema import STUDENT
 from nemo_uecr.audit.share import Sampler, percent
-from nemo_uecr.audit.teacher_reward import teacher_rewards
+from nemo_uecr.audit.teacher_reward import GAP_RANGE, checkpoint_counts, teacher_rewards
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
-#: A group is distinguished by the teacher when R^T spreads over more than this, nats (the paper's eps_gap).
-GAP_RANGE = 0.05
 NOTE = (
     "Teacher score: token mean of the unclipped gap between the teacher and the checkpoint that generated the "
     "response. A degenerate group is all wrong or all right. Distinguished groups are a share of the degenerate ones. "
@@ -51,7 +49,7 @@ def signal_audit(scores: Scores, judged: list[JudgedPair] | None, *, replicates:
     table = group_table(scores.responses)
     sampler = Sampler.draw(table.problem_P, replicates=replicates, seed=seed)
     checkpoints = [
-        _checkpoint(step, table, reward.reward_B, sampler) | _counts(scores, reward.nonfinite_B, step)
+        _checkpoint(step, table, reward.reward_B, sampler) | checkpoint_counts(scores.responses, reward, step)
         for step in scores.responses.checkpoints
     ]
     numbers: Numbers = {
@@ -83,17 +81,6 @@ def _checkpoint(step: int, table: GroupTable, reward_B: Array, sampler: Sampler)
         "distinguished_degenerate_of_all": mean(spread_P & degenerate_P, every_P),
         "conflict": mean(conflict_P, table.mixed_P),
         "pairs": int((table.correct_P * (table.size_P - table.correct_P))[here_P].sum()),
-    }
-
-
-def _counts(scores: Scores, nonfinite_B: Array, step: int) -> Numbers:
-    found = scores.responses
-    here_B = found.checkpoint_B == step
-    return {
-        "responses": int(here_B.sum()),
-        "truncated": int(found.truncated_B[here_B].sum()),
-        "cut": int(found.cut_B[here_B].sum()),
-        "nonfinite_tokens": int(nonfinite_B[here_B].sum()),
     }
 
 

@@ -10,7 +10,6 @@ with one label a step, and the number of the first substantive error (from 1) or
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from nemo_uecr.audit.judging_folder import write_judging
+from nemo_uecr.audit.judging_folder import blind_name, check_judgement, key_rows, verdict_rows, write_judging
 from nemo_uecr.audit.segment import segment
-from nemo_uecr.audit.sources import parse_lines, require
 from nemo_uecr.errors import DataError
 
 STEPS = "steps.jsonl"
@@ -57,7 +55,7 @@ def write_items(items: Sequence[Item], folder: Path, *, seed: int) -> int:
     shown, key = [], []
     for place in np.random.default_rng(seed).permutation(len(items)):
         item = items[place]
-        name = hashlib.sha256(f"{seed}:{item.response_id}".encode()).hexdigest()[:16]  # tells the judge nothing
+        name = blind_name(seed, item.response_id)
         steps = [{"number": n, "text": step.text(item.response)} for n, step in enumerate(segment(item.response), 1)]
         shown.append({"item": name, "question": item.question, "answer": item.answer, "steps": steps})
         key.append({"item": name, "response": item.response_id, "steps": len(steps)})
@@ -71,32 +69,19 @@ def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
     Raises:
         DataError: naming file and line.
     """
-    for path in (verdicts, key):
-        if not path.is_file():
-            raise DataError(f"{path}: no such file; expected the judge's labels and the key of `--write-steps`")
+    check_judgement(verdicts, key, "the judge's labels and the key of `--write-steps`")
     names = _key(key)
     found: dict[str, Labels] = {}
-    for place, row in parse_lines(verdicts):
-        require(row, {"item": str}, place)
-        item = row["item"]
-        if item not in names:
-            raise DataError(f"{place}: item {item!r} is not in {key}; expected the items of that key")
-        response = names[item]["response"]
-        if response in found:
-            raise DataError(f"{place}: item {item!r} stands twice; expected each once")
-        found[response] = _labels(row, names[item]["steps"], place)
-    if not found:
-        raise DataError(f"{verdicts} holds no item; expected one a line")
+    for place, row in verdict_rows(verdicts, key, "item", names):
+        own = names[row["item"]]
+        found[own["response"]] = _labels(row, own["steps"], place)
     return found
 
 
 def _key(path: Path) -> dict[str, Mapping[str, Any]]:
     names: dict[str, Mapping[str, Any]] = {}
     responses: set[str] = set()
-    for place, row in parse_lines(path):
-        require(row, {"item": str, "response": str, "steps": int}, place)
-        if row["item"] in names:
-            raise DataError(f"{place}: item {row['item']!r} stands twice; expected each once")
+    for place, row in key_rows(path, "item", {"response": str, "steps": int}):
         if row["response"] in responses:
             raise DataError(f"{place}: response {row['response']!r} stands twice; expected each once")
         names[row["item"]] = row

@@ -5,6 +5,7 @@ Shape legend: B = responses, N = tokens in a flat list.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,12 @@ import torch
 from nemo_uecr.audit.parts import keep_plan, write_part
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.schema import ANCHOR, STUDENT
+from nemo_uecr.data.atomic import new_folder
 
 Array = np.ndarray
+
+#: A model that nobody has.
+MODEL: dict[str, str | None] = {"name": "made", "sha256": None}
 
 
 @dataclass(frozen=True)
@@ -47,17 +52,17 @@ PAPER: dict[str, Size] = {
 
 
 def make_scores(folder: Path, size: Size, *, seed: int) -> None:
-    """Write a folder of scores: binary rewards that depend on the problem, gaps that depend on reward and entropy."""
+    """Write a folder of scores that is complete or absent.
+
+    The rewards are binary and depend on the problem, the gaps depend on reward and entropy.
+    """
+    with new_folder(folder) as out:
+        _fill(out, size, seed)
+
+
+def _fill(folder: Path, size: Size, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    model = {"name": "made", "sha256": None}
-    keep_plan(
-        folder,
-        {
-            "teacher": model, "anchors": {STUDENT: "made", "base": model},
-            "students": {str(step): model for step in size.samples}, "sources": {}, "dtype": "float32",
-            "temperature": 1.0, "max_length": None, "engine": "made",
-        },
-    )  # fmt: skip
+    made_plan(folder, MODEL, {STUDENT: "made", "base": MODEL}, size.samples)
     # So wide a spread over problems that about two fifths are never or always solved, as in the paper's sweep.
     ability = generator.normal(-1.0, 3.6, size.problems)
     part = 0
@@ -97,24 +102,48 @@ def _tokens(reward_B: Array, tokens: int, generator: np.random.Generator) -> tup
 
 def _rows(step: int, problems: Array, samples: int, reward_B: Array, lengths: Array) -> list[dict[str, Any]]:
     return [
-        {
-            "id": f"step {step}/made/{problem}/{place % samples}",
-            "checkpoint": step,
-            "benchmark": "made",
-            "problem": str(problem),
-            "sample": place % samples,
-            "group": f"{step}/made/{problem}",
-            "question": f"made problem {problem}",
-            "answer": str(problem),
-            "response": f"\\boxed{{{problem if reward_B[place] else -1}}}",
-            "reward": float(reward_B[place]),
-            "prompt_ids": [1],
-            "sampled_tokens": int(lengths[place]),
-            "scored_tokens": int(lengths[place]),
-            "truncated": False,
-            "cut": False,
-            "ids_from": "sampled",
-            "nonfinite_tokens": 0,
-        }
+        made_row(
+            step, problem, place % samples, int(lengths[place]),
+            question=f"made problem {problem}", answer=str(problem),
+            response=f"\\boxed{{{problem if reward_B[place] else -1}}}", reward=float(reward_B[place]),
+        )
         for place, problem in enumerate(problems.tolist())
-    ]
+    ]  # fmt: skip
+
+
+def made_plan(
+    folder: Path, teacher: Mapping[str, Any], anchors: Mapping[str, object], checkpoints: Iterable[int]
+) -> None:
+    """Begin a folder of made scores."""
+    keep_plan(
+        folder,
+        {
+            "teacher": teacher, "anchors": anchors, "students": {str(step): MODEL for step in checkpoints},
+            "sources": {}, "dtype": "float32", "temperature": 1.0, "max_length": None, "engine": "made",
+        },
+    )  # fmt: skip
+
+
+def made_row(
+    checkpoint: int, problem: int, sample: int, tokens: int, *, question: str, answer: str, response: str, reward: float
+) -> dict[str, Any]:
+    """The row of a made response, all of whose tokens were sampled and scored."""
+    return {
+        "id": f"step {checkpoint}/made/{problem}/{sample}",
+        "checkpoint": checkpoint,
+        "benchmark": "made",
+        "problem": str(problem),
+        "sample": sample,
+        "group": f"{checkpoint}/made/{problem}",
+        "question": question,
+        "answer": answer,
+        "response": response,
+        "reward": reward,
+        "prompt_ids": [1],
+        "sampled_tokens": tokens,
+        "scored_tokens": tokens,
+        "truncated": False,
+        "cut": False,
+        "ids_from": "sampled",
+        "nonfinite_tokens": 0,
+    }

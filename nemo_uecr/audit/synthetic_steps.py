@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from nemo_uecr.audit.parts import keep_plan, write_part
+from nemo_uecr.audit.judged_steps import GROUP_SIZE
+from nemo_uecr.audit.parts import write_part
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.schema import ANCHOR, STUDENT
-from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.audit.synthetic import made_plan, made_row
+from nemo_uecr.data.atomic import new_folder
 
 WRONG, RIGHT, OTHER = 0, 1, 2
 #: Teacher entropy of the tokens of wrong steps, of right ones, and of the rest, nats: the teacher is surer of an error.
@@ -50,7 +52,6 @@ class StepSize:
 
 #: The paper's 200 failed responses, five of each of 40 mixed groups.
 PAPER_STEPS = StepSize(problems=40, failed=5, steps=430)
-GROUP_SIZE = 8
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Planted:
 
 
 def make_step_scores(folder: Path, size: StepSize, tokenizer: Any, *, seed: int) -> None:
-    """Write a folder of scores, its tokenizer, and the answer that `audit localization` must give.
+    """Write a folder of scores, its tokenizer, and the answer that `audit localization` must give; complete or absent.
 
     Args:
         folder: a new folder.
@@ -71,30 +72,32 @@ def make_step_scores(folder: Path, size: StepSize, tokenizer: Any, *, seed: int)
         tokenizer: of the responses.
         seed: of everything.
     """
-    dice = np.random.default_rng(seed)
-    tokenizer.save_pretrained(folder / TOKENIZER)
-    named = {"name": str(folder / TOKENIZER), "sha256": None}
-    keep_plan(
-        folder,
-        {
-            "teacher": named, "anchors": {STUDENT: "made"}, "students": {"0": {"name": "made", "sha256": None}},
-            "sources": {}, "dtype": "float32", "temperature": 1.0, "max_length": None, "engine": "made",
-        },
-    )  # fmt: skip
-    gaps = []
+    with new_folder(folder) as out:
+        tokenizer.save_pretrained(out / TOKENIZER)
+        made_plan(out, {"name": str(folder / TOKENIZER), "sha256": None}, {STUDENT: "made"}, [0])
+        answer = json.dumps(_answer(_write_groups(out, size, tokenizer, seed)), indent=1) + "\n"
+        (out / ANSWER).write_text(answer, encoding="utf-8")
+
+
+def _write_groups(folder: Path, size: StepSize, tokenizer: Any, seed: int) -> list[dict[str, float]]:
+    """Write the responses; returns the known gaps of the failed ones."""
+    dice, gaps = np.random.default_rng(seed), []
     with ProgressLine("made responses", size.problems * GROUP_SIZE) as progress:
         for problem in range(size.problems):
             operations = _operations(dice, size.steps)
             group = [_response(dice, operations, failed=number < size.failed) for number in range(GROUP_SIZE)]
             encoded = [_encoded(each, tokenizer) for each in group]
-            rows = [_row(problem, number, operations, group[number], len(encoded[number][0])) for number in range(8)]
+            rows = [
+                _row(problem, number, operations, response, len(ids))
+                for number, (response, (ids, _)) in enumerate(zip(group, encoded, strict=True))
+            ]
             write_part(folder, problem, rows, _tensors(group, encoded))
             gaps += [
                 known_gap(each.dislike, np.bincount(kind_N, minlength=3).tolist())
                 for each, (_, kind_N) in zip(group[: size.failed], encoded, strict=False)
             ]
             progress.advance(GROUP_SIZE)
-    _write_answer(folder, gaps)
+    return gaps
 
 
 def known_gap(dislike: float, count: Sequence[int]) -> dict[str, float]:
@@ -182,32 +185,17 @@ def _row(
 ) -> dict[str, Any]:
     answer = START + sum(operand if sign == "+" else -operand for sign, operand in operations)
     chain = " ".join(f"{sign}{operand}" for sign, operand in operations)
+    return made_row(
+        0, problem, number, tokens,
+        question=f"Start with {START}: {chain} = ?", answer=str(answer),
+        response="".join(response.lines), reward=float(WRONG not in response.kinds),
+    )  # fmt: skip
+
+
+def _answer(gaps: Sequence[dict[str, float]]) -> dict[str, Any]:
     return {
-        "id": f"step 0/made/{problem}/{number}",
-        "checkpoint": 0,
-        "benchmark": "made",
-        "problem": str(problem),
-        "sample": number,
-        "group": f"0/made/{problem}",
-        "question": f"Start with {START}: {chain} = ?",
-        "answer": str(answer),
-        "response": "".join(response.lines),
-        "reward": float(WRONG not in response.kinds),
-        "prompt_ids": [1],
-        "sampled_tokens": tokens,
-        "scored_tokens": tokens,
-        "truncated": False,
-        "cut": False,
-        "ids_from": "sampled",
-        "nonfinite_tokens": 0,
-    }
-
-
-def _write_answer(folder: Path, gaps: Sequence[dict[str, float]]) -> None:
-    content = {
         "settings": {"rho": RHO, "tau_delta": TAU_DELTA, "tau_entropy": TAU_ENTROPY},
         "responses": len(gaps),
         "gap": {name: math.fsum(each[name] for each in gaps) / len(gaps) for name in gaps[0]},
         "positive": sum(each["full ECR"] > 0 for each in gaps) / len(gaps),
     }
-    replace_file(folder / ANSWER, (json.dumps(content, indent=1) + "\n").encode())

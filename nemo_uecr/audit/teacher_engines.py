@@ -5,7 +5,6 @@ Shape legend: b = responses, N = their scored tokens in a flat list.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -70,19 +69,13 @@ def _without_gpu() -> str | None:
 
 def _transformers(dtype: str) -> Callable[[str, Request], EngineScores]:
     def score(model: str, request: Request) -> EngineScores:
-        from nemo_uecr.data.problems import Problem
+        from nemo_uecr.audit.encoding import id_sequences
         from nemo_uecr.local.models import load_model
-        from nemo_uecr.local.prompts import Prompt
-        from nemo_uecr.local.rollout import Response
         from nemo_uecr.local.scores import score as score_sequences
-        from nemo_uecr.local.sequences import Sequences
 
         loaded = load_model(model, role="teacher", dtype=dtype, device=torch.device("cpu"), trained=False)
         loaded.module.requires_grad_(False)
-        nothing = Problem("", "", "")
-        sequences = Sequences(
-            [Prompt(nothing, ids) for ids in request.prompts], [Response(ids, "", False) for ids in request.responses]
-        )
+        sequences = id_sequences(request.prompts, request.responses)
         # One response at a time: another shape than that of the reference, so that its rounding shows as well.
         rows = [slice(row, row + 1) for row in range(len(request.prompts))]
         found = score_sequences(loaded, sequences, rows, temperatures=(1.0,), entropy=True)
@@ -106,7 +99,7 @@ def _megatron(model: str, request: Request) -> EngineScores:
         given, out = Path(folder) / "request.safetensors", Path(folder) / "scores.safetensors"
         save_file(tensors, given)
         words = [sys.executable, "-m", "nemo_uecr.audit.megatron_engine", model, str(given), str(out)]
-        done = subprocess.run(words, env=dict(os.environ), capture_output=True, text=True, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = (done.stderr.strip() or "no message").splitlines()[-1]
             raise DataError(f"megatron-core cannot score {model!r} ({last[:200]}); expected a Qwen3 folder")

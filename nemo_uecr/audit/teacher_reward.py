@@ -10,10 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from nemo_uecr.audit.progress import ProgressLine
+from nemo_uecr.audit.responses import Responses
 from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.errors import ScoreError
 
 Array = np.ndarray
+
+#: A group is distinguished by the teacher when R^T spreads over more than this, nats (the paper's eps_gap).
+GAP_RANGE = 0.05
 
 
 @dataclass(frozen=True)
@@ -68,3 +72,14 @@ def teacher_rewards(scores: Scores, anchor: str, *, clip: float | None) -> Teach
             "expected at least one. Check the two models, and score again"
         )
     return TeacherRewards(total_B / used_B, nonfinite_B)
+
+
+def checkpoint_counts(responses: Responses, reward: TeacherRewards, step: int) -> dict[str, int]:
+    """Responses of a checkpoint, those that were truncated in generation or cut in scoring, tokens left out."""
+    here_B = responses.checkpoint_B == step
+    return {
+        "responses": int(here_B.sum()),
+        "truncated": int(responses.truncated_B[here_B].sum()),
+        "cut": int(responses.cut_B[here_B].sum()),
+        "nonfinite_tokens": int(reward.nonfinite_B[here_B].sum()),
+    }

@@ -55,7 +55,7 @@ def token_credit_audit(
     boundaries = entropy_boundaries(reference_N, STRATA)
     count = len(boundaries) + 1
     strata = Strata.of(table, stratum_of(entropy_N, boundaries), count, replicates=replicates, seed=seed)
-    sampler = Sampler(strata.resamples, strata.resamples.count_SK.shape[1])
+    sampler = Sampler(strata.resamples)
     quartile = float(np.quantile(reference_N, 0.75, method="inverted_cdf"))
     used = {key: getattr(settings, key) for key in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")}
     numbers: Numbers = {

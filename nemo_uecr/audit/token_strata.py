@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nemo_uecr.audit.bootstrap import Resamples, interval
+from nemo_uecr.audit.bootstrap import Resamples, interval, totals
 from nemo_uecr.audit.token_table import TokenTable
 
 Array = np.ndarray
@@ -64,31 +64,25 @@ class Strata:
             ``token_weighted``, every token equal, and ``response_balanced``, the mean within each response first and
             every response with a token there equal; each with ``value``, ``low`` and ``high`` [M].
         """
-        cell_N = self._cells(self.stratum_N)
-        total_BM, size_BM = self._sums(cell_N, value_N, among_N), self._sums(cell_N, None, among_N)
-        return self._both(total_BM, size_BM)
+        return self._both(self._sums(value_N, among_N), self._sums(None, among_N))
 
     def location(self, among_N: Array) -> dict[str, Estimate]:
         """Share of chosen tokens that lies in each stratum, [M]; token-weighted and response-balanced."""
-        size_BM = self._sums(self._cells(self.stratum_N), None, among_N)
+        size_BM = self._sums(None, among_N)
         return self._both(size_BM, np.broadcast_to(size_BM.sum(axis=1, keepdims=True), size_BM.shape))
 
     def reduction(self, before_N: Array, after_N: Array, among_N: Array) -> dict[str, Estimate]:
         """``1 - mean(after) / mean(before)`` over chosen tokens of each stratum, [M]."""
-        cell_N = self._cells(self.stratum_N)
-        size_BM = self._sums(cell_N, None, among_N)
-        before_BM, after_BM = self._sums(cell_N, before_N, among_N), self._sums(cell_N, after_N, among_N)
-        length_BM = np.maximum(size_BM, 1)  # a response without such a token has nothing to divide
+        before_BM, after_BM = self._sums(before_N, among_N), self._sums(after_N, among_N)
+        length_BM = np.maximum(self._sums(None, among_N), 1)  # a response without such a token has nothing to divide
         return {
             "token_weighted": self._estimate(before_BM - after_BM, before_BM),
             "response_balanced": self._estimate((before_BM - after_BM) / length_BM, before_BM / length_BM),
         }
 
-    def _cells(self, stratum_N: Array) -> Array:
-        cells: Array = self.response_N * self.count + stratum_N
-        return cells
-
-    def _sums(self, cell_N: Array, value_N: Array | None, among_N: Array | None) -> Array:
+    def _sums(self, value_N: Array | None, among_N: Array | None) -> Array:
+        """[B, M] sum of a value over chosen tokens; their number without a value."""
+        cell_N = self.response_N * self.count + self.stratum_N
         if among_N is not None:
             cell_N = cell_N[among_N]
             value_N = None if value_N is None else value_N[among_N]
@@ -105,16 +99,11 @@ class Strata:
         }
 
     def _estimate(self, above_BM: Array, below_BM: Array) -> Estimate:
-        above_KM, below_KM = self._by_problem(above_BM), self._by_problem(below_BM)
+        above_KM, below_KM = (totals(each, self.problem_B, self.resamples.problems) for each in (above_BM, below_BM))
         found = interval(self.resamples.ratio(above_KM, below_KM))
         with np.errstate(invalid="ignore", divide="ignore"):
             value_M = above_KM.sum(axis=0) / below_KM.sum(axis=0)
         return {"value": value_M, "low": found["low"], "high": found["high"]}
-
-    def _by_problem(self, value_BM: Array) -> Array:
-        total_KM = np.zeros((self.resamples.count_SK.shape[1], value_BM.shape[1]))
-        np.add.at(total_KM, self.problem_B, value_BM)
-        return total_KM
 
 
 def response_numbers(table: TokenTable) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,9 +111,8 @@ class Bridge:
 
 
 def _unloadable(weights: Path, error: BaseException) -> str:
-    """The first line of a library's message; the others are advice on the library's own options."""
-    reason = (str(error).strip().splitlines() or ["no message"])[0]
-    return f"{weights}: Megatron cannot load it ({type(error).__name__}: {reason}); a file is corrupt. Copy it again"
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    return f"{weights}: Megatron cannot load it ({reason}); a file is corrupt. Copy it again"
 
 
 def _plain_layers(config: Any) -> Any:

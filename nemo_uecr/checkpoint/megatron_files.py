@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import zipfile
 import zlib
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.checkpoint.metadata_pickle import check_metadata_pickle
+from nemo_uecr.checkpoint.metadata_pickle import DAMAGED, check_metadata_pickle, unreadable
 from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes, megatron_shapes, read_json
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.errors import CheckpointError, first_line
 
 FORMAT = "torch_dist"
 FIXED = ("metadata.json", ".metadata", "common.pt")
@@ -90,14 +89,8 @@ def read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, tu
             for name, entry in contents.state_dict_metadata.items()
             if hasattr(entry, "size") and name.startswith(MODEL)
         }
-    except (
-        pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, ValueError, TypeError, MemoryError,
-        ArithmeticError, RuntimeError, OSError, AssertionError,
-    ) as error:  # fmt: skip
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(
-            f"{folder / '.metadata'}: unreadable ({reason:.200}); the checkpoint is corrupt. Copy it again"
-        ) from error
+    except DAMAGED as error:
+        raise unreadable(folder / ".metadata", error) from error
     return ends, tensors
 
 
@@ -128,7 +121,7 @@ def _check_common(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path}: unreadable ({error}); the checkpoint is corrupt. Copy it again") from error
+        raise unreadable(path, error) from error
     if broken is not None:
         raise CheckpointError(f"{path}: {broken} in it is damaged; the checkpoint is corrupt. Copy it again")
 
@@ -207,7 +200,7 @@ def _run_settings(folder: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(path.read_bytes())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise CheckpointError(f"{path}: unreadable ({reason:.200}); expected the trainer's configuration") from error
     model = found.get("model") if isinstance(found, dict) else None
     if not isinstance(model, dict):

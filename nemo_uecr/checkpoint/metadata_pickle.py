@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.errors import CheckpointError, first_line
 
 #: What torch and Megatron write into the file, beside the dtypes of torch. None of them does anything but hold values.
 KNOWN = {
@@ -25,6 +25,12 @@ KNOWN = {
     "torch.distributed.checkpoint.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
     "torch.serialization": {"_get_layout"},
 }  # fmt: skip
+
+DAMAGED = (
+    pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, ValueError, TypeError, MemoryError,
+    ArithmeticError, RuntimeError, OSError, AssertionError,
+)  # fmt: skip
+"""What a damaged pickle raises."""
 
 
 class _ForbiddenNameError(pickle.UnpicklingError):
@@ -55,12 +61,13 @@ def check_metadata_pickle(path: Path) -> None:
             f"{path}: asks to load {error}, which is no part of a checkpoint; it is refused unread, since reading it "
             "can run code. Copy the checkpoint again from a source that you trust"
         ) from error
-    except (
-        pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, ValueError, TypeError, MemoryError,
-        ArithmeticError, RuntimeError, OSError, AssertionError,
-    ) as error:  # fmt: skip
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path}: unreadable ({reason:.99}); the checkpoint is corrupt. Copy it again") from error
+    except DAMAGED as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: BaseException) -> CheckpointError:
+    """The error to raise for a damaged file."""
+    return CheckpointError(f"{path}: unreadable ({first_line(error):.200}); the checkpoint is corrupt. Copy it again")
 
 
 def _is_dtype(name: str) -> bool:

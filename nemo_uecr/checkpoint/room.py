@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.errors import CheckpointError, first_line
 
 __all__ = ["unwritable", "writing"]
 
@@ -39,8 +39,7 @@ def unwritable(folder: Path, error: BaseException) -> CheckpointError:
         folder: where something was to be written.
         error: what was met.
     """
-    reason = error.strerror if isinstance(error, OSError) else None
-    shown = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
+    shown = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
     return CheckpointError(

@@ -32,14 +32,12 @@ class Source:
     """Where a conversion reads.
 
     Attributes:
-        given: CKPT.
         kind: `huggingface` or `megatron`.
         weights: the Hugging Face folder, or the folder of one Megatron iteration.
         model: name or folder of the Hugging Face model that says the architecture; None: the checkpoint has none.
         tokenizer: folder of the tokenizer that was trained with; None: the model's.
     """
 
-    given: Path
     kind: str
     weights: Path
     model: str | None
@@ -57,11 +55,11 @@ def find_source(ckpt: Path) -> Source:
     if STEP.fullmatch(ckpt.resolve().name) or (ckpt / "policy").is_dir() or (ckpt / "training_info.json").is_file():
         return _nemo_rl_step(ckpt)
     if (ckpt / "metadata.json").is_file() or (ckpt / ".metadata").is_file() or ITERATION.fullmatch(ckpt.resolve().name):
-        return _megatron(ckpt, ckpt, ckpt.resolve().parent)
+        return _megatron(ckpt, ckpt.resolve().parent)
     if (ckpt / TRACKER).is_file() or any(ITERATION.fullmatch(path.name) for path in ckpt.iterdir()):
-        return _megatron(ckpt, newest_iteration(ckpt), ckpt)
+        return _megatron(newest_iteration(ckpt), ckpt)
     if (ckpt / "config.json").is_file():
-        return Source(ckpt, HUGGINGFACE, ckpt, str(ckpt), ckpt)
+        return Source(HUGGINGFACE, ckpt, str(ckpt), ckpt)
     raise CheckpointError(
         f"{ckpt}: no checkpoint; expected a Megatron folder (iter_0000000, or the one above), a step_N that NeMo-RL "
         "saved, or a Hugging Face model (config.json)"
@@ -96,10 +94,10 @@ def _tracked(tracker: Path) -> str:
     raise CheckpointError(f"{tracker}: names no iteration ({text!r:.60}); the checkpoint is corrupt")
 
 
-def _megatron(given: Path, weights: Path, beside: Path) -> Source:
+def _megatron(weights: Path, beside: Path) -> Source:
     assets = beside / ASSETS
     known = assets if (assets / "config.json").is_file() else None
-    return Source(given, MEGATRON, weights, None if known is None else str(known), known)
+    return Source(MEGATRON, weights, None if known is None else str(known), known)
 
 
 def _nemo_rl_step(step: Path) -> Source:
@@ -111,7 +109,7 @@ def _nemo_rl_step(step: Path) -> Source:
         raise CheckpointError(f"{step}: no {missing[0]}; the NeMo-RL checkpoint is incomplete. Convert another step")
     model = _model_name(step / "config.yaml")
     tokenizer = step / "policy" / "tokenizer"
-    return Source(step, MEGATRON, newest_iteration(step / "policy" / "weights"), model, tokenizer)
+    return Source(MEGATRON, newest_iteration(step / "policy" / "weights"), model, tokenizer)
 
 
 def _model_name(path: Path) -> str:

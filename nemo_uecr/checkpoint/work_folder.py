@@ -11,14 +11,14 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.atomic import replace_file, sync_folder
+from nemo_uecr.data.atomic import only_writer, replace_file, sync_folder
 from nemo_uecr.data.digest import file_sha256
-from nemo_uecr.data.lock_file import open_lock, take_lock
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.data.json_text import decoded
+from nemo_uecr.errors import CheckpointError, RunFolderError
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ class WorkFolder:
 
 def _journal(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((path / JOURNAL).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = decoded((path / JOURNAL).read_bytes())
+    except (OSError, ValueError):
         return None
     whole = isinstance(found, dict) and "making" in found and isinstance(found.get("complete"), dict)
     return found if whole else None
@@ -133,19 +133,13 @@ def only_one(out: Path) -> Iterator[None]:
     Raises:
         CheckpointError: OUT is there already, is being made by another process, or cannot be written.
     """
-    lock = out.with_name(f".{out.name}.lock")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        file = open_lock(lock)
-    except OSError as error:
-        raise CheckpointError(f"{out.parent}: cannot write there ({error.strerror})") from error
-    with file:
+    with ExitStack() as held:
         try:
-            take_lock(file, out)
-        except BlockingIOError:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(only_writer(out))
+        except RunFolderError:
             raise CheckpointError(f"{out}: another process is converting into it; wait for its end") from None
-        try:
-            refuse_occupied(out)  # once more: it may have been finished since
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{out.parent}: cannot write there ({error.strerror})") from error
+        refuse_occupied(out)  # once more: it may have been finished since
+        yield

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 from nemo_uecr.cli.audit import add_bootstrap_arguments, add_scores_argument, finish, require_audit_extras
-from nemo_uecr.errors import DataError
+from nemo_uecr.cli.ranges import whole_from
 
 __all__ = ["add_arguments", "run"]
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_bootstrap_arguments(parser)
     parser.add_argument("--anchor", default="base", metavar="NAME", help="the fixed anchor (%(default)s)")
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[8, 4], metavar="N", help="sizes of the pseudo-groups (8 4)"
+        "--sizes", type=whole_from(2), nargs="+", default=[8, 4], metavar="N", help="sizes of the pseudo-groups (8 4)"
     )
     parser.add_argument(
         "--integer-verdicts", action="store_true", help="judge anew by the boxed integer, as the paper does on AMC"
@@ -35,8 +35,6 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.audit.group_signal import group_signal_audit
     from nemo_uecr.audit.rollouts import read_scores
 
-    if min(args.sizes) < 2:
-        raise DataError(f"--sizes {' '.join(map(str, args.sizes))}: expected whole numbers from 2")
     audit = group_signal_audit(
         read_scores(args.scores),
         anchor=args.anchor,

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.judge is None or args.key is None:
         raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
     settings = settings_of(args, ("rho", "tau_delta", "tau_entropy"))
-    tokenizer = load_tokens(resolve(args.tokenizer or _teacher(scores.plan))).tokenizer
+    tokenizer = load_tokens(resolve(args.tokenizer or scores.plan["teacher"]["name"])).tokenizer
     audit = localization_audit(
         scores,
         read_labels(args.judge, args.key),
@@ -84,8 +84,3 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     return finish(audit, args)
-
-
-def _teacher(plan: dict[str, object]) -> str:
-    teacher = plan["teacher"]
-    return str(teacher["name"] if isinstance(teacher, dict) else teacher)

@@ -15,6 +15,7 @@ import argparse
 
 from nemo_uecr.cli.audit import add_scores_argument, finish, require_audit_extras
 from nemo_uecr.cli.extras import require_extra
+from nemo_uecr.cli.ranges import whole_from
 from nemo_uecr.errors import DataError
 
 __all__ = ["add_arguments", "run"]
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_scores_argument(parser, "teacher")
     parser.add_argument("--teacher", metavar="MODEL", help="where the teacher lies now (default: where it was scored)")
     parser.add_argument("--engines", nargs="+", default=list(ALL), metavar="ENGINE", help=f"of {', '.join(ALL)} (all)")
-    parser.add_argument("--responses", type=int, metavar="N", help="the first N responses (all)")
+    parser.add_argument("--responses", type=whole_from(1), metavar="N", help="the first N responses (all)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,11 +41,9 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.evaluation.plan import model_digest
 
     scores, engines = read_scores(args.scores), engines_of(args.engines)
-    if args.responses is not None and args.responses < 1:
-        raise DataError(f"--responses {args.responses}; expected 1 or more")
     scored = scores.plan["teacher"]
-    model = args.teacher or str(scored["name"])
-    if model_digest(model) != scored["sha256"]:
+    model = args.teacher or scored["name"]
+    if model_digest(model) != scored.get("sha256"):
         raise DataError(
             f"the weights of {model} are not those of the scores; expected the same checkpoint. Give --teacher"
         )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-from nemo_uecr.errors import DataError, UecrError
+from nemo_uecr.cli.bench_child import output_of
+from nemo_uecr.cli.json_file import refuse_unwritable, write_json
+from nemo_uecr.errors import UecrError
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure."""
     if args.responses < 8 or args.responses % 8 or min(args.tokens, args.mean_length, args.repeats) < 1:
         raise UecrError("--responses must be a multiple of 8 and the other numbers at least 1")
+    if args.json is not None:
+        refuse_unwritable(args.json, "--json")
     found = {case: _case(case, args) for case in CASES}
     ours, plain = found["blocked"], found["plain"]
     result = {
@@ -55,26 +57,14 @@ def run(args: argparse.Namespace) -> int:
             f"{figures['peak_extra_mb']:.0f} MiB extra ({figures['peak_extra_per_output']:.2f} x output)\n"
         )
     if args.json is not None:
-        try:
-            args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"cannot write {args.json}: {error.strerror}") from error
+        write_json(args.json, result)
     return 0
 
 
 def _case(case: str, args: argparse.Namespace) -> dict[str, float]:
     numbers = [str(number) for number in (args.responses, args.tokens, args.mean_length, args.repeats)]
-    done = subprocess.run(
-        [sys.executable, "-m", "nemo_uecr.bench.advantage", case, *numbers],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UecrError(f"the case {case!r} failed: {last}")
-    figures: dict[str, float] = json.loads(done.stdout)
+    printed = output_of("nemo_uecr.bench.advantage", [case, *numbers], threads=1, failed=f"the case {case!r} failed: ")
+    figures: dict[str, float] = json.loads(printed)
     return figures
 
 

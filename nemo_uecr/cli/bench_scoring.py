@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from pathlib import Path
+
+from nemo_uecr.cli.json_file import refuse_unwritable, write_json
+
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,22 +22,10 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.bench.scoring import FULL, QUICK, run_all
     from nemo_uecr.bench.scoring_table import table
 
-    out: Path | None = args.json
-    if out is not None:
-        _refuse_unwritable(out)
+    if args.json is not None:
+        refuse_unwritable(args.json, "--json")
     results = run_all(QUICK if args.quick else FULL)
     sys.stdout.write(table(results))
-    if out is not None:
-        aside = out.with_name(f".{out.name}.{os.getpid()}")
-        aside.write_text(json.dumps(results, indent=2) + "\n")
-        os.replace(aside, out)
+    if args.json is not None:
+        write_json(args.json, results)
     return 0
-
-
-def _refuse_unwritable(out: Path) -> None:
-    from nemo_uecr.errors import DataError
-
-    if not out.absolute().parent.is_dir():
-        raise DataError(f"--json: the folder {out.parent} does not exist; create it first")
-    if out.exists() and not out.is_file():
-        raise DataError(f"--json: {out} exists and is no regular file; expected a file to write")

@@ -9,17 +9,16 @@ every round. Run it on an idle machine. The first method is the baseline.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_uecr.cli.bench_child import output_of
 from nemo_uecr.cli.configuration import add_config_arguments
-from nemo_uecr.errors import DataError, UecrError
+from nemo_uecr.cli.json_file import refuse_unwritable, write_json
+from nemo_uecr.errors import UecrError
 
 if TYPE_CHECKING:
     from nemo_uecr.bench.steps import StepCost
@@ -61,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         raise UecrError(f"--methods: got {' '.join(args.methods)}; expected two or more different ones")
     if min(args.rounds, args.threads) < 1 or args.steps < LEAST_STEPS:
         raise UecrError(f"--rounds and --threads must be at least 1, and --steps at least {LEAST_STEPS}")
+    if args.json is not None:
+        refuse_unwritable(args.json, "--json")
     from nemo_uecr.bench.steps import cost_lines, median_cost, ratio
     from nemo_uecr.config.load import load_config
 
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     ratios = {name: ratio(found, rounds[baseline]) for name, found in rounds.items() if name != baseline}
     sys.stdout.write("".join(f"{line}\n" for line in cost_lines(costs, baseline, ratios)))
     if args.json is not None:
-        _write(args.json, {"rounds": {name: [asdict(cost) for cost in found] for name, found in rounds.items()}})
+        write_json(args.json, {"rounds": {name: [asdict(cost) for cost in found] for name, found in rounds.items()}})
     return 0
 
 
@@ -95,23 +96,7 @@ def _measure(folder: Path, name: str, args: argparse.Namespace) -> StepCost:
         f"threads={args.threads}",
         *QUIET,
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "nemo_uecr", "train", args.config, *overrides],
-        env={**os.environ, "OMP_NUM_THREADS": str(args.threads), "OMP_WAIT_POLICY": "passive"},
-        capture_output=True,
-        text=True,
-        check=False,
+    output_of(
+        "nemo_uecr", ["train", args.config, *overrides], threads=args.threads, failed=f"the run of {name} failed: "
     )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UecrError(f"the run of {name} failed: {last}")
     return step_cost(read_run(folder).steps)
-
-
-def _write(path: Path, content: object) -> None:
-    from nemo_uecr.data.atomic import replace_file
-
-    try:
-        replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error

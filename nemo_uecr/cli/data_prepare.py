@@ -21,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 
+from nemo_uecr.cli.ranges import whole_from
+
 __all__ = ["add_arguments", "run"]
 
 DEEPMATH = "zwhe99/DeepMath-103K"
@@ -35,9 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--keep-answers", nargs="+", metavar="TYPE", help="answer types to keep, and no others")
     group.add_argument("--drop-answers", nargs="+", metavar="TYPE", help="answer types to drop")
-    parser.add_argument("--sample", type=_positive, metavar="N", help="draw N rows among those that pass")
+    parser.add_argument("--sample", type=whole_from(1), metavar="N", help="draw N rows among those that pass")
     parser.add_argument("--seed", type=int, default=42, help="seed of the draw (default: %(default)s)")
-    parser.add_argument("--workers", type=_positive, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    parser.add_argument(
+        "--workers", type=whole_from(1), default=os.cpu_count() or 1, help="processes (default: all cores)"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to fill")
 
 
@@ -87,9 +91,3 @@ def _range(low: float, high: float) -> tuple[float, float]:
     if not -math.inf < low <= high < math.inf:  # NaN is neither below nor above
         raise DataError(f"--difficulty: got {low:g} {high:g}, expected two finite numbers, the lower first")
     return low, high
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number from 1")
-    return int(text)

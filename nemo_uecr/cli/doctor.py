@@ -64,14 +64,11 @@ def run(args: argparse.Namespace) -> int:
     counts = {status: sum(one.status == status for one in findings) for status in ("ok", "warn", "fail")}
     sys.stdout.write(", ".join(f"{count} {status}" for status, count in counts.items()) + "\n")
     if args.json is not None:
-        _write(args.json, findings, counts)
+        content = [asdict(one) for one in findings]
+        write_json(args.json, {"format": "nemo_uecr.doctor/1", "counts": counts, "findings": content})
     return FAILED if worst(findings) == "fail" else 0
 
 
 def _line(finding: Finding) -> str:
     remedy = f"\n      {'':<26}  -> {finding.remedy}" if finding.remedy else ""
     return f"{finding.status:<4}  {finding.check:<26}  {' '.join(finding.message.split())}{remedy}\n"
-
-
-def _write(path: Path, findings: list[Finding], counts: dict[str, int]) -> None:
-    write_json(path, {"format": "nemo_uecr.doctor/1", "counts": counts, "findings": [asdict(one) for one in findings]})

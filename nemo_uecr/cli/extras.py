@@ -17,6 +17,7 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "plots": ("matplotlib",),
     "data": ("pyarrow", "huggingface_hub"),
     "study": ("matplotlib", "scipy"),
+    "ray": ("ray",),
     "convert": ("transformers", "megatron", "accelerate", "einops", "psutil", "six", "triton"),
 }
 """Extra of the package -> the modules that it brings."""

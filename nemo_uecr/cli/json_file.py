@@ -6,7 +6,6 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from nemo_uecr.errors import ConfigError
 
@@ -53,7 +52,7 @@ def refuse_input(path: Path, option: str, batch: Path) -> None:
         raise ConfigError(f"{option}: {path} is the batch itself, which would be lost; name another file")
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write it whole.
 
     Raises:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.cli.configuration import objective_of, summary
+from nemo_uecr.cli.configuration import objective_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["check", "is_nemo_rl", "show", "train"]
+    from nemo_uecr.config.nemo_schema import NemoConfig
+
+__all__ = ["check", "is_nemo_rl", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,31 +42,19 @@ def train(path: str, overrides: Sequence[str], *, resume: bool) -> Path:
         return launch(loaded.config, resume=resume, origins=loaded.origins, objective=objective)
 
 
-def check(path: str, overrides: Sequence[str]) -> None:
-    """Validate, against NeMo-RL's own schema as well where it can be imported, and print the objective."""
-    from nemo_uecr.config.nemo_load import load_nemo
+def check(config: NemoConfig) -> str:
+    """Validate, also against NeMo-RL's own schema where it can be imported; returns lines on what was checked."""
     from nemo_uecr.nemo_adapter.preflight import check_problems, check_visible_models
 
-    loaded = load_nemo(path, overrides)
-    check_problems(loaded.config)
-    looked_at = check_visible_models(loaded.config)
+    check_problems(config)
+    looked_at = check_visible_models(config)
     if importlib.util.find_spec("nemo_rl") is None:
         native = "NeMo-RL cannot be imported here: its own schema was not checked"
     else:
         from nemo_uecr.nemo_adapter.launcher import check_schema
 
-        native = f"NeMo-RL {check_schema(loaded.config)}: its schema accepts the run"
+        native = f"NeMo-RL {check_schema(config)}: its schema accepts the run"
     models = (
         "" if looked_at else "a model's folder is not here: its layout and lengths are checked when the run starts\n"
     )
-    sys.stdout.write(f"{summary(loaded.config, loaded.origins, prefix='')}{models}{native}\n")
-
-
-def show(path: str, overrides: Sequence[str]) -> None:
-    """Print the complete configuration as YAML, every value with the file it comes from."""
-    from nemo_uecr.config.nemo_load import load_nemo
-    from nemo_uecr.config.show import annotated_yaml
-
-    loaded = load_nemo(path, overrides)
-    sys.stdout.write(annotated_yaml(loaded.config, loaded.origins))
-    sys.stdout.write(summary(loaded.config, loaded.origins, prefix="# "))
+    return f"{models}{native}\n"

@@ -11,17 +11,7 @@ __all__ = ["number_between", "whole_between", "whole_from"]
 
 def whole_from(least: int) -> Callable[[str], int]:
     """A type for argparse: a whole number that is not below ``least``."""
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number from {least}")
-        return number
-
-    return parse
+    return lambda text: _whole(text, least, None)
 
 
 def number_between(low: float, high: float) -> Callable[[str], float]:
@@ -41,14 +31,15 @@ def number_between(low: float, high: float) -> Callable[[str], float]:
 
 def whole_between(least: int, most: int) -> Callable[[str], int]:
     """A type for argparse: a whole number that is neither below ``least`` nor above ``most``."""
+    return lambda text: _whole(text, least, most)
 
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"got {text[:40]!r}, expected a whole number from {least} to {most}")
-        return number
 
-    return parse
+def _whole(text: str, least: int, most: int | None) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        limit = "" if most is None else f" to {most}"
+        raise argparse.ArgumentTypeError(f"got {text[:40]!r}, expected a whole number from {least}{limit}")
+    return number

@@ -28,6 +28,7 @@ from string import Formatter
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.extras import require_extra
+from nemo_uecr.cli.ranges import whole_from
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -60,16 +61,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", metavar="N,N,...", help="evaluations or batches of these steps of a run (all)")
     parser.add_argument(
-        "--max-length", type=int, metavar="N", help="tokens of prompt and response; longer ones keep their head (all)"
+        "--max-length",
+        type=whole_from(1),
+        metavar="N",
+        help="tokens of prompt and response; longer ones keep their head (all)",
     )
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], default="float32", help="of the models (%(default)s)"
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: %(default)s")
     parser.add_argument(
-        "--batch", type=int, default=16, metavar="N", help="responses of one forward pass (%(default)s)"
+        "--batch", type=whole_from(1), default=16, metavar="N", help="responses of one forward pass (%(default)s)"
     )
-    parser.add_argument("--part", type=int, default=512, metavar="N", help="responses written at once (%(default)s)")
+    parser.add_argument(
+        "--part", type=whole_from(1), default=512, metavar="N", help="responses written at once (%(default)s)"
+    )
     parser.add_argument("--ranks", action="store_true", help="also the exact rank of every token (a second pass)")
 
 
@@ -79,9 +85,6 @@ def run(args: argparse.Namespace) -> int:
         require_extra(extra)
     from nemo_uecr.audit.score import score_rollouts
 
-    for name, value in (("--batch", args.batch), ("--part", args.part), ("--max-length", args.max_length)):
-        if value is not None and value < 1:
-            raise DataError(f"{name}: got {value}, expected a whole number from 1")
     sources = [_source(text, args) for text in args.rollouts]
     scoring = _scoring(args, sources)
     rollouts = [rollout for source in sources for rollout in source.rollouts]
@@ -153,10 +156,12 @@ def _scoring(args: argparse.Namespace, sources: list[Source]) -> Scoring:
 
 
 def _anchor(text: str) -> tuple[str, str]:
+    from nemo_uecr.audit.schema import STUDENT
+
     name, equals, model = text.partition("=")
-    if not (equals and model and name.isidentifier()) or name == "student":
+    if not (equals and model and name.isidentifier()) or name == STUDENT:
         raise DataError(
-            f"--anchor {text!r}: expected NAME=MODEL with a name other than student, for example base=MODEL"
+            f"--anchor {text!r}: expected NAME=MODEL with a name other than {STUDENT}, for example base=MODEL"
         )
     return name, model
 

@@ -8,11 +8,11 @@ FIRST and SECOND are the same batch scored in two ways by `nemo-uecr teacher sco
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_uecr.cli.json_file import refuse_unwritable, write_json
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the table."""
     import torch
 
-    from nemo_uecr.data.atomic import replace_file
     from nemo_uecr.data.batch_file import load_batch, scored_batch
     from nemo_uecr.telemetry.teacher_effect import teacher_effect
 
+    if args.json is not None:
+        refuse_unwritable(args.json, "--json")
     saved, other = load_batch(args.first), load_batch(args.second)
     ids, their_ids = saved.tensors.get("token_ids"), other.tensors.get("token_ids")
     if ids is not None and their_ids is not None and not torch.equal(ids, their_ids):
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     )
     sys.stdout.write(_table(effects, method=str(saved.method)))
     if args.json is not None:
-        replace_file(args.json, (json.dumps([vars(effect) for effect in effects], indent=1) + "\n").encode())
+        write_json(args.json, [vars(effect) for effect in effects])
     return 0
 
 

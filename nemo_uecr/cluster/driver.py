@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+from nemo_uecr.cluster.process_group import end_group
 
 __all__ = ["Driver"]
 
@@ -56,13 +57,7 @@ class Driver:
 
     def stop(self) -> int:
         """End it and its children, at once if it does not end by itself; returns its exit code."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILLING_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        code = self._process.wait()
+        code = end_group(self._process, KILLING_S)
         self._copier.join(KILLING_S)
         return code
 

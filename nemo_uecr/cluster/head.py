@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from nemo_uecr.cluster.driver import Driver
-from nemo_uecr.cluster.job import Job
+from nemo_uecr.cluster.job import LOOKING_S, Job
 from nemo_uecr.cluster.members import members
 from nemo_uecr.cluster.ray_process import RayProcess, answers, clear_temp_folder, last_line
 from nemo_uecr.stopping import STOPPED
@@ -19,7 +19,6 @@ __all__ = ["run_head"]
 
 log = logging.getLogger(__name__)
 
-LOOKING_S = 0.5
 LISTENING_S = 120.0
 #: For the other nodes to stop their Ray: in peace, and when one of them may be gone.
 LEAVING_S, FAILING_S = 30.0, 5.0

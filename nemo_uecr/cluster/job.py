@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nemo_uecr.cluster.job_folder import JobFolder
 
-__all__ = ["Job", "Limits", "node_resource"]
+__all__ = ["LOOKING_S", "Job", "Limits", "node_resource", "nodes_of"]
+
+#: Seconds between two looks at what a node waits for.
+LOOKING_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,3 +59,15 @@ class Job:
 def node_resource(node: str) -> str:
     """The custom resource that pins work to a node, and by which a node is recognised in the Ray cluster."""
     return f"slurm_node:{node}"
+
+
+def nodes_of(found: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
+    """Resources of each live node of a job by its name, from what `ray.nodes()` gives."""
+    prefix = node_resource("")
+    return {
+        key.removeprefix(prefix): node["Resources"]
+        for node in found
+        if node["Alive"]
+        for key in node["Resources"]
+        if key.startswith(prefix)
+    }

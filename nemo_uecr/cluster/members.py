@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 
+from nemo_uecr.cluster.job import nodes_of
+
 __all__ = ["members"]
 
 ASKING_S = 60.0
-PREFIX = "slurm_node:"
 
 
 def members(address: str) -> dict[str, int] | None:
@@ -31,12 +32,7 @@ def _ask(address: str) -> None:
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    found = {}
-    for node in ray.nodes():
-        resources = node["Resources"]
-        name = next((key.removeprefix(PREFIX) for key in resources if key.startswith(PREFIX)), None)
-        if node["Alive"] and name is not None:
-            found[name] = int(resources.get("GPU", 0))
+    found = {name: int(resources.get("GPU", 0)) for name, resources in nodes_of(ray.nodes()).items()}
     sys.stdout.write(json.dumps(found))
 
 

@@ -6,15 +6,14 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from nemo_uecr.cluster.job import Job, node_resource
 from nemo_uecr.cluster.ports import FIRST_WORKER_PORT, WORKER_PORTS
+from nemo_uecr.cluster.process_group import end_group
 
 __all__ = ["RayProcess", "answers", "clear_temp_folder", "last_line", "start_arguments"]
 
@@ -90,14 +89,7 @@ class RayProcess:
 
     def stop(self) -> None:
         """End it and everything it started; returns when nothing of it is left."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            deadline = time.monotonic() + STOPPING_S
-            while self._process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.1)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        end_group(self._process, STOPPING_S)
 
 
 def last_line(path: Path) -> str:

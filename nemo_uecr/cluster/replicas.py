@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.cluster.job import node_resource
+from nemo_uecr.cluster.job import LOOKING_S, node_resource, nodes_of
 from nemo_uecr.errors import UecrError
 from nemo_uecr.stopping import RunStopped, StopRequest
 
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 Work = Callable[[Path, StopRequest], Path]
 #: Metrics that are measured, not computed.
 MEASURED = ("time/", "throughput/", "memory/")
-LOOKING_S = 0.5
 
 
 class ReplicaError(UecrError, RuntimeError):
@@ -82,7 +81,7 @@ def train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, P
     # 0 CPUs: no other work is placed, and a node whose CPUs are taken must not make the check wait for ever.
     maker = ray.remote(num_cpus=0, max_concurrency=2)(Replica)
     replicas: dict[str, Any] = {
-        name: maker.options(resources={node_resource(name): 0.001}).remote() for name in _nodes(ray.nodes())
+        name: maker.options(resources={node_resource(name): 0.001}).remote() for name in sorted(nodes_of(ray.nodes()))
     }
     futures = {replica.train.remote(work, folder / name): name for name, replica in replicas.items()}
     outcomes: dict[str, Outcome] = {}
@@ -109,17 +108,6 @@ def largest_difference(folders: Sequence[Path]) -> float:
         for mine, theirs in zip(first, other, strict=True):
             worst = max(worst, *(abs(mine[name] - theirs[name]) / max(1.0, abs(mine[name])) for name in mine))
     return worst
-
-
-def _nodes(found: list[dict[str, Any]]) -> list[str]:
-    prefix = node_resource("")
-    return sorted(
-        key.removeprefix(prefix)
-        for node in found
-        if node["Alive"]
-        for key in node["Resources"]
-        if key.startswith(prefix)
-    )
 
 
 def _result(ray: Any, future: Any, name: str) -> Outcome:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 
-from nemo_uecr.cluster.job import Job
+from nemo_uecr.cluster.job import LOOKING_S, Job
 from nemo_uecr.cluster.ray_process import RayProcess, answers, clear_temp_folder, last_line
 
 __all__ = ["run_worker"]
 
 log = logging.getLogger(__name__)
 
-LOOKING_S = 0.5
 #: Ray here may notice the end of the head before the shared file system shows that the driver had ended.
 CLOSING_S = 10.0
 

@@ -36,8 +36,8 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
         The number of files packed.
 
     Raises:
-        RunFolderError: If the archive exists, there are more files than one archive takes, or one of them changes
-            while it is packed.
+        RunFolderError: If the archive exists, there are more files than one archive takes, or one of them has a name
+            that is none elsewhere, or changes while it is packed.
         DataError: If the archive cannot be written.
     """
     if out.exists():
@@ -45,6 +45,12 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
     if out.resolve().is_relative_to(folder.resolve()):
         raise RunFolderError(f"{out} is in the folder that it would hold; choose a place outside {folder}")
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
+    odd = next((name for name in names if not is_portable(name)), None)
+    if odd is not None:
+        raise RunFolderError(
+            f"{folder} has a file {odd!r}; expected names without ':' and '\\', which other systems take for a path of "
+            "their own and `unpack` refuses. Rename it, or copy the folder as it is"
+        )
     digests = {name: file_sha256(folder / name) for name in names}
     index = json.dumps({"format": FORMAT, "files": digests}, indent=1).encode()
     if len(names) > MOST_FILES or len(index) > MOST_INDEX_BYTES:
@@ -64,6 +70,12 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror or error}") from error
     return len(names)
+
+
+def is_portable(name: str) -> bool:
+    """Whether a member's name is a path below the folder, on whatever system it is unpacked."""
+    inside = all(part not in ("", ".", "..") for part in name.split("/"))
+    return inside and not any(sign in name for sign in ("\\", "\0", ":"))
 
 
 def _names(folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,17 @@ def check_benchmarks(given: list[str]) -> None:
         if not known and not Path(source).exists() and not is_repository(source):
             raise DataError(f"{source}: no such file, and no known benchmark; expected one of {', '.join(BENCHMARKS)}")
     load_benchmarks([text for text in given if Path(_name_and_place(text)[1] or text).exists()])
+
+
+def check_benchmark_files(files: Mapping[str, str]) -> None:
+    """Refuse a configuration's benchmarks that are not there.
+
+    Raises:
+        DataError: naming the key and the file.
+    """
+    for name, path in files.items():
+        if not Path(path).is_file():
+            raise DataError(f"evaluation.benchmarks.{name}: no file {path}; give the path of a JSONL file of problems")
 
 
 def _name_and_place(given: str) -> tuple[str, str]:

@@ -46,8 +46,12 @@ def locate(name: str, *, revision: str | None) -> Located:
 
 def is_repository(name: str) -> bool:
     """Whether a name that is no path here is taken for one of the hub's."""
-    looks_local = name.startswith((".", "/", "~")) or Path(name).suffix in (".jsonl", ".parquet")
-    return name.count("/") == 1 and not looks_local
+    return has_hub_form(name) and Path(name).suffix not in (".jsonl", ".parquet")
+
+
+def has_hub_form(name: str) -> bool:
+    """Whether a name could be one of the hub's, ``owner/name``, and does not begin as a path does."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
 def only_here(name: str) -> bool:

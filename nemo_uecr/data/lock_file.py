@@ -33,6 +33,29 @@ def open_lock(path: Path) -> TextIO:
     return os.fdopen(descriptor, "r+", encoding="utf-8")
 
 
+def is_held(path: Path) -> bool:
+    """Whether another process holds a lock; nothing is made or written, and a link or a pipe is no lock of ours.
+
+    Raises:
+        OSError: naming the path, if it cannot be looked at.
+    """
+    if path.is_symlink() or not path.is_file():
+        return False
+    # A link or a pipe that comes in between is refused by the flags, or not waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            error.filename = str(path)
+            raise
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def take_lock(lock: TextIO, path: Path) -> bool:
     """Lock an open file; False, with a warning, on a file system without locks.
 

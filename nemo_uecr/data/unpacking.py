@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from nemo_uecr.data.archive import FORMAT, INDEX, MOST_FILES, MOST_INDEX_BYTES
+from nemo_uecr.data.archive import FORMAT, INDEX, MOST_FILES, MOST_INDEX_BYTES, is_portable
 from nemo_uecr.data.atomic import absent_folder
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError, RunFolderError
@@ -57,9 +57,7 @@ def safe_name(name: str, archive: Path) -> PurePosixPath:
     Raises:
         DataError: If it is absolute, climbs, or says what other systems would read as a path of their own.
     """
-    parts = name.split("/")
-    odd = any(part in ("", ".", "..") for part in parts) or any(sign in name for sign in ("\\", "\0", ":"))
-    if odd or PurePosixPath(name).is_absolute():
+    if not is_portable(name):
         raise DataError(f"{archive}: member {name!r} leads outside the folder; the archive is refused as a whole")
     return PurePosixPath(name)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.errors import ConfigError, UecrError
+from nemo_uecr.plan.records import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["container_finding", "cuda_finding", "gpu_memory", "host_memory_finding", "nccl_finding", "plan_findings"]
 
-GIB = 2**30
 IMAGE = "nvcr.io/nvidia/nemo-rl:v0.7.0"
 MARKS = ("opt/nemo-rl", "opt/ray_venvs")
 """What NeMo-RL's image has in its root."""

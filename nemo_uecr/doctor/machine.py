@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
+from nemo_uecr.plan.records import GIB
 
 __all__ = ["files_finding", "name_finding", "port_finding", "range_finding", "shared_memory_finding"]
 
-GIB = 2**30
 OPEN_FILES = 65_536
 SHARED_MEMORY = 8 * GIB
 RANGES: tuple[tuple[str, int, int], ...] = (("vLLM", 11_001, 15_000), ("torch.distributed", 25_000, 28_000))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.hub import has_hub_form
 from nemo_uecr.data.model_files import read_object
 from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
@@ -38,7 +39,7 @@ def model_finding(role: str, name: str) -> Finding:
 
 
 def _cached(check: str, role: str, name: str) -> Finding:
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if not has_hub_form(name):
         return fail(check, f"no folder {name}", f"give {role}.model_name a folder or a hub name")
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

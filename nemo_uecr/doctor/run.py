@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
 from nemo_uecr.doctor import devices, machine, models, packages, storage, weights
@@ -49,7 +50,7 @@ def examine(subject: Subject | None, *, ray_port: int, sizes: Sizes) -> Iterator
 
 CANNOT = (
     ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError, OSError,
-    RuntimeError, TypeError, UecrError, ValueError,
+    RuntimeError, SubprocessError, TypeError, UecrError, ValueError,
 )  # fmt: skip
 """What a check meets in files and packages of others."""
 

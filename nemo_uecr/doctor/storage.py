@@ -13,6 +13,7 @@ from nemo_uecr.data.prepared import training_file
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.errors import UecrError
 from nemo_uecr.plan.arithmetic import FP32, checkpoint_bytes
+from nemo_uecr.plan.records import GIB
 from nemo_uecr.plan.shapes import parameters
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["problems_finding", "shared_findings", "space_findings", "writable_finding"]
 
-GIB = 2**30
 PROBE = 2**20
 LOCAL_TYPES = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs", "aufs"}
 SHARED_TYPES = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "cifs", "9p", "virtiofs", "afs"}

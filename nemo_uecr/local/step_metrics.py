@@ -16,10 +16,8 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
 from nemo_uecr.telemetry import statistics as batch_statistics
-from nemo_uecr.telemetry.splits import split_metrics
+from nemo_uecr.telemetry.of_method import identity_metrics, method_metrics
 
-#: Residuals whose telemetry name says "error".
-ERROR_NAMES = {"budget": "budget_error", "decomposition": "decomposition_error"}
 MEBI = 1_048_576
 
 
@@ -33,18 +31,12 @@ def step_metrics(
     config: Config,
 ) -> dict[str, float]:
     """Every metric of the step but the times."""
-    noise = config.method.scoring_noise
     clip = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
     return {
-        **batch_statistics.reward_metrics(scored, advantages, settings),
-        **batch_statistics.group_metrics(scored, advantages, noise=noise),
-        **batch_statistics.advantage_metrics(scored, advantages, settings),
-        **batch_statistics.teacher_metrics(scored),
-        **batch_statistics.credit_metrics(scored, advantages),
-        **split_metrics(scored, advantages),
+        **method_metrics(scored, advantages, settings, noise=config.method.scoring_noise),
         **batch_statistics.ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, **clip),
         **batch_statistics.length_metrics(scored.mask_BT, batch.truncated()),
-        **{f"identity/{ERROR_NAMES.get(name, name)}": value for name, value in residuals.items()},
+        **identity_metrics(residuals),
         **_policy(batch, scored, outcome, with_kl=config.loss.reference_kl > 0),
         **_counts(batch, outcome, config),
         **_memory(),

@@ -100,12 +100,6 @@ def clear_forward_caches(model: torch.nn.Module) -> None:
                 clear()
 
 
-def parameters_on_gpu(model: torch.nn.Module) -> int:
-    """Bytes of parameters and buffers that are on a GPU."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.is_cuda)
-
-
 def check_released(allocated: int, baseline: int, *, limit_mebi: int, who: str) -> None:
     """Refuse a teacher whose offload does not give its memory back.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +37,9 @@ def wait(calls: Calls, *, seconds: float) -> None:
     import ray
 
     waiting = dict(zip(calls.futures, calls.names, strict=True))
-    deadline = _Deadline(seconds)
+    deadline = time.monotonic() + seconds
     while waiting:
-        done, _ = ray.wait(list(waiting), num_returns=1, timeout=deadline.left())
+        done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         if not done:
             silent = ", ".join(sorted(waiting.values()))
             raise WorkerError(
@@ -72,19 +73,6 @@ def call_all(policy: Any, method: str, *, seconds: float, **arguments: Any) -> l
     wait(Calls(futures, upstream.worker_names(policy), method), seconds=seconds)
     answers: list[Any] = ray.get(futures)
     return answers
-
-
-class _Deadline:
-    """Seconds left of a span that began with it."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] | None = None) -> None:
-        import time
-
-        self._clock = clock or time.monotonic
-        self._end = self._clock() + seconds
-
-    def left(self) -> float:
-        return max(0.0, self._end - self._clock())
 
 
 def _first_line(error: BaseException) -> str:

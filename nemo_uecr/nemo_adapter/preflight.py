@@ -10,7 +10,8 @@ from typing import Any
 from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_checks import teacher_alone
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.benchmarks import check_benchmark_files
+from nemo_uecr.data.hub import has_hub_form, only_here
 from nemo_uecr.data.model_files import Fields
 from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, own_code
 from nemo_uecr.errors import ConfigError, DataError
@@ -47,9 +48,7 @@ def check_problems(config: NemoConfig) -> None:
             f"{data.train}: {len(rows)} problems are left to train on; expected at least "
             f"rollout.prompts_per_step={needed}, because no step would ever be filled"
         )
-    for name, path in config.evaluation.benchmarks.items():
-        if not Path(path).is_file():
-            raise DataError(f"evaluation.benchmarks.{name}: no file {path}; give the path of a JSONL file of problems")
+    check_benchmark_files(config.evaluation.benchmarks)
 
 
 def check_visible_models(config: NemoConfig) -> bool:
@@ -62,11 +61,11 @@ def check_visible_models(config: NemoConfig) -> bool:
         ConfigError: a model cannot be cut or fed as the configuration says.
         DataError: a folder's `config.json` cannot be used.
     """
-    student = _visible(config.student.model_name, "student")
-    teacher = _visible(config.teacher.model_name, "teacher") if _reads_teacher(config) else None
+    name = _teacher_of(config)
+    student, teacher = _visible(config.student.model_name, "student"), _visible(name, "teacher")
     if student is not None:
         _refuse(config, student, teacher)
-    return student is not None and (teacher is not None or not _reads_teacher(config))
+    return student is not None and (teacher is not None or name is None)
 
 
 def check_models(config: NemoConfig) -> None:
@@ -76,21 +75,13 @@ def check_models(config: NemoConfig) -> None:
         DataError: a model or checkpoint is not there, or student and teacher have other tokens.
         ConfigError: a model cannot be cut or fed as the configuration says.
     """
-    from transformers import AutoTokenizer
-
-    student, teacher = config.student.model_name, config.teacher.model_name
-    columns = config.student.vocabulary
+    teacher = _teacher_of(config)
     _check_checkpoint(config.student.megatron_checkpoint, "student")
-    shape = _loaded_shape(student, "student", columns)
-    teacher_shape = None
-    if _reads_teacher(config) and teacher is not None:
-        _check_checkpoint(config.teacher.megatron_checkpoint, "teacher")
-        teacher_shape = _loaded_shape(teacher, "teacher", columns)
+    shape = _loaded_shape(config.student.model_name, "student", config.student.vocabulary)
+    teacher_shape = None if teacher is None else _teacher_shape(config, teacher)
     if shape is not None:
         _refuse(config, shape, teacher_shape)
-    ours = _loaded(AutoTokenizer, student, "student", "tokenizer")
-    if _reads_teacher(config) and teacher is not None:
-        check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher, "teacher", "tokenizer"))
+    _check_tokenizers(config.student.model_name, teacher)
 
 
 def check_visible_teacher(config: NemoConfig, *, longest: int) -> None:
@@ -124,21 +115,31 @@ def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
         DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
         ConfigError: the teacher cannot be cut or fed as the configuration says.
     """
-    from transformers import AutoTokenizer
-
-    student, teacher = config.student.model_name, config.teacher.model_name
+    teacher = _teacher_of(config)
     if teacher is None:
         raise ConfigError("teacher.model_name: got null; expected the model that is to score")
-    _check_checkpoint(config.teacher.megatron_checkpoint, "teacher")
-    shape = _loaded_shape(teacher, "teacher", config.student.vocabulary)
+    shape = _teacher_shape(config, teacher)
     if shape is not None:
         _refuse_any(teacher_alone_faults(config, shape, longest))
+    _check_tokenizers(config.student.model_name, teacher)
+
+
+def _teacher_of(config: NemoConfig) -> str | None:
+    """Name of the teacher; None where the method reads none."""
+    return config.teacher.model_name if needs_of(config.method.name).needs_teacher else None
+
+
+def _teacher_shape(config: NemoConfig, teacher: str) -> ModelShape | None:
+    _check_checkpoint(config.teacher.megatron_checkpoint, "teacher")
+    return _loaded_shape(teacher, "teacher", config.student.vocabulary)
+
+
+def _check_tokenizers(student: str, teacher: str | None) -> None:
+    from transformers import AutoTokenizer
+
     ours = _loaded(AutoTokenizer, student, "student", "tokenizer")
-    check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher, "teacher", "tokenizer"))
-
-
-def _reads_teacher(config: NemoConfig) -> bool:
-    return needs_of(config.method.name).needs_teacher
+    if teacher is not None:
+        check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher, "teacher", "tokenizer"))
 
 
 def _refuse(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> None:
@@ -171,7 +172,7 @@ def _loaded_shape(name: str, role: str, columns: int) -> ModelShape | None:
 
 def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
     """What transformers loads under a name; a folder is looked for first, so that its absence is called that."""
-    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+    if not Path(name).is_dir() and not has_hub_form(name):
         raise DataError(
             f"{role}.model_name: no folder {name}; give a Hugging Face model's folder or its name on the hub"
         )

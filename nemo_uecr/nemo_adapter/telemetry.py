@@ -11,10 +11,7 @@ from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.facts import GLOBAL_STEPS, trained_rows, trained_tokens
 from nemo_uecr.nemo_adapter.loss import PREFIX
 from nemo_uecr.telemetry import statistics
-from nemo_uecr.telemetry.splits import split_metrics
-
-#: Residuals whose telemetry name says "error".
-ERROR_NAMES = {"budget": "budget_error", "decomposition": "decomposition_error"}
+from nemo_uecr.telemetry.of_method import identity_metrics, method_metrics
 
 
 def step_metrics(context: StepContext, data: Any, result: Any) -> dict[str, float]:
@@ -24,16 +21,11 @@ def step_metrics(context: StepContext, data: Any, result: Any) -> dict[str, floa
         InvariantError: the ratio of the first update is further from 1 than ``tolerances.first_ratio``.
     """
     spec, outcome = context.spec, context.outcome
-    batch, advantages = outcome.batch, outcome.advantages
+    batch = outcome.batch
     return {
-        **statistics.reward_metrics(batch, advantages, outcome.settings),
-        **statistics.group_metrics(batch, advantages, noise=spec.scoring_noise),
-        **statistics.advantage_metrics(batch, advantages, outcome.settings),
-        **statistics.teacher_metrics(batch),
-        **statistics.credit_metrics(batch, advantages),
-        **split_metrics(batch, advantages),
+        **method_metrics(batch, outcome.advantages, outcome.settings, noise=spec.scoring_noise),
         **statistics.length_metrics(batch.mask_BT, outcome.truncated_B),
-        **{f"identity/{ERROR_NAMES.get(name, name)}": value for name, value in outcome.residuals.items()},
+        **identity_metrics(outcome.residuals),
         **_policy(context, result),
         **_counts(context, data),
         **{f"time/{name}_s": seconds for name, seconds in context.seconds.items()},

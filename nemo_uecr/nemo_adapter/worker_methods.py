@@ -13,7 +13,6 @@ from nemo_uecr.megatron_worker.impl import (
     clear_forward_caches,
     mask_padded_vocabulary,
     move_plain_model,
-    parameters_on_gpu,
     score_tokens,
 )
 from nemo_uecr.megatron_worker.request import ScoreRequest
@@ -65,11 +64,10 @@ class WorkerMethods:
             move_plain_model(model, device)
         return model
 
-    def assert_offloaded(self, *, limit_mebi: int) -> int:
-        """Bytes still on the GPU after an offload; an error when more than the limit stayed."""
-        allocated = int(torch.cuda.memory_allocated())
-        check_released(allocated, self._baseline, limit_mebi=limit_mebi, who=f"the model {self.cfg['model_name']}")
-        return allocated - self._baseline + parameters_on_gpu(self.model)
+    def assert_offloaded(self, *, limit_mebi: int) -> None:
+        """An error when more than the limit stayed on the GPU after an offload."""
+        who = f"the model {self.cfg['model_name']}"
+        check_released(self.gpu_memory(), self._baseline, limit_mebi=limit_mebi, who=who)
 
     def gpu_memory(self) -> int:
         """Bytes allocated on this worker's GPU."""

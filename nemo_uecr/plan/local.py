@@ -150,7 +150,7 @@ def _scoring(run: _Run, shape: ModelShape, name: str, lengths: Lengths) -> Phase
         Item("logits", 2 * _chunk(shape, tokens), "one chunk and its working copy, float32"),
     )
     flops = run.responses * lengths.whole * bytes_of.forward_flops(shape, lengths.whole)
-    return Phase(name, "the device", items, flops / (run.flops * run.efficiency.forward), _work(run, flops))
+    return Phase(name, "the device", items, flops / (run.flops * run.efficiency.forward), _work(flops))
 
 
 def _update(run: _Run, lengths: Lengths) -> Phase:
@@ -164,14 +164,14 @@ def _update(run: _Run, lengths: Lengths) -> Phase:
         Item("logits", logits, "one chunk and its gradient"),
     )
     flops = 3 * run.responses * lengths.whole * bytes_of.forward_flops(shape, lengths.whole)
-    return Phase("update", "the device", items, flops / (run.flops * run.efficiency.train), _work(run, flops))
+    return Phase("update", "the device", items, flops / (run.flops * run.efficiency.train), _work(flops))
 
 
 def _chunk(shape: ModelShape, tokens: int) -> int:
     return min(CHUNK_BYTES, FP32 * tokens * shape.vocabulary)
 
 
-def _work(run: _Run, flops: float) -> str:
+def _work(flops: float) -> str:
     return f"{flops / 1e12:,.2f} TFLOP"
 
 
@@ -221,9 +221,10 @@ def _assumptions(run: _Run, lengths: Lengths) -> tuple[str, ...]:
 
 def _mismatches(run: _Run) -> tuple[str, ...]:
     prompt, response = run.config.data.max_prompt_tokens, run.config.rollout.max_response_tokens
-    faults = too_long("student", run.student, prompt, response)
+    key = "rollout.max_response_tokens"
+    faults = too_long("student", run.student, prompt, response, key)
     if run.teacher is not None:
-        faults += [*too_long("teacher", run.teacher, prompt, response), *other_columns(run.student, run.teacher)]
+        faults += [*too_long("teacher", run.teacher, prompt, response, key), *other_columns(run.student, run.teacher)]
     return tuple(faults)
 
 

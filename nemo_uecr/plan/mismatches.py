@@ -7,7 +7,7 @@ from nemo_uecr.plan.shapes import ModelShape
 __all__ = ["other_columns", "too_long"]
 
 
-def too_long(role: str, shape: ModelShape, prompt: int, response: int) -> list[str]:
+def too_long(role: str, shape: ModelShape, prompt: int, response: int, key: str) -> list[str]:
     """Whether the longest sequence has more tokens than the model has positions.
 
     Args:
@@ -15,13 +15,14 @@ def too_long(role: str, shape: ModelShape, prompt: int, response: int) -> list[s
         shape: the model.
         prompt: most tokens of a prompt.
         response: most tokens of a response.
+        key: of the configuration that says so.
     """
     if not 0 < shape.positions < prompt + response:
         return []
     left = shape.positions - prompt
-    remedy = f"rollout.max_response_tokens={left}" if left > 0 else f"data.max_prompt_tokens below {shape.positions}"
+    remedy = f"{key}={left}" if left > 0 else f"data.max_prompt_tokens below {shape.positions}"
     return [
-        f"data.max_prompt_tokens + rollout.max_response_tokens = {prompt + response}, but the {role} was made for "
+        f"data.max_prompt_tokens + {key} = {prompt + response}, but the {role} was made for "
         f"{shape.positions} positions; take {remedy}, or a {role} that was made for more"
     ]
 

@@ -12,7 +12,7 @@ from nemo_uecr.plan import nemo_memory as memory
 from nemo_uecr.plan import nemo_seconds as seconds
 from nemo_uecr.plan.layout import layout_lines
 from nemo_uecr.plan.nemo_faults import cut_faults, memory_faults, mismatches_of
-from nemo_uecr.plan.records import Phase, Plan
+from nemo_uecr.plan.records import GIB, Phase, Plan
 from nemo_uecr.plan.setting import Setting, setting_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def nemo_plan(config: NemoConfig, device: Device, efficiency: Efficiency, length
     phases = _phases(setting)
     mismatches = mismatches_of(config, setting.student, setting.teacher)
     return Plan(
-        title=title_of(setting),
+        title=_title(setting),
         hardware=_hardware(setting),
         capacity=device.memory,
         layout=layout_lines(setting),
@@ -87,8 +87,7 @@ def placements(config: NemoConfig) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def title_of(setting: Setting) -> str:
-    """One line that names method, models and placement."""
+def _title(setting: Setting) -> str:
     config = setting.config
     parts = [f"{config.method.name}: student {config.student.model_name}"]
     if setting.teacher is not None:
@@ -125,7 +124,7 @@ def _phases(setting: Setting) -> tuple[Phase, ...]:
 
 def _hardware(setting: Setting) -> str:
     cluster, device = setting.config.cluster, setting.device
-    gib = (device.memory or 0) / 2**30
+    gib = setting.capacity / GIB
     return f"{cluster.nodes} x {cluster.gpus_per_node} {device.name}, {gib:.0f} GiB each that can be allocated"
 
 
@@ -172,8 +171,8 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
         f"{device.network / 1e9:.0f} GB/s between nodes",
         f"reached: {efficiency.decode:.0%} of bandwidth while generating, {efficiency.forward:.0%} of FLOP/s while "
         f"scoring, {efficiency.train:.0%} while training",
-        f"besides tensors: {efficiency.process_bytes / 2**30:.1f} GiB a worker process, "
-        f"{efficiency.vllm_bytes / 2**30:.0f} GiB for vLLM's activations and graphs",
+        f"besides tensors: {efficiency.process_bytes / GIB:.1f} GiB a worker process, "
+        f"{efficiency.vllm_bytes / GIB:.0f} GiB for vLLM's activations and graphs",
         "not counted: verification, the advantages (0.1 s for 1008 x 16,384 on one CPU thread), start-up, "
         "fragmentation, uneven response lengths",
     )

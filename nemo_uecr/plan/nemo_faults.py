@@ -33,27 +33,18 @@ def cut_faults(config: NemoConfig, student: ModelShape, teacher: ModelShape | No
 def mismatches_of(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> tuple[str, ...]:
     """Sequence lengths and vocabularies."""
     prompt, response, stated = config.data.max_prompt_tokens, config.rollout.max_response_tokens, config.student
-    faults = too_long("student", student, prompt, response) + _evaluated_too_long(config, student)
+    faults = too_long("student", student, prompt, response, "rollout.max_response_tokens")
+    if config.evaluation.benchmarks:
+        faults += too_long("student", student, prompt, config.evaluation.max_tokens, "evaluation.max_tokens")
     if student.vocabulary != stated.vocabulary:
         faults.append(
             f"student.vocabulary={stated.vocabulary}, but the student has {student.vocabulary} output columns; take "
             f"student.vocabulary={student.vocabulary}"
         )
     if teacher is not None:
-        faults += [*too_long("teacher", teacher, prompt, response), *other_columns(student, teacher)]
+        faults += too_long("teacher", teacher, prompt, response, "rollout.max_response_tokens")
+        faults += other_columns(student, teacher)
     return tuple(faults)
-
-
-def _evaluated_too_long(config: NemoConfig, student: ModelShape) -> list[str]:
-    prompt, response = config.data.max_prompt_tokens, config.evaluation.max_tokens
-    if not config.evaluation.benchmarks or not 0 < student.positions < prompt + response:
-        return []
-    left = student.positions - prompt
-    remedy = f"evaluation.max_tokens={left}" if left > 0 else f"data.max_prompt_tokens below {student.positions}"
-    return [
-        f"data.max_prompt_tokens + evaluation.max_tokens = {prompt + response}, but the student was made for "
-        f"{student.positions} positions; take {remedy}, or a student that was made for more"
-    ]
 
 
 def teacher_alone_faults(config: NemoConfig, teacher: ModelShape, longest: int) -> list[str]:
@@ -82,13 +73,12 @@ def teacher_alone_faults(config: NemoConfig, teacher: ModelShape, longest: int) 
 def memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:
     """Phases that need more than a device offers, and a KV cache too small for one sequence."""
     faults = []
-    capacity = setting.device.memory or 0
     for phase in phases:
-        if phase.size > capacity:
+        if phase.size > setting.capacity:
             largest = max(phase.device, key=lambda item: item.size)
             faults.append(
                 f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), the "
-                f"{setting.device.name} offers {capacity / GIB:.0f}; the largest part is {largest.name} with "
+                f"{setting.device.name} offers {setting.capacity / GIB:.0f}; the largest part is {largest.name} with "
                 f"{largest.size / GIB:.1f} GiB"
             )
     if concurrent_responses(setting, setting.longest) == 0:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from nemo_uecr.plan import arithmetic as bytes_of
 from nemo_uecr.plan.arithmetic import BF16, FP32, INT64
-from nemo_uecr.plan.hardware import Device
 from nemo_uecr.plan.records import Item
 from nemo_uecr.plan.setting import Setting
 from nemo_uecr.plan.shapes import ModelShape, parameters
-from nemo_uecr.plan.shards import Grid, stage_parameters
+from nemo_uecr.plan.shards import Grid, fullest_stage, stage_parameters
 
 __all__ = [
     "checkpoint_item",
     "concurrent_responses",
     "host_items",
+    "most_optimizer_bytes",
     "refit_items",
     "rollout_items",
     "student_scoring_items",
     "teacher_scoring_items",
     "train_items",
+    "vllm_bytes",
+    "weight_bytes",
 ]
 
 
@@ -36,7 +38,8 @@ def refit_items(setting: Setting) -> tuple[Item, ...]:
 def rollout_items(setting: Setting) -> tuple[Item, ...]:
     """The share of the device that vLLM takes: weights, its largest batch, and what remains for keys and values."""
     weights = _vllm_weights(setting)
-    cache = max(0, _vllm_share(setting) - weights.size - setting.efficiency.vllm_bytes)
+    share = int(setting.config.rollout.gpu_memory * setting.capacity)
+    cache = max(0, share - weights.size - setting.efficiency.vllm_bytes)
     return (
         _processes(setting),
         weights,
@@ -124,18 +127,16 @@ def _train_stage(setting: Setting, stage: int) -> tuple[Item, ...]:
 def host_items(setting: Setting) -> tuple[Item, ...]:
     """Host memory of a node while everything sleeps there but vLLM."""
     per_node = min(setting.grid.ranks, setting.config.cluster.gpus_per_node)
-    shape, grid = setting.student, setting.grid
-    held = max(stage_parameters(shape, grid, stage) for stage in range(grid.pipeline))
-    optimizer = max(bytes_of.optimizer_bytes(shape, grid, stage) for stage in range(grid.pipeline))
+    weights, optimizer = weight_bytes(setting.student, setting.grid), most_optimizer_bytes(setting)
     items = [
-        Item("student weights", per_node * BF16 * held, f"{per_node} ranks, 2 bytes a parameter"),
+        Item("student weights", per_node * weights, f"{per_node} ranks, 2 bytes a parameter"),
         Item("optimizer", per_node * optimizer, f"{per_node} ranks, 12 bytes a parameter, sharded"),
-        Item("vLLM weights", per_node * _vllm_weights(setting).size, "copy of its sleep level 1"),
+        Item("vLLM weights", per_node * vllm_bytes(setting), "copy of its sleep level 1"),
     ]
     if setting.reference:
-        items.append(Item("reference weights", per_node * BF16 * held, "initial student, always in host memory"))
+        items.append(Item("reference weights", per_node * weights, "initial student, always in host memory"))
     if setting.teacher is not None and setting.teacher_grid is not None and not setting.dedicated:
-        size = _weights("teacher", setting.teacher, setting.teacher_grid).size
+        size = weight_bytes(setting.teacher, setting.teacher_grid)
         items.append(Item("teacher weights", per_node * size, f"{per_node} ranks, 2 bytes a parameter"))
     width = INT64 + 8 * FP32
     batch = setting.responses * setting.longest * width
@@ -151,9 +152,24 @@ def checkpoint_item(setting: Setting) -> Item:
     )
 
 
+def weight_bytes(shape: ModelShape, grid: Grid) -> int:
+    """bfloat16 weights of a rank of the fullest pipeline stage."""
+    return BF16 * fullest_stage(shape, grid)
+
+
+def most_optimizer_bytes(setting: Setting) -> int:
+    """The student's optimizer on a rank of the stage that has most of it."""
+    shape, grid = setting.student, setting.grid
+    return max(bytes_of.optimizer_bytes(shape, grid, stage) for stage in range(grid.pipeline))
+
+
+def vllm_bytes(setting: Setting) -> int:
+    """The student's weights on each rank of a vLLM engine."""
+    return BF16 * parameters(setting.student) // setting.config.rollout.tensor
+
+
 def _weights(role: str, shape: ModelShape, grid: Grid) -> Item:
-    held = max(stage_parameters(shape, grid, stage) for stage in range(grid.pipeline))
-    return Item(f"{role} weights", BF16 * held, f"{held:,} parameters, 2 bytes")
+    return Item(f"{role} weights", weight_bytes(shape, grid), f"{fullest_stage(shape, grid):,} parameters, 2 bytes")
 
 
 def _layer(shape: ModelShape, grid: Grid, tokens: int) -> Item:
@@ -161,18 +177,8 @@ def _layer(shape: ModelShape, grid: Grid, tokens: int) -> Item:
 
 
 def _vllm_weights(setting: Setting) -> Item:
-    tensor = setting.config.rollout.tensor
-    return Item(
-        "vLLM weights", BF16 * parameters(setting.student) // tensor, f"2 bytes a parameter over {tensor} ranks"
-    )
-
-
-def _vllm_share(setting: Setting) -> int:
-    return int(setting.config.rollout.gpu_memory * _memory(setting.device))
-
-
-def _memory(device: Device) -> int:
-    return device.memory or 0
+    how = f"2 bytes a parameter over {setting.config.rollout.tensor} ranks"
+    return Item("vLLM weights", vllm_bytes(setting), how)
 
 
 def _processes(setting: Setting) -> Item:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from nemo_uecr.plan import arithmetic as bytes_of
 from nemo_uecr.plan.arithmetic import BF16, FP32
-from nemo_uecr.plan.nemo_memory import concurrent_responses
+from nemo_uecr.plan.nemo_memory import concurrent_responses, most_optimizer_bytes, vllm_bytes, weight_bytes
+from nemo_uecr.plan.records import GIB
 from nemo_uecr.plan.setting import Setting
-from nemo_uecr.plan.shapes import ModelShape, parameters
-from nemo_uecr.plan.shards import Grid, stage_parameters
+from nemo_uecr.plan.shapes import ModelShape
+from nemo_uecr.plan.shards import Grid, fullest_stage
 
 __all__ = [
     "reference_seconds",
@@ -21,8 +22,8 @@ __all__ = [
 
 def refit_seconds(setting: Setting) -> tuple[float, str]:
     """The optimizer and the student leave, vLLM's weights wake, and the student's are sent to them."""
-    optimizer, weights = _optimizer(setting), _weights(setting.student, setting.grid)
-    vllm = _vllm(setting)
+    optimizer, weights = most_optimizer_bytes(setting), weight_bytes(setting.student, setting.grid)
+    vllm = vllm_bytes(setting)
     seconds = (optimizer + weights + vllm) / setting.device.host_link + vllm / setting.device.peer_link
     return seconds, f"{_gib(optimizer + weights + vllm)} over the host link, {_gib(vllm)} between GPUs"
 
@@ -36,10 +37,10 @@ def rollout_seconds(setting: Setting) -> tuple[float, str]:
     waves = -(-each // at_once)
     context = lengths.prompt + lengths.response / 2
     token = bytes_of.kv_token_bytes(setting.student, tensor, BF16)
-    read = lengths.response * (waves * _vllm(setting) + each * context * token)
+    read = lengths.response * (waves * vllm_bytes(setting) + each * context * token)
     flops = each * lengths.response * bytes_of.forward_flops(setting.student, int(2 * context)) / tensor
     seconds = max(read / (device.bandwidth * efficiency.decode), flops / (device.flops * efficiency.forward))
-    seconds += _vllm(setting) / device.host_link
+    seconds += vllm_bytes(setting) / device.host_link
     how = f"{each} responses an engine, {at_once} at once; {_gib(read)} read at {efficiency.decode:.0%} of bandwidth"
     return seconds, how
 
@@ -50,20 +51,20 @@ def teacher_seconds(setting: Setting, teacher: ModelShape, grid: Grid) -> tuple[
     how = f"{_tera(_flops(setting, teacher))} on {grid.ranks} GPUs at {setting.efficiency.forward:.0%}"
     if setting.dedicated:
         return seconds, f"{how}; the student's GPUs wait"
-    moved = 2 * _weights(teacher, grid)
+    moved = 2 * weight_bytes(teacher, grid)
     return seconds + moved / setting.device.host_link, f"{how}; {_gib(moved)} over the host link"
 
 
 def student_seconds(setting: Setting) -> tuple[float, str]:
     """The student's weights come back; one forward gives both temperatures."""
-    weights = _weights(setting.student, setting.grid)
+    weights = weight_bytes(setting.student, setting.grid)
     seconds = _forward(setting, setting.student, setting.grid) + weights / setting.device.host_link
     return seconds, f"{_tera(_flops(setting, setting.student))} at {setting.efficiency.forward:.0%}"
 
 
 def reference_seconds(setting: Setting) -> tuple[float, str]:
     """The same forward with the initial weights, swapped in and out."""
-    swapped = 2 * _weights(setting.student, setting.grid)
+    swapped = 2 * weight_bytes(setting.student, setting.grid)
     seconds = _forward(setting, setting.student, setting.grid) + swapped / setting.device.host_link
     return seconds, f"{_tera(_flops(setting, setting.student))}; {_gib(swapped)} of weights swapped over the host link"
 
@@ -78,11 +79,10 @@ def train_seconds(setting: Setting) -> tuple[float, str]:
         flops += forward - head * setting.responses * setting.lengths.whole
     compute = flops / (grid.ranks * device.flops * efficiency.train)
     steps = setting.responses // setting.config.train.minibatch_responses
-    held = max(stage_parameters(student, grid, stage) for stage in range(grid.pipeline))
     sharing = grid.data * grid.context
-    travelling = steps * (FP32 + BF16) * held * (sharing - 1) / sharing
+    travelling = steps * (FP32 + BF16) * fullest_stage(student, grid) * (sharing - 1) / sharing
     link = device.peer_link if setting.config.cluster.nodes == 1 else device.network
-    seconds = compute + travelling / link + _optimizer(setting) / device.host_link
+    seconds = compute + travelling / link + most_optimizer_bytes(setting) / device.host_link
     bubble = _bubble(setting)
     how = f"{_tera(flops)} at {efficiency.train:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}"
     return seconds + bubble * compute, f"{how}; pipeline bubble {bubble:.0%}" if bubble else how
@@ -106,21 +106,8 @@ def _forward(setting: Setting, shape: ModelShape, grid: Grid) -> float:
     return _flops(setting, shape) / (grid.ranks * setting.device.flops * setting.efficiency.forward)
 
 
-def _weights(shape: ModelShape, grid: Grid) -> int:
-    return BF16 * max(stage_parameters(shape, grid, stage) for stage in range(grid.pipeline))
-
-
-def _optimizer(setting: Setting) -> int:
-    stages = range(setting.grid.pipeline)
-    return max(bytes_of.optimizer_bytes(setting.student, setting.grid, stage) for stage in stages)
-
-
-def _vllm(setting: Setting) -> int:
-    return BF16 * parameters(setting.student) // setting.config.rollout.tensor
-
-
 def _gib(size: float) -> str:
-    return f"{size / 2**30:,.1f} GiB"
+    return f"{size / GIB:,.1f} GiB"
 
 
 def _tera(flops: float) -> str:

@@ -57,6 +57,11 @@ class Setting:
         return self.config.rollout.prompts_per_step * self.config.rollout.responses_per_prompt
 
     @property
+    def capacity(self) -> int:
+        """Bytes that each GPU offers."""
+        return self.device.memory or 0
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt with the longest response."""
         return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens

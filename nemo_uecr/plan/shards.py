@@ -14,7 +14,16 @@ from nemo_uecr.plan.shapes import ModelShape, layer_parameters
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import ParallelConfig
 
-__all__ = ["Grid", "Place", "grid_of", "rollout_fault", "shape_faults", "stage_layers", "stage_parameters"]
+__all__ = [
+    "Grid",
+    "Place",
+    "fullest_stage",
+    "grid_of",
+    "rollout_fault",
+    "shape_faults",
+    "stage_layers",
+    "stage_parameters",
+]
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,11 @@ def stage_parameters(shape: ModelShape, grid: Grid, stage: int) -> int:
         if not (shape.tied and first):
             count += table
     return count
+
+
+def fullest_stage(shape: ModelShape, grid: Grid) -> int:
+    """Parameters that one rank of the fullest pipeline stage holds."""
+    return max(stage_parameters(shape, grid, stage) for stage in range(grid.pipeline))
 
 
 def shape_faults(shape: ModelShape, grid: Grid, *, role: str) -> list[str]:

@@ -26,7 +26,6 @@ OTHERS = {
     "cluster/replicas.py": "a run that the same command has just made",
     "data/embedding_stage.py": "a shard that is complete or absent",
     "data/manifest.py": "rows that the same command has just written",
-    "checkpoint/work_folder.py": "a journal; any damage means none",
     "demo/task.py": "problems that the demo has just made",
     "demo/recipe.py": "a text of the demo's own",
     "demo/judge.py": "a script that reads one file of our own",

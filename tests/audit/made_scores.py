@@ -11,6 +11,7 @@ import torch
 from nemo_uecr.audit.parts import keep_plan, write_part
 from nemo_uecr.audit.rollouts import Scores, read_scores
 from nemo_uecr.demo.tokenizer import build_tokenizer
+from tests.audit.made import MODEL
 
 TOKENIZER = build_tokenizer()
 
@@ -33,7 +34,7 @@ def encoded(text: str) -> list[int]:
 
 def scores_of(folder: Path, responses: Sequence[Made]) -> Scores:
     """Write and read back."""
-    plan = {"teacher": "made", "anchors": {"student": "made"}, "students": {"0": "made"}, "sources": {"made": "made"}}
+    plan = {"teacher": MODEL, "anchors": {"student": "made"}, "students": {"0": MODEL}, "sources": {"made": "made"}}
     keep_plan(folder, plan)
     ids = [encoded(each.text) for each in responses]
     for each, tokens in zip(responses, ids, strict=True):

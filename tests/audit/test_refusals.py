@@ -113,7 +113,7 @@ def test_a_deep_row_and_a_deep_plan(tmp_path: Path) -> None:
         jsonl_source(lines(tmp_path / "rows.jsonl", DEEP), step=None)
     write_scores(tmp_path / "s", TIED)
     (tmp_path / "s" / PLAN).write_text(DEEP)
-    with pytest.raises(DataError, match="no valid JSON"):
+    with pytest.raises(DataError, match=r"malformed JSON .it is nested too deep."):
         read_scores(tmp_path / "s")
 
 

@@ -228,6 +228,22 @@ def test_a_plan_without_a_key_is_named(tmp_path: Path, key: str) -> None:
         read_scores(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("teacher", "T", "'teacher' is a str; expected an object"),
+        ("teacher", {"sha256": None}, "'teacher' has no name; expected the model that scored"),
+        ("anchors", [], "'anchors' is a list; expected an object"),
+    ],
+)
+def test_a_plan_with_something_else_is_named(tmp_path: Path, key: str, value: object, complaint: str) -> None:
+    write_scores(tmp_path, FOUR)
+    plan = json.loads((tmp_path / PLAN).read_text())
+    (tmp_path / PLAN).write_text(json.dumps({**plan, key: value}))
+    with pytest.raises(DataError, match=complaint):
+        read_scores(tmp_path)
+
+
 def test_a_file_without_its_hash_is_refused(tmp_path: Path) -> None:
     write_scores(tmp_path, FOUR)
     plan = json.loads((tmp_path / PLAN).read_text())

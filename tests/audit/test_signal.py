@@ -141,7 +141,7 @@ def test_agreement_by_hand(tmp_path: Path) -> None:
         ('{"pair": "x", "preferred": "first"}', "not in"),
         ('{"pair": "p", "preferred": "left"}', "expected one of first"),
         ('{"pair": "p", "preferred": "tie"}\n{"pair": "p", "preferred": "tie"}', ":2: pair 'p' stands twice"),
-        ("", "no verdict"),
+        ("", "holds no pair; expected one a line"),
         ("[1]", "got list; expected one JSON object a line"),
     ],
 )

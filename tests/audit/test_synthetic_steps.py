@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from nemo_uecr.audit import synthetic, synthetic_steps
 from nemo_uecr.audit.judged_steps import items_to_judge
 from nemo_uecr.audit.localization import localization_audit
 from nemo_uecr.audit.rollouts import read_scores
 from nemo_uecr.audit.step_judge import read_labels, write_items
+from nemo_uecr.audit.synthetic import Size, make_scores
 from nemo_uecr.audit.synthetic_steps import ENTROPY, StepSize, known_gap, make_step_scores
 from nemo_uecr.core.records import Settings
 from nemo_uecr.demo.judge import main as judge
@@ -54,6 +58,36 @@ def test_the_audit_finds_the_answer(tmp_path: Path) -> None:
     assert found["variants"]["shuffled, mean"]["gap"]["value"] == pytest.approx(
         answer["gap"]["shuffled, mean"], rel=0.05
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "make"),
+    [
+        (synthetic, lambda folder: make_scores(folder, Size({0: 2, 5: 2}, problems=60, tokens=4), seed=0)),
+        (synthetic_steps, lambda folder: make_step_scores(folder, SIZE, TOKENIZER, seed=0)),
+    ],
+    ids=["scores", "steps"],
+)
+def test_interrupted_it_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, make: Callable[[Path], None]
+) -> None:
+    """Stopped at the second part: no folder is left that a second call would refuse, or an audit would read."""
+    whole, calls = module.write_part, list[int]()
+
+    def stopped(folder: Path, number: int, *rest: object) -> None:
+        calls.append(number)
+        if number == 1:
+            raise KeyboardInterrupt
+        whole(folder, number, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_part", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path / "made")
+    assert calls == [0, 1]
+    assert list(tmp_path.iterdir()) == []
+    make(tmp_path / "made")
+    assert len(read_scores(tmp_path / "made").parts) > 1
 
 
 def test_the_seed_decides_everything(tmp_path: Path) -> None:

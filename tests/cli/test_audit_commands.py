@@ -152,7 +152,7 @@ def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.Ca
         (["audit", "signal", "s", "--judge", "x"], "--judge and --key go together"),
         (["audit", "group-signal", "s"], "expected a multiple of 12"),
         (["audit", "group-signal", "s", "--anchor", "other"], "--anchor other=MODEL"),
-        (["audit", "group-signal", "s", "--sizes", "1", "4"], "expected whole numbers from 2"),
+        (["audit", "group-signal", "s", "--sizes", "1", "4"], "--sizes: got '1', expected a whole number from 2"),
         (["audit", "token-credit", "s"], "alpha, rho, tau_delta, tau_entropy of the method: not given"),
         (["audit", "token-credit", "s", "--run", "s"], "config.yaml"),
         (["audit", "localization", "s", "--judge", "j", "--key", "k"], "rho, tau_delta, tau_entropy of the method"),
@@ -174,7 +174,7 @@ def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.Ca
             ["score", "rows.jsonl", "--teacher", "t", "--student", "s", "--anchor", "student=x", "--out", "o"],
             "other than",
         ),
-        (["score", "rows.jsonl", "--batch", "0", "--out", "o"], "--batch: got 0"),
+        (["score", "rows.jsonl", "--batch", "0", "--out", "o"], "--batch: got '0', expected a whole number from 1"),
     ],
 )
 def test_wrong_input_is_one_line(

@@ -53,6 +53,15 @@ def test_an_archive_is_not_written_over(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a.tar.gz").read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("name", ["wandb/12:30.log", "a\\b"])
+def test_a_name_that_unpack_would_refuse_is_not_packed(folder: Path, tmp_path: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"x")
+    with pytest.raises(RunFolderError, match=r"run has a file '.*'; expected names without ':' and '.', which"):
+        pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
+    assert not (tmp_path / "a.tar.gz").exists()
+
+
 def test_more_files_than_an_archive_takes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "MOST_FILES", 2)
     with pytest.raises(RunFolderError, match=r"run has 3 files, .* expected at most 2 files"):

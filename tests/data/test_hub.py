@@ -19,6 +19,7 @@ from tests.data.made import clean_rows
 
 pyarrow = pytest.importorskip("pyarrow")
 hub = pytest.importorskip("huggingface_hub")
+pytest.importorskip("huggingface_hub.constants")  # the package loads it only where it is asked for
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

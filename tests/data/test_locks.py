@@ -15,7 +15,7 @@ import pytest
 
 from nemo_uecr.data import atomic
 from nemo_uecr.data.atomic import new_folder, only_writer
-from nemo_uecr.data.lock_file import take_lock
+from nemo_uecr.data.lock_file import is_held, take_lock
 from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import RunFolderError
 
@@ -116,3 +116,30 @@ def test_the_old_folder_is_back_after_a_rename_that_failed(tmp_path: Path, monke
         (aside / "file").write_text("new", encoding="utf-8")
     assert (path / "file").read_text(encoding="utf-8") == "old"
     assert [found.name for found in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["free", "held", "link to a held one", "pipe", "nothing", "no locks"])
+def test_whether_a_lock_is_held_is_seen_without_touching_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, other = tmp_path / "run.lock", tmp_path / "other.lock"
+    target = other if kind.startswith("link") else lock
+    target.write_text("4711", encoding="utf-8")
+    if kind.startswith("link"):
+        lock.symlink_to(other)
+    elif kind in ("pipe", "nothing"):
+        lock.unlink()
+    if kind == "pipe":
+        os.mkfifo(lock)
+    if kind == "no locks":
+        monkeypatch.setattr(fcntl, "flock", without_locks)
+    before = sorted((path.name, path.lstat().st_mtime_ns) for path in tmp_path.iterdir())
+    with (target if target.is_file() else Path(__file__)).open(encoding="utf-8") as holder:
+        if kind in ("held", "link to a held one"):
+            fcntl.flock(holder, fcntl.LOCK_EX)
+        assert is_held(lock) == (kind == "held")
+    assert sorted((path.name, path.lstat().st_mtime_ns) for path in tmp_path.iterdir()) == before
+
+
+def without_locks(*arguments: object) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

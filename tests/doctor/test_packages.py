@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.doctor import packages
+from nemo_uecr.doctor import packages, run
 from nemo_uecr.doctor.packages import Package
 from nemo_uecr.nemo_adapter.upstream import VLLM_WORKER_FQN
 from tests.conftest import ROOT
@@ -126,3 +126,10 @@ def test_the_empty_nemo_rl_of_pypi_is_refused(site: Path) -> None:
 def test_an_old_python_is_refused() -> None:
     assert packages.python_finding((3, 10, 4)).status == "fail"
     assert packages.python_finding((3, 11, 0)).status == "ok"
+
+
+def test_an_interpreter_that_does_not_answer_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "SECONDS", 0.001)
+    (found,) = run._guarded("apex", lambda: [packages.apex_finding(sys.executable)])
+    assert (found.check, found.status) == ("apex", "fail")
+    assert found.message.startswith("cannot be checked: TimeoutExpired: ")

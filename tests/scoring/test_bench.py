@@ -9,7 +9,7 @@ import pytest
 
 from nemo_uecr.bench import scoring, scoring_ratios
 from nemo_uecr.cli import bench_scoring
-from nemo_uecr.errors import DataError, UecrError
+from nemo_uecr.errors import ConfigError, UecrError
 
 TINY = scoring.Sizes(tokens=8, sharded_tokens=8, vocab=500, hidden=16, rounds=1, repetitions=1)
 
@@ -117,5 +117,5 @@ def test_rounds_keep_the_least_times_and_the_largest_memory() -> None:
 
 
 def test_missing_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(ConfigError, match=r"--json: no folder .*; make it first"):
         bench_scoring.run(parsed("--json", str(tmp_path / "no" / "out.json")))

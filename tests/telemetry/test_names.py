@@ -22,10 +22,10 @@ def test_names_are_unique_and_described() -> None:
 
 def test_every_identity_has_a_metric() -> None:
     from nemo_uecr.core.invariants import IDENTITIES
-    from nemo_uecr.local.step_metrics import ERROR_NAMES
+    from nemo_uecr.telemetry.of_method import identity_metrics
 
     for identity in IDENTITIES:
-        assert f"identity/{ERROR_NAMES.get(identity, identity)}" in names.METRICS
+        assert identity_metrics({identity: 0.0}).keys() <= names.METRICS.keys()
 
 
 def test_the_page_is_current() -> None:
