@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import DataError, UecrError
 
 __all__ = ["add_arguments", "run"]
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.json is not None:
         try:
-            args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            replace_file(args.json, (json.dumps(result, indent=1) + "\n").encode())
         except OSError as error:
             raise DataError(f"cannot write {args.json}: {error.strerror}") from error
     return 0

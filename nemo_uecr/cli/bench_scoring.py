@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the benchmark, write the table, and the JSON file if asked."""
     from nemo_uecr.bench.scoring import FULL, QUICK, run_all
     from nemo_uecr.bench.scoring_table import table
+    from nemo_uecr.data.atomic import replace_file
 
     out: Path | None = args.json
     if out is not None:
@@ -26,9 +26,7 @@ def run(args: argparse.Namespace) -> int:
     results = run_all(QUICK if args.quick else FULL)
     sys.stdout.write(table(results))
     if out is not None:
-        aside = out.with_name(f".{out.name}.{os.getpid()}")
-        aside.write_text(json.dumps(results, indent=2) + "\n")
-        os.replace(aside, out)
+        replace_file(out, (json.dumps(results, indent=2) + "\n").encode())
     return 0
 
 
