@@ -22,6 +22,7 @@ from nemo_uecr.audit.parts import keep_plan, write_part
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.schema import ANCHOR, STUDENT
 from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.data.pretrained import save_tokenizer
 
 WRONG, RIGHT, OTHER = 0, 1, 2
 #: Teacher entropy of the tokens of wrong steps, of right ones, and of the rest, nats: the teacher is surer of an error.
@@ -72,7 +73,7 @@ def make_step_scores(folder: Path, size: StepSize, tokenizer: Any, *, seed: int)
         seed: of everything.
     """
     dice = np.random.default_rng(seed)
-    tokenizer.save_pretrained(folder / TOKENIZER)
+    save_tokenizer(tokenizer, folder / TOKENIZER)
     named = {"name": str(folder / TOKENIZER), "sha256": None}
     keep_plan(
         folder,

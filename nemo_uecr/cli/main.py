@@ -70,9 +70,10 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
 
 def _os_message(error: OSError) -> str:
     """The path and the reason, whatever the operating system or a library over it refused."""
-    if error.strerror is None:  # a library's own text
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
     where = f"{error.filename}: " if error.filename else ""
+    if error.strerror is None:  # a library's own text
+        text = str(error.args[0]) if error.args else ""
+        return where + (text.strip().splitlines() or [type(error).__name__])[0]
     remedy = "make room, or write elsewhere" if error.errno in NO_ROOM else "name another path, or repair this one"
     return f"{where}{error.strerror}; {remedy}, and run the command again"
 

@@ -1,15 +1,22 @@
 """The one place that loads by `from_pretrained`: never with Python code that lies in the model's folder.
 
-Unless it is told, transformers asks on standard input whether to run such code, and a pipe or a `y` answers it.
+Unless it is told, transformers asks on standard input whether to run such code, and a pipe or a `y` answers it. What
+`save_pretrained` meets on a full disk becomes the system's error again.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 from nemo_uecr.errors import DataError
 
-__all__ = ["load_pretrained", "own_code"]
+__all__ = ["load_pretrained", "own_code", "save_pretrained", "save_tokenizer"]
+
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
@@ -31,6 +38,42 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
         if "trust_remote_code" not in str(error):
             raise
         raise DataError(_needs_code(name, local_files_only)) from error
+
+
+def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer as a Hugging Face folder.
+
+    Raises:
+        OSError: If it cannot be written, also where a library has an error of its own for that.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise _system_error(error, folder) from error
+    save_tokenizer(tokenizer, folder)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is Exception:  # all that the tokenizers library says when it cannot write
+            raise _system_error(error, folder) from error
+        raise
+
+
+def _system_error(error: Exception, folder: Path) -> OSError:
+    """What a library written in Rust tells of the system's error, as that error."""
+    found = _SYSTEM_ERROR.search(str(error))
+    number = int(found[1]) if found else errno.EIO
+    return OSError(number, os.strerror(number) if found else " ".join(str(error).split()), str(folder))
 
 
 def own_code(loaded: Any) -> object:
