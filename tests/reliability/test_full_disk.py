@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -167,7 +168,12 @@ def test_the_events_of_tensorboard(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     own = (tiny.assets(), folder, "telemetry.tensorboard=on", "train.steps=6")
     metrics = (tiny.run(tmp_path / "whole", "train.steps=6") / "metrics.jsonl").stat().st_size
-    code, said = limited(lambda: entry_point(tiny.train_words(*own)), metrics)
+
+    def command() -> int:
+        threading.excepthook = threading.__excepthook__  # not pytest's, which shows nothing
+        return entry_point(tiny.train_words(*own))
+
+    code, said = limited(command, metrics)
     assert (code, said.count("\n")) == (2, 1), said
     assert said.startswith(f"nemo-uecr: error: cannot write {folder / 'tensorboard'}: File too large; "), said
     assert entry_point([*tiny.train_words(*own), "--resume"]) == 0
