@@ -24,6 +24,7 @@ from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.schema import ANCHOR, STUDENT
 from nemo_uecr.audit.synthetic import made_plan, made_row
 from nemo_uecr.data.atomic import new_folder
+from nemo_uecr.data.pretrained import save_tokenizer
 
 WRONG, RIGHT, OTHER = 0, 1, 2
 #: Teacher entropy of the tokens of wrong steps, of right ones, and of the rest, nats: the teacher is surer of an error.
@@ -73,7 +74,7 @@ def make_step_scores(folder: Path, size: StepSize, tokenizer: Any, *, seed: int)
         seed: of everything.
     """
     with new_folder(folder) as out:
-        tokenizer.save_pretrained(out / TOKENIZER)
+        save_tokenizer(tokenizer, out / TOKENIZER)
         made_plan(out, {"name": str(folder / TOKENIZER), "sha256": None}, {STUDENT: "made"}, [0])
         answer = json.dumps(_answer(_write_groups(out, size, tokenizer, seed)), indent=1) + "\n"
         (out / ANSWER).write_text(answer, encoding="utf-8")

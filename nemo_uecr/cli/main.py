@@ -15,7 +15,7 @@ from typing import NoReturn
 from nemo_uecr import __version__
 from nemo_uecr.cli.extras import as_dependency_error
 from nemo_uecr.cli.table import Command, find_command, is_group, overview
-from nemo_uecr.errors import UecrError, first_line
+from nemo_uecr.errors import UecrError
 from nemo_uecr.stopping import STOPPED, RunStopped
 
 __all__ = ["dispatch", "entry_point", "parser_of"]
@@ -70,9 +70,10 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
 
 def _os_message(error: OSError) -> str:
     """The path and the reason, whatever the operating system or a library over it refused."""
-    if error.strerror is None:  # a library's own text
-        return first_line(error)
     where = f"{error.filename}: " if error.filename else ""
+    if error.strerror is None:  # a library's own text
+        text = str(error.args[0]) if error.args else ""
+        return where + (text.strip().splitlines() or [type(error).__name__])[0]
     remedy = "make room, or write elsewhere" if error.errno in NO_ROOM else "name another path, or repair this one"
     return f"{where}{error.strerror}; {remedy}, and run the command again"
 

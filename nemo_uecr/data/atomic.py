@@ -164,8 +164,8 @@ def exchanged_folder(path: Path) -> Iterator[Path]:
         aside.rename(path)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a failed write does not know it
+        if isinstance(error, OSError) and (error.filename is None or str(aside) in str(error.filename)):
+            error.filename = str(path)  # a failed write does not know it, and the place aside is gone
         if old.exists() and not path.exists():
             old.rename(path)
         raise

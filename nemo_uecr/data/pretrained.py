@@ -1,11 +1,15 @@
 """The one place that loads by `from_pretrained`: never with code that a model's folder brings or names.
 
 Unless it is told, transformers asks on standard input whether to run Python files of the folder, and a pipe or a `y`
-answers it; and it fetches the compiled kernel that a config.json names in place of a kind of attention.
+answers it; and it fetches the compiled kernel that a config.json names in place of a kind of attention. What
+`save_pretrained` meets on a full disk becomes the system's error again.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,14 @@ from typing import Any
 from nemo_uecr.data.model_files import read_object
 from nemo_uecr.errors import DataError, UecrError
 
-__all__ = ["ModelLoadError", "load_pretrained", "one_line", "own_code", "refuse_kernels"]
+__all__ = [
+    "ModelLoadError", "load_pretrained", "one_line", "own_code", "refuse_kernels", "save_pretrained", "save_tokenizer",
+]  # fmt: skip
 
 #: Ends the names of keys that choose code: attn_implementation, experts_implementation, ...
 CHOICE = "_implementation"
+#: How a library written in Rust tells of the system's error.
+SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class ModelLoadError(DataError):
@@ -88,6 +96,42 @@ def one_line(error: Exception) -> str:
     if "ignore_mismatched_sizes" in str(error):
         return "the weights have other shapes than its config.json says"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no message'}"
+
+
+def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer as a Hugging Face folder.
+
+    Raises:
+        OSError: If it cannot be written, also where a library has an error of its own for that.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise _system_error(error, folder) from error
+    save_tokenizer(tokenizer, folder)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is Exception:  # all that the tokenizers library says when it cannot write
+            raise _system_error(error, folder) from error
+        raise
+
+
+def _system_error(error: Exception, folder: Path) -> OSError:
+    """What a library written in Rust tells of the system's error, as that error."""
+    found = SYSTEM_ERROR.search(str(error))
+    number = int(found[1]) if found else errno.EIO
+    return OSError(number, os.strerror(number) if found else " ".join(str(error).split()), str(folder))
 
 
 def own_code(loaded: Any) -> object:

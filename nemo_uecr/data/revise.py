@@ -60,7 +60,7 @@ def _apply(folder: Path, review: Path) -> Manifest:
 
     def change(aside: Path) -> None:
         number = 1 + len(list((aside / "screening").glob("reviewed-*.csv")))
-        shutil.copyfile(review, aside / "screening" / f"reviewed-{number}.csv")
+        (aside / "screening" / f"reviewed-{number}.csv").write_bytes(review.read_bytes())
         _write(aside / KEPT, heapq.merge(jsonl(folder / KEPT), returned, key=lambda row: int(row["row"])))
         _write(aside / HELD, [])
         _write(aside / REMOVED, [*jsonl(folder / REMOVED), *dropped])
@@ -97,12 +97,26 @@ def hold(folder: Path, findings: Mapping[int, Rows], stage: Manifest) -> Manifes
 def _rewrite(folder: Path, change: Callable[[Path], None], stage: Manifest) -> Manifest:
     manifest = read_manifest(folder)
     with exchanged_folder(folder) as aside:
-        shutil.copytree(folder, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+        _copy(folder, aside)
         change(aside)
         manifest["stages"] = [*manifest["stages"], stage]
         manifest["counts"]["reasons"] = reasons_of(jsonl(aside / REMOVED))
         write_manifest(aside, manifest)
     return manifest
+
+
+def _copy(folder: Path, aside: Path) -> None:
+    """What is not hidden. Of a full disk `shutil.copytree` says no more than that some files failed."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        if path.is_dir():
+            (aside / name).mkdir()
+        elif path.is_file():
+            with path.open("rb") as source, (aside / name).open("wb") as target:
+                shutil.copyfileobj(source, target)
+            shutil.copystat(path, aside / name)
 
 
 def _without(row: dict[str, Any], name: str) -> dict[str, Any]:

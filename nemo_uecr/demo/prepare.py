@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from nemo_uecr.data.pretrained import save_pretrained
 from nemo_uecr.demo.recipe import BENCH_FOLDER, RECIPE_FILE, ModelRecipe, recipe_from_json
 from nemo_uecr.demo.supervised import build_model, demonstrations, train_supervised
 from nemo_uecr.demo.task import read_questions
@@ -30,8 +31,7 @@ def prepare_model(folder: Path, name: str, recipe: ModelRecipe, seed: int) -> No
     model = build_model(recipe.shape, tokenizer, seed)
     batches = demonstrations(tokenizer, recipe.course, random.Random(f"{seed} {name}"), held_out)
     train_supervised(model, batches, recipe.course, _progress(name, recipe.course.steps))
-    model.save_pretrained(folder / name)
-    tokenizer.save_pretrained(folder / name)
+    save_pretrained(model, tokenizer, folder / name)
 
 
 def main(arguments: list[str]) -> None:
@@ -43,7 +43,10 @@ def main(arguments: list[str]) -> None:
     transformers_logging.disable_progress_bar()
     folder, name, seed = Path(arguments[0]), arguments[1], int(arguments[2])
     recipe = recipe_from_json((folder / RECIPE_FILE).read_text(encoding="utf-8"))
-    prepare_model(folder, name, {"student": recipe.student, "teacher": recipe.teacher}[name], seed)
+    try:
+        prepare_model(folder, name, {"student": recipe.student, "teacher": recipe.teacher}[name], seed)
+    except OSError as error:
+        sys.exit(f"{name}: {folder / name} cannot be written: {error.strerror or error}")
 
 
 def _progress(name: str, steps: int) -> Callable[[int, float], None]:

@@ -20,6 +20,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.data.atomic import new_folder
 from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.json_text import decoded, read_own_object
+from nemo_uecr.data.pretrained import save_pretrained
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.local.models import TokenModel
 
@@ -98,8 +99,7 @@ class Checkpoints:
         return folder, tensors, position
 
     def _write(self, aside: Path, model: TokenModel, optimizer: torch.optim.AdamW, position: Position) -> None:
-        model.module.save_pretrained(aside)
-        _save_tokenizer(model, aside)
+        save_pretrained(model.module, model.tokenizer, aside)
         save_file(optimizer_tensors(optimizer), aside / OPTIMIZER)
         state = {
             "position": asdict(position),
@@ -169,15 +169,6 @@ def _corrupt(folder: Path, name: str, reason: str) -> CheckpointError:
         f"{folder / name}: {reason}; the checkpoint is corrupt. Delete {folder} and run again with --resume to use an "
         "earlier one"
     )
-
-
-def _save_tokenizer(model: TokenModel, folder: Path) -> None:
-    try:
-        model.tokenizer.save_pretrained(folder)
-    except Exception as error:
-        if type(error) is Exception:  # all that the tokenizers library says when it cannot write
-            raise OSError(str(error)) from error
-        raise
 
 
 def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:

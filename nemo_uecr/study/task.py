@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nemo_uecr.data.atomic import new_folder, replace_file
 from nemo_uecr.data.json_text import decoded
+from nemo_uecr.data.pretrained import save_pretrained
 from nemo_uecr.demo.recipe import Course, ModelShape
 from nemo_uecr.demo.task import LEVELS, Problem, distinct_problems, read_questions, write_rows
 from nemo_uecr.errors import RunFolderError
@@ -157,8 +158,7 @@ def teach_model(job: ModelJob) -> float:
         batches = solved_batches(tokenizer, course.tokens_per_batch, rng, held_out, _demonstrator(course, rng))
         train_supervised(model, batches, _course(course), lambda _, loss: losses.append(loss))
     with new_folder(TaskFiles(job.root).model(job.name)) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_pretrained(model, tokenizer, folder)
         taught = {"seconds": time.monotonic() - started, "last_loss": losses[-1]}
         (folder / TEACHING).write_text(json.dumps(taught) + "\n", encoding="utf-8")
     return losses[-1]

@@ -10,8 +10,9 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.process import BaseProcess
@@ -57,8 +58,11 @@ def work_on(
         min(processes, len(items)), mp_context=get_context("spawn"), initializer=_belong_to_the_study
     )
     try:
-        waiting = {pool.submit(work, item): item for item in items}
-        while waiting:
+        left, waiting = deque(items), dict[Future[Result], Item]()
+        while left or waiting:
+            while left and len(waiting) < processes:  # one more, and a worker that has saved would go on with it
+                item = left.popleft()
+                waiting[pool.submit(work, item)] = item
             for future in wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                 result = future.result()
                 report(waiting.pop(future), result)

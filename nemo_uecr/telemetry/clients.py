@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -86,17 +87,30 @@ class TensorBoard:
         """Open the event file."""
         from torch.utils.tensorboard import SummaryWriter
 
+        self._folder = folder
         self._events = SummaryWriter(str(folder))
+        self._hook = threading.excepthook
+        threading.excepthook = self._unless_ours
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write scalars."""
-        for name, value in metrics.items():
-            self._events.add_scalar(name, value, step)
-        self._events.flush()
+        try:
+            for name, value in metrics.items():
+                self._events.add_scalar(name, value, step)
+            self._events.flush()
+        except OSError as error:
+            error.filename = str(self._folder)  # a failed write does not know it
+            raise
 
     def close(self, *, failed: bool) -> None:
         """Close the event file."""
         self._events.close()
+        threading.excepthook = self._hook
+
+    def _unless_ours(self, failed: threading.ExceptHookArgs) -> None:
+        """The writer's thread hands its error over to our next call; its traceback says no more."""
+        if type(failed.thread).__module__.partition(".")[0] != "tensorboard":
+            self._hook(failed)
 
 
 class Wandb:

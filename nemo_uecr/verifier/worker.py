@@ -16,6 +16,9 @@ MEMORY_BYTES = 4 << 30
 #: Seconds after which a comparison ends its process. The parent does so long before, unless it was killed itself.
 ORPHAN_LIMIT = 120
 READY = b"ready\n"
+#: Requests to end, which may reach every process of a job: the run finishes its step, and a comparison cut off would be
+#: an error in it. This process ends with its input, or is killed.
+FOR_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -33,6 +36,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> None:
     """Serve on the standard streams; what a library prints goes nowhere."""
+    for number in FOR_THE_PARENT:
+        signal.signal(number, signal.SIG_IGN)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

@@ -115,6 +115,12 @@ def test_a_full_disk_is_one_line(probe: Callable[[Run], None], capsys: pytest.Ca
     assert capsys.readouterr().err.startswith("nemo-uecr: error: out/train.jsonl: No space left on device; make room")
 
 
+def named(error: OSError, path: str) -> OSError:
+    """As it is after the one who wrote a folder has said which."""
+    error.filename = path
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -124,6 +130,7 @@ def test_a_full_disk_is_one_line(probe: Callable[[Run], None], capsys: pytest.Ca
         ),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a/b"), "a/b: Not a directory; name another path"),
         (OSError("no model here\nhint"), "no model here\n"),
+        (named(OSError(["a library's list"]), "out"), 'out: ["a library\'s list"]\n'),
     ],
 )
 def test_what_the_system_refuses_is_one_line(

@@ -264,9 +264,9 @@ def test_no_entropy_can_be_shuffled_where_there_is_none() -> None:
 
 
 def test_every_seed_is_a_permutation_of_its_own() -> None:
-    """Up to 2**53, the largest of the settings, beyond what 64 bits hold of the seed's multiple."""
+    """Up to the largest of the settings, beyond what 64 bits hold of the seed's multiple."""
     batch = padded(random_responses(0))
-    found = [with_shuffled_entropy(batch, seed=seed).teacher_entropy_BT for seed in (0, 10**13, 2**53 - 1, 2**53)]
+    found = [with_shuffled_entropy(batch, seed=seed).teacher_entropy_BT for seed in (0, 1, 10**13, 2**53 - 1)]
     for first, second in itertools.combinations(found, 2):
         assert not torch.equal(first[batch.mask_BT], second[batch.mask_BT])
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from nemo_uecr.data.atomic import new_folder
+from nemo_uecr.data.pretrained import save_tokenizer
 from nemo_uecr.errors import CheckpointError, RunFolderError
-from nemo_uecr.local.checkpoint import Checkpoints, _save_tokenizer, optimizer_tensors, restore_optimizer
+from nemo_uecr.local.checkpoint import Checkpoints, optimizer_tensors, restore_optimizer
 from nemo_uecr.local.models import load_model
 from tests.local import tiny
 from tests.local.tiny import Assets, in_child, outcome, same
@@ -190,7 +191,7 @@ def test_full_disk_while_the_tokenizer_is_written(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            _save_tokenizer(model, tmp_path)
+            save_tokenizer(model.tokenizer, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

@@ -215,8 +215,8 @@ def test_hub_name_without_network_is_one_line(tmp_path: Path) -> None:
     assert done.stdout.startswith("teacher.model_name 'nobody/nothing' cannot be loaded: OSError")
 
 
-def test_other_tokenizer_is_refused_by_id(tiny: Assets, teacher: Path) -> None:
-    """One id whose text differs is enough."""
+def test_other_tokenizer_is_refused_by_id(tiny: Assets, teacher: Path, tmp_path: Path) -> None:
+    """One id whose text differs is enough, and no run begins."""
     check_same_tokens(load(tiny.student, "student"), load(teacher))
 
     def rename(content: dict[str, object]) -> None:
@@ -227,8 +227,14 @@ def test_other_tokenizer_is_refused_by_id(tiny: Assets, teacher: Path) -> None:
         content["model"]["merges"] = []  # type: ignore[index]
 
     edit(teacher / "tokenizer.json", rename)
-    with pytest.raises(DataError, match=r"token id 40 is '.*' for the student .* and '§§' for the teacher"):
+    said = r"token id 40 is '.*' for the student .* and '§§' for the teacher"
+    with pytest.raises(DataError, match=said):
         check_same_tokens(load(tiny.student, "student"), load(teacher))
+    from tests.local.tiny import run
+
+    with pytest.raises(DataError, match=said):
+        run(tmp_path / "run", f"teacher.model_name={teacher}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_additional_token_is_refused(tiny: Assets, tmp_path: Path) -> None:

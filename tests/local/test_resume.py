@@ -69,11 +69,28 @@ def watch_writes(folder: Path, at: Callable[[int, str], None]) -> None:
     sys.addaudithook(hook)
 
 
-def dying(folder: Path, busy: tuple[str, ...], death: int, *, resume: bool) -> int:
-    """A run that is killed just before its ``death``-th change of the folder; returns how it ended."""
+def recorded(folder: Path) -> int:
+    """Steps that the metrics have."""
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def saved(folder: Path) -> set[int]:
+    """Steps whose checkpoint is complete."""
+    return {int(path.parent.name[-6:]) for path in (folder / "checkpoints").glob("step-*/manifest.json")}
+
+
+def dying(folder: Path, busy: tuple[str, ...], death: int, *, resume: bool, saving: bool = False) -> int:
+    """A run that is killed just before its ``death``-th change of the folder; returns how it ended.
+
+    With ``saving`` only changes count between the record of a step and the end of its checkpoint.
+    """
+    count = 0
 
     def at(number: int, event: str) -> None:
-        if number == death:
+        nonlocal count
+        count += not saving or recorded(folder) > max(saved(folder), default=0)
+        if count == death:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def work() -> None:
@@ -118,13 +135,15 @@ def test_killed_at_every_kind_of_write(tmp_path: Path, busy: tuple[str, ...], wh
 
 
 def test_killed_again_and_again(tmp_path: Path, busy: tuple[str, ...], whole: dict[str, object]) -> None:
-    """One run that dies at random writes until it gets through."""
+    """One run that dies at random writes, by turns in a save and anywhere, until it gets through."""
     dice, folder = random.Random(3), tmp_path / "run"
     codes = []
-    while not codes or codes[-1] != 0:
-        assert len(codes) < 40
-        codes.append(dying(folder, busy, dice.randint(20, 110), resume=bool(codes)))
-    assert codes.count(-signal.SIGKILL) == len(codes) - 1 >= 2
+    for saving in (True, False, True, False, True):
+        death = dice.randint(2, 10) if saving else dice.randint(20, 110)
+        codes.append(dying(folder, busy, death, resume=bool(codes), saving=saving))
+        assert not saving or recorded(folder) > max(saved(folder), default=0)
+    assert codes == [-signal.SIGKILL] * 5
+    tiny.run(folder, *busy, resume=True)
     assert same(outcome(folder), whole) == []
 
 

@@ -10,6 +10,7 @@ from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
 from nemo_uecr.megatron_worker.layout import MicroBatch
 from nemo_uecr.megatron_worker.request import ScoreRequest, row_hash
 from nemo_uecr.megatron_worker.shift import at_predicting_position, at_scored_token, predicted_token
+from nemo_uecr.scoring.errors import NonFiniteScoreError
 
 ALONE = ModelParallel(None, None)
 VOCABULARY = 11
@@ -54,6 +55,16 @@ def test_logits_wider_than_the_tokens() -> None:
     wide = score_columns(logits, MicroBatch(ids, lengths, None), request_of(1.0), ALONE)
     narrow = score_columns(logits[:, :6], MicroBatch(ids, lengths, None), request_of(1.0), ALONE)
     assert torch.equal(wide["logp_0"], narrow["logp_0"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_that_are_not_finite_are_refused(dtype: torch.dtype) -> None:
+    """As a teacher with one bad weight gives them; the seventh scored token is the second of row 1."""
+    ids, lengths = rows_of([6, 4], 6)
+    logits = torch.randn(2, 6, VOCABULARY, generator=torch.Generator().manual_seed(2)).to(dtype)
+    logits[1, 1, 3] = float("nan")
+    with pytest.raises(NonFiniteScoreError, match="token 6"):
+        score_columns(logits, MicroBatch(ids, lengths, None), request_of(0.7, 1.0, chunk=100), ALONE)
 
 
 def packed(logits_BSV: Tensor, lengths: Tensor, multiple: int) -> tuple[Tensor, Tensor]:

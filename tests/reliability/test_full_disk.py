@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -132,6 +133,50 @@ def test_an_archive_and_back(tmp_path: Path) -> None:
         tmp_path / "back",
         reset=emptied,
     )
+
+
+def test_a_model_of_a_study(tmp_path: Path) -> None:
+    """Its weights are written by a library with an error of its own, in a process of its own; none is there half."""
+    for package in ("scipy", "matplotlib"):
+        pytest.importorskip(package, reason="the study extra is not installed")
+    from tests.study.made import study_file
+
+    code, lines = errors_of(["study", str(study_file(tmp_path))], 100_000)
+    assert (code, len(lines)) == (2, 1), lines
+    models = tmp_path / "study" / "task" / "models"
+    assert lines[0].startswith(f"nemo-uecr: error: {models}/"), lines
+    assert lines[0].endswith("File too large; make room, or write elsewhere, and run the command again"), lines
+    assert ".tmp" not in lines[0].removeprefix(f"nemo-uecr: error: {models}/")
+    assert [path for path in models.iterdir() if not path.name.startswith(".")] == []
+
+
+def test_a_model_of_the_demo(tmp_path: Path) -> None:
+    """The process that teaches it says why in one line, which its parent shows."""
+    from nemo_uecr.demo import prepare
+    from nemo_uecr.demo.recipe import BENCH_FOLDER, RECIPE_FILE, recipe_to_json
+    from tests.demo.test_assets import tiny as recipe
+
+    (tmp_path / BENCH_FOLDER).mkdir()
+    (tmp_path / RECIPE_FILE).write_text(recipe_to_json(recipe(1)))
+    said = in_child(lambda: with_room(3_000, lambda: prepare.main([str(tmp_path), "student", "0"])))[1]
+    assert said == f"SystemExit: student: {tmp_path / 'student'} cannot be written: File too large"
+
+
+def test_the_events_of_tensorboard(tmp_path: Path) -> None:
+    """They take more room than the metrics. A thread of the library writes them, whose traceback would say no more."""
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "run"
+    own = (tiny.assets(), folder, "telemetry.tensorboard=on", "train.steps=6")
+    metrics = (tiny.run(tmp_path / "whole", "train.steps=6") / "metrics.jsonl").stat().st_size
+
+    def command() -> int:
+        threading.excepthook = threading.__excepthook__  # not pytest's, which shows nothing
+        return entry_point(tiny.train_words(*own))
+
+    code, said = limited(command, metrics)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert said.startswith(f"nemo-uecr: error: cannot write {folder / 'tensorboard'}: File too large; "), said
+    assert entry_point([*tiny.train_words(*own), "--resume"]) == 0
 
 
 def test_a_figure_of_a_study(tmp_path: Path) -> None:

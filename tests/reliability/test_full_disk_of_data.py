@@ -9,7 +9,7 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.data.manifest import faults
-from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
+from tests.data.made import BENCHMARK, clean_rows, deepmath_row, prepare_folder, write_benchmark, write_jsonl
 from tests.reliability.room import limited
 
 TEXT = "File too large; make room, or write elsewhere, and run the command again"
@@ -50,6 +50,47 @@ def test_problems_that_do_not_fit_leave_those_from_before(tmp_path: Path) -> Non
     before = content(tmp_path / "out")
     assert refused_without_room(preparing(tmp_path, "--sample", "30"), 3_000) == f"{tmp_path / 'out'}: {TEXT}"
     assert content(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("room", [300, 2_000, None])
+def test_verdicts_that_do_not_fit_leave_the_folder_as_it_was(tmp_path: Path, room: int | None) -> None:
+    """Neither the copies of its files fit, nor the kept rows with one more among them."""
+    out = tmp_path / "out"
+    near = deepmath_row(" ".join(BENCHMARK[2].split()[:7]))
+    prepare_folder(write_jsonl(tmp_path / "s.jsonl", [*clean_rows(40), near]), out, write_benchmark(tmp_path))
+    review = out / "screening" / "review.csv"
+    review.write_text(review.read_text().replace(",,", ",keep,", 1))
+    before, beside = content(out), set(tmp_path.iterdir())
+    largest = len(before["train.jsonl"])
+    assert largest == max(map(len, before.values()))
+    words = ["data", "apply", str(out)]
+    assert refused_without_room(lambda: entry_point(words), room or largest) == f"{out}: {TEXT}"
+    assert content(out) == before
+    assert set(tmp_path.iterdir()) == beside
+    assert entry_point(words) == 0
+    assert faults(out) == []
+
+
+@pytest.mark.parametrize("bytes_a_file", [100, 3_000])
+def test_a_screening_that_does_not_fit_goes_on_where_it_was(
+    tmp_path: Path, bytes_a_file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is nearest to each row, and of the rows that stay."""
+    pytest.importorskip("torch")
+    from nemo_uecr.data import embedding_stage
+    from tests.data.test_embedding import CountingEncoder
+
+    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: CountingEncoder(10**9))
+    source, benchmark = write_jsonl(tmp_path / "s.jsonl", clean_rows(40)), write_benchmark(tmp_path)
+    out, whole = (prepare_folder(source, tmp_path / name, benchmark) for name in ("out", "whole"))
+    before = content(out)
+    line = refused_without_room(lambda: entry_point(["data", "screen", str(out), "--model", "m"]), bytes_a_file)
+    assert line.startswith(str(out))
+    assert line.endswith(TEXT)
+    assert {name: text for name, text in content(out).items() if not name.startswith(".")} == before
+    for folder in (out, whole):
+        assert entry_point(["data", "screen", str(folder), "--model", "m"]) == 0
+    assert content(out) == content(whole)
 
 
 @pytest.mark.parametrize("bytes_a_file", [300, 1_500])

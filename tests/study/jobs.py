@@ -47,6 +47,16 @@ def hang_deaf(folder: Path) -> None:
     hang(folder)
 
 
+def save_when_asked(folder: Path) -> None:
+    """Begin, and leave a file when somebody asks to end, as a run saves its step and ends."""
+    with listening() as stop:
+        (folder / f"{time.monotonic_ns()}.begun").touch()
+        while not stop.asked:
+            time.sleep(0.02)
+    time.sleep(0.2)  # as a step takes
+    (folder / f"{os.getpid()}.saved").touch()
+
+
 def main() -> None:
     """A study of five such jobs, two at once."""
     # A shell starts what it puts into the background deaf to Ctrl-C, and its children with it.

@@ -17,7 +17,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.study import workers
 from nemo_uecr.study.workers import work_on
-from tests.study.jobs import die_at_two, double, fail_at_two, hang_deaf
+from tests.study.jobs import die_at_two, double, fail_at_two, hang_deaf, save_when_asked
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
@@ -86,6 +86,20 @@ def test_a_request_ends_deaf_workers_and_their_children(tmp_path: Path, monkeypa
         work_on(hang_deaf, [tmp_path] * 3, processes=2, stop=stop, report=lambda item, result: None)
     assert len([*tmp_path.glob("*.pids")]) == 2  # the third never began
     wait_until(lambda: gone(pids(tmp_path)))
+
+
+def test_a_request_lets_workers_save_and_begins_nothing_more(tmp_path: Path) -> None:
+    stop = StopRequest()
+
+    def ask() -> None:
+        wait_until(lambda: len([*tmp_path.glob("*.begun")]) == 2)
+        stop.ask("a test")
+
+    threading.Thread(target=ask).start()
+    with pytest.raises(RunStopped):
+        work_on(save_when_asked, [tmp_path] * 5, processes=2, stop=stop, report=lambda item, result: None)
+    assert len([*tmp_path.glob("*.saved")]) == 2
+    assert len([*tmp_path.glob("*.begun")]) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

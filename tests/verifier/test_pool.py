@@ -57,6 +57,19 @@ def test_a_process_that_dies_of_a_comparison_is_an_error() -> None:
     process.close()
 
 
+def test_a_request_to_end_that_reaches_every_process_spoils_no_comparison() -> None:
+    """Slurm's preemption and `timeout` signal a run's children as well; the run finishes its step all the same."""
+    process = ComparisonProcess(time_limit=60.0)
+    process.compare("1", "2")
+    assert process._process is not None
+    before = process._process.pid
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        os.kill(before, number)
+        assert process.compare(r"\frac{1}{2}", "0.5") is Verdict.CORRECT
+        assert process._process.pid == before
+    process.close()
+
+
 def kill(process: ComparisonProcess) -> None:
     assert process._process is not None
     os.kill(process._process.pid, signal.SIGKILL)
