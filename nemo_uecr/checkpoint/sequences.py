@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.pretrained import load_pretrained
+from nemo_uecr.data.pretrained import load_pretrained, load_tokenizer
 from nemo_uecr.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,11 +30,10 @@ def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
         CheckpointError: the tokenizer cannot be read, or has tokens that the model has not.
     """
     import torch
-    from transformers import AutoTokenizer
 
     try:
-        loaded = load_pretrained(AutoTokenizer, str(tokenizer), local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        loaded = load_tokenizer(str(tokenizer), local_files_only=True)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{tokenizer}: no tokenizer can be read from it ({error})") from error
     texts = [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     largest = max((token for text in texts for token in text), default=0)
@@ -79,7 +78,7 @@ def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
             AutoModelForCausalLM, str(folder), local_files_only=True,
             dtype=torch.float32, use_safetensors=True, output_loading_info=True, attn_implementation="eager",
         )  # fmt: skip
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: transformers cannot load it ({error})") from error
     odd = sorted({*loading["missing_keys"], *loading["unexpected_keys"], *map(str, loading["mismatched_keys"])})
     if odd:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nemo_uecr.config.schema import DataConfig
+from nemo_uecr.data.pretrained import rendered
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 
@@ -79,13 +80,7 @@ def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase, data: DataConfig) 
     if data.system_prompt is not None:
         turns.insert(0, {"role": "system", "content": data.system_prompt})
     try:
-        rendered = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False, enable_thinking=data.enable_thinking
-        )
-    except Exception as error:  # a template is a program of the model's author and may raise anything
-        reason = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
-        raise DataError(
-            f"the student's chat template refuses the prompt: {reason}; some templates take no system turn: try "
-            "data.system_prompt=null"
-        ) from error
-    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        prompt = rendered(tokenizer, turns, thinking=data.enable_thinking)
+    except DataError as error:
+        raise DataError(f"the student's {error}: try data.system_prompt=null") from error
+    return list(tokenizer(prompt, add_special_tokens=False)["input_ids"])

@@ -12,7 +12,7 @@ from nemo_uecr.config.nemo_checks import teacher_alone
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.hub import only_here
 from nemo_uecr.data.model_files import Fields
-from nemo_uecr.data.pretrained import load_pretrained, own_code
+from nemo_uecr.data.pretrained import load_pretrained, own_code, reason_of
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo_adapter.problem_rows import selected_rows, text_field
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
@@ -179,10 +179,9 @@ def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
         loaded = load_pretrained(auto, name, local_files_only=only_here(name))
     except DataError:
         raise
-    except (OSError, ValueError, KeyError) as error:
-        first = (str(error).strip().splitlines() or ["no message"])[0]
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"{role}.model_name: the {what} of {name!r} cannot be loaded ({type(error).__name__}: {first}); give a "
+            f"{role}.model_name: the {what} of {name!r} cannot be loaded ({reason_of(error)}); give a "
             "folder with the whole model, or a name that the hub or its cache on this machine has"
         ) from error
     if (code := own_code(loaded)) is not None:

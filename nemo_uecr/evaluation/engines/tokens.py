@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.hub import only_here
-from nemo_uecr.data.pretrained import load_pretrained
+from nemo_uecr.data.pretrained import check_objects, load_pretrained, load_tokenizer, rendered
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError, DependencyError
 
@@ -40,17 +40,22 @@ class Tokens:
     end_ids: frozenset[int]
 
     def prompt(self, question: str, chat: ChatSettings) -> tuple[int, ...]:
-        """Token ids of the prompt; without a chat template the plain text."""
+        """Token ids of the prompt; without a chat template the plain text.
+
+        Raises:
+            DataError: the chat template refuses it.
+        """
         text = chat.template.replace("{question}", question)
         if self.tokenizer.chat_template is None:
             return tuple(self.tokenizer(text)["input_ids"])
         turns = [{"role": "user", "content": text}]
         if chat.system is not None:
             turns.insert(0, {"role": "system", "content": chat.system})
-        rendered = self.tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False, enable_thinking=chat.thinking
-        )
-        return tuple(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        try:
+            prompt = rendered(self.tokenizer, turns, thinking=chat.thinking)
+        except DataError as error:
+            raise DataError(f"the model's {error}") from error
+        return tuple(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
 
     def text(self, token_ids: tuple[int, ...]) -> str:
         """The response without special tokens."""
@@ -62,29 +67,43 @@ def load_tokens(model: str) -> Tokens:
     """The tokenizer of a model folder or hub name, and its end tokens.
 
     Raises:
-        DataError: If there is no such model, or it has no tokenizer.
+        DataError: If there is no such model, it has no tokenizer, or a file that says of its tokens is damaged.
     """
     _check_place(model)
     try:
-        from transformers import AutoTokenizer, GenerationConfig
+        from transformers import GenerationConfig
     except ImportError as missing:
         raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
     # Without a network the hub's client tells every attempt; the error says it once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = only_here(model)
+    check_objects(Path(model))
     try:
-        tokenizer = load_pretrained(AutoTokenizer, model, local_files_only=local)
+        tokenizer = load_tokenizer(model, local_files_only=local)
     except DataError:
         raise
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         fault = "has no tokenizer" if Path(model).is_dir() else "is no folder here, and the hub did not give it"
         raise DataError(f"model {model!r} {fault}: {' '.join(str(error).split())[:200]}") from error
     try:
         configured = load_pretrained(GenerationConfig, model, local_files_only=local).eos_token_id
     except OSError:
         configured = _eos_of_config(model)
-    ids = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
-    return Tokens(tokenizer, frozenset(int(each) for each in ids if each is not None))
+    except ValueError as error:
+        raise DataError(f"model {model!r}: generation_config.json: {' '.join(str(error).split())[:200]}") from error
+    return Tokens(tokenizer, _end_ids(configured, tokenizer.eos_token_id, model))
+
+
+def _end_ids(configured: object, own: int | None, model: str) -> frozenset[int]:
+    """Those of the model and the tokenizer's; a file may say anything."""
+    ids = [*(configured if isinstance(configured, list) else [configured]), own]
+    odd = next((each for each in ids if each is not None and (type(each) is not int or each < 0)), None)
+    if odd is not None:
+        raise DataError(
+            f"model {model!r}: eos_token_id holds {odd!r:.40}; expected token ids, whole numbers from 0, in "
+            "generation_config.json and config.json"
+        )
+    return frozenset(each for each in ids if isinstance(each, int))
 
 
 def _check_place(model: str) -> None:

@@ -37,7 +37,7 @@ class TransformersEngine:
             )  # fmt: skip
         except DataError:
             raise
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError) as error:
             raise DataError(f"model {model!r} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
         if report["missing_keys"]:
             raise DataError(f"model {model!r} lacks weights ({min(report['missing_keys'])}, ...); expected all of them")
