@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained
+from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, load_tokenizer
 from nemo_uecr.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,10 +30,9 @@ def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
         CheckpointError: the tokenizer cannot be read, or has tokens that the model has not.
     """
     import torch
-    from transformers import AutoTokenizer
 
     try:
-        loaded = load_pretrained(AutoTokenizer, str(tokenizer), local_files_only=True)
+        loaded = load_tokenizer(str(tokenizer), local_files_only=True)
     except ModelLoadError as error:
         raise CheckpointError(f"{tokenizer}: no tokenizer can be read from it ({error.reason})") from error
     texts = [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS]

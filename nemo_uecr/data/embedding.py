@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.hub import only_here
-from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained
+from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, load_tokenizer
 from nemo_uecr.errors import DataError, DependencyError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def model_folder(name: str) -> str:
 def load_encoder(name: str) -> Encoder:
     """Load a sentence model by the packaged name, folder or hub name; safetensors only, no remote code."""
     try:
-        from transformers import AutoModel, AutoTokenizer
+        from transformers import AutoModel
         from transformers.utils import logging as transformers_logging
     except ImportError as missing:
         raise DependencyError("embedding needs transformers; pip install 'nemo-uecr[screening]'") from missing
@@ -82,7 +82,7 @@ def load_encoder(name: str) -> Encoder:
     folder = model_folder(name)
     local = only_here(folder)
     try:
-        tokenizer = load_pretrained(AutoTokenizer, folder, local_files_only=local)
+        tokenizer = load_tokenizer(folder, local_files_only=local)
         module = load_pretrained(AutoModel, folder, local_files_only=local, use_safetensors=True).eval()
     except ModelLoadError as error:
         raise DataError(f"sentence model {name!r} cannot be loaded: {error.reason}") from error

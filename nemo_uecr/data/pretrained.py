@@ -18,9 +18,19 @@ from nemo_uecr.data.model_files import read_object
 from nemo_uecr.errors import DataError, UecrError
 
 __all__ = [
-    "ModelLoadError", "load_pretrained", "one_line", "own_code", "refuse_kernels", "save_pretrained", "save_tokenizer",
-]  # fmt: skip
+    "ModelLoadError",
+    "check_objects",
+    "load_pretrained",
+    "load_tokenizer",
+    "one_line",
+    "own_code",
+    "refuse_kernels",
+    "save_pretrained",
+    "save_tokenizer",
+]
 
+#: Files of a model folder that hold one JSON object, where they are there.
+OBJECTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 #: Ends the names of keys that choose code: attn_implementation, experts_implementation, ...
 CHOICE = "_implementation"
 #: How a library written in Rust tells of the system's error.
@@ -44,7 +54,7 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
     """What ``kind.from_pretrained`` makes of a folder or hub name, its own code left alone.
 
     Args:
-        kind: a class of transformers, such as `AutoTokenizer`.
+        kind: a class of transformers, such as `AutoModelForCausalLM`.
         name: folder or hub name.
         local_files_only: whether the hub is left out.
         options: further options of `from_pretrained`.
@@ -62,6 +72,33 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             raise DataError(_needs_code(name, local_files_only)) from error
         raise ModelLoadError(name, error) from error
+
+
+def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
+    """The tokenizer of a folder or hub name, which was tried on a digit: some damage shows only then.
+
+    Raises:
+        DataError, ModelLoadError: as `load_pretrained` does.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = load_pretrained(AutoTokenizer, name, local_files_only=local_files_only)
+    try:
+        tokenizer("0", add_special_tokens=False)
+    except Exception as error:  # as above
+        raise ModelLoadError(name, error) from error
+    return tokenizer
+
+
+def check_objects(folder: Path) -> None:
+    """Refuse files of a folder that are no JSON objects; of some of them transformers takes the content for absent.
+
+    Raises:
+        DataError: naming the file.
+    """
+    for file in OBJECTS:
+        if (folder / file).is_file():
+            read_object(folder / file)
 
 
 def refuse_kernels(name: str) -> None:

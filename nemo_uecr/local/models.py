@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from nemo_uecr.data.hub import only_here
-from nemo_uecr.data.model_files import read_object
-from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, one_line
+from nemo_uecr.data.pretrained import ModelLoadError, check_objects, load_pretrained, load_tokenizer, one_line
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines.base import context_of
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 SPLIT_TOLERANCE = 1e-4
 #: How much the features are enlarged to look for a cap on the logits.
 PROBE_SCALE = 1e4
-#: Files of a model folder that hold one JSON object, where they are there.
-OBJECTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -129,9 +126,12 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
 
 def _loaded(name: str, role: str, dtype: torch.dtype, device: torch.device, lowered: bool) -> TokenModel:
     source = str(Path(name).expanduser())
-    _check_files(Path(source), name, role)
+    try:
+        check_objects(Path(source))
+    except DataError as error:
+        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {error}") from error
     local = only_here(source)
-    tokenizer = load_pretrained(AutoTokenizer, source, local_files_only=local)
+    tokenizer = load_tokenizer(source, local_files_only=local)
     module, report = load_pretrained(
         AutoModelForCausalLM, source, local_files_only=local,
         dtype=dtype, use_safetensors=True, output_loading_info=True,
@@ -152,17 +152,6 @@ def _loaded(name: str, role: str, dtype: torch.dtype, device: torch.device, lowe
             "eos_token in tokenizer_config.json, because a response ends with it"
         )
     return model
-
-
-def _check_files(folder: Path, name: str, role: str) -> None:
-    """Refuse files of a folder that are no JSON objects; of some of them transformers takes the content for absent."""
-    for file in OBJECTS:
-        path = folder / file
-        if path.is_file():
-            try:
-                read_object(path)
-            except DataError as error:
-                raise DataError(f"{role}.model_name {name!r} cannot be loaded: {error}") from error
 
 
 def _check_layers(module: PreTrainedModel, name: str, role: str) -> None:

@@ -57,11 +57,15 @@ def test_a_file_system_of_this_node_alone_is_a_fail() -> None:
 
 
 def test_the_nearest_mount_decides(tmp_path: Path) -> None:
+    """In whatever order they stand (an early system mounts `/dev` before `/`); of two on one place the later."""
     mounts = tmp_path / "mounts"
     inner = tmp_path / "with space"
     inner.mkdir()
     escaped = str(inner).replace(" ", "\\040")
-    mounts.write_text(f"a / ext4 rw 0 0\nb {tmp_path} nfs4 rw 0 0\nc {escaped} strange rw 0 0\n")
+    lines = [
+        f"c {escaped} strange rw 0 0", f"hidden {tmp_path} ext4 rw 0 0", f"b {tmp_path} nfs4 rw 0 0", "a / ext4 rw 0 0",
+    ]  # fmt: skip
+    mounts.write_text("\n".join(lines) + "\n")
     subject = nemo("cluster.nodes=2", f"run.folder={tmp_path}/run", f"data.train={inner}/train.jsonl")
     kinds = {one.check: one.status for one in storage.shared_findings(subject, mounts=mounts)}
     assert kinds == {"shared run.folder": "ok", "shared data.train": "warn"}

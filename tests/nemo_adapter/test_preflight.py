@@ -58,6 +58,8 @@ BAD = {
     "data.train={}/keys.jsonl": "no text under 'question'",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
     "data.train={}/none.jsonl": "no such file",
+    "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file ",
+    "evaluation.benchmarks={{a: {}/student}}": "evaluation.benchmarks.a: no file ",
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from nemo_uecr.data.chat import chat_ids
 from nemo_uecr.data.hub import only_here
 from nemo_uecr.data.model_files import read_object
-from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained
+from nemo_uecr.data.pretrained import ModelLoadError, check_objects, load_pretrained, load_tokenizer
 from nemo_uecr.errors import DataError, DependencyError
 
 #: What the hub calls a model: one name, or an owner's.
@@ -65,18 +65,19 @@ def load_tokens(model: str) -> Tokens:
     """The tokenizer of a model folder or hub name, and its end tokens.
 
     Raises:
-        DataError: If there is no such model, or it has no tokenizer.
+        DataError: If there is no such model, it has no tokenizer, or a file that says of its tokens is damaged.
     """
     _check_place(model)
     try:
-        from transformers import AutoTokenizer, GenerationConfig
+        from transformers import GenerationConfig
     except ImportError as missing:
         raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
     # Without a network the hub's client tells every attempt; the error says it once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = only_here(model)
+    check_objects(Path(model))
     try:
-        tokenizer = load_pretrained(AutoTokenizer, model, local_files_only=local)
+        tokenizer = load_tokenizer(model, local_files_only=local)
     except ModelLoadError as error:
         fault = "cannot be read" if Path(model).is_dir() else "is no folder here, and the hub did not give it"
         raise DataError(f"model {model!r} {fault}: {error.reason}") from error
@@ -89,13 +90,19 @@ def load_tokens(model: str) -> Tokens:
     return Tokens(tokenizer, _end_ids(configured, tokenizer.eos_token_id, model))
 
 
-def _end_ids(configured: Any, own: int | None, model: str) -> frozenset[int]:
-    """The ids of the generation's configuration and the tokenizer's own; without one no response would end."""
+def _end_ids(configured: object, own: int | None, model: str) -> frozenset[int]:
+    """Those of the model and the tokenizer's; a file may say anything, and without one no response would end."""
     ids = [each for each in (*(configured if isinstance(configured, list) else [configured]), own) if each is not None]
-    if not ids or not all(isinstance(each, int) for each in ids):
+    odd = next((each for each in ids if type(each) is not int or each < 0), None)
+    if odd is not None:
         raise DataError(
-            f"model {model!r} has the end tokens {str(ids)[:60]}; expected eos_token_id, one token id or several, in "
-            "generation_config.json, or eos_token in tokenizer_config.json, because a response ends with it"
+            f"model {model!r}: eos_token_id holds {odd!r:.40}; expected token ids, whole numbers from 0, in "
+            "generation_config.json and config.json"
+        )
+    if not ids:
+        raise DataError(
+            f"model {model!r} names no end token; expected eos_token_id in generation_config.json or eos_token in "
+            "tokenizer_config.json, because a response ends with it"
         )
     return frozenset(ids)
 
