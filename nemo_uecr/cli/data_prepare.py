@@ -39,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--drop-answers", nargs="+", metavar="TYPE", help="answer types to drop")
     parser.add_argument("--sample", type=whole_from(1), metavar="N", help="draw N rows among those that pass")
     parser.add_argument("--seed", type=int, default=42, help="seed of the draw (default: %(default)s)")
-    parser.add_argument(
-        "--workers", type=whole_from(1), default=os.cpu_count() or 1, help="processes (default: all cores)"
-    )
+    parser.add_argument("--workers", type=whole_from(1), default=None, help="processes (default: one a processor)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to fill")
 
 
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         types=_types(args.keep_answers, args.drop_answers),
         sample=args.sample,
         seed=args.seed,
-        workers=args.workers,
+        workers=args.workers or os.cpu_count() or 1,
     )
     manifest = prepare(settings, args.out)
     seconds = time.perf_counter() - began

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from nemo_uecr.data.aside import name_aside, open_aside, same_file
 from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.errors import RunFolderError
 
@@ -33,18 +34,21 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
     """
     check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp")
+    aside = name_aside(path)
+    file = open_aside(path)
     try:
-        with aside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        aside.replace(path)  # before the file is closed: until then no other writer has the name
     except BaseException as error:
         aside.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename = str(path)  # a failed write does not know it
         raise
+    finally:
+        with suppress(OSError):  # after a failed write the rest fails again
+            file.close()
     sync_folder(path.parent)
 
 
@@ -204,20 +208,13 @@ def _only_one(path: Path) -> Iterator[None]:
                 raise RunFolderError(
                     f"{path} is being written by another process; wait for its end or choose another folder"
                 ) from None
-            if not _same_file(lock, file.fileno()):
+            if not same_file(lock, file.fileno()):
                 continue  # its last holder has removed it since we opened it
             try:
                 yield
             finally:
                 lock.unlink(missing_ok=True)
             return
-
-
-def _same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def sync_tree(folder: Path) -> None:

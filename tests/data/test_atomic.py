@@ -63,6 +63,43 @@ class Journal:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads names of open files from /proc")
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_what_somebody_put_beside_is_not_written_into(tmp_path: Path, kind: str) -> None:
+    victim, beside = tmp_path / "victim", tmp_path / ".file.tmp"
+    victim.write_bytes(b"precious")
+    if kind == "link":
+        beside.symlink_to(victim)
+    elif kind == "hard link":
+        beside.hardlink_to(victim)
+    else:
+        os.mkfifo(beside)
+    with pytest.raises(OSError, match=r"symbolic links|no file of its own|No such device") as error:
+        replace_file(tmp_path / "file", b"new")
+    assert error.value.filename in (str(beside), str(tmp_path / "file"))
+    assert victim.read_bytes() == b"precious"
+    assert not (tmp_path / "file").exists()
+
+
+def test_two_writers_of_one_file_both_succeed_whole(tmp_path: Path) -> None:
+    """Each writes its own letter many times over; what stands there is one writer's, always."""
+    path = tmp_path / "file"
+    program = (
+        "import sys; from pathlib import Path; from nemo_uecr.data.atomic import replace_file\n"
+        "for _ in range(60): replace_file(Path(sys.argv[1]), sys.argv[2].encode() * 300_000)"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(path), letter]) for letter in "ab"]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            content = path.read_bytes()
+            assert len(content) == 300_000
+            seen |= set(content)
+            assert len(set(content)) == 1
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen <= set(b"ab")
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
 def test_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(monkeypatch)
     replace_file(tmp_path / "a.json", b"1")
