@@ -25,6 +25,12 @@ from tests.local.tiny import Assets, in_child, outcome, same
 EVERY = ("train.steps=2", "checkpoint.every=1", "checkpoint.keep_last=5")
 
 
+@pytest.fixture(autouse=True)
+def no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not committed here would fill a small disk with the run's `source.diff`."""
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.run(tmp_path_factory.mktemp("finished") / "run", *EVERY)
@@ -155,6 +161,7 @@ def test_new_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def limited(folder: Path, bytes_a_file: int, *overrides: str, resume: bool = False) -> tuple[int, str]:
     """A run in which no file may grow beyond a size: the same error as a full disk, at a chosen place."""
+    tiny.assets()  # made outside of the limit, whichever test comes first
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
