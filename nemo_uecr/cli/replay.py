@@ -10,7 +10,7 @@ advantage_task, advantage_teacher, teacher_reward and advantage_opd.
 
 With --check, BATCH is a saved step or a run folder. Its method and settings come from the file, and the advantages
 that the run saved must come out again: bit for bit on the run's own versions and kind of processor, to 1e-6
-elsewhere. The exit code is 1 when they do not.
+elsewhere. A step that is not as the run's list of files says is told too. The exit code is 1 when one fails.
 
   nemo-uecr replay runs/demo --check
 """

@@ -35,17 +35,23 @@ class Outcome:
 
 
 def check(path: Path) -> int:
-    """Print one line a step; 1 when a step does not come out again or is gone."""
+    """Print one line a step; 1 when a step does not come out again, is gone or is not as the run wrote it."""
     steps = sorted((path / "batches").glob("step-*.safetensors")) if path.is_dir() else [path]
     if not steps:
         raise DataError(f"{path} has no batches/step-*.safetensors; expected a run with telemetry.save_batch_every > 0")
-    from nemo_uecr.local.artifacts import missing_batches
+    from nemo_uecr.local.artifacts import batch_faults
 
-    gone = missing_batches(path) if path.is_dir() else []
+    listed = {Path(name).name: fault for name, fault in batch_faults(steps[0].parent.parent).items()}
+    gone = sorted(set(listed) - {step.name for step in steps}) if path.is_dir() else []
     for name in gone:
-        sys.stdout.write(f"{Path(name).name}: missing, the run's list of files has it: NOT REPRODUCED\n")
+        sys.stdout.write(f"{name}: missing, the run's list of files has it: NOT REPRODUCED\n")
     failed = 0
     for step in steps:
+        fault = listed.get(step.name) if step.parent.name == "batches" else None
+        if fault is not None:
+            failed += 1
+            sys.stdout.write(f"{fault.removeprefix('batches/')}, by the run's list of files: NOT REPRODUCED\n")
+            continue
         found = compare(step)
         failed += not found.holds
         word = "bit for bit" if found.bitwise else f"differs by {found.difference:.3g}"

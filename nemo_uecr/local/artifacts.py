@@ -44,16 +44,13 @@ def list_files(folder: Path, step: int, names: Iterable[str]) -> None:
             append_record(path, {"step": step, "entry": number, "path": name, "bytes": size, "sha256": digest})
 
 
-def missing_batches(folder: Path) -> list[str]:
-    """Saved batches that the list of a run has and the folder has not; none where there is no list."""
+def batch_faults(folder: Path) -> dict[str, str | None]:
+    """What is wrong with each saved batch that the list of a run has, by path; empty where there is no list."""
     if not (folder / FILE).is_file():
-        return []
+        return {}
     listed, _ = _read(folder)
-    return [
-        name
-        for name in sorted(listed)
-        if name.startswith("batches/") and name.endswith(".safetensors") and not (folder / name).is_file()
-    ]
+    batches = (name for name in sorted(listed) if name.startswith("batches/") and name.endswith(".safetensors"))
+    return {name: _fault(folder, name, listed[name]) for name in batches}
 
 
 def compare_files(folder: Path, *, last_step: int, keep_last: int) -> Findings:

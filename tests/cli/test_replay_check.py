@@ -50,6 +50,23 @@ def test_a_saved_step_that_is_gone_is_said(run: Path, tmp_path: Path, capsys: py
     assert told[-1] == "1 of 2 saved steps reproduced"
 
 
+@pytest.mark.parametrize("name", ["task_reward", "token_ids", "group"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_saved_step_that_was_altered_is_said(
+    run: Path, tmp_path: Path, name: str, whole: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the advantages would come out again: a constant added to every reward or group changes none."""
+    there = tmp_path / "run"
+    shutil.copytree(run, there)
+    path = there / "batches" / "step-000001.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors[name] + 1}, path, metadata=header(path))
+    assert entry_point(["replay", str(there if whole else path), "--check"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "step-000001.safetensors: content changed, by the run's list of files: NOT REPRODUCED"
+    assert told[-1] == ("1 of 2 saved steps reproduced" if whole else "0 of 1 saved steps reproduced")
+
+
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_another_process_gives_the_same_bits(run: Path, threads: str) -> None:
     words = [sys.executable, "-m", "nemo_uecr", "replay", str(run), "--check"]
