@@ -29,8 +29,7 @@ class Responses:
         sample_B: [B] int, number among the responses to one prompt.
         group_B: [B] int in [0, P): responses to one prompt by one checkpoint.
         reward_B: [B] float, verifier reward; NaN where it was never verified.
-        sampled_B: [B] int, tokens that were sampled.
-        scored_B: [B] int, tokens that were scored; fewer where the response was cut.
+        scored_B: [B] int, tokens that were scored; fewer than were sampled where the response was cut.
         truncated_B: [B] bool, generation ended at its token limit.
         cut_B: [B] bool, scoring ended at its length limit.
         from_text_B: [B] bool, token ids come from the response's text and not from the sampler.
@@ -43,7 +42,6 @@ class Responses:
     sample_B: Array
     group_B: Array
     reward_B: Array
-    sampled_B: Array
     scored_B: Array
     truncated_B: Array
     cut_B: Array
@@ -89,7 +87,6 @@ def responses_of(table: dict[str, list[Any]], folder: Path) -> Responses:
         sample_B=np.asarray(table["sample"], dtype=np.int64),
         group_B=numbered(table["group"]),
         reward_B=np.asarray(reward, dtype=np.float64),
-        sampled_B=np.asarray(table["sampled_tokens"], dtype=np.int64),
         scored_B=np.asarray(table["scored_tokens"], dtype=np.int64),
         truncated_B=np.asarray(table["truncated"], dtype=bool),
         cut_B=np.asarray(table["cut"], dtype=bool),

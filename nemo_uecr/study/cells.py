@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nemo_uecr.study.names import folder_of_rate
 from nemo_uecr.study.schema import ArmConfig, StudyConfig
-from nemo_uecr.study.task import TaskFiles, student_name
+from nemo_uecr.study.task import TaskFiles, student_name, task_files
 
 #: Seeds of the runs that choose learning rates; those of the tables count from 0.
 SELECTION_SEED = 1_000_000
@@ -37,44 +37,45 @@ class Cell:
     selection: bool
 
 
-def selection_cells(study: StudyConfig, root: Path, files: TaskFiles) -> list[Cell]:
+def every_cell(study: StudyConfig) -> tuple[list[Cell], list[Cell]]:
+    """Runs that choose learning rates, and those behind the tables with a candidate for rates not chosen yet."""
+    first = study.selection.learning_rates[0]
+    rates = {(variant, arm): first for variant in study.variants for arm in study.arms}
+    return selection_cells(study), table_cells(study, rates)
+
+
+def selection_cells(study: StudyConfig) -> list[Cell]:
     """Runs that choose a learning rate for every arm that has its own, in every variant."""
-    tuned = {name: arm for name, arm in study.arms.items() if arm.learning_rate_of is None}
+    files, parent = task_files(study), Path(study.folder) / "selection"
     return [
-        _cell(study, files, name, variant, pair, rate, root / "selection" / variant / name / folder_of_rate(rate), True)
+        _cell(study, files, name, variant, pair, rate, parent / variant / name / folder_of_rate(rate), True)
         for variant in study.variants
-        for name, arm in tuned.items()
-        if variant in study.variants_of(arm)
+        for name in study.tuned(variant)
         for rate in study.candidates(variant)
         for pair in range(study.selection.pairs)
     ]
 
 
-def table_cells(
-    study: StudyConfig, root: Path, files: TaskFiles, learning_rates: Mapping[tuple[str, str], float]
-) -> list[Cell]:
+def table_cells(study: StudyConfig, learning_rates: Mapping[tuple[str, str], float]) -> list[Cell]:
     """Runs behind the tables, by stage; within one pairs come first, so that an unfinished study is balanced over arms.
 
     Args:
         study: the study.
-        root: its folder.
-        files: problems and models.
         learning_rates: by (variant, arm) for every arm with a choice of its own.
     """
     stages = sorted({arm.stage for arm in study.arms.values()})
-    return [cell for stage in stages for cell in _by_pair(study, stage, root, files, learning_rates)]
+    return [cell for stage in stages for cell in _by_pair(study, stage, learning_rates)]
 
 
-def _by_pair(
-    study: StudyConfig, stage: int, root: Path, files: TaskFiles, learning_rates: Mapping[tuple[str, str], float]
-) -> Iterator[Cell]:
+def _by_pair(study: StudyConfig, stage: int, learning_rates: Mapping[tuple[str, str], float]) -> Iterator[Cell]:
+    files, parent = task_files(study), Path(study.folder) / "runs"
     arms = {name: arm for name, arm in study.arms.items() if arm.stage == stage}
     for pair in range(study.pair_count):
         for variant in study.variants:
             for name, arm in arms.items():
                 if pair < arm.pairs and variant in study.variants_of(arm):
                     rate = learning_rates[variant, arm.learning_rate_of or name]
-                    yield _cell(study, files, name, variant, pair, rate, root / "runs" / variant / name, False)
+                    yield _cell(study, files, name, variant, pair, rate, parent / variant / name, False)
 
 
 def _cell(

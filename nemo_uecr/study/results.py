@@ -29,7 +29,6 @@ class RunResult:
         degenerate: the same, mean over all steps.
         seconds: mean seconds of each phase of a step.
         step_seconds: mean seconds of a step without evaluation and saving.
-        worst_identity: largest budget or decomposition error of all steps; None where the method has neither.
         rewards: mean task reward of the batch, in percent, by training step from the first.
         samples: responses a problem of the evaluations, k of avg@k.
     """
@@ -44,7 +43,6 @@ class RunResult:
     degenerate: float
     seconds: dict[str, float]
     step_seconds: float
-    worst_identity: float | None
     rewards: tuple[float, ...]
     samples: int
 
@@ -86,7 +84,6 @@ def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
     curve = tuple((step, 100.0 * evaluations[step]["average"]["avg"]) for step in sorted(evaluations))
     degenerate = run.values("group/degenerate_share")[1]
     seconds = {phase: _mean(run.values(f"time/{phase}_s")[1]) for phase in PHASES if run.has(f"time/{phase}_s")}
-    errors = [value for name in ("budget_error", "decomposition_error") for value in run.values(f"identity/{name}")[1]]
     return RunResult(
         cell=cell,
         initial=curve[0][1],
@@ -98,7 +95,6 @@ def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
         degenerate=_mean(degenerate),
         seconds=seconds,
         step_seconds=sum(seconds.values()),
-        worst_identity=max(errors, default=None),
         rewards=tuple(100.0 * value for value in run.values("reward/task_mean")[1]),
         samples=int(run.evaluations[-1]["samples"]),
     )

@@ -234,6 +234,12 @@ class StudyConfig(Section):
         """Names of the variants that an arm runs in."""
         return tuple(self.variants) if arm.variants is None else arm.variants
 
+    def tuned(self, variant: str) -> list[str]:
+        """Names of the arms that choose a learning rate of their own in a variant."""
+        return [
+            name for name, arm in self.arms.items() if arm.learning_rate_of is None and variant in self.variants_of(arm)
+        ]
+
     @property
     def pair_count(self) -> int:
         """Pairs that the study needs in all."""

@@ -31,7 +31,7 @@ def choose_rates(study: StudyConfig, results: Sequence[RunResult]) -> list[Choic
     """
     choices = []
     for variant in study.variants:
-        for arm in _tuned(study, variant):
+        for arm in study.tuned(variant):
             averages = {}
             for rate in study.candidates(variant):
                 finals = [
@@ -49,13 +49,6 @@ def choose_rates(study: StudyConfig, results: Sequence[RunResult]) -> list[Choic
             edge = len(averages) > 1 and best in (min(averages), max(averages))
             choices.append(Choice(variant, arm, best, averages, edge))
     return choices
-
-
-def _tuned(study: StudyConfig, variant: str) -> list[str]:
-    """Arms with a choice of their own in a variant."""
-    return [
-        name for name, arm in study.arms.items() if arm.learning_rate_of is None and variant in study.variants_of(arm)
-    ]
 
 
 def rates_of(choices: Sequence[Choice]) -> dict[tuple[str, str], float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stopping import StopRequest
-from nemo_uecr.study.cells import Cell, selection_cells, table_cells
+from nemo_uecr.study.cells import Cell, every_cell, selection_cells, table_cells
 from nemo_uecr.study.outputs import write_outputs
 from nemo_uecr.study.overrides import check_overrides
 from nemo_uecr.study.progress import ProgressTable
@@ -17,7 +17,7 @@ from nemo_uecr.study.results import read_results, wall_seconds
 from nemo_uecr.study.runner import Work, finished, run_cells
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import choose_rates, rates_of
-from nemo_uecr.study.task import TaskFiles, model_jobs, prepare_task, teaching_seconds
+from nemo_uecr.study.task import model_jobs, prepare_task, task_files, teaching_seconds
 
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MINUTE = 60.0
@@ -56,10 +56,7 @@ class Forecast:
 
 def forecast(study: StudyConfig) -> Forecast:
     """Count what is missing."""
-    root, files = Path(study.folder), task_files(study)
-    selection = selection_cells(study, root, files)
-    tables = table_cells(study, root, files, dict.fromkeys(_tuned(study), study.selection.learning_rates[0]))
-    jobs = model_jobs(files.root, study.task, students=study.pair_count, selection=study.selection.pairs)
+    (selection, tables), files, jobs = every_cell(study), task_files(study), model_jobs(study)
     taught, ran = teaching_seconds(files, jobs), wall_seconds([*selection, *tables])
     return Forecast(
         models=sum(not files.model(job.name).is_dir() for job in jobs),
@@ -86,20 +83,11 @@ def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Call
         RunFolderError: a run failed; what is finished is kept, and the same command continues.
         RunStopped: somebody asked to stop; the same command continues.
     """
-    root = Path(study.folder)
-    files = prepare_task(
-        task_files(study).root,
-        study.task,
-        students=study.pair_count,
-        selection=study.selection.pairs,
-        processes=study.processes,
-        stop=stop,
-        report=report,
-    )
-    candidates = selection_cells(study, root, files)
+    prepare_task(study, stop=stop, report=report)
+    candidates = selection_cells(study)
     _run(study, "selection", candidates, work, stop, report)
     choices = choose_rates(study, read_results(candidates, initial=False))
-    _run(study, "tables", table_cells(study, root, files, rates_of(choices)), work, stop, report)
+    _run(study, "tables", table_cells(study, rates_of(choices)), work, stop, report)
     return summarise(study)
 
 
@@ -109,15 +97,9 @@ def summarise(study: StudyConfig) -> Path:
     Raises:
         RunFolderError: the runs that choose the learning rates are not all there.
     """
-    root, files = Path(study.folder), task_files(study)
-    choices = choose_rates(study, read_results(selection_cells(study, root, files), initial=False))
-    cells = table_cells(study, root, files, rates_of(choices))
+    choices = choose_rates(study, read_results(selection_cells(study), initial=False))
+    cells = table_cells(study, rates_of(choices))
     return write_outputs(study, choices, cells, read_results(cells, initial=True))
-
-
-def task_files(study: StudyConfig) -> TaskFiles:
-    """Where the study's problems and models lie."""
-    return TaskFiles((Path(study.folder) / "task").resolve())
 
 
 def check_runs(study: StudyConfig) -> None:
@@ -126,9 +108,8 @@ def check_runs(study: StudyConfig) -> None:
     Raises:
         ConfigError: an override is faulty, or says what the study says itself.
     """
-    root, files = Path(study.folder), task_files(study)
-    tables = table_cells(study, root, files, dict.fromkeys(_tuned(study), study.selection.learning_rates[0]))
-    check_overrides(study, [*selection_cells(study, root, files), *tables])
+    selection, tables = every_cell(study)
+    check_overrides(study, [*selection, *tables])
 
 
 def check_folder(study: StudyConfig) -> None:
@@ -149,12 +130,11 @@ def check_finished(study: StudyConfig) -> None:
     Raises:
         RunFolderError: a run was trained otherwise, or an evaluation is no average of its sets.
     """
-    root, files = Path(study.folder), task_files(study)
-    candidates = selection_cells(study, root, files)
+    candidates = selection_cells(study)
     results = read_results(candidates, initial=False)
     if len(results) == len(candidates):
         rates = rates_of(choose_rates(study, results))
-        read_results(table_cells(study, root, files, rates), initial=False)
+        read_results(table_cells(study, rates), initial=False)
 
 
 def _run(
@@ -181,7 +161,3 @@ def _run(
             f"{len(outcome.failures)} of {len(cells)} runs failed, the first {cell.folder}: {error}; finished runs are "
             "kept, run the same command again once the cause is gone"
         )
-
-
-def _tuned(study: StudyConfig) -> list[tuple[str, str]]:
-    return [(variant, arm) for variant in study.variants for arm in study.arms]

@@ -96,10 +96,8 @@ def table_summaries(study: StudyConfig, results: Sequence[RunResult]) -> list[Ta
 
 
 def curves(study: StudyConfig, results: Sequence[RunResult], variant: str, arm: str) -> list[tuple[int, Mean]]:
-    """Mean over pairs of the average of the sets at every evaluated step."""
-    runs = list(_by_arm(results, variant).get(arm, {}).values())
-    if len(runs) < LEAST_PAIRS:
-        return []
+    """Mean over pairs, at least two, of the average of the sets at every evaluated step."""
+    runs = list(_by_arm(results, variant)[arm].values())
     steps = [step for step, _ in runs[0].curve]
     return [
         (step, mean_interval([dict(run.curve)[step] for run in runs], confidence=study.confidence)) for step in steps
@@ -107,10 +105,8 @@ def curves(study: StudyConfig, results: Sequence[RunResult], variant: str, arm: 
 
 
 def reward_curves(study: StudyConfig, results: Sequence[RunResult], variant: str, arm: str) -> list[tuple[int, Mean]]:
-    """Mean over pairs of the task reward of the training batches, in percent, at every step."""
-    runs = list(_by_arm(results, variant).get(arm, {}).values())
-    if len(runs) < LEAST_PAIRS:
-        return []
+    """Mean over pairs, at least two, of the task reward of the training batches, in percent, at every step."""
+    runs = list(_by_arm(results, variant)[arm].values())
     return [
         (step, mean_interval(values, confidence=study.confidence))
         for step, values in enumerate(zip(*(run.rewards for run in runs), strict=True), start=1)

@@ -16,7 +16,7 @@ from nemo_uecr.demo.recipe import Course, ModelShape
 from nemo_uecr.demo.task import LEVELS, Problem, distinct_problems, read_questions, write_rows
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stopping import StopRequest
-from nemo_uecr.study.schema import CourseConfig, ModelConfig, TaskConfig
+from nemo_uecr.study.schema import CourseConfig, ModelConfig, StudyConfig, TaskConfig
 from nemo_uecr.study.solutions import flawed_solution
 from nemo_uecr.study.workers import end_if_asked, work_on
 
@@ -62,13 +62,19 @@ def student_name(pair: int, *, selection: bool) -> str:
     return f"{'selection' if selection else 'student'}-{pair:03d}"
 
 
-def model_jobs(root: Path, task: TaskConfig, *, students: int, selection: int) -> list[ModelJob]:
+def task_files(study: StudyConfig) -> TaskFiles:
+    """Where the study's problems and models lie."""
+    return TaskFiles((Path(study.folder) / "task").resolve())
+
+
+def model_jobs(study: StudyConfig) -> list[ModelJob]:
     """Every model of the study, missing or not."""
+    root, task = task_files(study).root, study.task
     jobs = [ModelJob(root, "teacher", task.teacher, task.seed)]
     if task.bad_teacher is not None:
         jobs.append(ModelJob(root, "bad_teacher", task.bad_teacher, task.seed))
-    names = [student_name(pair, selection=False) for pair in range(students)]
-    names += [student_name(pair, selection=True) for pair in range(selection)]
+    names = [student_name(pair, selection=False) for pair in range(study.pair_count)]
+    names += [student_name(pair, selection=True) for pair in range(study.selection.pairs)]
     return jobs + [ModelJob(root, name, task.student, task.seed) for name in names]
 
 
@@ -87,24 +93,11 @@ def _seconds(path: Path) -> float:
         ) from error
 
 
-def prepare_task(
-    root: Path,
-    task: TaskConfig,
-    *,
-    students: int,
-    selection: int,
-    processes: int,
-    stop: StopRequest,
-    report: Callable[[str], None],
-) -> TaskFiles:
+def prepare_task(study: StudyConfig, *, stop: StopRequest, report: Callable[[str], None]) -> None:
     """Make what is missing of the problems and models.
 
     Args:
-        root: folder of the task.
-        task: what to make.
-        students: pairs of the tables.
-        selection: pairs on which learning rates are chosen.
-        processes: models taught at once, one thread each.
+        study: the study.
         stop: when it is asked, the problems or models under way are given up.
         report: called with a line when something is ready.
 
@@ -112,25 +105,21 @@ def prepare_task(
         RunFolderError: the folder holds another task, or a worker process died.
         RunStopped: somebody asked to stop.
     """
+    files, task = task_files(study), study.task
+    root = files.root
     _claim(root, task)
-    files = TaskFiles(root)
     if not (root / PROBLEMS).is_dir():
         with new_folder(root / PROBLEMS) as folder:
             _write_problems(folder, task, stop)
         report("problems: ready")
-    missing = [
-        job
-        for job in model_jobs(root, task, students=students, selection=selection)
-        if not files.model(job.name).is_dir()
-    ]
+    missing = [job for job in model_jobs(study) if not files.model(job.name).is_dir()]
     ready = list[str]()
 
     def told(job: ModelJob, loss: float) -> None:
         ready.append(job.name)
         report(f"model {len(ready)} of {len(missing)}, {job.name}: last loss {loss:.3f} nats a token")
 
-    work_on(teach_model, missing, processes=processes, stop=stop, report=told)
-    return files
+    work_on(teach_model, missing, processes=study.processes, stop=stop, report=told)
 
 
 def teach_model(job: ModelJob) -> float:

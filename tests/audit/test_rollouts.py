@@ -38,7 +38,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert found.group_B.tolist() == [0, 0, 1, 1]
     assert found.truncated_B.tolist() == [False, False, True, False]
     assert found.cut_B.tolist() == [False, False, False, True]
-    assert found.sampled_B.tolist() == [3, 1, 2, 6]
+    assert scores.column("sampled_tokens") == [3, 1, 2, 6]
     parts = list(scores.tokens("student"))
     assert [part.rows for part in parts] == [slice(0, 3), slice(3, 4)]
     torch.testing.assert_close(parts[0].teacher_logp - parts[0].anchor_logp, torch.tensor([0.5, -0.5, 7, 1, -6, 2]))

@@ -28,7 +28,6 @@ def made_result(cell: Cell, final: float) -> RunResult:
         degenerate=0.5,
         seconds={"update": 1.0},
         step_seconds=1.0,
-        worst_identity=None,
         rewards=(10.0, 20.0),
         samples=12,
     )

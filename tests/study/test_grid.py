@@ -18,8 +18,8 @@ from nemo_uecr.study.load import load_study
 from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import choose_rates, rates_of
-from nemo_uecr.study.study import forecast, task_files
-from nemo_uecr.study.task import TaskFiles, prepare_task
+from nemo_uecr.study.study import forecast
+from nemo_uecr.study.task import prepare_task, task_files
 from tests.study.made import made_result
 
 SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
@@ -41,9 +41,9 @@ def result(cell: Cell, final: float) -> RunResult:
     return made_result(cell, final)
 
 
-def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig, tmp_path: Path) -> None:
+def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig) -> None:
     rates = {(variant, arm): 1e-4 for variant in study.variants for arm in study.arms}
-    cells = table_cells(study, tmp_path, TaskFiles(tmp_path / "task"), rates)
+    cells = table_cells(study, rates)
     assert Counter((cell.variant, cell.arm, cell.pair) for cell in cells) == {
         (variant, arm, pair): 1 for variant in ("one_update", "four_updates") for arm in study.arms for pair in (0, 1)
     }
@@ -51,9 +51,9 @@ def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig, tmp_pat
     assert [cell.pair for cell in cells] == sorted(cell.pair for cell in cells)  # balanced when it is cut short
 
 
-def test_cells_differ_in_what_they_should_and_in_nothing_else(study: StudyConfig, tmp_path: Path) -> None:
+def test_cells_differ_in_what_they_should_and_in_nothing_else(study: StudyConfig) -> None:
     rates = {(variant, "uecr"): 1e-4 for variant in study.variants}
-    cells = table_cells(study, tmp_path, TaskFiles(tmp_path / "task"), rates)
+    cells = table_cells(study, rates)
     configs = {(c.variant, c.arm, c.pair): load_config(study.config, c.overrides).config for c in cells}
 
     def different(first: tuple[str, str, int], second: tuple[str, str, int]) -> set[str]:
@@ -77,11 +77,11 @@ def test_cells_differ_in_what_they_should_and_in_nothing_else(study: StudyConfig
     }  # fmt: skip
 
 
-def test_later_stages_come_last_and_arms_stay_in_their_variants(study: StudyConfig, tmp_path: Path) -> None:
+def test_later_stages_come_last_and_arms_stay_in_their_variants(study: StudyConfig) -> None:
     late = study.arms["own_teacher"].model_copy(update={"stage": 2, "variants": ("one_update",)})
     changed = study.model_copy(update={"arms": {"own_teacher": late} | study.arms | {"own_teacher": late}})
     rates = {(variant, "uecr"): 1e-4 for variant in study.variants}
-    cells = table_cells(changed, tmp_path, TaskFiles(tmp_path / "task"), rates)
+    cells = table_cells(changed, rates)
     assert [(cell.variant, cell.arm, cell.pair) for cell in cells] == [
         *(
             (variant, arm, pair)
@@ -94,12 +94,12 @@ def test_later_stages_come_last_and_arms_stay_in_their_variants(study: StudyConf
     ]
 
 
-def test_variants_have_their_own_candidates_and_selection_its_own_overrides(study: StudyConfig, tmp_path: Path) -> None:
+def test_variants_have_their_own_candidates_and_selection_its_own_overrides(study: StudyConfig) -> None:
     selection = study.selection.model_copy(
         update={"learning_rates_in": {"four_updates": (5e-5,)}, "overrides": ("evaluation.at_start=false",)}
     )
     changed = study.model_copy(update={"selection": selection})
-    cells = selection_cells(changed, tmp_path, TaskFiles(tmp_path / "task"))
+    cells = selection_cells(changed)
     assert [(cell.variant, cell.learning_rate) for cell in cells] == [
         ("one_update", 2e-4), ("one_update", 4e-4), ("four_updates", 5e-5),
     ]  # fmt: skip
@@ -108,11 +108,10 @@ def test_variants_have_their_own_candidates_and_selection_its_own_overrides(stud
     assert rates_of(choices) == {("one_update", "uecr"): 2e-4, ("four_updates", "uecr"): 5e-5}
 
 
-def test_selection_shares_no_student_seed_or_problem_with_the_tables(study: StudyConfig, tmp_path: Path) -> None:
-    files = TaskFiles(tmp_path / "task")
-    chosen = [load_config(study.config, cell.overrides).config for cell in selection_cells(study, tmp_path, files)]
+def test_selection_shares_no_student_seed_or_problem_with_the_tables(study: StudyConfig) -> None:
+    chosen = [load_config(study.config, cell.overrides).config for cell in selection_cells(study)]
     rates = {(variant, "uecr"): 1e-4 for variant in study.variants}
-    shown = [load_config(study.config, cell.overrides).config for cell in table_cells(study, tmp_path, files, rates)]
+    shown = [load_config(study.config, cell.overrides).config for cell in table_cells(study, rates)]
     assert {c.student.model_name for c in chosen}.isdisjoint({c.student.model_name for c in shown})
     assert {c.run.seed for c in chosen}.isdisjoint({c.run.seed for c in shown})
     assert {p for c in chosen for p in c.evaluation.benchmarks.values()}.isdisjoint(
@@ -121,8 +120,8 @@ def test_selection_shares_no_student_seed_or_problem_with_the_tables(study: Stud
     assert {c.train.learning_rate for c in chosen} == {2e-4, 4e-4}
 
 
-def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig, tmp_path: Path) -> None:
-    cells = selection_cells(study, tmp_path, TaskFiles(tmp_path / "task"))
+def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> None:
+    cells = selection_cells(study)
     finals = {
         ("one_update", 2e-4): 30.0,
         ("one_update", 4e-4): 31.0,
@@ -319,5 +318,5 @@ def test_a_study_that_was_asked_to_stop_writes_no_problems(study: StudyConfig, t
     stop = StopRequest()
     stop.ask("SIGTERM")
     with pytest.raises(RunStopped, match="stopped by SIGTERM"):
-        prepare_task(tmp_path, study.task, students=2, selection=1, processes=1, stop=stop, report=lambda _: None)
-    assert [path.name for path in tmp_path.iterdir()] == ["task.json"]
+        prepare_task(study.model_copy(update={"folder": str(tmp_path)}), stop=stop, report=lambda _: None)
+    assert [path.name for path in (tmp_path / "task").iterdir()] == ["task.json"]

@@ -14,7 +14,6 @@ from nemo_uecr.study.cells import selection_cells
 from nemo_uecr.study.load import load_study
 from nemo_uecr.study.overrides import OWN, OWN_MAPPING
 from nemo_uecr.study.runner import finished
-from nemo_uecr.study.task import TaskFiles
 from tests.holding import held
 from tests.study.made import study_file
 
@@ -318,6 +317,6 @@ def test_a_file_in_place_of_the_folder_is_refused_before_the_budget(
 def test_what_the_study_says_itself_is_what_no_override_may_say(tmp_path: Path) -> None:
     study = load_study(study_file(tmp_path))
     stated = {text for texts in (study.overrides, *(arm.overrides for arm in study.arms.values())) for text in texts}
-    cells = selection_cells(study, tmp_path, TaskFiles(tmp_path / "task"))
+    cells = selection_cells(study)
     given = {text.partition("=")[0] for cell in cells for text in cell.overrides if text not in stated}
     assert {key for key in given if not key.startswith(f"{OWN_MAPPING}.")} == set(OWN)
