@@ -51,7 +51,8 @@ def save_when_asked(folder: Path) -> None:
     """Begin, and leave a file when somebody asks to end, as a run saves its step and ends."""
     with listening() as stop:
         (folder / f"{time.monotonic_ns()}.begun").touch()
-        while not stop.asked:
+        deadline = time.monotonic() + LONG
+        while not stop.asked and time.monotonic() < deadline:
             time.sleep(0.02)
     time.sleep(0.2)  # as a step takes
     (folder / f"{os.getpid()}.saved").touch()
