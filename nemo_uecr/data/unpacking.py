@@ -59,7 +59,7 @@ def safe_name(name: str, archive: Path) -> PurePosixPath:
     """
     parts = name.split("/")
     odd = any(part in ("", ".", "..") for part in parts) or any(sign in name for sign in ("\\", "\0", ":"))
-    if odd or PurePosixPath(name).is_absolute():
+    if odd:
         raise DataError(f"{archive}: member {name!r} leads outside the folder; the archive is refused as a whole")
     return PurePosixPath(name)
 
