@@ -99,6 +99,22 @@ def test_every_odd_value_at_every_word_of_a_method(tmp_path: Path) -> None:
                 assert message is not None or not isinstance(odd, (list, dict)) or key == "parameters"
 
 
+#: YAML that is whole and no mapping of sections, which signs at random seldom are.
+NO_SECTIONS = (
+    "[1]",
+    "- 1",
+    "- a: 1",
+    "7",
+    "null",
+    "text",
+    "[[1]]",
+    "? [a]\n: 1",
+    "? {a: 1}\n: 1",
+    "1: 2",
+    "---\na: 1\n---\n",
+)
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_as_a_configuration(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("yaml") / "own.yaml"
@@ -107,7 +123,7 @@ def test_any_bytes_as_a_configuration(tmp_path_factory: pytest.TempPathFactory, 
         load_config(path, [])
 
 
-@given(st.text(alphabet="{}[]:,&*!?|>-#%@'\"\\$ \nab1", max_size=60))
+@given(st.text(alphabet="{}[]:,&*!?|>-#%@'\"\\$ \nab1", max_size=60) | st.sampled_from(NO_SECTIONS))
 def test_any_signs_as_a_configuration(tmp_path_factory: pytest.TempPathFactory, content: str) -> None:
     path = tmp_path_factory.mktemp("yaml") / "own.yaml"
     path.write_text(content)
@@ -116,9 +132,12 @@ def test_any_signs_as_a_configuration(tmp_path_factory: pytest.TempPathFactory, 
 
 
 ROW = json.dumps({"id": "a", "question": "1", "answer": "1"}).encode()
+#: JSON that is no problem, which bytes at random seldom are.
+NO_ROWS = (b"7", b"[]", b"null", b'"question"', b"true", b"{}", b'["question", "answer", "id"]', b'{"question": 1}')
+LINES = st.binary(max_size=60) | st.just(ROW) | st.sampled_from(NO_ROWS)
 
 
-@given(st.lists(st.binary(max_size=60) | st.just(ROW), min_size=1, max_size=4), st.randoms(use_true_random=False))
+@given(st.lists(LINES, min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_any_bytes_as_problems(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], dice: random.Random
 ) -> None:

@@ -112,6 +112,7 @@ ODD_CONTENTS = {
     "no places": ({}, None, "'NoneType' object has no attribute 'values'"),
     "a memory format": ({"decoder.x": WithState(torch.float32, torch.strided, False, 7, False)}, {}, "memory_format"),
     "a type": ({"decoder.x": "@@"}, {}, "it has a tensor of '@@'"),
+    "a size": ({"decoder.x": "##"}, {}, "'int' object is not iterable"),
     "a type without end": ({"decoder.x": "@@"}, {}, "maximum recursion depth exceeded"),
 }
 
@@ -123,8 +124,12 @@ def test_a_table_of_contents_of_odd_values_is_one_line(
     """Behind a pickle that is whole: what torch's own classes refuse, and what they take without a look."""
     from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
-    if isinstance(tensors, dict) and tensors and tensors["decoder.x"] == "@@":
-        tensors = {"decoder.x": TensorStorageMetadata(TensorProperties(dtype="@@"), torch.Size([4]), [])}  # type: ignore[arg-type]
+    odd = {
+        "@@": TensorStorageMetadata(TensorProperties(dtype="@@"), torch.Size([4]), []),  # type: ignore[arg-type]
+        "##": TensorStorageMetadata(TensorProperties(dtype=torch.float32), 5, []),  # type: ignore[arg-type]
+    }
+    if isinstance(tensors, dict):
+        tensors = {name: odd.get(entry, entry) for name, entry in tensors.items()}
     content = pickle.dumps(Metadata(tensors, None, places), protocol=2)  # type: ignore[arg-type]
     if "recursion" in said:  # a tuple in a tuple in a tuple, which pickle itself could not write
         content = content.replace(b"X\x02\x00\x00\x00@@", b")" + b"\x85" * 20_000)
