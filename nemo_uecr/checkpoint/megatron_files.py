@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.checkpoint.metadata_pickle import DAMAGED, check_metadata_pickle, unreadable
+from nemo_uecr.checkpoint.metadata_pickle import read_metadata, unreadable
 from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes, megatron_shapes, read_json
 from nemo_uecr.errors import CheckpointError, first_line
 
@@ -57,9 +57,8 @@ def read_megatron_files(folder: Path) -> MegatronFiles:
     kind = read_json(folder / "metadata.json").get("sharded_backend")
     if kind != FORMAT:
         raise CheckpointError(f"{folder}: its format is {kind}; expected {FORMAT}, Megatron's distributed checkpoint")
-    check_metadata_pickle(folder / ".metadata")
+    ends, tensors = read_contents(folder / ".metadata")
     _check_common(folder / "common.pt")
-    ends, tensors = read_contents(folder)
     for name, end in sorted(ends.items()):
         _check_size(folder / name, end)
     dtypes = sorted({dtype for dtype, _ in tensors.values()})
@@ -70,27 +69,25 @@ def read_megatron_files(folder: Path) -> MegatronFiles:
     return MegatronFiles(folder, tuple(folder / name for name in names), shapes, dtypes[0])
 
 
-def read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, tuple[int, ...]]]]:
+def read_contents(path: Path) -> tuple[dict[str, int], dict[str, tuple[str, tuple[int, ...]]]]:
     """What .metadata says: the bytes that each shard has at least; dtype and shape of each tensor of the model.
 
-    The file is a pickle of torch's own classes. A damaged one gives objects of other classes as well as any of the
-    errors below, so that every value is looked at before it is used.
+    The file is a pickle of torch's own classes. A damaged one gives objects of other classes, so that every value is
+    looked at before it is used.
 
     Raises:
         CheckpointError: it is damaged.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
+    contents = read_metadata(path)
     try:
-        contents = FileSystemReader(str(folder)).read_metadata()
         ends = _shard_ends(contents.storage_data)
         tensors = {
             name: _dtype_and_shape(entry)
             for name, entry in contents.state_dict_metadata.items()
             if hasattr(entry, "size") and name.startswith(MODEL)
         }
-    except DAMAGED as error:
-        raise unreadable(folder / ".metadata", error) from error
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # the last of a repr without end
+        raise unreadable(path, error) from error
     return ends, tensors
 
 

@@ -1,4 +1,4 @@
-"""Which classes a Megatron checkpoint's `.metadata` may name: torch unpickles that file, and a pickle can run code."""
+"""Reads a Megatron checkpoint's `.metadata` by the classes that it may name: it is a pickle, and those can run code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KNOWN = {
 
 DAMAGED = (
     pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, ValueError, TypeError, MemoryError,
-    ArithmeticError, RuntimeError, OSError, AssertionError,
+    ArithmeticError, RuntimeError,
 )  # fmt: skip
 """What a damaged pickle raises."""
 
@@ -47,15 +47,17 @@ class _KnownOnly(pickle.Unpickler):
         raise _ForbiddenNameError(ascii(f"{module}.{name}"))
 
 
-def check_metadata_pickle(path: Path) -> None:
-    """Refuse a `.metadata` that names anything but the classes of a checkpoint; nothing that it names is called.
+def read_metadata(path: Path) -> Any:
+    """What a `.metadata` holds; one that names anything but the classes of a checkpoint is refused, nothing is called.
+
+    A damaged file gives an object of another kind as well as an error.
 
     Raises:
         CheckpointError: naming what it asks for, or saying that the file is damaged.
     """
     content = path.read_bytes()
     try:
-        _KnownOnly(io.BytesIO(content)).load()
+        return _KnownOnly(io.BytesIO(content)).load()
     except _ForbiddenNameError as error:
         raise CheckpointError(
             f"{path}: asks to load {error}, which is no part of a checkpoint; it is refused unread, since reading it "

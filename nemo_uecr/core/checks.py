@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from nemo_uecr.core.records import ScoredBatch
 
 SCORE_DTYPES = (torch.float32, torch.float64)
+#: Of indices and labels; torch has no arithmetic for its other integers.
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+#: Of rewards: nor has it any for floats of 8 bits.
+REWARD_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check_responses(batch: ScoredBatch) -> None:
@@ -33,9 +37,9 @@ def check_responses(batch: ScoredBatch) -> None:
         )
     if batch.responses == 0:
         raise ScoreError("the batch has no responses; expected at least one group of two")
-    if batch.group_B.is_floating_point() or batch.group_B.dtype == torch.bool:
+    if batch.group_B.dtype not in INTEGERS:
         raise ScoreError(f"group has dtype {batch.group_B.dtype}; expected integers (the prompt index)")
-    if not batch.task_reward_B.is_floating_point():
+    if batch.task_reward_B.dtype not in REWARD_DTYPES:
         raise ScoreError(f"task_reward has dtype {batch.task_reward_B.dtype}; expected a float")
     unusable = (~batch.task_reward_B.isfinite()).nonzero()
     if unusable.numel():
@@ -68,7 +72,7 @@ def check_tokens(batch: ScoredBatch) -> None:
         if tensor.shape != mask.shape:
             raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
         if name == "segments":
-            if tensor.is_floating_point():
+            if tensor.dtype not in INTEGERS:
                 raise ScoreError(f"segments has dtype {tensor.dtype}; expected integers (turn labels)")
         elif tensor.dtype not in SCORE_DTYPES or tensor.dtype != batch.old_logp_BT.dtype:
             raise ScoreError(
@@ -81,7 +85,7 @@ def _check_offsets(batch: ScoredBatch) -> None:
     offsets, mask = batch.offsets, batch.mask_BT
     if offsets is None or mask.ndim != 1:
         raise ScoreError(f"a packed batch has shape {list(mask.shape)} for mask; expected [N]")
-    if offsets.ndim != 1 or offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:
+    if offsets.ndim != 1 or offsets.dtype not in INTEGERS:
         raise ScoreError(
             f"offsets has shape {list(offsets.shape)} and dtype {offsets.dtype}; expected integers "
             f"[{batch.responses + 1}]"

@@ -96,10 +96,17 @@ def _opened(archive: Path) -> Iterator[tuple[_Measured, tarfile.TarFile]]:
 
 def _each(members: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Members one by one. The tar reader keeps them and their headers, which may be large, so it is made to forget."""
-    while (member := members.next()) is not None:
+    while (member := _next(members)) is not None:
         members.members.clear()  # type: ignore[attr-defined]  # the stubs leave it out
         members.pax_headers = {}
         yield member
+
+
+def _next(members: tarfile.TarFile) -> tarfile.TarInfo | None:
+    try:
+        return members.next()
+    except ValueError as error:  # of a number in an extended header that is none
+        raise tarfile.ReadError(f"a header that cannot be read: {error}") from error
 
 
 def _unpack_into(aside: Path, members: tarfile.TarFile, archive: Path, max_gib: int) -> int:
@@ -125,7 +132,7 @@ def _unpack_into(aside: Path, members: tarfile.TarFile, archive: Path, max_gib: 
             raise DataError(f"{archive}: member {member.name!r} has another content than the index says; damaged")
     missing = sorted((expected or {}).keys() - seen)
     if expected is None or missing:
-        raise DataError(f"{archive}: {missing[0] if missing else INDEX} is missing; the archive is damaged")
+        raise DataError(f"{archive}: {(missing[0] if missing else INDEX)!r} is missing; the archive is damaged")
     return len(seen)
 
 

@@ -53,9 +53,16 @@ def weight_names(folder: Path) -> list[str]:
     if not isinstance(placed, dict) or not placed:
         raise DataError(f"{path}: no weight_map, it is unreadable; expected where each tensor is")
     for tensor, name in placed.items():
-        if not isinstance(name, str) or not name or "/" in name or "\0" in name or len(name.encode()) > LONGEST_NAME:
+        if not isinstance(name, str) or not _is_file_name(name):
             raise DataError(f"{path}: weight_map has {str(name)[:60]!r} for {tensor[:60]}; expected a file's name")
     return sorted(set(placed.values()))
+
+
+def _is_file_name(name: str) -> bool:
+    """Half of a surrogate pair, which JSON can spell, is no text that a file system takes."""
+    length = len(name.encode("utf-8", "surrogatepass"))
+    odd = any(sign in "/\0" or "\ud800" <= sign <= "\udfff" for sign in name)
+    return 0 < length <= LONGEST_NAME and not odd
 
 
 def read_header(path: Path) -> dict[str, Tensor]:

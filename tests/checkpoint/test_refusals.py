@@ -167,7 +167,9 @@ def test_json_that_is_nested_too_deep(name: str, tmp_path: Path, huggingface: Pa
     assert f"{name}: no JSON (it is nested too deep)" in message
 
 
-@pytest.mark.parametrize("placed", [5, None, [], {}, {"a": 5}, {"a": "x" * 300}, {"a": "../x"}])
+@pytest.mark.parametrize(
+    "placed", [5, None, [], {}, {"a": 5}, {"a": "x" * 300}, {"a": "../x"}, {"a": ""}, {"a": "\0"}, {"a": "\ud800"}]
+)
 def test_an_index_that_is_none(placed: object, tmp_path: Path, huggingface: Path) -> None:
     (huggingface / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
     assert "weight_map" in refusal(request(huggingface, tmp_path / "out"))

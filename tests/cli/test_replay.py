@@ -222,6 +222,13 @@ BAD_BATCHES = {
     "mixed precision": (changed(teacher_logp=made()["teacher_logp"].double()), "teacher_logp has dtype torch.float64"),
     "float groups": (changed(group=made()["group"].float()), "group has dtype torch.float32"),
     "integer rewards": (changed(task_reward=made()["task_reward"].long()), "task_reward has dtype torch.int64"),
+    "rewards of 8 bits": (
+        changed(task_reward=made()["task_reward"].to(torch.float8_e4m3fn)),
+        "task_reward has dtype torch.float8_e4m3fn",
+    ),
+    "complex groups": (changed(group=made()["group"].to(torch.complex64)), "group has dtype torch.complex64"),
+    "groups without arithmetic": (changed(group=made()["group"].to(torch.uint64)), "group has dtype torch.uint64"),
+    "complex labels": (changed(segments=torch.ones(6, 7).to(torch.complex64)), "segments has dtype torch.complex64"),
     "mask of twos": (changed(mask=made()["mask"].long() * 2), "mask holds values other than 0 and 1"),
     "other width": (changed(teacher_logp=made()["teacher_logp"][:, :6]), r"teacher_logp has shape [6, 6]"),
     "other height": (changed(task_reward=torch.ones(5)), "shape"),

@@ -136,7 +136,7 @@ def test_an_index_that_disagrees(tmp_path: Path) -> None:
     cases = {
         "another content": made(tmp_path / "a.tar.gz", [(member("a"), b"2")], index={"a": one}),
         "not in the index once": made(tmp_path / "b.tar.gz", [(member("a"), b"1")], index={}),
-        "b is missing": made(tmp_path / "c.tar.gz", [(member("a"), b"1")], index={"a": one, "b": one}),
+        "'b' is missing": made(tmp_path / "c.tar.gz", [(member("a"), b"1")], index={"a": one, "b": one}),
         "a' is not in the index once": made(
             tmp_path / "d.tar.gz", [(member("a"), b"1"), (member("a"), b"1")], index={"a": one}
         ),

@@ -138,6 +138,21 @@ def test_large_headers_of_many_files_are_not_kept(tmp_path: Path, kind: bytes) -
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"GNU.sparse.map": "x"},
+        {"GNU.sparse.map": "9" * 5000},
+        {"GNU.sparse.map": "0,1", "GNU.sparse.size": "x"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"},
+        {"GNU.sparse.realsize": ""},
+    ],
+)
+def test_a_number_in_a_header_that_is_none(numbers: dict[str, str], tmp_path: Path) -> None:
+    said = refusal(tmp_path, gzip.compress(index(["a"]) + header("a", 0, pax=numbers)))
+    assert "not a readable archive" in said or "'a' is no plain file" in said
+
+
 def test_a_header_of_a_megabyte(tmp_path: Path) -> None:
     large = header("p", 1 << 20, kind=tarfile.XHDTYPE) + bytes(1 << 20)
     assert "a header of 1048576 bytes" in refusal(tmp_path, gzip.compress(index(["a"]) + large + plain("a", b"1")))

@@ -46,6 +46,19 @@ def test_what_stands_in_the_place_of_a_lock_is_not_touched(hold: Holder, kind: s
 
 
 @pytest.mark.parametrize("hold", [locked, only_writer])
+def test_a_link_that_comes_after_the_look_is_not_followed(
+    hold: Holder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock_of(hold, folder).symlink_to(tmp_path / "nowhere")
+    monkeypatch.setattr(Path, "is_symlink", lambda _: False)
+    with pytest.raises((OSError, RunFolderError), match="symbolic links"), hold(folder):
+        pass
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("hold", [locked, only_writer])
 def test_a_lock_of_another_keeps_its_content(hold: Holder, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

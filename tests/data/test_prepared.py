@@ -39,6 +39,14 @@ def test_rows_changed_after_the_preparation_are_refused(folder: Path, name: str)
         training_file(folder, "data.train")
 
 
+def test_a_change_that_keeps_the_size_is_refused(folder: Path) -> None:
+    content = bytearray((folder / KEPT).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / KEPT).write_bytes(content)
+    with pytest.raises(DataError, match=f"{KEPT} is not the one of the manifest"):
+        training_file(folder, "data.train")
+
+
 def test_a_folder_without_a_kept_row_is_refused(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "source.jsonl", [{"question": " ", "answer": "1"}])
     with pytest.raises(DataError, match="has no kept row"):

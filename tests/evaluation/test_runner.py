@@ -136,7 +136,7 @@ def test_other_problems_under_the_same_name_are_refused(
 
 
 @pytest.mark.parametrize("name", ["plan.json", SAMPLES])
-@pytest.mark.parametrize("content", ['{"label": "m"', "[]", "\x00" * 64])
+@pytest.mark.parametrize("content", ['{"label": "m"', "[]", "7", "\x00" * 64])
 def test_a_damaged_folder_is_one_clear_line(
     name: str, content: str, model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
 ) -> None:

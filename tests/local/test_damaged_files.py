@@ -32,9 +32,18 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 
 def refused(folder: Path, kind: type[UecrError], path: Path) -> None:
+    """In one line that names the file, which stays as it is, as does every checkpoint."""
+    before = contents(folder, path)
     with pytest.raises(kind, match=re.escape(str(path))) as error:
         tiny.run(folder, "train.steps=1", resume=True)
     assert "\n" not in str(error.value)
+    assert contents(folder, path) == before
+
+
+def contents(folder: Path, path: Path) -> dict[Path, bytes]:
+    """What is in a file and in those of every checkpoint."""
+    files = [path, *(each for each in (folder / "checkpoints").rglob("*") if each.is_file())]
+    return {each: each.read_bytes() for each in files}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -249,6 +250,22 @@ def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
         lines.write('{"step": 3, "reward/ta')
     tiny.run(folder, resume=True)
     assert same(outcome(folder), before) == []
+
+
+def test_a_step_whose_line_was_half_written_is_made_again(tmp_path: Path, tiny: Assets) -> None:
+    """Killed at that line of any log, before the step's checkpoint."""
+    from tests.local.tiny import run
+
+    every = ("checkpoint.every=1", f"evaluation.benchmarks={{a: {tiny.problems}}}", "evaluation.every=1")
+    whole = run(tmp_path / "whole", *every)
+    for name in ("metrics.jsonl", "evaluation.jsonl", "artifacts.jsonl"):
+        folder = Path(shutil.copytree(whole, tmp_path / name / "run"))
+        shutil.rmtree(folder / "checkpoints" / "step-000002")
+        (folder / name).write_bytes((folder / name).read_bytes()[:-10])
+        run(folder, *every, resume=True)
+        assert same(outcome(folder), outcome(whole)) == []
+        lines = (folder / name).read_text().splitlines()
+        assert len([json.loads(line) for line in lines]) >= len((whole / name).read_text().splitlines())
 
 
 def test_keep_last_and_best(tmp_path: Path) -> None:
