@@ -210,6 +210,22 @@ def decoder_sizes(fields: Fields) -> DecoderSizes:
     )
 
 
+def longest_sequence(positions: object, rope: object) -> int | None:
+    """Longest sequence in tokens, a stretched RoPE included; None where the configuration says none.
+
+    Args:
+        positions: ``max_position_embeddings``.
+        rope: ``rope_parameters``, or ``rope_scaling`` as older files have it.
+    """
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    given = rope if isinstance(rope, dict) else {}
+    factor, original = given.get("factor"), given.get("original_max_position_embeddings")
+    if not isinstance(factor, int | float) or not isinstance(original, int):
+        return positions
+    return max(positions, int(factor * original))
+
+
 def _head_dim(fields: Fields, equal_share: int) -> int:
     """As transformers has it: stated, or its default for the kind of model; it lets a Qwen3 have no null."""
     kind = fields.values.get("model_type")

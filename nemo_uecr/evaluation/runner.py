@@ -17,7 +17,7 @@ from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.engines.base import Engine, Generation, Request
-from nemo_uecr.evaluation.engines.tokens import Tokens, load_tokens
+from nemo_uecr.evaluation.engines.tokens import Tokens, context_of, load_tokens
 from nemo_uecr.evaluation.plan import Settings, keep_plan, make_plan
 from nemo_uecr.evaluation.result import write_result
 from nemo_uecr.evaluation.samples import Key, Sample, append_samples, drop_torn_line, read_samples
@@ -64,6 +64,8 @@ def evaluate(
         The result, as in ``result.json``.
     """
     check_settings(settings)
+    if engine_of is None:
+        check_engine(settings)
     with _locked(folder):
         plan = make_plan(label, model, settings, benchmarks)
         keep_plan(folder, plan)
@@ -80,6 +82,7 @@ def evaluate(
             # Prompts of like length together: one long prompt in a batch pads all the others.
             wanted.sort(key=lambda each: len(each.request.prompt_ids))
             longest = max(len(each.request.prompt_ids) for each in wanted)
+            _warn_beyond_context(label, context_of(model), longest, settings.decoding.max_tokens)
             engine = (engine_of or build_engine)(model, settings, tokens, longest)
             _generate(wanted, engine, settings, tokens, path)
         return write_result(folder, plan, read_samples(path))
@@ -93,6 +96,18 @@ def check_settings(settings: Settings) -> None:
     """
     if settings.decoding.temperature == 0 and settings.samples > 1:
         raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
+
+
+def check_engine(settings: Settings) -> None:
+    """Refuse an engine that is not installed, before a plan that names it is written.
+
+    Raises:
+        DependencyError: it is not.
+    """
+    if settings.engine == "vllm":
+        from nemo_uecr.evaluation.engines.vllm_engine import require_vllm
+
+        require_vllm()
 
 
 def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt: int) -> Engine:
@@ -113,6 +128,15 @@ def sample_seed(seed: int, key: Key) -> int:
     """A sample's own seed: a function of what it is, not of what ran before it."""
     text = ":".join(str(part) for part in (seed, *key))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _warn_beyond_context(label: str, context: int | None, longest_prompt: int, max_tokens: int) -> None:
+    if context is not None and longest_prompt + max_tokens > context:
+        log.warning(
+            "%s: the longest prompt has %d tokens; with --max-tokens %d it may pass the %d positions "
+            "that the model was made for, and what is written beyond them means little",
+            label, longest_prompt, max_tokens, context,
+        )  # fmt: skip
 
 
 def _check_planned(path: Path, there: Sequence[Sample], planned: Mapping[Key, Problem], samples: int) -> None:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.model_files import longest_sequence
 from nemo_uecr.data.pretrained import load_pretrained
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError
@@ -65,14 +66,9 @@ class TokenModel:
     def context(self) -> int | None:
         """Longest sequence in tokens, a stretched RoPE included; None where the configuration says none."""
         config = self.module.config.get_text_config()
-        positions = getattr(config, "max_position_embeddings", None)
-        if not isinstance(positions, int) or positions < 1:
-            return None
-        rope = getattr(config, "rope_parameters", None) or {}
-        factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
-        if not isinstance(factor, int | float) or not isinstance(original, int):
-            return positions
-        return max(positions, int(factor * original))
+        return longest_sequence(
+            getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None)
+        )
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.model_files import longest_sequence
 from nemo_uecr.data.pretrained import load_pretrained
 from nemo_uecr.data.rows import read_object
 from nemo_uecr.errors import DataError, DependencyError
@@ -43,14 +44,15 @@ class Tokens:
         """Token ids of the prompt; without a chat template the plain text."""
         text = chat.template.replace("{question}", question)
         if self.tokenizer.chat_template is None:
-            return tuple(self.tokenizer(text)["input_ids"])
+            return tuple(self.tokenizer(text, verbose=False)["input_ids"])
         turns = [{"role": "user", "content": text}]
         if chat.system is not None:
             turns.insert(0, {"role": "system", "content": chat.system})
         rendered = self.tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, tokenize=False, enable_thinking=chat.thinking
         )
-        return tuple(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        # verbose=False: what is too long for the model is told once, in our words, by the runner.
+        return tuple(self.tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"])
 
     def text(self, token_ids: tuple[int, ...]) -> str:
         """The response without special tokens."""
@@ -85,6 +87,15 @@ def load_tokens(model: str) -> Tokens:
         configured = _eos_of_config(model)
     ids = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
     return Tokens(tokenizer, frozenset(int(each) for each in ids if each is not None))
+
+
+def context_of(model: str) -> int | None:
+    """Longest sequence that a model folder was made for, a stretched RoPE included; None where nothing says so."""
+    file = Path(model) / "config.json"
+    fields = read_object(file) if file.is_file() else {}
+    return longest_sequence(
+        fields.get("max_position_embeddings"), fields.get("rope_parameters") or fields.get("rope_scaling")
+    )
 
 
 def _check_place(model: str) -> None:
