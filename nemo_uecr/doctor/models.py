@@ -38,7 +38,7 @@ def model_finding(role: str, name: str) -> Finding:
 
 
 def _cached(check: str, role: str, name: str) -> Finding:
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if _is_path(name):
         return fail(check, f"no folder {name}", f"give {role}.model_name a folder or a hub name")
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -54,6 +54,11 @@ def _cached(check: str, role: str, name: str) -> Finding:
         f"{name} is not in the hub's cache of this machine",
         f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder",
     )
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name cannot be one of the hub's, which has an owner and a name."""
+    return name.startswith((".", "/", "~")) or name.count("/") != 1
 
 
 def load_tokenizer(name: str) -> Any:
@@ -74,6 +79,8 @@ def load_tokenizer(name: str) -> Any:
     except DataError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, StrictDataclassError) as error:
+        if not folder.is_dir() and _is_path(name):
+            raise DataError(f"no folder {name}") from error
         if not folder.is_dir():
             raise DataError(f"{name} has no tokenizer in the hub's cache of this machine") from error
         first = (str(error).strip().splitlines() or ["no message"])[0]
@@ -99,6 +106,8 @@ def tokenizer_remedy(name: str) -> str:
     """What to do about a tokenizer that cannot be read: complete the folder, or fetch the name from the hub."""
     if Path(name).expanduser().is_dir():
         return "put tokenizer.json and tokenizer_config.json beside the weights"
+    if _is_path(name):
+        return "give student.model_name a folder or a hub name"
     return f"hf download {name} (compute nodes often have no network), or give student.model_name a folder"
 
 
