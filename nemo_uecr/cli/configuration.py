@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import os
+import shlex
+import sys
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.extras import require_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from nemo_uecr.config.load import LoadedConfig
     from nemo_uecr.config.nemo_schema import AnyConfig
     from nemo_uecr.stopping import StopRequest
 
-__all__ = ["add_config_arguments", "load_and_report", "objective_of", "summary", "train_loaded", "train_until"]
+__all__ = [
+    "add_config_arguments",
+    "load_and_report",
+    "objective_of",
+    "summary",
+    "telling_how_to_go_on",
+    "train_loaded",
+    "train_until",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +73,19 @@ def train_until(loaded: LoadedConfig, *, resume: bool, stop: StopRequest) -> Pat
 
     objective = objective_of(loaded.config)
     return train(loaded.config, resume=resume, origins=loaded.origins, objective=objective, locate=resolve, stop=stop)
+
+
+@contextlib.contextmanager
+def telling_how_to_go_on(folder: str) -> Iterator[None]:
+    """Ctrl-C saves nothing; afterwards print the command that continues the run from its newest checkpoint."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        written = os.path.join(folder, "config.yaml")
+        if os.path.exists(written):
+            command = shlex.join(["nemo-uecr", "train", written, "--resume"])
+            sys.stderr.write(f"to go on from the newest checkpoint: {command}\n")
+        raise
 
 
 def objective_of(config: AnyConfig) -> str:

@@ -63,11 +63,12 @@ def run(args: argparse.Namespace) -> int:
     counts = manifest["counts"]
     # Linux counts in KiB.
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
+    review = args.out / "screening" / "review.csv"
     lines = [
         f"{counts['read']} rows read in {seconds:.1f} s ({counts['read'] / seconds:.0f} a second, "
         f"at most {peak:.0f} MiB in the largest process and its parent)",
         *(f"  removed  {number:>7}  {reason}" for reason, number in counts["reasons"].items()),
-        f"  held     {counts['held']:>7}  near a benchmark problem; see {args.out}/screening/review.csv",
+        f"  held     {counts['held']:>7}  near a benchmark problem" + (f"; see {review}" if counts["held"] else ""),
         f"  kept     {counts['kept']:>7}  {args.out}/train.jsonl",
         f"manifest: {args.out}/manifest.json",
     ]

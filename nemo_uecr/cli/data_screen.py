@@ -39,9 +39,10 @@ def run(args: argparse.Namespace) -> int:
     done = screen_by_embedding(args.folder, model=args.model, hold_at=args.hold_at)
     rate = f", {done.embedded / done.seconds:.0f} rows a second" if done.embedded else ""
     counts = done.manifest["counts"]
+    see = f"; see {args.folder}/screening/review.csv" if counts["held"] else ""
     sys.stdout.write(
         f"{done.rows} rows compared ({done.embedded} embedded now{rate}; {done.rows - done.embedded} from before)\n"
-        f"  held     {done.held:>7}  by this stage, {counts['held']} in all; see {args.folder}/screening/review.csv\n"
+        f"  held     {done.held:>7}  by this stage, {counts['held']} in all{see}\n"
         f"  kept     {counts['kept']:>7}  {args.folder}/train.jsonl\n"
     )
     return 0

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nemo_uecr
-from nemo_uecr.cli.configuration import load_and_report, train_loaded
+from nemo_uecr.cli.configuration import load_and_report, telling_how_to_go_on, train_loaded
 from nemo_uecr.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     """Prepare, train, report."""
     from nemo_uecr.cli.main import dispatch
 
-    folder = train_loaded(load_and_report(demo_config_path(), with_free_folder(args.overrides)), resume=False)
+    loaded = load_and_report(demo_config_path(), with_free_folder(args.overrides))
+    with telling_how_to_go_on(loaded.config.run.folder):
+        folder = train_loaded(loaded, resume=False)
     return dispatch(["report", str(folder), *([] if args.no_open else ["--open"])])
 
 

@@ -10,14 +10,12 @@ Exit code: 0 when nothing fails (warnings included), 1 when a check fails, 2 whe
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.json_file import refuse_unwritable, write_json
-from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
     from nemo_uecr.doctor.findings import Finding
@@ -53,8 +51,6 @@ def run(args: argparse.Namespace) -> int:
     head_port(args.ray_port)
     if args.json is not None:
         refuse_unwritable(args.json, "--json")
-    if args.config is not None and "=" in args.config and not os.path.exists(args.config):
-        raise ConfigError(f"got {args.config!r} where CONFIG belongs; expected a YAML file before key=value")
     subject = None if args.config is None else read_subject(args.config, args.overrides)
     findings: list[Finding] = []
     for finding in examine(subject, ray_port=args.ray_port, sizes=sizes):

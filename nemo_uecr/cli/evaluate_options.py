@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from nemo_uecr.evaluation.plan import Settings
 
-__all__ = ["add_evaluation_arguments", "check_model", "check_place", "settings_of"]
+__all__ = ["add_evaluation_arguments", "check_model", "check_place", "place_benchmarks", "settings_of"]
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 TEMPLATE = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -73,6 +75,17 @@ def settings_of(args: argparse.Namespace) -> Settings:
     decoding = Decoding(args.temperature, args.top_p, args.top_k, args.max_tokens)
     chat = ChatSettings(args.prompt_template, args.system_prompt, args.thinking)
     return Settings(args.samples, decoding, args.seed, chat, args.engine, args.dtype, args.batch)
+
+
+def place_benchmarks(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
+    """The benchmarks as they were given, but a `demo:` name, with or without ``NAME=`` before it, as its path.
+
+    Args:
+        given: known names, files, ``NAME=FILE``.
+        find: maps a `demo:` name to its path; another text comes back unchanged.
+    """
+    parts = [text.rpartition("=") for text in given]
+    return [f"{name}{sign}{find(place)}" for name, sign, place in parts]
 
 
 def check_model(name: str) -> None:

@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from nemo_uecr.cli.evaluate_options import add_evaluation_arguments, settings_of
+from nemo_uecr.cli.evaluate_options import add_evaluation_arguments, place_benchmarks, settings_of
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,11 +31,12 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate every checkpoint and write ``sweep.json`` with the rule and the choice."""
     from nemo_uecr.data.atomic import replace_file
     from nemo_uecr.data.benchmarks import load_benchmarks
+    from nemo_uecr.demo.assets import resolve
     from nemo_uecr.evaluation.result import lines_of
     from nemo_uecr.evaluation.runner import evaluate
     from nemo_uecr.evaluation.select import check_rule, select
 
-    settings, benchmarks = settings_of(args), load_benchmarks(args.benchmarks)
+    settings, benchmarks = settings_of(args), load_benchmarks(place_benchmarks(args.benchmarks, resolve))
     check_rule(args.rule, args.select_on, list(benchmarks))
     checkpoints = [folder for given in args.checkpoints for folder in _checkpoints(given)]
     results = []

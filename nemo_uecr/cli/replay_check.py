@@ -36,6 +36,8 @@ class Outcome:
 
 def check(path: Path) -> int:
     """Print one line a step; 1 when a step does not come out again, is gone or is not as the run wrote it."""
+    if not path.exists():
+        raise DataError(f"{path}: no such folder; expected a run folder, or a saved batch in safetensors form")
     steps = sorted((path / "batches").glob("step-*.safetensors")) if path.is_dir() else [path]
     if not steps:
         raise DataError(f"{path} has no batches/step-*.safetensors; expected a run with telemetry.save_batch_every > 0")

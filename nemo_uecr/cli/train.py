@@ -12,7 +12,7 @@ import argparse
 import sys
 
 from nemo_uecr.cli import nemo_rl
-from nemo_uecr.cli.configuration import add_config_arguments, load_and_report, train_loaded
+from nemo_uecr.cli.configuration import add_config_arguments, load_and_report, telling_how_to_go_on, train_loaded
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     if nemo_rl.is_nemo_rl(args.config, args.overrides):
         folder = nemo_rl.train(args.config, args.overrides, resume=args.resume)
     else:
-        folder = train_loaded(load_and_report(args.config, args.overrides), resume=args.resume)
+        loaded = load_and_report(args.config, args.overrides)
+        with telling_how_to_go_on(loaded.config.run.folder):
+            folder = train_loaded(loaded, resume=args.resume)
     sys.stdout.write(f"run: {folder}\n")
     return 0

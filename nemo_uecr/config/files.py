@@ -35,6 +35,8 @@ def read_chain(path: str, *, above: tuple[str, ...] = ()) -> Branch:
     Raises:
         ConfigError: a file is missing, is no YAML mapping, repeats a key, or inherits itself.
     """
+    if not above and "=" in path and not os.path.exists(path):
+        raise ConfigError(f"got {path!r} where CONFIG belongs; expected a YAML file before key=value")
     if _same(path, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
     tree = read_mapping(path, above=above)

@@ -12,7 +12,7 @@ __all__ = ["chat_ids", "rendered"]
 def chat_ids(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> list[int]:
     """Token ids of a prompt up to where the response begins; see `rendered`."""
     text = rendered(tokenizer, question, system=system, thinking=thinking)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def rendered(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> str:

@@ -72,6 +72,8 @@ def load_tokenizer(name: str) -> Any:
     try:
         tokenizer = loaded_tokenizer(str(folder), local_files_only=True)
     except ModelLoadError as error:
+        if not folder.is_dir() and not has_hub_form(name):
+            raise DataError(f"no folder {name}") from error
         if not folder.is_dir():
             raise DataError(f"{name} has no tokenizer in the hub's cache of this machine") from error
         raise DataError(f"{name}: {error.reason}") from error
@@ -96,6 +98,8 @@ def tokenizer_remedy(name: str) -> str:
     """What to do about a tokenizer that cannot be read: complete the folder, or fetch the name from the hub."""
     if Path(name).expanduser().is_dir():
         return "put tokenizer.json and tokenizer_config.json beside the weights"
+    if not has_hub_form(name):
+        return "give student.model_name a folder or a hub name"
     return f"hf download {name} (compute nodes often have no network), or give student.model_name a folder"
 
 

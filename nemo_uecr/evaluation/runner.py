@@ -64,6 +64,8 @@ def evaluate(
         The result, as in ``result.json``.
     """
     check_settings(settings)
+    if engine_of is None:
+        check_engine(settings)
     with _locked(folder):
         plan = make_plan(label, model, settings, benchmarks)
         path = folder / SAMPLES
@@ -96,6 +98,18 @@ def check_settings(settings: Settings) -> None:
     """
     if settings.decoding.temperature == 0 and settings.samples > 1:
         raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
+
+
+def check_engine(settings: Settings) -> None:
+    """Refuse an engine that is not installed, before a plan that names it is written.
+
+    Raises:
+        DependencyError: it is not.
+    """
+    if settings.engine == "vllm":
+        from nemo_uecr.evaluation.engines.vllm_engine import require_vllm
+
+        require_vllm()
 
 
 def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt: int) -> Engine:

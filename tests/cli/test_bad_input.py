@@ -49,6 +49,8 @@ REFUSALS = {
     "no equals sign": (("train", DEMO, "train.steps"), "expected key=value"),
     "text for a number": (("train", DEMO, "train.steps=many"), 'got "many", expected an integer >= 1'),
     "no configuration file": (("train", "nowhere.yaml"), "nowhere.yaml: cannot read the file"),
+    "no configuration": (("train", "train.steps=3"), "got 'train.steps=3' where CONFIG belongs; expected a YAML file"),
+    "no run to replay": (("replay", "runs/demo", "--check"), "runs/demo: no such folder; expected a run folder, or"),
     "bad step counts": (("smoke", DEMO, "--steps", "1,x"), "expected whole numbers >= 1"),
     "zero steps": (("smoke", DEMO, "--steps", "0"), "expected whole numbers >= 1"),
     "one step count twice": (("smoke", DEMO, "--steps", "1,01"), "--steps: got '1,01', expected each count once"),

@@ -88,6 +88,15 @@ def test_user_errors_are_one_line_and_exit_code_2(arguments: list[str], message:
     assert message in failed.stderr
 
 
+@pytest.mark.parametrize(("held", "pointer"), [(False, ""), (True, "; see {}/screening/review.csv")])
+def test_the_review_file_is_named_only_where_a_row_waits(held: bool, pointer: str, tmp_path: Path) -> None:
+    rows = [*clean_rows(3), *([deepmath_row(" ".join(BENCHMARK[2].split()[:7]))] if held else [])]
+    source, out = write_jsonl(tmp_path / "s.jsonl", rows), tmp_path / "out"
+    told = run("data", "prepare", "--source", source, "--screen", write_benchmark(tmp_path), "--out", out).stdout
+    [line] = [line for line in told.splitlines() if line.startswith("  held")]
+    assert line == f"  held     {held:>7d}  near a benchmark problem{pointer.format(out)}"
+
+
 def test_apply_reads_the_verdicts_or_says_in_one_line_why_not(tmp_path: Path) -> None:
     rows = [*clean_rows(3), deepmath_row(" ".join(BENCHMARK[2].split()[:7]))]
     source, out = write_jsonl(tmp_path / "s.jsonl", rows), tmp_path / "out"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +48,27 @@ def test_train_then_resume(tiny: Assets, tmp_path: Path, capsys: pytest.CaptureF
 
     assert entry_point([*call, "--resume", "train.steps=3"]) == 0
     assert steps_in(folder) == [1, 2, 3]
+
+
+def test_ctrl_c_leaves_the_command_that_continues(tiny: Assets, tmp_path: Path) -> None:
+    begin = ["train", str(tiny.config), *SMALL, "run.folder=a run", "train.steps=500", "telemetry.progress=lines"]
+    saving = ["evaluation.benchmarks={}", "checkpoint.keep_best=false", "checkpoint.every=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nemo_uecr", *begin, *saving],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        # A shell that runs the tests in the background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert process.stderr is not None
+    next(line for line in process.stderr if line.startswith("step 2/500"))
+    process.send_signal(signal.SIGINT)
+    told, last = process.stderr.read().splitlines()[-2:]
+    assert (process.wait(), last) == (130, "nemo-uecr: interrupted")
+    words = shlex.split(told.partition(": ")[2])
+    assert words == ["nemo-uecr", "train", "a run/config.yaml", "--resume"]
+    done = len(steps_in(tmp_path / "a run"))
+    subprocess.run([sys.executable, "-m", "nemo_uecr", *words[1:], f"train.steps={done + 2}"], cwd=tmp_path, check=True)
+    assert steps_in(tmp_path / "a run") == list(range(1, done + 3))
 
 
 def test_the_run_folders_configuration_is_a_configuration(tiny: Assets, tmp_path: Path) -> None:

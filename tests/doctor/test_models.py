@@ -13,6 +13,7 @@ import pytest
 from nemo_uecr.cli.sizes import sizes
 from nemo_uecr.doctor import models, weights
 from nemo_uecr.doctor.findings import Finding
+from nemo_uecr.errors import DataError
 from tests.data.shared_files import FOLDER, needs_real_files
 from tests.doctor.subjects import change_tokenizer, local, nemo, save_model, save_tokenizer
 
@@ -133,6 +134,9 @@ def test_a_folder_without_tokenizer_files_is_a_fail(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_the_hub_that_is_not_here_is_to_be_fetched() -> None:
     assert models.tokenizer_remedy("nobody/nothing").startswith("hf download nobody/nothing (compute nodes")
+    with pytest.raises(DataError, match=r"^no folder path/to/student$"):
+        models.load_tokenizer("path/to/student")
+    assert models.tokenizer_remedy("path/to/student") == "give student.model_name a folder or a hub name"
 
 
 def set_template(folder: Path, template: str | None) -> Any:

