@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.configuration import add_config_arguments, load_and_report, train_until
+from nemo_uecr.cli.extras import require_extra
 from nemo_uecr.errors import DependencyError
 
 if TYPE_CHECKING:
@@ -61,10 +62,9 @@ def train_replica(config: str, overrides: tuple[str, ...], folder: Path, stop: S
 
 
 def _connect() -> None:
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise DependencyError("ray is not installed; run: pip install 'nemo-uecr[ray]'") from error
+    require_extra("ray")
+    import ray
+
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         raise DependencyError("RAY_ADDRESS is not set; start this command through sbatch, see docs/cluster.md")
