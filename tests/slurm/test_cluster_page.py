@@ -210,6 +210,7 @@ def test_a_wrong_call_is_one_line_and_code_2(words: list[str], line: str) -> Non
         ("convert", ["--dry-run", "--", "docs", "--to", "docs/x"], "lies within the checkpoint docs"),
         ("convert", ["--dry-run", "--", "docs", "--to", "o", "--tolerance", "nan"], "expected numbers above 0"),
         ("eval", ["--dry-run", "--", "/no/such/model", *SMALL], "/no/such/model: no such folder"),
+        ("eval", ["--dry-run", "--", "docs/m", *SMALL], "no such folder in docs, which is a folder here"),
         ("eval", ["--dry-run", "--", "docs", *SMALL], "docs/config.json: cannot be read"),
         ("eval", ["--dry-run", "--", "m", *SMALL, "--benchmarks", "nosuchbench"], "nosuchbench: no such file"),
         ("eval", ["--dry-run", "--", "m", *SMALL, "--benchmarks", "no/such.jsonl"], "no/such.jsonl: no such file"),

@@ -64,7 +64,7 @@ def load_tokens(model: str) -> Tokens:
     Raises:
         DataError: If there is no such model, or it has no tokenizer.
     """
-    _check_place(model)
+    check_model_place(model)
     try:
         from transformers import AutoTokenizer, GenerationConfig
     except ImportError as missing:
@@ -87,7 +87,7 @@ def load_tokens(model: str) -> Tokens:
     return Tokens(tokenizer, frozenset(int(each) for each in ids if each is not None))
 
 
-def _check_place(model: str) -> None:
+def check_model_place(model: str) -> None:
     """A path that is mistyped must not be taken for a name on the hub; a tokenizer may stand in a folder alone."""
     folder = Path(model)
     if folder.exists():
