@@ -9,6 +9,8 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
   LOGS=${LOG_ROOT:-$SUBMIT_DIR/slurm-logs}/$SLURM_JOB_ID-$ATTEMPT
   mkdir -p "$LOGS" || refuse "node $HEAD: cannot make $LOGS; name a folder on a shared file system: --logs FOLDER"
   LOGS=$(cd "$LOGS" && pwd) || refuse "node $HEAD: cannot enter $LOGS; name another folder: --logs FOLDER"
+  # A Slurm that was set up anew, or another cluster on this file system, gives the same numbers again.
+  rm -f "$LOGS"/{cause,ended,stop,status,final,head-address} "$LOGS"/left-*
   CANARY=$SLURM_JOB_ID-$ATTEMPT-$$
   if ! echo "$CANARY" 2>/dev/null >"$LOGS/canary" || [[ $(cat "$LOGS/canary") != "$CANARY" ]]; then
     refuse "node $HEAD: cannot write in $LOGS ($(df -hP "$LOGS" | awk 'NR == 2 {print $4 " free of " $2}')); make room, or name another folder: --logs FOLDER"

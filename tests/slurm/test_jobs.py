@@ -185,7 +185,7 @@ def test_scancel_in_the_middle(slurm: OneHostSlurm, submit: Submit) -> None:
 def test_scancel_of_a_job_that_does_not_hear_it(slurm: OneHostSlurm, submit: Submit) -> None:
     """Its last line comes before Slurm kills the script, which it does KillWait after the signal."""
     job, log = submit(LONG)
-    training(slurm, log)
+    slurm.wait_for_line(log, "2 of 2 nodes")
     deaf = [pid for pid in processes("cluster node --job") if b"SLURMD_NODENAME=" in environment_of(pid)]
     for pid in deaf:
         os.kill(pid, signal.SIGSTOP)
@@ -299,7 +299,11 @@ def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment
     (tmp_path / "environment").symlink_to(environment_folder)
     here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
     words = [here.get(word, word) for word in at_home(evaluation_job(), Path("environment"))]
-    job = slurm.submit(tmp_path, *words, UECR_ROOT="clone")
+    job = slurm.submit(tmp_path, "--hold", *words, UECR_ROOT="clone")
+    older = tmp_path / "slurm-logs" / f"{job}-0"  # of a job with this number, as another cluster leaves it
+    older.mkdir(parents=True)
+    (older / "cause").write_text("node n9: died long ago\n")
+    slurm.call("scontrol", "release", str(job))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
     assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
     assert (tmp_path / "evaluations" / "uecr" / "result.json").is_file()
@@ -316,6 +320,7 @@ def test_an_evaluation_is_requeued_and_goes_on(
     slurm.wait_for_line(samples, "\n")
     slurm.call("scancel", "--batch", "--signal=USR1", str(job))
     slurm.wait_for_line(log, "slurm: REQUEUED: ")
+    assert "slurm: REQUEUED: srun" not in log.read_text(), "the run's own last line is asked for"
     written = len(samples.read_text().splitlines())
     slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n")
     deadline = time.monotonic() + 60
