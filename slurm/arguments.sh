@@ -42,7 +42,7 @@ read_arguments() { # what the sbatch script was called with
 set_option() {
   case $1 in
     --config) CONFIG=$2 ;;
-    --container) CONTAINER=$2 ;;
+    --container) CONTAINER=$(image_in_full "$2") ;;
     --mounts) MOUNTS=$2 ;;
     --venv) VENV=$2 ;;
     --logs) LOG_ROOT=$2 ;;
@@ -78,13 +78,24 @@ find_resources() { # SCRIPT
   CPUS=${SLURM_CPUS_ON_NODE:-1}
 }
 
+in_full() { # PATH: nodes look for it from another folder
+  if [[ $1 == /* ]]; then echo "$1"; else echo "$PWD/$1"; fi
+}
+
+image_in_full() { # pyxis takes a name without a folder for an image of a registry
+  case $1 in
+    *.sqsh | ./* | ../*) in_full "$1" ;;
+    *) echo "$1" ;;
+  esac
+}
+
 find_python() { # our package lies on top of either environment and changes nothing in it
   if [[ -n $CONTAINER && -z $DRY_RUN ]]; then
     unset PYTHONPATH # that of the submitting shell names packages of another Python
     # shellcheck disable=SC2016
     PYTHON=(bash -c 'PYTHONPATH=$0${PYTHONPATH:+:$PYTHONPATH} exec python "$@"' "$ROOT")
   else
-    VENV=${VENV:-$ROOT/.venv}
+    VENV=$(in_full "${VENV:-$ROOT/.venv}")
     PYTHON=("$VENV/bin/python")
     [[ -x ${PYTHON[0]} ]] || refuse "no interpreter at ${PYTHON[0]}; make setup, or name another environment: --venv FOLDER"
     export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}

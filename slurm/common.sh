@@ -8,8 +8,15 @@ set -uo pipefail
 
 SAVED=75           # a run that saved because it was asked to end; nemo_uecr/stopping.py
 GRACE_S=60         # for the nodes of a failed job to end by themselves
+LAST_WORD_S=10     # the same of a cancelled one: KillWait after its signal, 30 s as a rule, Slurm kills this script
 PREFLIGHT_S=120    # for every node to answer the checks before the start
 MOST_ATTEMPTS=20   # of a command that Slurm ends at its time limit; a training run advances in every attempt
+
+# Where the time limit is not longer than the notice, the signal comes with the start: unhandled, it would end this script.
+EARLY_SIGNAL=''
+trap 'EARLY_SIGNAL=USR1' USR1
+
+ROOT=$(cd "$ROOT" && pwd) # nodes look for it from another folder
 
 # shellcheck source=slurm/arguments.sh
 source "$ROOT/slurm/arguments.sh"

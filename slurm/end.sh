@@ -13,7 +13,7 @@ end_job() { # CODE of the run
   fi
   case $code in
     0) finish 0 DONE "$(last_line "$LOGS/driver.log")" ;;
-    "$SAVED") requeue "$(last_line "$LOGS/driver.log")" ;;
+    "$SAVED") requeue "$(last_line_but_srun | grep . || echo "ended before it printed a line")" ;;
   esac
   cause=$(cat "$LOGS/cause" 2>/dev/null)
   [[ -n $cause ]] || cause=$(srun_cause)$(node_said)

@@ -9,6 +9,8 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
   LOGS=${LOG_ROOT:-$SUBMIT_DIR/slurm-logs}/$SLURM_JOB_ID-$ATTEMPT
   mkdir -p "$LOGS" || refuse "node $HEAD: cannot make $LOGS; name a folder on a shared file system: --logs FOLDER"
   LOGS=$(cd "$LOGS" && pwd) || refuse "node $HEAD: cannot enter $LOGS; name another folder: --logs FOLDER"
+  # A Slurm that was set up anew, or another cluster on this file system, gives the same numbers again.
+  rm -f "$LOGS"/{cause,ended,stop,status,final,head-address} "$LOGS"/left-*
   CANARY=$SLURM_JOB_ID-$ATTEMPT-$$
   if ! echo "$CANARY" 2>/dev/null >"$LOGS/canary" || [[ $(cat "$LOGS/canary") != "$CANARY" ]]; then
     refuse "node $HEAD: cannot write in $LOGS ($(df -hP "$LOGS" | awk 'NR == 2 {print $4 " free of " $2}')); make room, or name another folder: --logs FOLDER"
@@ -19,6 +21,7 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
   STOP_SIGNAL='' CANCELLED=''
   trap 'on_signal USR1' USR1
   trap 'on_signal TERM' TERM
+  [[ -z $EARLY_SIGNAL ]] || on_signal "$EARLY_SIGNAL"
   say "job $SLURM_JOB_ID attempt $ATTEMPT on ${NODE_NAMES[*]}; logs in $LOGS; ends ${end:-never}"
 }
 
@@ -43,6 +46,7 @@ preflight() { # every node answers "ok NODE" or says in one line what is missing
     bash -c "$NODE_CHECK" check "$LOGS/canary" "$CANARY" "$ROOT/nemo_uecr/__init__.py" \
     "${CONTAINER:+in-container}" "${PYTHON[0]}" "$1" 2>&1)
   end_if_cancelled
+  end_if_early
   name=$(grep -m 1 '^node [^ ]*: ' <<<"$answers")
   [[ -z $name ]] || refuse "$name"
   for name in "${NODE_NAMES[@]}"; do
@@ -57,6 +61,11 @@ end_if_cancelled() { # a signal that came during a foreground command has been h
   state=$(job_field JobState) # empty where Slurm does not answer
   [[ -n $CANCELLED || -z $state || $state == RUNNING ]] || CANCELLED=$state/$(job_field Reason)
   [[ -z $CANCELLED ]] || end_job 1
+}
+
+end_if_early() { # such an attempt would end at its first step, and the next one again
+  [[ $STOP_SIGNAL != USR1 ]] ||
+    finish 1 FAILED "SIGUSR1 came before the run began: the time limit is not longer than the notice; ask for more time, sbatch --time, or for less notice, sbatch --signal=B:USR1@SECONDS"
 }
 
 # Runs on each node outside any container. $1 canary $2 its content $3 a file of ours $4 in a container? $5 python $6 GPUs

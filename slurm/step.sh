@@ -10,7 +10,7 @@ build_step() { # NODES: the srun words before the command
 }
 
 watch_step() { # PID: heartbeats until the step has ended; sets STEP_CODE
-  local pid=$1 beat=$SECONDS failed=''
+  local pid=$1 beat=$SECONDS failed='' grace=$GRACE_S
   while kill -0 "$pid" 2>/dev/null; do
     sleep 1 &
     wait $!
@@ -20,8 +20,9 @@ watch_step() { # PID: heartbeats until the step has ended; sets STEP_CODE
     fi
     if [[ -n $CANCELLED || -f $LOGS/cause || (-n $STOP_SIGNAL && -n $STOP_KILLS) ]]; then
       failed=${failed:-$SECONDS}
+      [[ -z $CANCELLED ]] || grace=$LAST_WORD_S
       [[ -z $STOP_KILLS ]] || kill -TERM "$pid" 2>/dev/null
-      ((SECONDS - failed < GRACE_S)) || kill -KILL "$pid" 2>/dev/null
+      ((SECONDS - failed < grace)) || kill -KILL "$pid" 2>/dev/null
     fi
     supervisor_is_alive || kill -KILL "$pid" 2>/dev/null
   done

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.errors import ConfigError
+from nemo_uecr.cli.extras import require_extra
+from nemo_uecr.errors import ConfigError, DependencyError
 
 if TYPE_CHECKING:
     from nemo_uecr.cluster.job import Job
@@ -41,24 +42,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Be this node until the job's driver has ended."""
     from nemo_uecr.cluster.head import run_head
-    from nemo_uecr.cluster.ports import head_port
-    from nemo_uecr.cluster.words import command_words
     from nemo_uecr.cluster.worker import run_worker
 
     job = _job(args)
     _log_to(job)
     # Whatever ends this process, what it started must be ended first.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
-    if not job.is_head:
-        return run_worker(job)
     try:
-        head_port(job.port)
-        words = command_words(args.config, args.overrides, smoke=args.smoke, nodes=len(job.nodes), gpus=job.gpus)
-    except ConfigError as error:
+        words = _driver_words(args, job) if job.is_head else None
+        require_extra("ray")
+    except (ConfigError, DependencyError) as error:
         job.folder.blame(job.node, str(error))
         job.folder.end(2)
         raise
+    if words is None:
+        return run_worker(job)
     return run_head(job, [sys.executable, "-m", "nemo_uecr", *words])
+
+
+def _driver_words(args: argparse.Namespace, job: Job) -> list[str]:
+    from nemo_uecr.cluster.ports import head_port
+    from nemo_uecr.cluster.words import command_words
+
+    head_port(job.port)
+    return command_words(args.config, args.overrides, smoke=args.smoke, nodes=len(job.nodes), gpus=job.gpus)
 
 
 def _job(args: argparse.Namespace) -> Job:

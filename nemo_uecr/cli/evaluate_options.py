@@ -91,7 +91,8 @@ def place_benchmarks(given: Sequence[str], find: Callable[[str], str]) -> list[s
 def check_model(name: str) -> None:
     """Refuse a model that no engine could load: no folder, or a folder whose weights are not whole.
 
-    A name of the hub's form is taken as it is: what the hub has is known when it is asked.
+    A name of the hub's form is taken as it is, unless it begins with a folder that is here: what the hub has is known
+    when it is asked.
 
     Raises:
         DataError: it is one of these.
@@ -99,10 +100,12 @@ def check_model(name: str) -> None:
     from nemo_uecr.data.model_files import read_fields
     from nemo_uecr.data.weight_files import read_header, weight_names
     from nemo_uecr.errors import DataError
+    from nemo_uecr.evaluation.engines.tokens import check_model_place
 
     folder = Path(name)
     if not folder.is_dir():
         if HUB_NAME.fullmatch(name):
+            check_model_place(name)
             return
         raise DataError(f"{name}: no such folder; expected a model's folder, or a hub name such as Qwen/Qwen3-4B")
     read_fields(folder / "config.json", prefix="")

@@ -109,7 +109,7 @@ def status_line(job: Job, found: dict[str, int]) -> str:
 
 
 def _run_driver(job: Job, ray: RayProcess, address: str, words: Sequence[str]) -> int:
-    driver = Driver(words, job.folder.driver_log, {"RAY_ADDRESS": address})
+    driver = Driver(words, job.folder.driver_log, {"RAY_ADDRESS": address, "RAY_COLOR_PREFIX": "0"})  # into a file
     try:
         looked = time.monotonic()
         while driver.code() is None:

@@ -26,8 +26,9 @@ class Shown:
 
 
 def commands_of(page: str) -> list[Shown]:
-    """Every line inside a fence."""
-    lines = [line for block in re.findall(r"^```\n(.*?)^```$", page, re.M | re.S) for line in block.splitlines()]
+    """Every line inside a fence; one that names a language shows no commands."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
     return [
         Shown(re.sub("|".join(MARKS), "", line).strip(), line.rstrip().endswith(MARKS))
         for line in lines
@@ -53,6 +54,7 @@ def evaluation_job() -> list[str]:
 
 
 def conversion_job() -> list[str]:
-    """The page's conversion."""
-    [words] = [c.words for c in shown() if c.words[0] == "sbatch" and "slurm/convert.sbatch" in c.words]
+    """The page's conversion without a container."""
+    jobs = [c for c in shown() if c.words[0] == "sbatch" and not c.marked]
+    [words] = [c.words for c in jobs if "slurm/convert.sbatch" in c.words]
     return words

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,18 @@ def run_by_a_test(command: Shown) -> bool:
     jobs = [smoke_job(), evaluation_job(), conversion_job()]
     if command.text == "make setup":
         return "\nmake setup\n" in (ROOT / ".ci" / "run").read_text()
+    if command.words[0] == "export":
+        return run(["bash", "-euc", command.text]).returncode == 0
+    if command.words[:2] == ["pip", "install"]:
+        return brings_ray(command.words[2])
     return command in DRY_RUNS or command in LOOKS or command.words in jobs
+
+
+def brings_ray(requirement: str) -> bool:
+    """Whether it is an extra of this package that installs Ray."""
+    [extra] = re.findall(r"^nemo-uecr\[(\w+)\]$", requirement)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return any(needed.startswith("ray") for needed in extras[extra])
 
 
 def test_every_command_is_run_by_a_test_or_marked() -> None:
@@ -44,14 +56,21 @@ def test_every_command_is_run_by_a_test_or_marked() -> None:
 
 
 def test_no_mark_hides_a_command_that_could_run() -> None:
-    """Marked are only downloads of an image and of problems, and jobs that train with NeMo-RL or generate with vLLM."""
+    """Marked are only downloads, and jobs that train with NeMo-RL, generate with vLLM or run in a container."""
     for command in shown():
         if command.marked:
             words = command.words
             if words[:3] == ["nemo-uecr", "data", "prepare"]:
                 assert "--source" not in words, "from a file it would run"
                 continue
-            assert words[0] == "enroot" or (words[0] == "sbatch" and not {"--smoke", "--dry-run"} & set(words))
+            if words[0] == "srun":
+                assert any(word.startswith("--container-image=") for word in words)
+                continue
+            assert (
+                words[0] == "enroot"
+                or words[:2] == ["hf", "download"]
+                or (words[0] == "sbatch" and not {"--smoke", "--dry-run"} & set(words))
+            )
             assert "--engine" not in words
             assert not run_by_a_test(command)
 
@@ -121,7 +140,7 @@ def test_the_page_has_every_size_of_the_guide() -> None:
 
 def test_the_page_names_the_options_of_the_scripts() -> None:
     usage = (ROOT / "slurm" / "arguments.sh").read_text()
-    options = set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) - {"--signal", "--resume"}
+    options = set(re.findall(r"`(--[a-z-]+)", PAGE.read_text())) - {"--signal", "--time", "--gpus-per-node", "--resume"}
     assert {option for option in options if option not in usage} == set()
 
 
@@ -192,6 +211,7 @@ def test_a_wrong_call_is_one_line_and_code_2(words: list[str], line: str) -> Non
         ("convert", ["--dry-run", "--", "docs", "--to", "docs/x"], "lies within the checkpoint docs"),
         ("convert", ["--dry-run", "--", "docs", "--to", "o", "--tolerance", "nan"], "expected numbers above 0"),
         ("eval", ["--dry-run", "--", "/no/such/model", *SMALL], "/no/such/model: no such folder"),
+        ("eval", ["--dry-run", "--", "docs/m", *SMALL], "no such folder in docs, which is a folder here"),
         ("eval", ["--dry-run", "--", "docs", *SMALL], "docs/config.json: cannot be read"),
         ("eval", ["--dry-run", "--", "m", *SMALL, "--benchmarks", "nosuchbench"], "nosuchbench: no such file"),
         ("eval", ["--dry-run", "--", "m", *SMALL, "--benchmarks", "no/such.jsonl"], "no/such.jsonl: no such file"),

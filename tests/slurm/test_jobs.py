@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -39,10 +40,14 @@ def submit(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder
     """Submit the smoke run on two nodes; returns the job and its log."""
 
     def call(
-        *overrides: str, sbatch: Sequence[str] = (), script: Sequence[str] = (), small: Sequence[str] = SMALL
+        *overrides: str,
+        sbatch: Sequence[str] = (),
+        script: Sequence[str] = (),
+        small: Sequence[str] = SMALL,
+        batch_script: str | Path = TRAIN,
     ) -> tuple[int, Path]:
         job = slurm.submit(
-            tmp_path, "--nodes=2", *sbatch, TRAIN, "--smoke", "--venv", str(environment_folder), "--config",
+            tmp_path, "--nodes=2", *sbatch, str(batch_script), "--smoke", "--venv", str(environment_folder), "--config",
             str(tiny.config), "--heartbeat-s", "3", *script, "--", *small, f"run.folder={tmp_path / 'run'}", *overrides,
             UECR_ROOT=str(ROOT),
         )  # fmt: skip
@@ -84,6 +89,7 @@ def test_two_nodes_form_one_cluster_and_train(
     log = tmp_path / f"uecr-qwen3-4b-{job}.log"
     end = slurm.wait_for_end(job, log)
     assert (end.state, end.said("2 of 2 nodes, 16 of 16 GPUs")) == ("COMPLETED", True), end.lines
+    assert not end.said("\x1b["), "Ray's colours in a file"
     assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
     assert metrics(tmp_path / "run" / "n1") == metrics(tmp_path / "run" / "n2")
     assert len(metrics(tmp_path / "run" / "n1")) == 3
@@ -176,6 +182,30 @@ def test_scancel_in_the_middle(slurm: OneHostSlurm, submit: Submit) -> None:
     slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
 
 
+def test_scancel_of_a_job_that_does_not_hear_it(slurm: OneHostSlurm, submit: Submit) -> None:
+    """Its last line comes before Slurm kills the script, which it does KillWait after the signal."""
+    job, log = submit(LONG)
+    slurm.wait_for_line(log, "2 of 2 nodes")
+    deaf = [pid for pid in processes("cluster node --job") if b"SLURMD_NODENAME=" in environment_of(pid)]
+    for pid in deaf:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        slurm.call("scancel", str(job))
+        slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
+    finally:
+        for pid in deaf:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def test_a_notice_that_comes_with_the_start(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
+    """As where the time limit is not longer than the notice: each attempt would end after one step."""
+    script = tmp_path / "early.sbatch"
+    script.write_text(Path(TRAIN).read_text().replace("run_training ", "kill -USR1 $$\nrun_training "))
+    job, log = submit(LONG, batch_script=script)
+    failed(slurm.wait_for_end(job, log), "slurm: FAILED: SIGUSR1 came before the run began: the time limit is not ")
+
+
 def test_scancel_while_the_nodes_are_checked(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit(LONG)
     slurm.wait_for_line(log, f"slurm: job {job} attempt 0")
@@ -264,10 +294,16 @@ def test_no_gpu_where_the_job_has_eight(slurm: OneHostSlurm, tmp_path: Path, env
 
 
 def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
-    """The CPU evaluation of docs/cluster.md, with a model and problems that are here."""
+    """The CPU evaluation of docs/cluster.md, with what is here; clone and environment by names without their folder."""
+    (tmp_path / "clone").symlink_to(ROOT)
+    (tmp_path / "environment").symlink_to(environment_folder)
     here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
-    words = [here.get(word, word) for word in at_home(evaluation_job(), environment_folder)]
-    job = slurm.submit(tmp_path, *words, UECR_ROOT=str(ROOT))
+    words = [here.get(word, word) for word in at_home(evaluation_job(), Path("environment"))]
+    job = slurm.submit(tmp_path, "--hold", *words, UECR_ROOT="clone")
+    older = tmp_path / "slurm-logs" / f"{job}-0"  # of a job with this number, as another cluster leaves it
+    older.mkdir(parents=True)
+    (older / "cause").write_text("node n9: died long ago\n")
+    slurm.call("scontrol", "release", str(job))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
     assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
     assert (tmp_path / "evaluations" / "uecr" / "result.json").is_file()
@@ -284,6 +320,7 @@ def test_an_evaluation_is_requeued_and_goes_on(
     slurm.wait_for_line(samples, "\n")
     slurm.call("scancel", "--batch", "--signal=USR1", str(job))
     slurm.wait_for_line(log, "slurm: REQUEUED: ")
+    assert "slurm: REQUEUED: srun" not in log.read_text(), "the run's own last line is asked for"
     written = len(samples.read_text().splitlines())
     slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n")
     deadline = time.monotonic() + 60

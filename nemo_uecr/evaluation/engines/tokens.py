@@ -67,7 +67,7 @@ def load_tokens(model: str) -> Tokens:
     Raises:
         DataError: If there is no such model, it has no tokenizer, or a file that says of its tokens is damaged.
     """
-    _check_place(model)
+    check_model_place(model)
     try:
         from transformers import GenerationConfig
     except ImportError as missing:
@@ -107,7 +107,7 @@ def _end_ids(configured: object, own: int | None, model: str) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _check_place(model: str) -> None:
+def check_model_place(model: str) -> None:
     """A path that is mistyped must not be taken for a name on the hub; a tokenizer may stand in a folder alone."""
     folder = Path(model)
     if folder.exists():
