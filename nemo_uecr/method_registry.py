@@ -17,6 +17,9 @@ __all__ = ["ADDED", "GROUP", "PAPER", "REGISTRY", "TEACHER", "Entry", "Parameter
 OUTSIDE_CORE = frozenset({"scoring_noise", "turn_separator"})
 #: Settings that the run fills in; no key of the configuration.
 FROM_THE_RUN = frozenset({"step", "seed"})
+#: What the lines below may name.
+SETTINGS = OUTSIDE_CORE | FROM_THE_RUN | {"alpha", "rho", "tau_delta", "tau_entropy", "std", "std_floor", "opd_coef"}
+SCORES = frozenset({"teacher_logp", "teacher_entropy", "initial_logp"})
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,13 @@ class Entry:
     scores: frozenset[str]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse a line that would be read as something else: a misspelt score would leave the teacher unloaded."""
+        _check_names(self.name, "settings", self.settings, SETTINGS)
+        _check_names(self.name, "scores", self.scores, SCORES)
+        for name, parameter in self.parameters.items():
+            _check_parameter(self.name, name, parameter)
+
     @property
     def core_settings(self) -> frozenset[str]:
         """Names of the fields of `core.records.Settings` that the computation reads."""
@@ -71,6 +81,21 @@ class Entry:
     def needs_initial(self) -> bool:
         """Whether the initial student is scored at temperature 1, reference KL or not."""
         return "initial_logp" in self.scores
+
+
+def _check_names(method: str, what: str, given: object, known: frozenset[str]) -> None:
+    odd = sorted(given - known) if isinstance(given, frozenset) else given
+    if odd != []:
+        raise ConfigError(
+            f"method {method}: its line has the {what} {odd!r}; expected a frozenset of {', '.join(sorted(known))}"
+        )
+
+
+def _check_parameter(method: str, name: str, given: object) -> None:
+    if not isinstance(given, Parameter):
+        raise ConfigError(
+            f"method {method}: its line has {given!r} for parameter {name}; expected Parameter(default, low, high)"
+        )
 
 
 NONE = frozenset[str]()
@@ -104,4 +129,18 @@ ADDED = (
     Entry("g_opd", "g_opd", NONE, TEACHER | {"initial_logp"}, {"extrapolation": Parameter(1.25, 0, 10)}),
 )
 
-REGISTRY: dict[str, Entry] = {entry.name: entry for entry in (*PAPER, *ADDED)}
+
+def by_name(entries: tuple[Entry, ...]) -> dict[str, Entry]:
+    """The lines by their names, in order.
+
+    Raises:
+        ConfigError: If two lines have one name.
+    """
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if found.setdefault(entry.name, entry) is not entry:
+            raise ConfigError(f"method {entry.name}: two lines of method_registry.py have this name; expected one")
+    return found
+
+
+REGISTRY: dict[str, Entry] = by_name((*PAPER, *ADDED))

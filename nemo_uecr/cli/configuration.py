@@ -91,9 +91,12 @@ def telling_how_to_go_on(folder: str) -> Iterator[None]:
 def objective_of(config: AnyConfig) -> str:
     """The objective of a configuration; joins the loss of `config` with the method's equation of `core`."""
     from nemo_uecr.config.objective import objective
+    from nemo_uecr.core.invariants import check_names
     from nemo_uecr.core.methods import METHODS
 
-    return objective(config, advantage=METHODS[config.method.name].equation)
+    method = METHODS[config.method.name]
+    check_names(method)
+    return objective(config, advantage=method.equation)
 
 
 def summary(config: AnyConfig, origins: Mapping[str, str], *, prefix: str) -> str:

@@ -37,7 +37,7 @@ def objective(config: AnyConfig, *, advantage: str) -> str:
 def _surrogates(config: AnyConfig) -> str:
     clip = f"clip {config.loss.clip_low:g}/{config.loss.clip_high:g}"
     if "opd_coef" in needs_of(config.method.name).config_settings:
-        return f"PG(A^GRPO; {clip}) + {config.method.opd_coef:g} PG(clip(delta, -5, 5); {clip})"
+        return f"PG(A; {clip}) + {config.method.opd_coef:g} PG(A_opd; {clip})"
     return f"PG(A; {clip})"
 
 
@@ -61,6 +61,11 @@ def _values(method: MethodConfig) -> list[str]:
     own = needs_of(method.name).parameters
     values = {key: getattr(method, key) for key in shown} | {key: method.parameters[key] for key in own}
     text = ", ".join(
-        f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}" for key, value in values.items()
+        f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {_word(value)}" for key, value in values.items()
     )
     return [text] if text else []
+
+
+def _word(text: str) -> str:
+    """A text as it stands, quoted where it would not look like one word: a separator may be the end of a line."""
+    return text if text.isprintable() and " " not in text else repr(text)

@@ -106,7 +106,7 @@ class MethodConfig(Section):
     """Least standard deviation a group is divided by; 0 is the paper."""
 
     opd_coef: float = 1.0
-    """Weight of the distillation surrogate in grpo_plus_opd."""
+    """Weight of the second surrogate, PG(A_opd)."""
 
     std: Std = "population"
     """Divisor of the group's variance: G (population) or G - 1 (sample)."""
@@ -115,7 +115,7 @@ class MethodConfig(Section):
     """Groups whose standard deviation lies below it are counted in telemetry; changes no advantage."""
 
     turn_separator: Text | None = None
-    """Token text that ends a turn, for atod; null: the response is one turn."""
+    r"""Token text that ends a turn; null: one turn. The end of a line is "\n" in YAML, $'...=\n' in a shell."""
 
     parameters: dict[str, float] = {}
     """Numbers of one method's own; what is not stated has the default in the registry."""

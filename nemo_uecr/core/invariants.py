@@ -93,6 +93,17 @@ IDENTITIES: dict[str, Identity] = {
 EXACT = frozenset({"finite", "sign_kept"})
 
 
+def check_names(method: Method) -> None:
+    """Refuse a method that names an identity that does not exist, before anything is computed.
+
+    Raises:
+        ConfigError: Naming it.
+    """
+    for name in (*method.identities, *method.monitored):
+        if name not in IDENTITIES:
+            raise ConfigError(f"method {method.name} names the identity '{name}'; expected {', '.join(IDENTITIES)}")
+
+
 def check_identities(
     method: Method,
     batch: ScoredBatch,
@@ -120,9 +131,8 @@ def check_identities(
         # A configured alpha that the method ignores is no part of its decomposition.
         settings = replace(settings, alpha=0.0)
     worst: dict[str, float] = {}
+    check_names(method)
     for name in (*method.identities, *method.monitored):
-        if name not in IDENTITIES:
-            raise ConfigError(f"method {method.name} names the identity '{name}'; expected {', '.join(IDENTITIES)}")
         identity = IDENTITIES[name]
         residual_B = identity.residual(batch, settings, advantages)
         row = int(residual_B.argmax())

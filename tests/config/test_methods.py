@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nemo_uecr.cli.configuration import objective_of
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.objective import objective
@@ -14,7 +16,7 @@ from nemo_uecr.config.unused import unused_line, unused_settings
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.method_registry import REGISTRY
+from nemo_uecr.method_registry import FROM_THE_RUN, REGISTRY, SETTINGS
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
 
@@ -26,6 +28,10 @@ def test_a_line_of_the_registry_names_what_both_sides_have(name: str) -> None:
     assert entry.config_settings <= set(MethodConfig.model_fields)
     assert entry.core_settings <= set(vars(Settings()))
     assert entry.scores <= {"teacher_logp", "teacher_entropy", "initial_logp"}
+
+
+def test_a_line_may_name_every_key_of_the_method_section() -> None:
+    assert set(MethodConfig.model_fields) - {"name", "parameters"} == SETTINGS - FROM_THE_RUN
 
 
 def refusal(*overrides: str) -> str:
@@ -104,8 +110,32 @@ def test_the_objective_has_no_reference_where_its_weight_is_zero() -> None:
 
 def test_the_naive_hybrid_has_two_surrogates() -> None:
     text = text_of("method.name=grpo_plus_opd", "method.opd_coef=0.5", "loss.reference_kl=0")
-    expected = "loss = PG(A^GRPO; clip 0.2/0.2) + 0.5 PG(clip(delta, -5, 5); clip 0.2/0.2);"
+    expected = "loss = PG(A; clip 0.2/0.2) + 0.5 PG(A_opd; clip 0.2/0.2); A = A^GRPO, A_opd = clip(delta, -5, 5); "
     assert text.startswith(expected)
+
+
+def test_the_second_surrogate_of_any_method_is_told_by_its_own_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss knows two advantages; only the method knows what they are."""
+    entry = replace(REGISTRY["grpo_plus_opd"], name="rlsd", parameters={})
+    monkeypatch.setitem(REGISTRY, "rlsd", entry)
+    config = load_config(DEMO, ("method.name=rlsd", "method.opd_coef=0.5", "loss.reference_kl=0")).config
+    text = objective(config, advantage="A = A^GRPO, A_opd = the mean gap of the turn")
+    assert text == (
+        "loss = PG(A; clip 0.2/0.2) + 0.5 PG(A_opd; clip 0.2/0.2); A = A^GRPO, A_opd = the mean gap of the turn; "
+        "opd_coef = 0.5"
+    )
+
+
+def test_an_identity_that_does_not_exist_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "grpo", replace(METHODS["grpo"], identities=("finit",)))
+    config = load_config(DEMO, ("method.name=grpo",)).config
+    with pytest.raises(ConfigError, match="method grpo names the identity 'finit'; expected finite, decomposition"):
+        objective_of(config)
+
+
+def test_a_separator_that_ends_a_line_leaves_the_objective_on_one() -> None:
+    assert text_of("method.name=atod", "method.turn_separator=\n").endswith(r"; turn_separator = '\n'")
+    assert text_of("method.name=atod", "method.turn_separator=;").endswith("; turn_separator = ;")
 
 
 def test_a_methods_own_parameters_are_shown() -> None:

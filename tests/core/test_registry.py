@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 
 from nemo_uecr.core.invariants import IDENTITIES, check_identities
 from nemo_uecr.core.methods import METHODS, defined
-from nemo_uecr.core.records import Settings
+from nemo_uecr.core.records import Advantages, Settings
 from nemo_uecr.errors import ConfigError, ScoreError
-from nemo_uecr.method_registry import ADDED, GROUP, PAPER, TEACHER, Entry
+from nemo_uecr.method_registry import ADDED, GROUP, PAPER, TEACHER, Entry, by_name
 from tests.core.batches import CONSERVING, ECR_FAMILY, SETTINGS, mixed_responses, padded, random_responses
 
 NAMES = {
@@ -164,6 +165,63 @@ def test_every_method_states_equation_and_source(name: str) -> None:
 def test_a_line_without_its_method_is_said_in_one_line(entry: Entry, said: str) -> None:
     with pytest.raises(ConfigError, match=f"method mine: {said}"):
         defined(entry)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"scores": frozenset({"teacher_lopg"})},
+            r"the scores \['teacher_lopg'\]; expected a frozenset of initial_logp",
+        ),
+        ({"settings": GROUP | {"alhpa"}}, r"the settings \['alhpa'\]; expected a frozenset of alpha, opd_coef, "),
+        ({"settings": "alpha"}, "the settings 'alpha'; expected a frozenset of alpha, "),
+        ({"parameters": {"mix": 0.5}}, r"0.5 for parameter mix; expected Parameter\(default, low, high\)"),
+    ],
+)
+def test_a_line_that_says_what_nothing_reads_is_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"method mine: its line has {said}"):
+        Entry(**{"name": "mine", "file": "mine", "settings": GROUP, "scores": TEACHER, **changed})
+
+
+def test_two_lines_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"method mine: two lines of method_registry\.py have this name"):
+        by_name((Entry("mine", "mine", GROUP, TEACHER), Entry("mine", "other", GROUP, TEACHER)))
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "said"),
+    [
+        ("grpo", lambda found: None, "returned NoneType; expected core.records.Advantages"),
+        (
+            "grpo",
+            lambda found: replace(found, advantage_BT=found.advantage_task_B),
+            r"advantage of shape \[4\] and torch.float32; expected \[4, 10\]",
+        ),
+        (
+            "grpo",
+            lambda found: replace(found, advantage_BT=found.advantage_BT.double()),
+            r"advantage of shape \[4, 10\] and torch.float64; expected \[4, 10\] and torch.float32",
+        ),
+        (
+            "grpo_plus_opd",
+            lambda found: replace(found, advantage_opd_BT=found.advantage_task_B),
+            r"advantage_opd of shape \[4\]",
+        ),
+        (
+            "grpo",
+            lambda found: replace(found, advantage_opd_BT=found.advantage_BT),
+            "returned advantage_opd, which opd_coef multiplies in the loss; add opd_coef to the settings in its line",
+        ),
+    ],
+)
+def test_a_result_that_would_train_as_something_else_is_refused(
+    name: str, result: Callable[[Advantages], Any], said: str
+) -> None:
+    own, batch = METHODS[name], padded(mixed_responses(1, (4,), 12), torch.float32)
+    wrong = replace(own, advantages=lambda *given: result(own.advantages(*given)))
+    with pytest.raises(ConfigError, match=f"method {name} .*{said}"):
+        wrong.compute(batch, SETTINGS)
 
 
 def test_an_identity_that_does_not_exist_is_named() -> None:

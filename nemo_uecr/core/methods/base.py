@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import REGISTRY, Entry
 
 Compute = Callable[[ScoredBatch, Settings, bool], Advantages]
@@ -63,7 +64,7 @@ class Method:
             detail: also return direction, confidence, residual and weight as [B, T] tensors.
 
         Raises:
-            ConfigError: If a setting that the method uses was not given.
+            ConfigError: If a setting that the method uses was not given, or its result is none that a loss can take.
             ScoreError: If a score is missing, not finite, or a response or group cannot be used.
         """
         for name in sorted(self.settings):
@@ -71,7 +72,25 @@ class Method:
         for name, parameter in self.entry.parameters.items():
             parameter.check(f"parameters.{name}", settings.parameter(name, self.name))
         with torch.no_grad():
-            return self.advantages(batch, settings, detail)
+            return self._checked(self.advantages(batch, settings, detail), batch)
+
+    def _checked(self, found: object, batch: ScoredBatch) -> Advantages:
+        """Refuse what would train as something else: values of responses, another precision, a stray surrogate."""
+        if not isinstance(found, Advantages):
+            raise ConfigError(f"method {self.name} returned {type(found).__name__}; expected core.records.Advantages")
+        want = batch.old_logp_BT
+        for name, value in (("advantage", found.advantage_BT), ("advantage_opd", found.advantage_opd_BT)):
+            if value is not None and (value.shape != want.shape or value.dtype != want.dtype):
+                raise ConfigError(
+                    f"method {self.name} returned {name} of shape {list(value.shape)} and {value.dtype}; expected "
+                    f"{list(want.shape)} and {want.dtype}, one advantage a token"
+                )
+        if found.advantage_opd_BT is not None and "opd_coef" not in self.settings:
+            raise ConfigError(
+                f"method {self.name} returned advantage_opd, which opd_coef multiplies in the loss; add opd_coef to "
+                "the settings in its line of method_registry.py"
+            )
+        return found
 
 
 def broadcast(batch: ScoredBatch, value_B: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ PG_OPD = Method(
 
 GRPO_PLUS_OPD = Method(
     name="grpo_plus_opd",
-    equation="two clipped surrogates, one on A^GRPO and opd_coef times one on clip(delta, -5, 5)",
+    equation="A = A^GRPO, A_opd = clip(delta, -5, 5)",
     provenance="the paper's naive hybrid; coefficient and gap clip are not in the paper",
     identities=("finite",),
     advantages=_grpo_plus_opd,
