@@ -15,7 +15,6 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "plots": ("matplotlib",),
-    "ray": ("ray",),
     "data": ("pyarrow", "huggingface_hub"),
     "study": ("matplotlib", "scipy"),
     "ray": ("ray",),
