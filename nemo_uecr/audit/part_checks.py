@@ -120,9 +120,10 @@ def check_tensors(tensors: Mapping[str, Tensor], scored_b: np.ndarray, path: Pat
         path: the file, for the message.
 
     Raises:
-        DataError: If offsets or lengths do not fit.
+        DataError: If a tensor's type, offsets or lengths do not fit.
         ScoreError: If a log-probability is positive or an entropy negative, beyond rounding.
     """
+    _check_types(tensors, path)
     offsets = tensors["offsets"]
     if offsets.ndim != 1 or not offsets.numel() or int(offsets[0]) != 0 or bool((offsets.diff() < 0).any()):
         raise DataError(f"{path}: offsets do not ascend from 0; score into a new folder")
@@ -142,3 +143,15 @@ def check_tensors(tensors: Mapping[str, Tensor], scored_b: np.ndarray, path: Pat
     low = float(tensors["teacher_entropy"].nan_to_num(nan=0.0).amin()) if total else 0.0
     if low < -TOLERANCE:
         raise ScoreError(f"{path}: teacher_entropy falls to {low:.6g} nats; expected +H >= 0")
+
+
+def _check_types(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse what torch could not compute with, or would round: floats of 8 bits, complex numbers."""
+    import torch
+
+    whole, real = (torch.int64, torch.int32), (torch.float32, torch.float64)
+    kinds = {"offsets": whole, "token_ids": whole, "teacher_top1": (torch.bool,)}
+    for name, tensor in tensors.items():
+        legal = kinds.get(name, real)
+        if tensor.dtype not in legal:
+            raise DataError(f"{path}: {name} is {tensor.dtype}; expected {legal[0]}. Score into a new folder")

@@ -131,6 +131,25 @@ def test_damage_is_named(tmp_path: Path) -> None:
         read_scores(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("teacher_logp", torch.float8_e4m3fn), ("teacher_entropy", torch.uint64), ("anchor.student", torch.complex64),
+        ("teacher_logp", torch.bfloat16), ("offsets", torch.float32), ("token_ids", torch.float16),
+        ("teacher_top1", torch.int64),
+    ],
+)  # fmt: skip
+def test_a_tensor_of_another_type_is_named(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    write_scores(tmp_path, FOUR, part=2)
+    path = token_path(tmp_path, 0)
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors[name].to(dtype)}, path)
+    accept(tmp_path, path)
+    shown = "anchor_logp" if name == "anchor.student" else name
+    with pytest.raises(DataError, match=rf"part-000000\.safetensors: {shown} is {dtype}; expected torch\."):
+        list(read_scores(tmp_path).tokens("student"))
+
+
 def accept(folder: Path, path: Path) -> None:
     """List a file as it now is, so that the checks behind the hash are reached."""
     record_files(folder, {path: path.read_bytes()})

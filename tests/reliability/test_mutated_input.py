@@ -115,7 +115,7 @@ NO_SECTIONS = (
 )
 
 
-@given(st.binary(max_size=300))
+@given(st.binary(max_size=300) | st.text(st.characters(codec="utf-8"), max_size=40).map(str.encode))
 def test_any_bytes_as_a_configuration(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("yaml") / "own.yaml"
     path.write_bytes(content)
@@ -159,21 +159,46 @@ def test_any_damage_of_a_saved_batch(
 ) -> None:
     """Damage is named, or the tensors have another value and nothing else: safetensors has no checksum of its own."""
     path = tmp_path_factory.mktemp("batch") / "step.safetensors"
-    names = {"task_reward": torch.zeros(2), "group": torch.zeros(2, dtype=torch.int64)}
-    names |= {"mask": torch.ones(2, 3, dtype=torch.bool), "old_logp": torch.zeros(2, 3)}
-    settings = {"alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, "std_floor": 0.0, "opd_coef": 1.0}
-    save_batch(path, names, method="grpo", settings={**settings}, step=1)
-    content = bytearray(path.read_bytes())
+    content = saved_batch(path)
     for at, by in flips:
         content[at % len(content)] ^= by
     path.write_bytes(bytes(content[: len(content) - cut % len(content)]))
-    message = complaint(lambda: load_batch(path))
-    assert message is None or str(path) in message
-    if message is None:
+    if refused_or_whole(path) is None:
         assert cut % len(content) == 0
+
+
+def test_every_byte_of_the_header_of_a_saved_batch(tmp_path: Path) -> None:
+    path = tmp_path / "step.safetensors"
+    whole = bytes(saved_batch(path))
+    refused = 0
+    for at in range(8, 8 + int.from_bytes(whole[:8], "little")):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        refused += refused_or_whole(path) is not None
+    assert refused > 100
+
+
+BATCH = {
+    "task_reward": torch.zeros(2), "group": torch.zeros(2, dtype=torch.int64),
+    "mask": torch.ones(2, 3, dtype=torch.bool), "old_logp": torch.zeros(2, 3),
+}  # fmt: skip
+
+
+def saved_batch(path: Path) -> bytearray:
+    settings = {"alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, "std_floor": 0.0, "opd_coef": 1.0}
+    save_batch(path, BATCH, method="grpo", settings={**settings}, step=1)
+    return bytearray(path.read_bytes())
+
+
+def refused_or_whole(path: Path) -> str | None:
+    """The line about a batch, which names it; where there is none, what every method reads is there."""
+    message = complaint(lambda: load_batch(path))
+    if message is None:
         found = load_batch(path)
-        assert set(names) <= set(found.tensors)
+        assert set(BATCH) <= set(found.tensors)
         assert isinstance(found.settings, dict)
+    else:
+        assert str(path) in message
+    return message
 
 
 @settings(max_examples=60)
