@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 
 #: Decimals to which sums in floating point are trusted; a mean of 45.625 may come out as 45.62499999999999.
 TRUSTED = 9
+#: More digits than the largest number in floating point has before its point.
+_DIGITS = Context(prec=400)
 
 
 def rounded(value: float, decimals: int, *, sign: str) -> str:
@@ -19,6 +21,5 @@ def rounded(value: float, decimals: int, *, sign: str) -> str:
     """
     if not math.isfinite(value):
         return f"{value:{sign}.{decimals}f}"
-    # + 0.0: no minus before a zero that noise made negative
-    kept = Decimal(repr(round(value, TRUSTED) + 0.0)).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
-    return f"{kept:{sign}.{decimals}f}"
+    kept = Decimal(repr(round(value, TRUSTED))).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP, _DIGITS)
+    return f"{kept if kept else abs(kept):{sign}.{decimals}f}"  # no minus before a zero

@@ -26,9 +26,8 @@ def check_responses(responses: Sequence[str], answers: Sequence[str], pool: Comp
     pairs = [(text, reference) for text, reference in zip(given, expected, strict=True) if text]
     known: dict[tuple[str, str], Verdict | None] = {pair: judge_plain(*pair) for pair in pairs}
     hard = [pair for pair, verdict in known.items() if verdict is None]
-    found = known | dict(
-        zip(hard, pool.compare_all([(without_point(text), reference) for text, reference in hard]), strict=True)
-    )
+    compared = pool.compare_all([(without_point(text), without_point(reference)) for text, reference in hard])
+    found = known | dict(zip(hard, compared, strict=True))
     return [
         Checked((found[text, reference] or Verdict.ERROR) if text else Verdict.NO_ANSWER, text)
         for text, reference in zip(given, expected, strict=True)

@@ -21,7 +21,7 @@ _IGNORED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?!
 _SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|(?:[)\]}\x02]|\\circ(?![A-Za-z]))[\s{}]*\.?\d")
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s*\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _SLASHED = re.compile(r"(?<![\w.}^)\\])(\d+)(?:\s|\\,)+(\d+)\s*/\s*(\d+)(?![\w.])")
-_THIN_THOUSANDS = re.compile(r"(?<![\d.])(\d{1,3})((?:\\,\d{3})+)(?!\d)")
+_THIN_THOUSANDS = re.compile(r"(?<![\d.])([1-9]\d{0,2})((?:\\,\d{3})+)(?!\d)")
 
 
 def numbers_joined(text: str) -> str:

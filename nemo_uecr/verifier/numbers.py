@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-#: Digits with their thousands set off by commas or not at all: ``1,2`` is a list, no number.
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?"
+#: Digits with their thousands set off by commas or not at all: ``1,2`` is a list, and no thousands follow a zero.
+_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?"
 #: A power of ten. LaTeX raises one digit unless there are braces, so ``10^34`` is left to those who read LaTeX.
 _POWER = r"10\^(?:\{(?P<braced>[+-]?\d{1,12})\}|(?P<bare>\d)(?!\d))"
 _NUMBER = re.compile(

@@ -11,8 +11,10 @@ import re
 
 from nemo_uecr.verifier.joined import numbers_joined
 from nemo_uecr.verifier.latex import TEXT, TOKEN
+from nemo_uecr.verifier.spelling import one_spelling
 from nemo_uecr.verifier.structure import other_structure
 from nemo_uecr.verifier.symbols import bare_symbols, strange_marks
+from nemo_uecr.verifier.times import other_time, times_as_numbers, times_bare
 from nemo_uecr.verifier.units import other_base, other_unit
 
 _ARITHMETIC = """frac dfrac tfrac cfrac sqrt times cdot div binom dbinom tbinom left right big Big bigl bigr Bigl Bigr
@@ -64,7 +66,11 @@ def readable(given: str, expected: str) -> tuple[str, str] | None:
     answer = _bare(given)
     if answer is None:
         return None
-    if strange_marks(answer, reference) or (_GAP.search(answer) and not _GAP.search(reference)):
+    answer, reference = (times_bare(one_spelling(text)) for text in (answer, reference))
+    if strange_marks(answer, reference) or other_time(answer, reference):
+        return None
+    answer, reference = times_as_numbers(answer), times_as_numbers(reference)
+    if _GAP.search(answer) and not _GAP.search(reference):
         return None
     answer, reference = (_plain(bare_symbols(text, reference)) for text in (answer, reference))
     answer = _MEMBER.sub("", _as_interval(answer, reference))

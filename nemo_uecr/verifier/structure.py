@@ -12,17 +12,17 @@ from collections.abc import Iterator
 
 from nemo_uecr.verifier.joined import side_by_side
 from nemo_uecr.verifier.latex import TOKEN
+from nemo_uecr.verifier.spelling import other_primes
 from nemo_uecr.verifier.units import UNIT_WORDS
 
 _SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
 _OPENING, _CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\{,\}|,\\!|,)\d{3})+(?![\d,])")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|,)\d{3})+(?![\d,])")
 _CLOSED_INFINITY = re.compile(r"\[\s*[-+]?\s*(?:\\infty|\u221e)|(?:\\infty|\u221e)\s*\]")
 #: Two digits after a sign that raises or lowers one.
 _UNBRACED = re.compile(r"\^\s*\d\d")
 #: Letters with digits behind them, as in a name; read as LaTeX they are a product, so that `A1` would be `A`.
 _NUMBERED = re.compile(r"(?<![A-Za-z\\\d.])[A-Za-z]+\d+")
-_MARKED = re.compile(r"\d\s*(?:'|\^\s*\{?\s*\\prime)")
 _TEXT = re.compile(r"\\(text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[A-Za-z\u00b5]+")
 _BARE_WORD = re.compile(r"(?<=[\d})])\s*([A-Za-z]{2,})(?![A-Za-z])")
@@ -45,10 +45,11 @@ def other_structure(answer: str, reference: str) -> bool:
         or _rearranged_name(answer, reference)
         or _numbered_names(answer) != _numbered_names(reference)
         or _repeated(answer) != _repeated(reference)
+        or other_primes(answer, reference)
         or (side_by_side(answer) and not side_by_side(reference))
         or any(
             pattern.search(answer) is not None and pattern.search(reference) is None
-            for pattern in (_CLOSED_INFINITY, _UNBRACED, _MARKED)
+            for pattern in (_CLOSED_INFINITY, _UNBRACED)
         )
     )
 

@@ -7,7 +7,7 @@ import logging
 import re
 from typing import Any
 
-from nemo_uecr.verifier.equations import value_of_named, values_of
+from nemo_uecr.verifier.equations import is_equation, value_of_named, value_without_names, values_of
 from nemo_uecr.verifier.numbers import powers_spelled_out
 from nemo_uecr.verifier.precision import precise
 from nemo_uecr.verifier.single import readable
@@ -50,6 +50,9 @@ def _all_same(given: str, expected: str) -> bool:
     """
     if _CHAIN.search(given) and not _CHAIN.search(expected) and r"\begin" not in given:
         return False
+    if is_equation(expected) and not is_equation(given):
+        value = value_without_names(expected)
+        return value is not None and _same(given, value)
     named = value_of_named(expected)
     if named is not None and "=" in given:
         ours = value_of_named(given)

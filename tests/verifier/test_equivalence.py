@@ -76,6 +76,12 @@ SAME = [
     (r"5\text{ centimeters}", r"5\text{ cm}"),
     ("2003_{4}", "2003_4"),
     ("1011", "1011_2"),  # the base is missing, as a unit may be
+    # A point at the end of either is its sentence's; points that say "and so on" stay.
+    *[(text, text) for text in ("10 a.m.", "0.333...", "1,2,...", "Washington D.C.", "x=5.", r"\frac{1}{2}.", "0,001")],
+    ("x=5", "x=5."),
+    ("0.5", r"\frac{1}{2}."),
+    ("0,500", "0, 500"),
+    ("(0,100)", "(0, 100)"),
 ]
 DIFFERENT = [
     ("5", "6"),
@@ -86,6 +92,13 @@ DIFFERENT = [
     ("1,23", "123"),
     ("12,3", "123"),
     ("1,2345", "12345"),
+    # No thousands follow a zero.
+    *[(f"0{comma}500", "500") for comma in (",", "{,}", r",\!", r"\,")],
+    *[("0,001", "1"), ("00,123", "123"), ("01,234", "1234"), ("-0,500", "-500"), ("0,500,000", "500000")],
+    *[("000,123", "123")],
+    *[("0,500e1", "5000"), (r"0,500\text{ cm}", "500"), ("0,500.5", "500.5"), ("500", "0,500")],
+    *[("(0,500,2)", "(500,2)")],
+    *[("0.333...", "0.333"), ("1,2,...", "1,2"), ("1,2", "1,2,..."), ("5..", "5"), ("0.9...", "1")],
     ("1,2", "1,2,3"),
     ("0.333", "1/3"),
     ("(1,2)", "(2,1)"),
@@ -164,7 +177,8 @@ def test_forms_of_one_integer(number: int, zeros: int, leading: int) -> None:
     assert judge(written, str(number + 1)) is Verdict.WRONG
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False, places=4), st.integers(-9, 9))
+#: Beyond these bounds the sums of the test itself are rounded, to the 28 digits of `decimal`.
+@given(st.decimals(-(10**12), 10**12, places=4), st.integers(-9, 9))
 def test_scientific_notation_is_exact(value: Decimal, power: int) -> None:
     assert judge_plain(f"{value}e{power}", f"{value.scaleb(power):f}") is Verdict.CORRECT
     assert judge_plain(rf"{value} \times 10^{{{power}}}", f"{value.scaleb(power):f}") is Verdict.CORRECT

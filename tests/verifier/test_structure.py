@@ -67,7 +67,7 @@ REFUSED = [
     (r"3\mathbf{i}+4\mathbf{j}", "7"),
     *[(rf"5{symbol}", "5") for symbol in (
         r"\mathrm{i}", r"\mathbf{i}", r"\mathit{x}", r"\mathrm{K}", r"\mathrm{n}", r"\mathrm{x}^2", r" \mathrm{e}",
-        *(rf"\text{{{mark}}}" for mark in "!²+'*?√~"),
+        *(rf"\text{{{mark}}}" for mark in "!²+'*?√"),
     )],
     (r"2\mathrm{m}+1", "3"),
     (r"5\text{ cm}^{-1}", r"5\text{ cm}"),
