@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from nemo_uecr.core.records import ScoredBatch
 
 SCORE_DTYPES = (torch.float32, torch.float64)
+#: What torch can do arithmetic with; a file may hold floats of 8 bits, unsigned and complex numbers besides.
+REWARD_DTYPES = (torch.float16, torch.bfloat16, *SCORE_DTYPES)
+GROUP_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_responses(batch: ScoredBatch) -> None:
@@ -33,10 +36,10 @@ def check_responses(batch: ScoredBatch) -> None:
         )
     if batch.responses == 0:
         raise ScoreError("the batch has no responses; expected at least one group of two")
-    if batch.group_B.is_floating_point() or batch.group_B.dtype == torch.bool:
+    if batch.group_B.dtype not in GROUP_DTYPES:
         raise ScoreError(f"group has dtype {batch.group_B.dtype}; expected integers (the prompt index)")
-    if not batch.task_reward_B.is_floating_point():
-        raise ScoreError(f"task_reward has dtype {batch.task_reward_B.dtype}; expected a float")
+    if batch.task_reward_B.dtype not in REWARD_DTYPES:
+        raise ScoreError(f"task_reward has dtype {batch.task_reward_B.dtype}; expected a float of 16 bits or more")
     unusable = (~batch.task_reward_B.isfinite()).nonzero()
     if unusable.numel():
         row = int(unusable[0])
@@ -68,7 +71,7 @@ def check_tokens(batch: ScoredBatch) -> None:
         if tensor.shape != mask.shape:
             raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
         if name == "segments":
-            if tensor.is_floating_point():
+            if tensor.dtype not in (*GROUP_DTYPES, torch.bool):
                 raise ScoreError(f"segments has dtype {tensor.dtype}; expected integers (turn labels)")
         elif tensor.dtype not in SCORE_DTYPES or tensor.dtype != batch.old_logp_BT.dtype:
             raise ScoreError(

@@ -22,6 +22,7 @@ DAMAGE = {
     "cut": b'{"a": [1, 2',
     "deep": b'{"a": ' + b"[" * 100_000,
     "latin": b'{"a": "\xe9"}',
+    "mark": b'\xef\xbb\xbf{"a": 1}',
     "utf-16": '{"a": 1}'.encode("utf-16"),
     "digits": b'{"a": ' + b"9" * 5000 + b"}",
     "empty": b"",

@@ -16,7 +16,7 @@ from nemo_uecr.report.page import render_page
 from nemo_uecr.report.run_folder import read_runs
 
 RunMaker = Callable[..., Path]
-ODD = "a < b & c > \"d\" it's <meta> \u2212 \u00e9"
+ODD = 'a < b & c > "d" it\'s <meta> \u2212 \u00e9'
 OWN = section_html(
     Audit("odd", ODD, ODD, {}, Table((ODD, ""), ((ODD, "1"), ("", ODD))), lambda figure, numbers: None, (1.0, 1.0)),
     b"<svg xmlns='http://www.w3.org/2000/svg'/>",
@@ -70,7 +70,9 @@ def test_whatever_no_audit_writes_is_refused(inside: str) -> None:
 
 def test_a_foreign_section_is_one_line(make_run: RunMaker) -> None:
     run = put(make_run("run", batches=()), '<article class="audit"><meta http-equiv="refresh" content="0"></article>')
-    with pytest.raises(RunFolderError, match=r"section\.html is no section of an audit: '<meta .*; run the audit again"):
+    with pytest.raises(
+        RunFolderError, match=r"section\.html is no section of an audit: '<meta .*; run the audit again"
+    ):
         audits_section(read_runs([run]))
 
 
@@ -88,5 +90,9 @@ def test_a_section_that_is_no_file_is_not_waited_for(make_run: RunMaker) -> None
 
 
 def test_the_page_sends_no_form(make_run: RunMaker) -> None:
-    policy = render_page(read_runs([make_run("run", batches=())])).split('Content-Security-Policy" content="')[1].split('"')[0]
+    policy = (
+        render_page(read_runs([make_run("run", batches=())]))
+        .split('Content-Security-Policy" content="')[1]
+        .split('"')[0]
+    )
     assert {"base-uri 'none'", "form-action 'none'"} <= set(policy.split("; "))
