@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("token_ids", "lengths", "logp")
+#: Nats by which float32 may put the log-probability of a certain token above 0.
+ROUNDING = 1e-4
 
 
 def read_recorded(path: Path, vocabulary: int) -> tuple[Sequences, Scores]:
@@ -59,7 +61,7 @@ def _fault(ids_BT: Tensor, lengths_B: Tensor, logp_BT: Tensor, vocabulary: int) 
     for name, tensor in (("token_ids", ids_BT), ("lengths", lengths_B)):
         if tensor.dtype not in whole:
             return f"{name} is {tensor.dtype}; expected torch.int64"
-    if not logp_BT.dtype.is_floating_point:
+    if logp_BT.dtype not in (torch.float32, torch.float64):  # fewer digits would end as "not the same model"
         return f"logp is {logp_BT.dtype}; expected torch.float32"
     if ids_BT.dim() != 2 or logp_BT.shape != ids_BT.shape or lengths_B.shape != ids_BT.shape[:1] or not len(ids_BT):
         shapes = f"token_ids {list(ids_BT.shape)}, lengths {list(lengths_B.shape)}, logp {list(logp_BT.shape)}"
@@ -72,6 +74,9 @@ def _fault(ids_BT: Tensor, lengths_B: Tensor, logp_BT: Tensor, vocabulary: int) 
     if int(found_N.min()) < 0 or int(found_N.max()) >= vocabulary:
         odd = int(found_N.min()) if int(found_N.min()) < 0 else int(found_N.max())
         return f"token_ids has {odd}; expected 0 to {vocabulary - 1}, the model's vocabulary"
-    if not bool(logp_BT[:, 1:][valid_BT[:, 1:]].isfinite().all()):
+    found_M = logp_BT[:, 1:][valid_BT[:, 1:]]
+    if not bool(found_M.isfinite().all()):
         return "logp is not finite everywhere; expected log-probabilities in nats"
+    if float(found_M.max()) > ROUNDING:
+        return f"logp has {float(found_M.max()):g}; expected log-probabilities in nats, at most 0"
     return None

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         refuse_unwritable(args.json, "--json")
     saved, other = load_batch(args.first), load_batch(args.second)
-    ids, their_ids = saved.tensors.get("token_ids"), other.tensors.get("token_ids")
+    ids, their_ids = _token_ids(saved, args.first), _token_ids(other, args.second)
     if ids is not None and their_ids is not None and not torch.equal(ids, their_ids):
         raise DataError(f"{args.first} and {args.second} are about different tokens; score one batch in both ways")
     effects = teacher_effect(
@@ -54,6 +54,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_json(args.json, [vars(effect) for effect in effects])
     return 0
+
+
+def _token_ids(saved: SavedBatch, path: Path) -> Tensor | None:
+    import torch
+
+    ids = saved.tensors.get("token_ids")
+    if ids is not None and ids.dtype not in (torch.int32, torch.int64):
+        raise DataError(f"{path}: token_ids has dtype {ids.dtype}; expected int32 or int64")
+    return None if ids is None else ids.long()
 
 
 def _advantage(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Tensor:

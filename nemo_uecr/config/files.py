@@ -16,6 +16,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_uecr.config.old_numbers import refuse_old_numbers
 from nemo_uecr.config.origins import Branch, branch_of, overlay
 from nemo_uecr.errors import ConfigError
 
@@ -65,7 +66,8 @@ def read_mapping(path: str, *, above: tuple[str, ...]) -> dict[object, object]:
     """One file's own keys, nothing inherited and nothing resolved.
 
     Raises:
-        ConfigError: the file is missing, is no YAML mapping, or repeats a key.
+        ConfigError: the file is missing, is no YAML mapping, repeats a key, or has a number with a leading zero or
+            colons.
     """
     text = _read_text(path, above)
     try:
@@ -84,6 +86,7 @@ def read_mapping(path: str, *, above: tuple[str, ...]) -> dict[object, object]:
         raise ConfigError(f"{path}: nested too deeply, expected sections of keys") from error
     if not isinstance(loaded, DictConfig) or not isinstance(plain, Mapping):
         raise ConfigError(f"{path}: holds a list, expected a mapping of keys")
+    refuse_old_numbers(text, path)
     return dict(plain)
 
 

@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemo_uecr.config.keys import Key, Schema, is_known, key_of, known_names
 from nemo_uecr.config.nearest import nearest_name
+from nemo_uecr.config.old_numbers import refuse_old_numbers
 from nemo_uecr.config.origins import OVERRIDE, REPLACE_MARKER, Branch, branch_of
 from nemo_uecr.errors import ConfigError
 
@@ -76,6 +77,7 @@ def _value(name: str, written: str, schema: Schema) -> object:
         value: object = OmegaConf.to_container(parsed, resolve=False)["value"]
     except (yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(f"override {name}={written}: the value is not valid YAML") from error
+    refuse_old_numbers(written, f"override {name}={written}")
     if key is not None and key.free_mapping and isinstance(value, dict):
         return {**value, REPLACE_MARKER: True}
     return value

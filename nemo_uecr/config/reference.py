@@ -50,7 +50,7 @@ expects a text: there it is taken as written. `+key=value` and `++key=value` mea
 `evaluation.benchmarks={}`, replaces the one in the files; `evaluation.benchmarks.NAME=FILE` adds to it.
 
 Values are strict: `"0.5"` in quotes is a text and no number, `true` is no number, `1.0` is no integer, NaN
-and infinity are refused.
+and infinity are refused, and so are `010` and `1:30`, which YAML 1.1 reads as 8 and 90.
 
 Keys of `method` and `teacher` say which methods read them; every method reads the keys of the other sections.
 

@@ -40,7 +40,7 @@ def check_responses(batch: ScoredBatch) -> None:
     if batch.group_B.dtype not in INTEGERS:
         raise ScoreError(f"group has dtype {batch.group_B.dtype}; expected integers (the prompt index)")
     if batch.task_reward_B.dtype not in REWARD_DTYPES:
-        raise ScoreError(f"task_reward has dtype {batch.task_reward_B.dtype}; expected a float")
+        raise ScoreError(f"task_reward has dtype {batch.task_reward_B.dtype}; expected a float of 16 bits or more")
     unusable = (~batch.task_reward_B.isfinite()).nonzero()
     if unusable.numel():
         row = int(unusable[0])
@@ -72,7 +72,7 @@ def check_tokens(batch: ScoredBatch) -> None:
         if tensor.shape != mask.shape:
             raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
         if name == "segments":
-            if tensor.dtype not in INTEGERS:
+            if tensor.dtype not in (*INTEGERS, torch.bool):
                 raise ScoreError(f"segments has dtype {tensor.dtype}; expected integers (turn labels)")
         elif tensor.dtype not in SCORE_DTYPES or tensor.dtype != batch.old_logp_BT.dtype:
             raise ScoreError(

@@ -6,6 +6,7 @@ reader of files expects.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ def decoded(content: bytes) -> Any:
         ValueError: what is wrong, in one line: cut off, no UTF-8, nested too deep, a number that is none of JSON's.
     """
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=_refuse)
+        return json.loads(_text(content), parse_constant=_refuse)
     except RecursionError as error:
         raise MalformedJsonError("it is nested too deep") from error
 
@@ -58,9 +59,16 @@ def decoded_row(content: bytes, pairs: Pairs) -> Any:
         ValueError: what is wrong, in one line; what ``pairs`` raises.
     """
     try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=pairs)
+        return json.loads(_text(content), object_pairs_hook=pairs)
     except RecursionError as error:
         raise MalformedJsonError("it is nested too deep") from error
+
+
+def _text(content: bytes) -> str:
+    """The text, without a mark before it; what Python says of the mark is advice to a programmer."""
+    if content.startswith(codecs.BOM_UTF8):
+        raise MalformedJsonError("a byte-order mark stands before it: save the file as UTF-8 without one")
+    return content.decode("utf-8")
 
 
 def _refuse(constant: str) -> None:

@@ -30,7 +30,7 @@ def open_lock(path: Path) -> TextIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it exists and is no regular file", str(path))
-    return os.fdopen(descriptor, "r+", encoding="utf-8")
+    return os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")  # another's bytes may be no text
 
 
 def is_held(path: Path) -> bool:

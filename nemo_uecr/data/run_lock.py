@@ -12,6 +12,8 @@ from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.errors import RunFolderError
 
 FILE = "run.lock"
+#: Characters of a process number, read of a file that anybody may have written.
+LONGEST = 20
 
 
 @contextlib.contextmanager
@@ -65,6 +67,6 @@ def _take(lock: TextIO, folder: Path) -> bool:
         return take_lock(lock, folder)
     except BlockingIOError:
         lock.seek(0)
-        raise RunFolderError(
-            f"{folder} is in use by process {lock.read().strip() or '?'}; wait for it or choose another folder"
-        ) from None
+        said = lock.read(LONGEST).strip()
+        holder = said if said.isdecimal() else "?"
+        raise RunFolderError(f"{folder} is in use by process {holder}; wait for it or choose another folder") from None

@@ -6,17 +6,20 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.data.batch_file import FORMAT, SavedBatch
+from nemo_uecr.data.batch_file import FORMAT, REQUIRED, SavedBatch, scored_batch
 from nemo_uecr.data.batch_settings import saved_settings
 from nemo_uecr.errors import DataError
 from nemo_uecr.method_registry import REGISTRY
 
 __all__ = ["Header", "header_of", "rows_of"]
 
+#: What a comparison of two teachers reads besides their own scores.
+KEPT = (*REQUIRED, "initial_logp", "segments")
 LONGEST_STEP = 15
 """Digits."""
 
@@ -59,6 +62,7 @@ def rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
 
     Raises:
         DataError: the token ids are none of that vocabulary, or the mask is none of those ids.
+        ScoreError: rewards, groups or the student's scores do not fit them.
     """
     if "token_ids" not in saved.tensors:
         raise DataError("the batch has no token_ids; expected one that a run of the NeMo-RL back end saved")
@@ -66,6 +70,7 @@ def rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
     _check_shapes(ids_BS, mask_BS)
     _check_ids(ids_BS, vocabulary)
     mask_BS = _as_mask(mask_BS)
+    _check_rest(saved)
     return {
         "input_ids": ids_BS.long(),
         "input_lengths": _lengths(mask_BS),
@@ -108,6 +113,12 @@ def _as_mask(mask_BS: Tensor) -> Tensor:
             "response"
         )
     return mask_BS
+
+
+def _check_rest(saved: SavedBatch) -> None:
+    """Refuse rewards, groups and scores that do not fit the rows: whoever compares the teachers reads them."""
+    kept = {name: tensor for name, tensor in saved.tensors.items() if name in KEPT}
+    scored_batch(SavedBatch(kept, saved.header), Path("the batch"))
 
 
 def _lengths(mask_BS: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.report.fragment import fault_of
 from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import Section, run_key
 
@@ -28,10 +29,18 @@ def audit_fragments(folder: Path) -> list[Path]:
 
 
 def _fragment(path: Path) -> str:
+    """The section, of allowed tags alone.
+
+    Raises:
+        RunFolderError: If it is none that an audit wrote, or cannot be read.
+    """
+    if not path.is_file():  # a pipe would be waited for
+        raise RunFolderError(f"{path} is no regular file; run the audit again or remove its folder")
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{path} cannot be read ({error}); run the audit again") from error
-    if not content.startswith('<article class="audit">') or content.count("</article>") != 1:
-        raise RunFolderError(f"{path} is no section of an audit; run the audit again or remove its folder")
+    fault = fault_of(content)
+    if fault is not None:
+        raise RunFolderError(f"{path} is no section of an audit: {fault}; run the audit again or remove its folder")
     return content

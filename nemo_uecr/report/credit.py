@@ -186,7 +186,7 @@ def _read_texts(files: BatchFiles, batch: ScoredBatch) -> dict[int, dict[str, An
     try:
         responses = decoded(files.texts.read_bytes())["responses"]
         texts = {int(response["row"]): response | {"tokens": list(response["tokens"])} for response in responses}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:  # the last: a row of 1e999
         raise RunFolderError(
             f"{files.texts} cannot be read ({error!r}); expected the texts of a saved batch"
         ) from error

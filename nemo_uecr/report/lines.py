@@ -16,6 +16,8 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 26
 LARGE, SMALL, FEWEST = 400, 120, 40
 #: Values that differ by less, relatively, are drawn as a flat line.
 FLAT = 1e-6
+#: Values all smaller than this are drawn as 0: their steps have no float between them.
+TINY = 1e-200
 #: From this many points on, a centred mean is drawn over the raw line.
 SMOOTH_FROM = 20
 
@@ -109,7 +111,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    return [round(index * step, max(12, 2 - math.floor(math.log10(step)))) for index in range(first, last + 1)]
 
 
 def tick_label(mark: float, step: float) -> str:
@@ -154,8 +156,8 @@ def axes_of(panel: Panel) -> Axes:
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if panel.zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high == low == 0:
-        high = 1.0
+    if max(abs(low), abs(high)) < TINY:
+        low, high = 0.0, 1.0
     elif high - low <= FLAT * max(abs(low), abs(high)):
         low, high = low - 0.1 * abs(low), high + 0.1 * abs(high)
     return Axes(x_low, x_high, tuple(ticks(low, high, 4)))

@@ -86,10 +86,11 @@ def render_page(runs: list[RunFolder]) -> str:
 
 
 def _policy(script: str) -> str:
-    """Nothing is fetched, and no script runs but the page's own, whatever a response contains."""
+    """Nothing is fetched or sent, and no script runs but the page's own, whatever a response contains."""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; base-uri 'none'"
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 

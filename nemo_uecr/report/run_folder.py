@@ -18,6 +18,10 @@ from nemo_uecr.errors import RunFolderError
 
 FIRST_FILES = ("config.yaml", "origins.json", "provenance.json", "tolerances.json")
 
+#: Numbers that a file of a run may hold: the distance of two of them, and its square, is a number still.
+LARGEST = 1e100
+MOST_STEPS = 10**15
+
 Record = dict[str, Any]
 
 
@@ -198,7 +202,8 @@ def _read_lines(path: Path, is_whole: Callable[[Record], bool], notes: list[str]
     """Records of a JSONL file by step; of a step written twice (a resumed run) the later one."""
     by_step: dict[int, Record] = {}
     for number, record in enumerate(_parse_lines(path, notes), start=1):
-        if not isinstance(record.get("step"), int):
+        step = record.get("step")
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MOST_STEPS:
             raise RunFolderError(f"{path} line {number} has no integer step; expected the file as the run wrote it")
         if not is_whole(record):
             raise RunFolderError(f"{path} line {number} lacks fields or numbers; expected the file as the run wrote it")
@@ -226,7 +231,8 @@ def _is_estimate(found: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A number that a chart has a place for: JSON writes integers of any length, and 1e999."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _parse_lines(path: Path, notes: list[str]) -> Iterator[Record]:

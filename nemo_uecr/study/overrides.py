@@ -53,5 +53,8 @@ def _stated(study: StudyConfig) -> Iterator[tuple[str, Sequence[str]]]:
 def _leaves_ours(where: str, text: str) -> None:
     (layer,) = override_layers((text,), Config)
     for key in origins_of(layer):
-        if key in OWN or key == OWN_MAPPING or key.startswith(f"{OWN_MAPPING}."):
-            raise ConfigError(f"{where}: got {text}; every run gets its {key} from the study. Leave it out")
+        own = next((name for name in (*OWN, OWN_MAPPING) if f"{name}.".startswith(f"{key}.")), None)
+        if key.startswith(f"{OWN_MAPPING}."):
+            own = key
+        if own is not None:  # a whole section, as student=null, takes away what stands below it
+            raise ConfigError(f"{where}: got {text}; every run gets its {own} from the study. Leave it out")

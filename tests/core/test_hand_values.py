@@ -95,6 +95,17 @@ def test_puu_decomposition() -> None:
     torch.testing.assert_close(named["advantage"][0], f64(*(7 / 3,) * 3) / below, rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize(("task", "sign"), [((1.0, 0.0), 1.0), ((0.0, 1.0), -1.0)])
+def test_the_centre_without_the_gap_has_the_sign_of_the_answer(task: tuple[float, float], sign: float) -> None:
+    # c = 1, 1/2, 1/4 for entropies 0, ln 2, ln 4: the mean is 7/12, and the direction is s on every token.
+    got = METHODS["ecr_no_gap"].compute(two_responses(DELTA, ENTROPY, task), PLAIN, detail=True)
+    assert got.centre_B is not None
+    assert got.residual_BT is not None
+    torch.testing.assert_close(got.centre_B[0], torch.tensor(sign * 7 / 12, dtype=torch.float64), rtol=0, atol=1e-15)
+    q = sign * 0.5 * f64(1 - 7 / 12, 1 / 2 - 7 / 12, 1 / 4 - 7 / 12)
+    torch.testing.assert_close(got.residual_BT[0], q, rtol=0, atol=1e-15)
+
+
 def test_separate_norm_uses_two_denominators() -> None:
     # Task: +-0.5 / (0.5 + eps). Teacher rewards 0.5 and 0: +-0.25 / (0.25 + eps). alpha = 2.
     batch = two_responses([0.5, 0.5], [0.0, 0.0])
@@ -243,6 +254,24 @@ def test_atod_schedule(step: int, kappa: float, rho: float) -> None:
     got = advantage("atod", two_responses([8.0, -1.0], [0.0, 0.0]), replace(PLAIN, step=step))
     up = 0.5 / 0.500001
     torch.testing.assert_close(got[0], kappa * 0.75 * f64(8.0, -1.0) + rho * up, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("apart", "weight"), [(2.0**-24, (1.0, 0.5)), (2.0**-28, (0.75, 0.75))])
+def test_atod_takes_turns_for_equal_only_below_1e_8(apart: float, weight: tuple[float, float]) -> None:
+    # Two turns of one token: -log pi_old 1 and 1, hence h = 1/2. |delta| 1 + apart and 1: above 1e-8 (2^-24 = 6e-8)
+    # d = 1, 0 and w = 1 - 0 * 1/2 = 1, 1 - 1 * 1/2 = 1/2; below (2^-28 = 3.7e-9) d = 1/2 and w = 3/4 on both.
+    old = torch.full((2, 2), -1.0, dtype=torch.float64)
+    batch = ScoredBatch(
+        task_reward_B=f64(1, 0),
+        group_B=torch.tensor([0, 0]),
+        mask_BT=torch.ones(2, 2, dtype=torch.bool),
+        old_logp_BT=old,
+        teacher_logp_BT=old + torch.stack((f64(1 + apart, 1), f64(0, 0))),
+        segments_BT=torch.tensor([[0, 1], [0, 1]]),
+    )
+    got = METHODS["atod"].compute(batch, PLAIN, detail=True)
+    assert got.weight_BT is not None
+    assert got.weight_BT[0].tolist() == list(weight)
 
 
 def test_atod_with_three_turns() -> None:

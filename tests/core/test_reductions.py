@@ -197,6 +197,22 @@ def test_the_shuffle_keeps_values_and_holes() -> None:
     assert not torch.equal(valid(batch, moved.teacher_entropy_BT), valid(batch, batch.teacher_entropy_BT))
 
 
+@pytest.mark.parametrize(
+    ("seed", "order"), [(0, [2, 0, 5, 1, 4, 3]), (1, [0, 1, 4, 5, 3, 2]), (2, None), (10**15, None)]
+)
+def test_the_permutation_is_that_of_every_version(seed: int, order: list[int] | None) -> None:
+    # `replay --check` of another version needs the same one: that of torch's generator at (1000003 seed + n) mod 2^64.
+    entropy = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    batch = padded([Response(task, 0, (True,) * 6, (-1.0,) * 6, (-1.0,) * 6, entropy) for task in (0.0, 1.0)])
+    assert batch.teacher_entropy_BT is not None
+    if order is None:
+        start = (seed * 1_000_003 + 6) % 2**64
+        order = torch.randperm(6, generator=torch.Generator().manual_seed(start)).tolist()
+    moved = with_shuffled_entropy(batch, seed=seed).teacher_entropy_BT
+    assert moved is not None
+    assert torch.equal(moved[0], batch.teacher_entropy_BT[0][order])
+
+
 def test_shuffled_entropy_is_uecr_on_the_shuffled_batch() -> None:
     batch = padded(random_responses(9))
     expected = advantage("uecr", with_shuffled_entropy(batch, seed=7))

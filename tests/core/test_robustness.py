@@ -412,3 +412,16 @@ def test_the_default_dtype_changes_no_bit(name: str, default: torch.dtype) -> No
 def test_a_setting_that_no_float_holds() -> None:
     with pytest.raises(ConfigError, match="alpha has 1329 bits; expected a magnitude of at most 1e\\+12"):
         Settings(alpha=10**400)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.float32, torch.bool])
+def test_groups_of_numbers_that_do_not_count_are_named(dtype: torch.dtype) -> None:
+    batch = padded(random_responses(3, (2, 2), 5))
+    with pytest.raises(ScoreError, match=r"group has dtype torch\.\w+; expected integers"):
+        replace(batch, group_B=torch.ones(4).to(dtype))
+
+
+def test_rewards_of_eight_bits_are_named() -> None:
+    batch = padded(random_responses(3, (2, 2), 5))
+    with pytest.raises(ScoreError, match=r"task_reward has dtype torch\.float8_e4m3fn; expected a float"):
+        replace(batch, task_reward_B=torch.ones(4).to(torch.float8_e4m3fn))

@@ -22,6 +22,7 @@ DAMAGE = {
     "cut": b'{"a": [1, 2',
     "deep": b'{"a": ' + b"[" * 100_000,
     "latin": b'{"a": "\xe9"}',
+    "mark": b'\xef\xbb\xbf{"a": 1}',
     "utf-16": '{"a": 1}'.encode("utf-16"),
     "digits": b'{"a": ' + b"9" * 5000 + b"}",
     "empty": b"",
@@ -99,3 +100,10 @@ def _run_samples(path: Path) -> list[dict[str, object]]:
 
 def test_what_is_json_is_read() -> None:
     assert decoded(b'{"a": [1, 2.5, null, "\xc3\xa9"]}') == {"a": [1, 2.5, None, "\u00e9"]}
+
+
+def test_a_mark_before_the_text_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(DAMAGE["mark"])
+    with pytest.raises(UecrError, match="byte-order mark stands before it: save the file as UTF-8 without one"):
+        load_problems(path, question_key="question", answer_key="answer", id_key=None)

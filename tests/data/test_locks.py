@@ -71,6 +71,16 @@ def test_a_lock_of_another_keeps_its_content(hold: Holder, tmp_path: Path) -> No
     assert lock.read_text(encoding="utf-8") == "4711"
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"12\n34", b"words", b"", b"1" * 10_000])
+def test_a_held_lock_with_other_content_is_one_short_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "run.lock").write_bytes(content)
+    with (tmp_path / "run.lock").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RunFolderError, match=r" is in use by process (\?|1{20}); wait") as raised, locked(tmp_path):
+            pass
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_folder_is_written_where_there_are_no_locks(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

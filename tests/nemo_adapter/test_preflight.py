@@ -212,6 +212,11 @@ NAN = float("nan")
         ({"mask": IDS * NAN}, "the batch's mask holds values other than 0 and 1"),
         ({"mask": IDS < 0}, "the batch's mask has no token in row 0"),
         ({"mask": torch.tensor([[0, 1, 1], [0, 0, 0]])}, "the batch's mask has no token in row 1"),
+        ({"group": torch.zeros(7, dtype=torch.long)}, "the batch: group has shape [7]; expected [2]"),
+        ({"task_reward": torch.ones(9)}, "the batch: group has shape [2]; expected [9]"),
+        ({"task_reward": torch.ones(2) * NAN}, "the batch: task_reward of"),
+        ({"old_logp": torch.zeros(1)}, "the batch: old_logp has shape [1]; expected [2, 3]"),
+        ({"segments": torch.zeros(2, 4)}, "the batch: segments has shape [2, 4]; expected [2, 3]"),
     ],
 )  # fmt: skip
 def test_tensors_that_no_teacher_can_score(

@@ -66,7 +66,9 @@ def test_axes_hold_intervals_and_zero() -> None:
     assert axes.y_high >= 0.9
 
 
-@pytest.mark.parametrize("values", [[0.0, 0.0], [3.0, 3.0], [1e-9, 1e-9], [math.nan, 2.0], [math.nan, math.nan]])
+@pytest.mark.parametrize(
+    "values", [[0.0, 0.0], [3.0, 3.0], [1e-9, 1e-9], [0.0, 1e-17], [5e-324, 0.0], [math.nan, 2.0], [math.nan, math.nan]]
+)
 def test_constant_or_missing_values_still_have_axes(values: list[float]) -> None:
     axes = axes_of(panel(Series("a", 0, [1, 2], values)))
     assert axes.y_high > axes.y_low

@@ -149,6 +149,7 @@ def test_texts_that_do_not_fit_the_mask_are_refused(make_run: RunMaker) -> None:
         '{"responses": [{"row": "x"}]}',
         '{"responses": [{"row": 99, "tokens": ["a"]}]}',
         '{"responses": [{"row": 0, "tokens": 7}]}',
+        '{"responses": [{"row": 1e999, "tokens": []}]}',
     ],
 )
 def test_unreadable_texts_are_refused(make_run: RunMaker, content: str) -> None:

@@ -208,3 +208,38 @@ def test_a_sample_without_what_the_page_reads_is_refused(make_run: RunMaker, key
     path.write_text("\n".join([json.dumps(sample), *others]) + "\n", encoding="utf-8")
     with pytest.raises(RunFolderError, match=r"step-000000\.jsonl line 1 is no sample"):
         read_samples(read_run(folder), 0)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1e308", "9" * 400])
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics.jsonl", '{"step": 1, "reward/task_mean": NUMBER}'),
+        ("evaluation.jsonl", '{"step": 0, "samples": NUMBER, "average": ESTIMATE, "sets": {}, "seconds": 1}'),
+        (
+            "evaluation.jsonl",
+            '{"step": 0, "samples": 2, "average": {"avg": NUMBER, "low": 0, "high": 1}, "sets": {}, "seconds": 1}',
+        ),
+    ],
+)
+def test_numbers_without_a_place_on_a_chart_are_one_line(make_run: RunMaker, name: str, line: str, number: str) -> None:
+    folder = make_run("run", batches=())
+    written = line.replace("NUMBER", number).replace("ESTIMATE", json.dumps(ESTIMATE))
+    (folder / name).write_text(written + "\n", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=f"{name} line 1 lacks fields or numbers"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("step", ["9" * 400, "-1", "true", "1.5"])
+def test_a_step_that_no_run_reaches_is_one_line(make_run: RunMaker, step: str) -> None:
+    folder = make_run("run", batches=())
+    (folder / "metrics.jsonl").write_text(f'{{"step": {step}, "reward/task_mean": 1}}\n', encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl line 1 has no integer step"):
+        read_run(folder)
+
+
+def test_an_infinite_tolerance_is_refused(make_run: RunMaker) -> None:
+    folder = make_run("run", batches=())
+    (folder / "tolerances.json").write_text('{"budget": 1e999}', encoding="utf-8")
+    with pytest.raises(RunFolderError, match="budget is inf; expected a number"):
+        read_run(folder)

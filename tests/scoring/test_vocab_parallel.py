@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nemo_uecr.bench.collectives import CollectiveCount
+from nemo_uecr.scoring.agreement import Meeting
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.errors import ScoringInputError
+from nemo_uecr.scoring.shards import STAGED_BYTES, _exchange
 from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel, token_logp_vocab_parallel
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
@@ -333,3 +335,20 @@ def test_groups_side_by_side(on_ranks: OnRanks) -> None:
         expected = score_logits(logits, target + rank // 2, temperatures=(1.0,), entropy=False)
         assert (result.value[0] - expected.logp_KN).abs().max() <= 2e-6
         assert "not in the group" in result.value[1]
+
+
+def exchanged_over_used_memory(rank: int, size: int) -> list[float]:
+    """Each rank writes its own part, into memory that others have used, so large that the ranks add in place."""
+    gathered_RWN = torch.full((size, 4, STAGED_BYTES // 16), 7.0)
+    gathered_RWN[rank] = rank + 1.0
+    with Meeting(None) as meeting:
+        _exchange(gathered_RWN, meeting)
+    assert bool((gathered_RWN == gathered_RWN[:, :1, :1]).all())
+    return gathered_RWN[:, 0, 0].tolist()
+
+
+def test_ranks_that_add_in_place_clear_what_is_not_theirs(on_ranks: OnRanks) -> None:
+    # The middle rank of three has parts of others on both sides.
+    for result in on_ranks(3, exchanged_over_used_memory):
+        assert result.error is None, result.message
+        assert result.value == [1.0, 2.0, 3.0]

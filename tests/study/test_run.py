@@ -271,6 +271,14 @@ ARM = {"pairs": 2, "teacher": "teacher"}
             },
             "arms.uecr.overrides: got run.folder=elsewhere; every run gets its run.folder from the study",
         ),
+        ({"overrides": ["student=null"]}, "overrides: got student=null; every run gets its student.model_name from"),
+        ({"overrides": ["student={}"]}, "overrides: got student={}; every run gets its student.model_name from"),
+        ({"overrides": ["data=null"]}, "overrides: got data=null; every run gets its data.train from"),
+        ({"overrides": ["run=null"]}, "overrides: got run=null; every run gets its run.folder from"),
+        (
+            {"overrides": ["evaluation=null"]},
+            "overrides: got evaluation=null; every run gets its evaluation.benchmarks",
+        ),
         (
             {"overrides": ["evaluation.benchmarks={aime24: x}"]},
             "overrides: got evaluation.benchmarks={aime24: x}; every",
