@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.load import dump_config, load_config
-from nemo_uecr.config.written import read_written
-from nemo_uecr.errors import RunFolderError
+from nemo_uecr.config.written import read_written, written_config
+from nemo_uecr.errors import ConfigError, RunFolderError
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
 
@@ -30,7 +30,9 @@ def refusal(path: Path) -> str:
 
 def test_what_a_run_wrote_comes_back(tmp_path: Path) -> None:
     config = load_config(DEMO, [r"data.prompt_template=\${{question}} and \ on its own"]).config
-    assert read_written(written(tmp_path, dump_config(config))) == config.model_dump(mode="json")
+    path = written(tmp_path, dump_config(config))
+    assert read_written(path) == config.model_dump(mode="json")
+    assert written_config(path) == config
 
 
 @pytest.mark.parametrize(
@@ -62,3 +64,19 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert "expected the resolved configuration" in refusal(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("name: uecr", "name: uerc", "uerc"),
+        ("seed:", "sead:", r"unknown key run\.sead"),
+        ("clip_low:", "clip_low: wide #", r"loss\.clip_low: got .wide., expected"),
+    ],
+)
+def test_a_value_that_no_run_has_is_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = dump_config(load_config(DEMO, []).config)
+    assert text.count(old) >= 1
+    with pytest.raises(ConfigError, match=said) as caught:
+        written_config(written(tmp_path, text.replace(old, new, 1)))
+    assert "\n" not in str(caught.value)

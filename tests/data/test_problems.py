@@ -121,7 +121,9 @@ def test_long_values_are_shortened_in_the_message(tmp_path: Path) -> None:
 
 
 def test_byte_order_mark_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=":1: malformed JSON .a byte-order mark stands before it: save the file as UTF-8 without one"):
+    with pytest.raises(
+        DataError, match=r":1: malformed JSON .a byte-order mark stands before it: save the file as UTF-8 without one"
+    ):
         load(write(tmp_path, b"\xef\xbb\xbf" + GOOD.encode()))
 
 
