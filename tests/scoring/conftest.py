@@ -64,12 +64,10 @@ class RankResult:
     message: str
 
 
-def _rank_main(
-    pipe: Connection, rank: int, size: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
+def _rank_main(pipe: Connection, rank: int, size: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     timeout = timedelta(seconds=GLOO_TIMEOUT_S)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+    store = dist.TCPStore("127.0.0.1", pipe.recv(), is_master=False, timeout=timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         result = RankResult(work(rank, size, *arguments), None, "")
@@ -85,18 +83,21 @@ def on_ranks() -> Callable[..., list[RankResult]]:
     """Run `work(rank, size, *arguments)` on that many forked gloo ranks; a hang fails the test."""
 
     def run(size: int, work: Callable[..., Any], *arguments: Any) -> list[RankResult]:
-        # Hosted here, so that no other program can take the port, and no rank that ends takes the store with it.
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("fork")
         pipes, processes = [], []
         for rank in range(size):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_rank_main, args=(theirs, rank, size, store.port, work, arguments))
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_rank_main, args=(theirs, rank, size, work, arguments))
             process.start()
             theirs.close()
             pipes.append(ours)
             processes.append(process)
+        # Hosted here, so that no other program can take the port, and no rank that ends takes the store with it. After
+        # the forks: the store's thread names who connects, and a child forked then inherits the resolver's lock, taken.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         try:
+            for pipe in pipes:
+                pipe.send(store.port)
             results = []
             for rank, pipe in enumerate(pipes):
                 if not pipe.poll(3 * GLOO_TIMEOUT_S):
