@@ -11,6 +11,7 @@ import re
 
 from nemo_uecr.verifier.joined import numbers_joined
 from nemo_uecr.verifier.latex import TEXT, TOKEN
+from nemo_uecr.verifier.products import products_spelled_out
 from nemo_uecr.verifier.spelling import one_spelling
 from nemo_uecr.verifier.structure import other_structure
 from nemo_uecr.verifier.symbols import bare_symbols, strange_marks
@@ -98,7 +99,7 @@ def _plain(text: str) -> str:
     text = _EMPTY.sub(r"\\emptyset ", text)
     text = TEXT.sub(lambda match: ", " if _OR_WORD.fullmatch(match[1]) else match[0], text)
     listed = re.sub(r",(?:\s*,)+", ",", _OR.sub(" , ", _SPACE.sub(" ", text)))
-    return numbers_joined(_REPEATING.sub(_fraction, listed))
+    return products_spelled_out(numbers_joined(_REPEATING.sub(_fraction, listed)))
 
 
 def _fraction(match: re.Match[str]) -> str:

@@ -34,6 +34,26 @@ SAME = [
     (r"\dfrac{1}{2}", r"\frac{1}{2}"),
     ("1/2", r"\frac{1}{2}"),
     (r"\sqrt{4}", "2"),
+    *[(product, "21") for product in ("3(7)", "(3)(7)", r"3\left(7\right)", "3[7]", r"3\,(7)", "3 (7)", "7(1.5)(2)")],
+    (r"2\binom{4}{2}", "12"),
+    (r"\binom{4}{2} \dbinom{3}{1}", "18"),
+    (r"\binom{5}{2}(3)", "30"),
+    (r"\frac{4}{2}(3)", "6"),
+    (r"\frac{1 + \frac{6}{2}}{2}(5)", "10"),
+    (r"\left(3\right)\frac12", "1.5"),
+    (r"1\frac{1}{2}", "1.5"),
+    (r"3\frac{1}{2}(2)", "7"),
+    ("3,2(5)", "3,10"),
+    (r"\frac{3(7)}{3}", "7"),
+    ("-3(7)", "-21"),
+    ("3(1/2)", "1.5"),
+    ("3(7)+1", "22"),
+    (r"\sqrt{3(4)}\cdot\sqrt{3}", "6"),
+    (r"\log_2(8)", "3"),
+    (r"2^2(3)", "12"),
+    ("3(x)", "3x"),
+    (r"\sin(0)(3)", "0"),
+    ("2(x+1)(3)", "6x+6"),
     (r"x=5", "5"),
     (r"5\text{ cm}", "5"),
     (r"90^\circ", "90"),
@@ -107,6 +127,9 @@ DIFFERENT = [
     (r"\frac{1}{2}", r"\frac{1}{3}"),
     (r"\infty", r"-\infty"),
     ("x", "y"),
+    *[(product, "10") for product in ("3(7)", "(3)(7)", r"3\left(7\right)", "3[7]", r"3\,(7)", "3 (7)", "2(5)(3)")],
+    (r"2\binom{4}{2}", "8"), (r"\binom{4}{2}\binom{3}{1}", "9"), (r"\frac{4}{2}(3)", "5"), ("3,2(5)", "3,7"),
+    ("-3(7)", "-10"), (r"3(\frac{1}{2})", r"\frac{7}{2}"), (r"\frac{3(7)}{2}", "5"), ("1(2)(3)", "6.0001"),
     (r"\frac{}{}", "5"),
     ("5 or 6", "6"),
     ("five", "5"),
@@ -248,6 +271,12 @@ def test_plain_answers_load_nothing_heavy() -> None:
         "check_response('\\\\boxed{1,234}', '1234'); sys.exit(any(m in sys.modules for m in ('sympy', 'math_verify')))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False).returncode == 0
+
+
+def test_a_product_that_is_not_multiplied_out_has_one_verdict() -> None:
+    # sympy keeps what it once found out about a product, so every one here is new to it.
+    for factor in range(1000, 1200):
+        assert judge(rf"\sqrt{{{factor}(0)}}\cdot {factor}", "0") is Verdict.CORRECT
 
 
 def test_a_blank_between_digits_keeps_them_apart() -> None:
