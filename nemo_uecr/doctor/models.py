@@ -182,7 +182,7 @@ def limits_finding(subject: Subject, sizes: Callable[[str, str], ModelShape]) ->
 
 
 def _too_long(subject: Subject, positions: int) -> Finding:
-    """VLLM is given the longest sequence that the keys allow; the local loop looks at each prompt as it is."""
+    """What vLLM is given is the longest sequence that the keys allow; the local loop looks at each prompt as it is."""
     check, response, prompt = "generation length", subject.response, subject.longest - subject.response
     if subject.backend == "nemo_rl":
         message = f"data.max_prompt_tokens + rollout.max_response_tokens = {subject.longest}"
