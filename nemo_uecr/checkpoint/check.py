@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,5 @@ def check(out: Path, tolerance: float) -> Agreement:
 
 def _megatron(out: Path, sequences: Sequences) -> Scores:
     model = read_qwen3(out / ASSETS)
-    with megatron_on_cpu(), tempfile.TemporaryDirectory() as empty:
-        names = names_folder(Path(empty), out / ASSETS / "config.json", hf_shapes(model))
+    with megatron_on_cpu(), names_folder(out / ASSETS / "config.json", hf_shapes(model)) as names:
         return megatron_scores(Bridge(names, model).from_megatron(newest_iteration(out)), sequences)

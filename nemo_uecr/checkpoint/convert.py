@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,9 +160,9 @@ def _hashes(files: Iterable[Path]) -> dict[str, str]:
 def _to_huggingface(job: Job, work: WorkFolder) -> Verified:
     write_assets(work, "", job.config, job.tokenizer, job.files.dtype)
     sequences = fixed_sequences(work.path, job.model.vocabulary)
-    with megatron_on_cpu(), tempfile.TemporaryDirectory() as empty:
-        shapes = hf_shapes(job.model)
-        bridge = Bridge(names_folder(Path(empty), job.config / "config.json", shapes), job.model)
+    shapes = hf_shapes(job.model)
+    with megatron_on_cpu(), names_folder(job.config / "config.json", shapes) as names:
+        bridge = Bridge(names, job.model)
         model = bridge.from_megatron(job.source.weights)
         megatron = megatron_scores(model, sequences)
         if job.request.recorded is not None:
@@ -179,14 +178,13 @@ def _to_huggingface(job: Job, work: WorkFolder) -> Verified:
 
 def _to_megatron(job: Job, work: WorkFolder) -> Verified:
     sequences = fixed_sequences(job.tokenizer, job.model.vocabulary)
-    with megatron_on_cpu(), tempfile.TemporaryDirectory() as empty:
+    with megatron_on_cpu(), names_folder(job.config / "config.json", hf_shapes(job.model)) as names:
         if not work.has_all("iter_"):
             _save_megatron(job, work)
         write_assets(work, ASSETS, job.config, job.tokenizer, job.files.dtype)
         folder = newest_iteration(work.path)
         check_megatron_architecture(read_megatron_files(folder), job.model, job.config)
         logger.info("verifying: megatron-core loads what was written")
-        names = names_folder(Path(empty), job.config / "config.json", hf_shapes(job.model))
         megatron = megatron_scores(Bridge(names, job.model).from_megatron(folder), sequences)
     gc.collect()
     huggingface = huggingface_scores(job.source.weights, sequences)

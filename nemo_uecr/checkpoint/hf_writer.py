@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.checkpoint.hf_files import read_hf_files
 from nemo_uecr.checkpoint.qwen3 import Shapes
-from nemo_uecr.checkpoint.room import writing
+from nemo_uecr.checkpoint.room import writing, writing_temporary
 from nemo_uecr.checkpoint.work_folder import JOURNAL, WorkFolder
 from nemo_uecr.data.weight_files import INDEX, SINGLE
 from nemo_uecr.errors import CheckpointError
@@ -107,19 +109,22 @@ def _checked(tensors: Iterable[tuple[str, Tensor]], shapes: Shapes) -> Iterator[
         raise CheckpointError(f"the bridge gave no {missing[0]}; its version does not fit this model")
 
 
-def names_folder(folder: Path, config: Path, shapes: Shapes) -> Path:
-    """A folder of a configuration and tensor names without weights: all that the bridge reads to export.
+@contextmanager
+def names_folder(config: Path, shapes: Shapes) -> Iterator[Path]:
+    """A temporary folder of a configuration and tensor names without weights: all that the bridge reads to export.
 
     Args:
-        folder: to fill.
         config: config.json of the model.
         shapes: its tensors.
 
-    Returns:
-        The folder.
+    Raises:
+        CheckpointError: there is no room for temporary files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_bytes(config.read_bytes())
+    described = config.read_bytes()
     index = {"metadata": {}, "weight_map": dict.fromkeys(shapes, SINGLE)}
-    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
-    return folder
+    with ExitStack() as held:
+        with writing_temporary():
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+            (folder / "config.json").write_bytes(described)
+            (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+        yield folder

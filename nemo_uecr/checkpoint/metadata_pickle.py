@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.checkpoint.pickle_nesting import check_nesting
 from nemo_uecr.errors import CheckpointError, first_line
 
 #: What torch and Megatron write into the file, beside the dtypes of torch. None of them does anything but hold values.
@@ -57,6 +58,7 @@ def read_metadata(path: Path) -> Any:
     """
     content = path.read_bytes()
     try:
+        check_nesting(content)
         return _KnownOnly(io.BytesIO(content)).load()
     except _ForbiddenNameError as error:
         raise CheckpointError(

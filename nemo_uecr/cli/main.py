@@ -54,6 +54,8 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         if missing is None:
             raise
         return _refuse(missing)
+    except SyntaxError as error:  # of method_registry.py, or what else somebody changed: no command begins
+        return _refuse(UecrError(f"{error.filename} line {error.lineno}: {error.msg}; expected Python"))
     except RunStopped as stopped:
         sys.stderr.write(f"nemo-uecr: {stopped}\n")
         return STOPPED

@@ -40,8 +40,7 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
             that is none elsewhere, or changes while it is packed.
         DataError: If the archive cannot be written.
     """
-    if out.exists():
-        raise RunFolderError(f"{out} exists; expected a new archive. Remove it, or choose another name")
+    _refuse_existing(out)
     if out.resolve().is_relative_to(folder.resolve()):
         raise RunFolderError(f"{out} is in the folder that it would hold; choose a place outside {folder}")
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
@@ -67,9 +66,15 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
             _add(archive, INDEX, io.BytesIO(index), len(index))
             for name in names:
                 _add_file(archive, folder, name, digests[name])
+            _refuse_existing(out)  # once more: another command may have packed there meanwhile
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror or error}") from error
     return len(names)
+
+
+def _refuse_existing(out: Path) -> None:
+    if os.path.lexists(out):  # also a link that leads nowhere, which would be lost
+        raise RunFolderError(f"{out} exists; expected a new archive. Remove it, or choose another name")
 
 
 def is_portable(name: str) -> bool:

@@ -213,7 +213,8 @@ def _only_one(path: Path) -> Iterator[None]:
             try:
                 yield
             finally:
-                lock.unlink(missing_ok=True)
+                if same_file(lock, file.fileno()):  # else somebody removed ours, and this one is another's
+                    lock.unlink(missing_ok=True)
             return
 
 

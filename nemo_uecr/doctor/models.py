@@ -166,24 +166,33 @@ def vocabulary_finding(subject: Subject, sizes: Callable[[str, str], ModelShape]
 
 
 def limits_finding(subject: Subject, sizes: Callable[[str, str], ModelShape]) -> list[Finding]:
-    """What vLLM refuses at its start: sequences beyond the model's positions, heads that its ranks cannot share."""
+    """What generation refuses: sequences beyond the model's positions, heads that vLLM's ranks cannot share."""
     try:
         shape = sizes(subject.student, "student")
     except DataError:
         return []  # said with the vocabulary
-    findings = []
     if 0 < shape.positions < subject.longest:
-        findings.append(
-            fail(
-                "generation length",
-                f"data.max_prompt_tokens + rollout.max_response_tokens = {subject.longest}, the student was made for "
-                f"{shape.positions} positions",
-                "lower one of the two",
-            )
-        )
+        findings = [_too_long(subject, shape.positions)]
     else:
-        findings.append(ok("generation length", f"{subject.longest} of the student's {shape.positions} positions"))
+        findings = [ok("generation length", f"{subject.longest} of the student's {shape.positions} positions")]
     fault = rollout_fault(shape, subject.rollout_tensor)
     if fault is not None:
         findings.append(fail("generation ranks", fault, "nemo-uecr plan says what would fit"))
     return findings
+
+
+def _too_long(subject: Subject, positions: int) -> Finding:
+    """What vLLM is given is the longest sequence that the keys allow; the local loop looks at each prompt as it is."""
+    check, response, prompt = "generation length", subject.response, subject.longest - subject.response
+    if subject.backend == "nemo_rl":
+        message = f"data.max_prompt_tokens + rollout.max_response_tokens = {subject.longest}"
+        return fail(check, f"{message}, the student was made for {positions} positions", "lower one of the two")
+    if response >= positions:
+        message = f"rollout.max_response_tokens = {response} leaves no prompt any of the {positions} positions"
+        return fail(check, message, "lower rollout.max_response_tokens")
+    return warn(
+        check,
+        f"beside rollout.max_response_tokens = {response}, {positions - response} of the student's {positions} "
+        f"positions are left for a prompt; data.max_prompt_tokens allows {prompt}",
+        "the run refuses a longer prompt before its first step; lower rollout.max_response_tokens if there is one",
+    )

@@ -35,7 +35,10 @@ class Subject:
     answer_key: str
     enable_thinking: bool
     longest: int
-    """Tokens of the longest prompt with the longest response."""
+    """Tokens of the longest prompt with the longest response, as the keys allow them."""
+
+    response: int
+    """Tokens of the longest response."""
 
     nodes: int
     gpus_per_node: int
@@ -78,6 +81,7 @@ def _of_local(config: Config) -> Subject:
         answer_key=config.data.answer_key,
         enable_thinking=config.data.enable_thinking,
         longest=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+        response=config.rollout.max_response_tokens,
         nodes=1,
         gpus_per_node=1 if config.device == "cuda" else 0,
         rollout_tensor=1,
@@ -104,6 +108,7 @@ def _of_nemo(config: NemoConfig) -> Subject:
         answer_key=config.data.answer_key,
         enable_thinking=config.data.enable_thinking,
         longest=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+        response=config.rollout.max_response_tokens,
         nodes=config.cluster.nodes,
         gpus_per_node=config.cluster.gpus_per_node,
         rollout_tensor=config.rollout.tensor,

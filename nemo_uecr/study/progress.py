@@ -11,6 +11,29 @@ from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.runner import finished
 
 NAME = "progress.txt"
+SECONDS_PER_MINUTE = 60.0
+#: Above this, a remaining time is said in minutes.
+MOST_SECONDS = 120.0
+
+
+def time_left(ran: Sequence[float], runs: int, processes: int) -> str:
+    """What is left, for the end of a line: runs * mean of ran / min(processes, runs).
+
+    The seconds are those that finished runs have recorded: without the start of the processes, which comes once.
+
+    Args:
+        ran: seconds of each finished run.
+        runs: still to end; those under way count in full.
+        processes: runs at once.
+
+    Returns:
+        Nothing where no run tells, or none is left.
+    """
+    if not ran or not runs:
+        return ""
+    seconds = sum(ran) / len(ran) * runs / min(processes, runs)
+    shown = f"{seconds:.0f} s" if seconds < MOST_SECONDS else f"{seconds / SECONDS_PER_MINUTE:.0f} min"
+    return f", about {shown} left"
 
 
 class ProgressTable:
@@ -27,13 +50,12 @@ class ProgressTable:
         """Count one more finished run."""
         self._done[cell.arm, cell.variant] += 1
 
-    def write(self, minutes_left: float | None) -> None:
+    def write(self, left: str) -> None:
         """Renew the file.
 
         Args:
-            minutes_left: of this stage; None while no run tells.
+            left: of this stage, from `time_left`.
         """
-        left = "" if minutes_left is None else f", about {minutes_left:.0f} min left"
         head = f"{self._stage}: {self._done.total()} of {self._wanted.total()} runs{left}\n"
         replace_file(self._path, (head + self.text()).encode())
 

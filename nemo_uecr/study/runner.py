@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.report.run_folder import RunFolder, read_run
@@ -14,15 +12,6 @@ from nemo_uecr.study.workers import work_on
 
 #: Trains one cell, in a worker process; returns an error line, or None.
 Work = Callable[[Cell], str | None]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of the cells that were run now."""
-
-    done: int
-    seconds: float
-    failures: tuple[tuple[Cell, str], ...]
 
 
 def finished_run(folder: Path) -> RunFolder | None:
@@ -44,8 +33,8 @@ def run_cells(
     *,
     processes: int,
     stop: StopRequest,
-    report: Callable[[Cell, str | None, int, int, float], None],
-) -> Outcome:
+    report: Callable[[Cell, str | None, int, int], None],
+) -> list[tuple[Cell, str]]:
     """Run every cell that is not finished; one that fails does not stop the others.
 
     Args:
@@ -53,20 +42,21 @@ def run_cells(
         work: trains one cell; must be importable, because it runs in other processes.
         processes: cells at once.
         stop: when it is asked, the runs under way save and end.
-        report: called with the cell, its error, how many are done of how many, and the seconds since the start.
+        report: called with the cell, its error, and how many have ended of how many.
+
+    Returns:
+        The cells that failed, with their errors.
 
     Raises:
         RunStopped: somebody asked to stop.
         RunFolderError: a worker process died.
     """
     waiting = [cell for cell in cells if not finished(cell.folder)]
-    started = time.monotonic()
     ended = list[tuple[Cell, str | None]]()
 
     def told(cell: Cell, error: str | None) -> None:
         ended.append((cell, error))
-        report(cell, error, len(ended), len(waiting), time.monotonic() - started)
+        report(cell, error, len(ended), len(waiting))
 
     work_on(work, waiting, processes=processes, stop=stop, report=told)
-    failures = tuple((cell, error) for cell, error in ended if error is not None)
-    return Outcome(len(waiting) - len(failures), time.monotonic() - started, failures)
+    return [(cell, error) for cell, error in ended if error is not None]

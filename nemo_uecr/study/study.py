@@ -12,7 +12,7 @@ from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.cells import Cell, every_cell, selection_cells, table_cells
 from nemo_uecr.study.outputs import write_outputs
 from nemo_uecr.study.overrides import check_overrides
-from nemo_uecr.study.progress import ProgressTable
+from nemo_uecr.study.progress import ProgressTable, time_left
 from nemo_uecr.study.results import read_results, wall_seconds
 from nemo_uecr.study.runner import Work, finished, run_cells
 from nemo_uecr.study.schema import StudyConfig
@@ -20,7 +20,6 @@ from nemo_uecr.study.selection import choose_rates, rates_of
 from nemo_uecr.study.task import model_jobs, prepare_task, task_files, teaching_seconds
 
 SECONDS_PER_HOUR = 3600.0
-SECONDS_PER_MINUTE = 60.0
 
 
 @dataclass(frozen=True)
@@ -142,22 +141,24 @@ def _run(
 ) -> None:
     read_results(cells, initial=False)  # finished runs that are not this study's are refused before others train
     table = ProgressTable(Path(study.folder), stage, cells)
-    table.write(None)
+    ran = wall_seconds(cells)
+    table.write(time_left(ran, len(cells) - len(ran), study.processes))
 
-    def told(cell: Cell, error: str | None, number: int, of: int, seconds: float) -> None:
-        left = seconds / number * (of - number) / SECONDS_PER_MINUTE
+    def told(cell: Cell, error: str | None, number: int, of: int) -> None:
         if error is None:
             table.add(cell)
+            ran.extend(wall_seconds([cell]))
+        left = time_left(ran, of - number, study.processes)
         table.write(left)
         outcome = "done" if error is None else f"FAILED: {error}"
         name = f"{cell.variant} {cell.arm} pair {cell.pair} lr {cell.learning_rate:g}"
-        report(f"{stage} {number}/{of}  {name}  {outcome}  {left:.0f} min left")
+        report(f"{stage} {number}/{of}  {name}  {outcome}{left}")
 
-    outcome = run_cells(cells, work, processes=study.processes, stop=stop, report=told)
+    failures = run_cells(cells, work, processes=study.processes, stop=stop, report=told)
     report(f"{stage}: finished runs of all\n{table.text()}".rstrip())
-    if outcome.failures:
-        cell, error = outcome.failures[0]
+    if failures:
+        cell, error = failures[0]
         raise RunFolderError(
-            f"{len(outcome.failures)} of {len(cells)} runs failed, the first {cell.folder}: {error}; finished runs are "
+            f"{len(failures)} of {len(cells)} runs failed, the first {cell.folder}: {error}; finished runs are "
             "kept, run the same command again once the cause is gone"
         )

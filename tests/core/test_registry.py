@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from nemo_uecr.core import methods
 from nemo_uecr.core.invariants import IDENTITIES, check_identities
 from nemo_uecr.core.methods import METHODS, defined
 from nemo_uecr.core.records import Advantages, Settings
@@ -165,6 +168,47 @@ def test_every_method_states_equation_and_source(name: str) -> None:
 def test_a_line_without_its_method_is_said_in_one_line(entry: Entry, said: str) -> None:
     with pytest.raises(ConfigError, match=f"method mine: {said}"):
         defined(entry)
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose files are methods' files too."""
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("def f(:\n", " line 5: SyntaxError: invalid syntax"),
+        ("if True:\nx = 1\n", " line 6: IndentationError: expected an indented block"),
+        ("MINE = Method(\n", " line 5: SyntaxError: '(' was never closed"),
+        ("MINE = MethodX()\n", " line 5: NameError: name 'MethodX' is not defined"),
+        ("import nowhere\n", " line 5: ModuleNotFoundError: No module named 'nowhere'"),
+        ("import json\n\njson.loads('{')\n", " line 7: JSONDecodeError: Expecting property name"),
+        ("raise ValueError('one\\ntwo')\n", " line 5: ValueError: one;"),
+        ("raise type('Own', (Exception,), {})\n", " line 5: Own: Own;"),
+        ("\0\n", ""),  # what Python says of it differs from version to version
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_said_in_one_line(own_files: Path, content: str, said: str) -> None:
+    """With file, line and Python's message."""
+    opening = '"""Mine."""\n\nfrom nemo_uecr.core.methods.base import Method\n\n'
+    (own_files / "mine.py").write_text(opening + content, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        defined(Entry("mine", "mine", GROUP, TEACHER))
+    assert str(error.value).startswith(f"method mine: core/methods/mine.py{said}")
+    assert str(error.value).endswith("; expected a file that Python can import")
+    assert "\n" not in str(error.value)
+
+
+def test_the_file_that_is_no_python_is_the_one_that_is_named(own_files: Path) -> None:
+    """The method's file is sound and imports another one of its author's."""
+    (own_files / "mine.py").write_text("from nemo_uecr.core.methods import helper\n", encoding="utf-8")
+    (own_files / "helper.py").write_text("x = = 1\n", encoding="utf-8")
+    said = f"method mine: {own_files / 'helper.py'} line 1: SyntaxError: invalid syntax; expected"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        defined(Entry("mine", "mine", GROUP, TEACHER))
 
 
 @pytest.mark.parametrize(

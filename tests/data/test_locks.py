@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -112,6 +113,18 @@ def test_a_lock_that_its_holder_has_removed_is_not_ours(tmp_path: Path, monkeypa
     with pytest.raises(RunFolderError, match="being written by another process"), only_writer(folder):
         pass
     third[0].close()
+
+
+def test_the_lock_of_another_is_left_where_ours_was_removed(tmp_path: Path) -> None:
+    """Somebody removes the file that we hold, and another process makes and holds it anew: a third must not get in."""
+    folder, lock = tmp_path / "out", tmp_path / ".out.lock.tmp"
+    with contextlib.ExitStack() as others:
+        with only_writer(folder):
+            lock.unlink()
+            others.enter_context(only_writer(folder))
+        with pytest.raises(RunFolderError, match="being written by another process"), only_writer(folder):
+            pass
+    assert not lock.exists()
 
 
 def test_who_holds_a_folder_finds_it_under_its_name(tmp_path: Path) -> None:

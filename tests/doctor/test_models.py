@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nemo_uecr.cli.sizes import sizes
+from nemo_uecr.data.problems import Problem
 from nemo_uecr.doctor import models, weights
 from nemo_uecr.doctor.findings import Finding
 from nemo_uecr.errors import DataError
+from nemo_uecr.local.models import load_model
+from nemo_uecr.local.prompts import Prompt, check_context
 from tests.data.shared_files import FOLDER, needs_real_files
 from tests.doctor.subjects import change_tokenizer, local, nemo, save_model, save_tokenizer
 
@@ -184,6 +188,33 @@ def test_limits_of_generation(tmp_path: Path) -> None:
     found = models.limits_finding(nemo(student=student, longest=257, rollout_tensor=3), sizes)
     assert [one.status for one in found] == ["fail", "fail"]
     assert models.limits_finding(nemo(student="nobody/knows"), sizes) == []
+
+
+def test_a_local_run_asks_for_the_prompts_that_there_are(tmp_path: Path) -> None:
+    """256 positions; the local loop refuses a prompt that does not fit beside the response, not what a key allows."""
+    student = str(save_model(tmp_path))
+
+    def found(longest: int, response: int) -> Finding:
+        (finding,) = models.limits_finding(local(student=student, longest=longest, response=response), sizes)
+        return finding
+
+    assert found(256, 200).status == "ok"
+    assert found(257, 200).status == "warn"
+    assert "= 200, 56 of the student's 256 positions are left for a prompt; data.max_prompt_tokens allows 57" in (
+        found(257, 200).message
+    )
+    assert found(600, 255).status == "warn"
+    assert found(257, 256).status == "fail"
+
+
+def test_the_local_loop_takes_the_prompt_that_is_left_room_for(tmp_path: Path) -> None:
+    """What the warning says is what the loop itself holds: 56 tokens beside a response of 200, and not 57."""
+    folder, device = str(save_model(tmp_path)), torch.device("cpu")
+    model = load_model(folder, role="student", dtype="float32", device=device, trained=False)
+    problem = Problem("p", "q", "1")
+    check_context([Prompt(problem, (3,) * 56)], model, "rollout.max_response_tokens", 200)
+    with pytest.raises(DataError, match=r"57 tokens, .* a sequence of up to 257; .* reads at most 256"):
+        check_context([Prompt(problem, (3,) * 57)], model, "rollout.max_response_tokens", 200)
 
 
 def save_distributed(folder: Path) -> Path:

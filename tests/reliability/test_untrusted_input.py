@@ -131,8 +131,8 @@ def test_a_table_of_contents_of_odd_values_is_one_line(
     if isinstance(tensors, dict):
         tensors = {name: odd.get(entry, entry) for name, entry in tensors.items()}
     content = pickle.dumps(Metadata(tensors, None, places), protocol=2)  # type: ignore[arg-type]
-    if "recursion" in said:  # a tuple in a tuple in a tuple, which pickle itself could not write
-        content = content.replace(b"X\x02\x00\x00\x00@@", b")" + b"\x85" * 20_000)
+    if "recursion" in said:  # a list in a list in a list, which pickle itself could not write
+        content = content.replace(b"X\x02\x00\x00\x00@@", b"]" * 20_000 + b"a" * 19_999)
     (weights / ".metadata").write_bytes(content)
     message = complaint(lambda: read_megatron_files(weights)) or ""
     assert message.startswith(f"{weights / '.metadata'}: unreadable (")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.cells import selection_cells
 from nemo_uecr.study.load import load_study
 from nemo_uecr.study.overrides import OWN, OWN_MAPPING
 from nemo_uecr.study.runner import finished
+from nemo_uecr.study.study import run_study
 from tests.holding import held
+from tests.study.jobs import copy_run
 from tests.study.made import study_file
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
@@ -180,6 +184,22 @@ def test_initial_evaluation_of_a_pair_stands_in_where_it_was_left_out(done: Path
     again = json.loads((tmp_path / "study" / "results.json").read_text())
     assert [run["initial"] for run in again["runs"]] == [run["initial"] for run in content["runs"]]
     assert [run["curve"] for run in again["runs"]] == [run["curve"] for run in content["runs"]]
+
+
+def test_the_time_left_is_counted_from_what_runs_recorded(done: Path, tmp_path: Path) -> None:
+    """Not from the clock: the first run to end waited for its process, and others are under way beside it."""
+    shutil.copytree(done / "study", tmp_path / "study")
+    study = load_study(study_file(tmp_path))
+    runs = tmp_path / "study" / "runs"
+    for path in runs.rglob("metrics.jsonl"):  # two steps of 300 s each
+        records = [json.loads(line) | {"time/step_s": 300.0} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    recorded = runs.rename(tmp_path / "recorded")
+    shutil.copytree(recorded / "one_update" / "uecr" / "pair-000", runs / "one_update" / "uecr" / "pair-000")
+    lines = list[str]()
+    run_study(study, partial(copy_run, recorded, runs), stop=StopRequest(), report=lines.append)
+    said = [line.partition("  done")[2] for line in lines if line.startswith("tables ")]
+    assert said == [", about 10 min left", ", about 10 min left", ""]  # 600 s * 2 / 2 processes, 600 s * 1 / 1
 
 
 def test_students_differ_and_held_out_problems_are_held_out(done: Path) -> None:
