@@ -187,9 +187,14 @@ def test_new_folder_takes_up_a_folder_that_a_kill_left_without_its_name(tmp_path
     path = tmp_path / "c"
     (tmp_path / ".c.old.tmp").mkdir()
     (tmp_path / ".c.old.tmp" / "file").write_text("old")
-    with pytest.raises(RuntimeError), new_folder(path):
-        assert (path / "file").read_text() == "old"  # for whoever reads it while the new one is made
-        raise RuntimeError
+
+    def give_up() -> None:
+        with new_folder(path):
+            assert (path / "file").read_text() == "old"  # for whoever reads it while the new one is made
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        give_up()
     assert (path / "file").read_text() == "old"
 
 
