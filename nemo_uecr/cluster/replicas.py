@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.cluster.job import LOOKING_S, node_resource, nodes_of
-from nemo_uecr.errors import UecrError
+from nemo_uecr.errors import UecrError, first_line
 from nemo_uecr.stopping import RunStopped, StopRequest
 
 __all__ = ["Outcome", "ReplicaError", "Work", "largest_difference", "train_everywhere"]
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Trains in a folder until the last step or the request.
 Work = Callable[[Path, StopRequest], Path]
+#: Letters of Ray's reason for a death: a line on memory lists every process of the node.
+REASON = 300
 #: Metrics that are measured, not computed.
 MEASURED = ("time/", "throughput/", "memory/")
 
@@ -113,8 +115,10 @@ def largest_difference(folders: Sequence[Path]) -> float:
 def _result(ray: Any, future: Any, name: str) -> Outcome:
     try:
         outcome: Outcome = ray.get(future)
-    except ray.exceptions.RayActorError as error:
-        raise ReplicaError(f"node {name}: its replica has died: {str(error).splitlines()[0]}") from error
+    except ray.exceptions.RayTaskError:
+        raise  # it lives, and the error is none of the user's
+    except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
+        raise ReplicaError(f"node {name}: its replica has died: {first_line(error):.{REASON}}") from error
     return outcome
 
 

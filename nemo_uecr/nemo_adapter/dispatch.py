@@ -11,6 +11,9 @@ from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.errors import WorkerError
 
+#: Letters of Ray's reason for a death: a line on memory lists every process of the node.
+REASON = 300
+
 
 @dataclass(frozen=True)
 class Calls:
@@ -49,13 +52,13 @@ def wait(calls: Calls, *, seconds: float) -> None:
         name = waiting.pop(done[0])
         try:
             ray.get(done[0])
-        except ray.exceptions.RayActorError as error:
-            raise WorkerError(
-                f"{calls.method}: worker {name} died ({_first_line(error)}); expected an answer. Look at its log; the "
-                "usual cause is memory"
-            ) from error
         except ray.exceptions.RayTaskError as error:
             raise WorkerError(f"{calls.method}: worker {name} raised {_first_line(error.cause)}") from error
+        except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
+            raise WorkerError(
+                f"{calls.method}: worker {name} died ({_first_line(error):.{REASON}}); expected an answer. Look at its "
+                "log; the usual cause is memory"
+            ) from error
 
 
 def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float, batch_class: Any) -> Any:

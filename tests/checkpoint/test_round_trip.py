@@ -114,12 +114,20 @@ def kill_when(partial: Path, pattern: str, *arguments: object) -> None:
     killed.communicate(timeout=20)  # no process of its own outlives it, or this would wait for its end
 
 
-@pytest.mark.parametrize("damage", [False, True], ids=["as it was left", "with a damaged shard"])
-def test_killed_on_the_way_to_huggingface(megatron: Path, tmp_path: Path, damage: bool) -> None:
-    """No OUT when the first weight file is there, and the same command finishes it."""
+@pytest.mark.parametrize(
+    ("moment", "damage"),
+    [
+        ("model-00001-of-*.safetensors", False),
+        ("model-00002-of-*.safetensors", True),  # when the first one is noted as complete
+        ("model.safetensors.index.json", False),
+    ],
+    ids=["as it was left", "with a damaged shard", "before the verification"],
+)
+def test_killed_on_the_way_to_huggingface(megatron: Path, tmp_path: Path, moment: str, damage: bool) -> None:
+    """No OUT when the first weight file is there, nor when the last one is, and the same command finishes it."""
     out, partial = tmp_path / "out", tmp_path / ".out.partial"
     arguments = (megatron, "--to", out, "--shard-gb", SMALL)
-    kill_when(partial, "model-00001-of-*.safetensors", *arguments)
+    kill_when(partial, moment, *arguments)
     assert not out.exists()
     if damage:
         shard = next(partial.glob("model-00001-of-*.safetensors"))
@@ -136,4 +144,6 @@ def test_killed_on_the_way_to_megatron(whole: Path, moment: str, tmp_path: Path)
     kill_when(partial, moment, whole, "--to", out)
     assert not out.exists()
     assert "the same model" in converted(whole, "--to", out)
+    assert "the same model" in converted(out, "--check")
+    assert ".partial" not in (out / "iter_0000000" / "run_config.yaml").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

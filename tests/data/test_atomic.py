@@ -157,26 +157,28 @@ real, last = os.rename, int(sys.argv[2])
 count = 0
 def rename(source, target):
     global count
-    if count == last:
+    if last == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     real(source, target)
     count += 1
+    if count == last:
+        os.kill(os.getpid(), signal.SIGKILL)
 os.rename = rename
 with new_folder(Path(sys.argv[1])) as folder:
     (folder / "file").write_text("new")
-os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.parametrize(("renames", "content"), [(0, "old"), (1, "old"), (2, "new")])
 def test_a_kill_in_the_exchange_loses_nothing(tmp_path: Path, renames: int, content: str) -> None:
-    """Before the old folder moves away, between the two renames, and after both."""
+    """Before the old folder moves away, between the two renames, and after both, when the old one is still there."""
     path = tmp_path / "c"
     path.mkdir()
     (path / "file").write_text("old")
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path), str(renames)], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert path.exists() is (renames != 1)
+    assert (tmp_path / ".c.old.tmp").exists() is (renames > 0)
     recover_folder(path)
     assert (path / "file").read_text() == content
 
@@ -185,8 +187,14 @@ def test_new_folder_takes_up_a_folder_that_a_kill_left_without_its_name(tmp_path
     path = tmp_path / "c"
     (tmp_path / ".c.old.tmp").mkdir()
     (tmp_path / ".c.old.tmp" / "file").write_text("old")
-    with pytest.raises(RuntimeError), new_folder(path):
-        raise RuntimeError
+
+    def give_up() -> None:
+        with new_folder(path):
+            assert (path / "file").read_text() == "old"  # for whoever reads it while the new one is made
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        give_up()
     assert (path / "file").read_text() == "old"
 
 

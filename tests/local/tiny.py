@@ -250,10 +250,14 @@ def outcome(folder: Path) -> dict[str, object]:
             continue  # hashes of files with times in them; records of starts that differed
         if name.startswith("tensorboard") or path.name in ("state.json", "manifest.json"):
             continue  # the run folder's name stands in them
-        content = path.read_bytes()
-        # safetensors writes the header's keys in an order of its own
-        found[name] = _opened(path) if path.suffix == ".safetensors" else content.replace(str(folder).encode(), b"RUN")
+        found[name] = content(path, folder)
     return found
+
+
+def content(path: Path, folder: Path) -> object:
+    """What a file of a run says, wherever the run's folder is."""
+    # safetensors writes the header's keys in an order of its own
+    return _opened(path) if path.suffix == ".safetensors" else path.read_bytes().replace(str(folder).encode(), b"RUN")
 
 
 def _opened(path: Path) -> tuple[object, ...]:

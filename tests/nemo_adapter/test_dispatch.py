@@ -96,10 +96,12 @@ def test_all_workers_answer() -> None:
 
 
 def test_a_dead_worker_is_named() -> None:
+    """The other one waits for it, as in a collective, and is not named although it comes first."""
     first, second = make_actors(2)
-    futures = [first.answer.remote(), second.die.remote()]
-    with pytest.raises(WorkerError, match="score_tokens: worker teacher-0-1 died"):
+    futures = [first.hang.remote(50), second.die.remote()]
+    with pytest.raises(WorkerError, match=r"score_tokens: worker teacher-0-1 died \(ActorDied.* Look at its log"):
         wait(Calls(futures, ["teacher-0-0", "teacher-0-1"], "score_tokens"), seconds=60)
+    ray.kill(first)
 
 
 def test_a_silent_worker_is_named_in_time() -> None:
@@ -113,7 +115,18 @@ def test_a_silent_worker_is_named_in_time() -> None:
     ray.kill(second)
 
 
+def test_answers_one_after_another_do_not_stretch_the_time() -> None:
+    first, second = make_actors(2)
+    ray.get([first.answer.remote(), second.answer.remote()])
+    futures = [first.hang.remote(2), second.hang.remote(4)]
+    with pytest.raises(WorkerError, match=r"no answer within 3 s from .*teacher-0-1;"):
+        wait(Calls(futures, ["teacher-0-0", "teacher-0-1"], "score_tokens"), seconds=3)
+
+
 def test_a_workers_error_comes_with_its_name_and_first_line() -> None:
-    (worker,) = make_actors(1)
-    with pytest.raises(WorkerError, match=r"worker teacher-0-0 raised ValueError: no such layer$"):
-        wait(Calls([worker.refuse.remote()], ["teacher-0-0"], "score_tokens"), seconds=60)
+    """The other one waits for it, and is not named although it comes first."""
+    first, second = make_actors(2)
+    futures = [first.hang.remote(50), second.refuse.remote()]
+    with pytest.raises(WorkerError, match=r"score_tokens: worker teacher-0-1 raised ValueError: no such layer$"):
+        wait(Calls(futures, ["teacher-0-0", "teacher-0-1"], "score_tokens"), seconds=60)
+    ray.kill(first)

@@ -171,6 +171,28 @@ def test_the_offload_is_measured_at_the_start_and_after_the_first_scoring(monkey
     assert calls[2:] == [*step, "assert_offloaded", *step, *step]
 
 
+def test_every_call_of_a_worker_waits_as_long_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: dict[str, float] = {}
+
+    class Policy:
+        def __init__(self, **given: object) -> None:
+            """As NeMo-RL's, which takes many."""
+
+    monkeypatch.setattr(upstream, "policy_class", lambda: Policy)
+    monkeypatch.setattr(upstream, "batch_class", lambda: dict)
+    monkeypatch.setattr(teachers, "call_all", lambda policy, method, **given: waits.update({method: given["seconds"]}))
+    monkeypatch.setattr(teachers, "score_on_workers", lambda *args, **given: waits.update(score=given["seconds"]))
+    plan = teacher_plan(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "scoring.timeout_s=7"]))
+    assert plan is not None
+    teacher = teachers.RayTeacher(plan, student_config={}, cluster=None, tokenizer=None)
+    with on_device(teacher):
+        teacher.score_tokens({}, ScoreRequest((1.0,), False, 8, 8))
+    methods = ("offload_after_refit", "assert_offloaded", "prepare_for_lp_inference", "score")
+    assert waits == dict.fromkeys(methods, 7.0)
+    teachers.scoring_policy_class(timeout_s=8.0)().score_tokens({}, ScoreRequest((1.0,), False, 8, 8))
+    assert waits["score"] == 8.0
+
+
 def test_a_dedicated_teacher_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     with on_device(teacher_with(calls, monkeypatch, dedicated=True)):
