@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import json
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import safetensors.torch
 
 from nemo_uecr.data.hub import only_here
 from nemo_uecr.scoring import native
@@ -130,7 +132,7 @@ def test_a_run_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("bytes_a_file", [50, 400, 2_000, 9_000, 30_000])
 def test_a_disk_that_is_full_at_any_write(tmp_path: Path, bytes_a_file: int) -> None:
-    """Whichever file does not fit: one line, whole lines in every log, and the same run afterwards."""
+    """Whichever file does not fit: one line, files that are whole or absent, and the same run afterwards."""
     busy = ("checkpoint.every=1", "telemetry.save_batch_every=1", "evaluation.every=1")
     busy += (f"evaluation.benchmarks={{a: {tiny.assets().problems}}}",)
     folder = tmp_path / "run"
@@ -144,7 +146,12 @@ def test_a_disk_that_is_full_at_any_write(tmp_path: Path, bytes_a_file: int) -> 
     assert code == 2, text
     assert "\n" not in text
     assert os.strerror(errno.EFBIG) in text or "os error 27" in text
-    for path in folder.glob("*.jsonl"):
+    for path in folder.rglob("*.jsonl"):
         assert path.read_bytes()[-1:] in (b"", b"\n"), path
+    for path in folder.rglob("*.json"):
+        assert json.loads(path.read_text()), path
+    for path in folder.rglob("*.safetensors"):
+        assert safetensors.torch.load_file(path), path
+    assert list(folder.rglob(".*tmp")) == []
     tiny.run(folder, *busy, resume=True)
     assert same(outcome(folder), outcome(tiny.run(tmp_path / "whole", *busy))) == []
