@@ -115,6 +115,7 @@ def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Request], Engi
         engine: Any = LLM(
             model=model, dtype=dtype, quantization=quantization, max_model_len=1 + max(map(len, whole)),
             enforce_eager=not torch.cuda.is_available(), generation_config="vllm", trust_remote_code=False, seed=0,
+            load_format="safetensors",
         )  # fmt: skip
         # 0: of each position the token that stands there. The whole distribution, for the entropy, vLLM does not give.
         sampling = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)

@@ -89,7 +89,7 @@ def place_benchmarks(given: Sequence[str], find: Callable[[str], str]) -> list[s
 
 
 def check_model(name: str) -> None:
-    """Refuse a model that no engine could load: no folder, or a folder whose weights are not whole.
+    """Refuse a model that no engine may load: no folder, or a folder whose weights are pickled or not whole.
 
     A name of the hub's form is taken as it is, unless it begins with a folder that is here: what the hub has is known
     when it is asked.
@@ -109,9 +109,13 @@ def check_model(name: str) -> None:
             return
         raise DataError(f"{name}: no such folder; expected a model's folder, or a hub name such as Qwen/Qwen3-4B")
     read_fields(folder / "config.json", prefix="")
-    if any(folder.glob("*.bin")):
-        return  # torch's older format, which says nothing of its length
-    for shard in weight_names(folder):
+    shards = weight_names(folder)
+    if any(folder.glob("*.bin")) and not any((folder / shard).is_file() for shard in shards):
+        raise DataError(
+            f"{name}: its weights are pickled (*.bin), and reading those can run code; expected safetensors: take a "
+            "release of the model that has them"
+        )
+    for shard in shards:
         read_header(folder / shard)
 
 

@@ -38,7 +38,7 @@ def explain(error: ValidationError, origins: Mapping[str, str], path: str, schem
     line = _line(details[0], origins, path, schema)
     others = list(dict.fromkeys(_name(detail["loc"]) for detail in details[1:] if detail["loc"]))
     if others:
-        shown = ", ".join(others[:_SHOWN_OTHERS]) + (", ..." if len(others) > _SHOWN_OTHERS else "")
+        shown = ", ".join(map(_on_one_line, others[:_SHOWN_OTHERS])) + (", ..." if len(others) > _SHOWN_OTHERS else "")
         line += f" (and {len(others)} more: {shown})"
     return line
 
@@ -48,16 +48,22 @@ def _line(detail: ErrorDetails, origins: Mapping[str, str], path: str, schema: S
     if kind == "value_error":
         return str(detail["ctx"]["error"])
     if kind == "extra_forbidden":
-        return f"{_origin(name, origins, path)}: unknown key {name}; {_suggestion(name, schema)}"
+        return f"{_origin(name, origins, path)}: unknown key {_on_one_line(name)}; {_suggestion(name, schema)}"
     expected = _expected(name, schema)
     if kind == "missing" and isinstance(detail["loc"][-1], str):  # else a list is too short
         return f"{path}: missing {name}, expected {expected}; write it in the file or pass {name}=VALUE"
-    return f"{name}: got {_shown(detail['input'])}, expected {expected} ({set_where(name, origins, path)})"
+    where = set_where(name, origins, path)
+    return f"{_on_one_line(name)}: got {_shown(detail['input'])}, expected {expected} ({where})"
 
 
 def _name(loc: Sequence[int | str]) -> str:
     """The dotted key of an error's location; list positions belong to the key that holds the list."""
     return ".".join(part for part in loc if isinstance(part, str) and part != "[key]")
+
+
+def _on_one_line(name: str) -> str:
+    """A key as it stands, or spelt out where a sign in it would break the line."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _suggestion(name: str, schema: Schema) -> str:

@@ -387,6 +387,7 @@ def test_a_record_of_log_probabilities_is_looked_at_before_anything_is_made(
         ({name: tensor.new_zeros(()) for name, tensor in whole.items()}, r"token_ids \[\], lengths \[\]"),
         ({"token_ids": ids[0], "lengths": ids[0], "logp": logp[0]}, r"token_ids \[3\], lengths \[3\]"),
         ({"logp": logp[:, :2]}, r"logp \[2, 2\]"),
+        ({"lengths": lengths[:1]}, r"token_ids \[2, 3\], lengths \[1\]"),
         ({"token_ids": ids.float()}, r"token_ids is torch\.float32; expected torch\.int64"),
         ({"token_ids": ids.bool()}, r"token_ids is torch\.bool; expected torch\.int64"),
         ({"lengths": lengths.float()}, r"lengths is torch\.float32; expected torch\.int64"),
@@ -394,10 +395,12 @@ def test_a_record_of_log_probabilities_is_looked_at_before_anything_is_made(
         ({"logp": logp.to(torch.float8_e4m3fn)}, r"logp is torch\.float8_e4m3fn; expected torch\.float32"),
         ({"logp": logp.bfloat16()}, r"logp is torch\.bfloat16; expected torch\.float32"),
         ({"logp": 0.5 - logp * 0}, r"logp has 0\.5; expected log-probabilities in nats, at most 0"),
+        ({"lengths": lengths - 1}, "lengths run from 1 to 2; expected 2 to 3"),
         ({"lengths": -lengths}, "lengths run from -3 to -2; expected 2 to 3"),
         ({"lengths": lengths + 1}, "lengths run from 3 to 4; expected 2 to 3"),
         ({"token_ids": -ids}, "token_ids has -1; expected 0 to"),
         ({"token_ids": ids * 10**6}, "token_ids has 1000000; expected 0 to"),
+        ({"token_ids": ids * 48}, "token_ids has 48; expected 0 to 47, the model's vocabulary"),
         ({"logp": logp / 0}, "logp is not finite"),
     ]
     for changes, message in wrong:
@@ -405,8 +408,13 @@ def test_a_record_of_log_probabilities_is_looked_at_before_anything_is_made(
         with pytest.raises(CheckpointError, match=message) as caught:
             prepare(request(weights, asked, model=str(model), recorded=path))
         assert "\n" not in str(caught.value)
-    save_file(whole, path)
-    prepare(request(weights, asked, model=str(model), recorded=path))
+    last = torch.tensor([[47, 47, 47], [47, 47, -1]])  # what stands behind a row is not looked at
+    for accepted in (whole, whole | {"token_ids": last}):
+        save_file(accepted, path)
+        prepare(request(weights, asked, model=str(model), recorded=path))
+    save_file({"token_ids": ids, "lengths": lengths}, path)
+    with pytest.raises(CheckpointError, match="no tensor logp; expected token_ids, lengths, logp"):
+        prepare(request(weights, asked, model=str(model), recorded=path))
     path.write_bytes(b"x" * 30)
     with pytest.raises(CheckpointError, match="unreadable"):
         prepare(request(weights, asked, model=str(model), recorded=path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,28 @@ def test_vllm_and_transformers_write_the_same_greedy_text(model: str, engine: Tr
     together = real.generate(requests(model), sampled)
     assert real.generate(requests(model)[2:3], sampled) == together[2:3]
     assert len({each.token_ids for each in together}) == len(PROMPTS)
+
+
+@pytest.mark.real
+def test_vllm_opens_no_pickled_weights(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself it takes them where there are no others."""
+    pytest.importorskip("vllm")
+    from safetensors.torch import load_file
+
+    from nemo_uecr.errors import DataError
+    from nemo_uecr.evaluation.engines.vllm_engine import VllmEngine
+
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.setenv(name, str(int(name.startswith("TORCH"))))
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    place = Path(shutil.copytree(model, tmp_path / "pickled"))
+    torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
+    (place / "model.safetensors").unlink()
+    opened: list[object] = []
+    monkeypatch.setattr(torch, "load", lambda file, **_: opened.append(file) or {})
+    with pytest.raises(DataError, match="vLLM cannot load"):
+        VllmEngine(str(place), dtype="float32", end_ids=frozenset({0}), max_length=256)
+    assert opened == []
 
 
 def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from nemo_uecr.cli.evaluate_options import check_model
 from nemo_uecr.cli.main import entry_point
 from tests.local import tiny
 from tests.reliability.commands import refused
@@ -102,6 +103,20 @@ def test_damage_is_one_line(model: Path, tmp_path: Path, name: str, capsys: pyte
     damage, said = DAMAGES[name]
     damage(model)
     assert said in refused(capsys, *words(model, tmp_path))
+
+
+def test_pickled_weights_are_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a run and by one that only looks; beside safetensors they are left alone."""
+    opened: list[object] = []
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    check_model(str(model))
+    (model / "model.safetensors").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "load", lambda file, **_: opened.append(file))
+        assert "cannot be loaded: OSError" in refused(capsys, *words(model, tmp_path))
+        said = refused(capsys, *words(model, tmp_path), "--dry-run")
+    assert said.startswith(f"{model}: its weights are pickled (*.bin), and reading those can run code; expected ")
+    assert opened == []
 
 
 def test_a_repaired_model_is_evaluated_in_the_same_place(

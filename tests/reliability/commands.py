@@ -20,9 +20,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 def complaint(work: Callable[[], object]) -> str | None:
-    """The user's error that something ends with; None where it works. Any other exception is a fault and rises."""
+    """The user's error that something ends with, one line; None where it works. Any other exception rises."""
     try:
         work()
     except UecrError as error:
-        return str(error)
-    return None
+        message = str(error)
+    else:
+        return None
+    assert len(message.splitlines()) == 1, repr(message)
+    return message

@@ -33,6 +33,7 @@ def test_each_row_names_a_test() -> None:
 
 def test_the_tests_of_this_folder_stand_on_the_page() -> None:
     helpers = {"test_a_deep_override_is_one_line", "test_the_search_finds_what_it_looks_for"}
+    helpers |= {"test_the_search_sees_every_way_to_the_time_of_day"}
     helpers |= {"test_a_nemo_rl_run_holds_its_folder_while_it_runs"}
     helpers |= {"test_the_folder_would_run_code_if_transformers_were_left_to_ask"}
     shown = {name for _, name in named()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import pickle
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from nemo_uecr.checkpoint.megatron_files import read_megatron_files
-from nemo_uecr.checkpoint.metadata_pickle import read_metadata
+from nemo_uecr.checkpoint.metadata_pickle import KNOWN, read_metadata
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.written import read_written
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError, UecrError
@@ -72,13 +73,29 @@ def test_a_checkpoints_table_of_contents_runs_nothing(tmp_path: Path, weights: P
 
 
 @pytest.mark.parametrize(
-    "name", ["builtins eval", "torch load", "torch.serialization load", "pathlib Path.rmdir", "pathlib PosixPath.rmdir"]
-)
+    "name",
+    [
+        "builtins eval", "builtins getattr", "torch load", "torch.serialization load", "torch.storage _load_from_bytes",
+        "pathlib Path", "pathlib Path.rmdir", "pathlib PosixPath.rmdir", "operator methodcaller", "functools partial",
+        "collections namedtuple", "subprocess Popen", "importlib import_module", "os system", "posix system",
+    ],
+)  # fmt: skip
 def test_what_lies_beside_the_allowed_names_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / ".metadata"
     path.write_bytes(f"c{name.replace(' ', chr(10))}\n.".encode())
     with pytest.raises(CheckpointError, match="no part of a checkpoint"):
         read_metadata(path)
+
+
+def test_the_allowed_names_are_records_and_nothing_that_acts() -> None:
+    """Whoever widens the list must look here: a pickle calls what it names. The one function looks a layout up."""
+    assert {module.split(".")[0] for module in KNOWN} == {"builtins", "collections", "megatron", "pathlib", "torch"}
+    for module, names in KNOWN.items():
+        if importlib.util.find_spec(module.split(".")[0]) is None or module == "pathlib._local":  # of Python 3.13
+            continue
+        found = {name: getattr(importlib.import_module(module), name, None) for name in names}
+        functions = {name for name, value in found.items() if value is not None and not isinstance(value, type)}
+        assert functions <= {"_get_layout"}, (module, functions)
 
 
 def test_a_damaged_table_of_contents_is_one_line(weights: Path) -> None:
@@ -285,8 +302,9 @@ FORBIDDEN_NAMES = {
     "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open", "joblib.load",
     "dill.load", "dill.loads", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.unsafe_load_all",
     "yaml.full_load", "yaml.full_load_all", "os.system", "os.popen", "subprocess.getoutput", "runpy.run_path",
-    "tarfile.extractall",
+    "tarfile.extractall", "jinja2.Template", "jinja2.Environment",
 }  # fmt: skip
+FORBIDDEN_MODULES = {name.rpartition(".")[0] for name in FORBIDDEN_NAMES}
 
 
 #: What may run a model's own code; left open, transformers asks on standard input. Said once, in data/pretrained.py.
@@ -298,13 +316,15 @@ def test_no_call_that_executes_input() -> None:
     faults = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call | ast.ImportFrom):
+            if isinstance(node, ast.Call | ast.Import | ast.ImportFrom):
                 faults += [f"{path.relative_to(PACKAGE)}:{node.lineno}: {why}" for why in _dangers(node)]
     assert faults == []
 
 
-def _dangers(call: ast.Call | ast.ImportFrom) -> list[str]:
-    if isinstance(call, ast.ImportFrom):  # under another name it would not be seen
+def _dangers(call: ast.Call | ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(call, ast.Import):  # under another name it would not be seen
+        return [each.name for each in call.names if each.asname is not None and each.name in FORBIDDEN_MODULES]
+    if isinstance(call, ast.ImportFrom):  # the same
         return [name for each in call.names if (name := f"{call.module}.{each.name}") in FORBIDDEN_NAMES]
     name = ast.unparse(call.func)
     options = {word.arg: ast.unparse(word.value) for word in call.keywords}
@@ -318,6 +338,11 @@ def _dangers(call: ast.Call | ast.ImportFrom) -> list[str]:
     asked = name.split(".")[-1] in LOADERS
     if options.get("trust_remote_code", "left open" if asked else "False") != "False":
         found.append("code from a model folder")
+    loads = name == "load_pretrained" and ast.unparse(call.args[0]).startswith("AutoModel")
+    if (loads and options.get("use_safetensors") != "True") or (
+        name.split(".")[-1] == "LLM" and options.get("load_format") != "'safetensors'"
+    ):
+        found.append("weights that may be pickled")
     return found
 
 
@@ -327,8 +352,11 @@ def test_the_search_finds_what_it_looks_for() -> None:
         "AutoTokenizer.from_pretrained(p)", "AutoConfig.from_pretrained(p, trust_remote_code=None)",
         "vllm.LLM(m, trust_remote_code=wanted)", "AutoBridge.from_hf_pretrained(p)", "pickle.Unpickler(f).load()",
         "yaml.load_all(t, Loader=yaml.Loader)", "np.load(p, allow_pickle=True)", "from pickle import load as read",
+        "import yaml as y", "from jinja2 import Template", "LLM(m, trust_remote_code=False)",
+        "load_pretrained(AutoModel, p, local_files_only=True)",
+        "load_pretrained(AutoModelForCausalLM, p, use_safetensors=None)",
     ):  # fmt: skip
-        found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call | ast.ImportFrom)]
+        found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call | ast.Import | ast.ImportFrom)]
         assert any(map(_dangers, found)), text
     for text in ("torch.load(p, weights_only=True)", "AutoConfig.from_pretrained(p, trust_remote_code=False)"):
         assert _dangers(ast.parse(text, mode="eval").body) == []  # type: ignore[arg-type]

@@ -49,6 +49,7 @@ class VllmEngine:
                 max_model_len=max_length,
                 generation_config="vllm",
                 trust_remote_code=False,
+                load_format="safetensors",  # "auto" opens pickled weights where there are no others
                 # Graphs and compilation pay on a GPU only.
                 enforce_eager=not torch.cuda.is_available(),
                 seed=0,
