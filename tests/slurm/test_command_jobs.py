@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import time
 from pathlib import Path
 
@@ -59,6 +60,31 @@ def test_an_evaluation_is_requeued_and_goes_on(
         time.sleep(0.3)
     slurm.call("scancel", str(job))
     assert slurm.wait_for_end(job, log).state == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    ("notice", "word", "said"),
+    [
+        ("USR1", "FAILED", r"node n\d: nemo-uecr evaluate saved nothing new in the \d+ s before SIGUSR1, .*--time.*"),
+        ("TERM", "REQUEUED", ".*"),
+    ],
+)
+def test_an_evaluation_that_advances_in_no_attempt(
+    notice: str, word: str, said: str, slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
+) -> None:
+    """Every attempt has the same time before the notice; a preemption comes at any time."""
+    here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
+    words = [here.get(word, word) for word in at_home(evaluation_job(), environment_folder)]
+    words[words.index("--samples") + 1] = "100000"
+    job = slurm.submit(tmp_path, *words, "--batch", "100000", UECR_ROOT=str(ROOT))
+    log = tmp_path / f"uecr-eval-{job}.log"
+    slurm.wait_for_line(log, " to generate")
+    slurm.call("scancel", "--batch", f"--signal={notice}", str(job))
+    slurm.wait_for_line(log, f"slurm: {word}: ")
+    slurm.call("scancel", str(job))
+    end = slurm.wait_for_end(job, log)
+    assert re.fullmatch(f"slurm: {word}: {said}", end.last), end.lines
+    assert (tmp_path / "slurm-logs" / f"{job}-0" / "final").read_text() == end.last.removeprefix("slurm: ") + "\n"
 
 
 def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
