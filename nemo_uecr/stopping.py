@@ -2,6 +2,7 @@
 
 A run that is asked finishes the step under way, saves a checkpoint and raises `RunStopped`; the command line then
 exits with `STOPPED`. Whoever started it reads from that code that the same command continues the run.
+A command that is killed and continues what is on disk says by `note_progress` that it will not stand still.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
-__all__ = ["JOB_END", "STOPPED", "RunStopped", "StopRequest", "listening", "seconds_left"]
+__all__ = [
+    "JOB_END", "JOB_PROGRESS", "STOPPED", "RunStopped", "StopRequest", "listening", "note_progress", "seconds_left",
+]  # fmt: skip
 
 #: Exit code of a run that saved and ended because it was asked to (EX_TEMPFAIL of sysexits.h: try again).
 STOPPED = 75
 #: Environment variable with the time, in seconds since 1970, at which the job that runs us will be ended.
 JOB_END = "UECR_JOB_END"
+#: Environment variable with the file that tells the job whether an attempt of a command advanced.
+JOB_PROGRESS = "UECR_JOB_PROGRESS"
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
@@ -73,3 +79,11 @@ def seconds_left() -> float | None:
     """Seconds until the job ends, from `UECR_JOB_END`; None where no job limits the run."""
     end = os.environ.get(JOB_END)
     return float(end) - time.time() if end else None
+
+
+def note_progress() -> None:
+    """Tell the job that runs us that something is saved which its next attempt need not do again."""
+    file = os.environ.get(JOB_PROGRESS)
+    if file:
+        with contextlib.suppress(OSError):  # what was saved is saved, whether the job hears of it or not
+            Path(file).touch()

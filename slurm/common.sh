@@ -11,6 +11,7 @@ GRACE_S=60         # for the nodes of a failed job to end by themselves
 LAST_WORD_S=10     # the same of a cancelled one: KillWait after its signal, 30 s as a rule, Slurm kills this script
 PREFLIGHT_S=120    # for every node to answer the checks before the start
 MOST_ATTEMPTS=20   # of a command that Slurm ends at its time limit; a training run advances in every attempt
+MORE_TIME='ask for more time, sbatch --time, or for less notice, sbatch --signal=B:USR1@SECONDS'
 
 # Where the time limit is not longer than the notice, the signal comes with the start: unhandled, it would end this script.
 EARLY_SIGNAL=''
@@ -103,16 +104,24 @@ run_command() { # SCRIPT COMMAND ARGUMENTS...: one nemo-uecr command on one node
   check_container
   preflight 0
   build_step 1
+  export UECR_JOB_PROGRESS=$LOGS/progress # nemo_uecr/stopping.py
   "${STEP[@]}" "${PYTHON[@]}" -m nemo_uecr "$command" "${REST[@]}" > >(tee -a "$LOGS/driver.log") \
     2> >(tee -a "$LOGS/srun.log" "$LOGS/driver.log" >&2) &
   watch_step $!
   if [[ -n $STOP_SIGNAL && $STEP_CODE != 0 ]]; then
+    refuse_standstill "$command"
     ((ATTEMPT < MOST_ATTEMPTS)) || finish 1 FAILED "node $HEAD: not done after $ATTEMPT requeues; give it more time: --time"
     end_job "$SAVED"
   fi
   ((STEP_CODE == 0)) || [[ -f $LOGS/cause ]] ||
     echo "node $HEAD: nemo-uecr $command ended with code $STEP_CODE: $(last_line_but_srun)" >"$LOGS/cause"
   end_job "$STEP_CODE"
+}
+
+refuse_standstill() { # COMMAND: the next attempt would have as little time; a preemption says nothing about that
+  [[ $STOP_SIGNAL == USR1 && ! -f $LOGS/progress ]] || return 0
+  [[ -z $CANCELLED ]] || time_is_up || return 0
+  finish 1 FAILED "node $HEAD: nemo-uecr $1 saved nothing new in the $STOP_AT s before SIGUSR1, nor would the next attempt; $MORE_TIME"
 }
 
 last_line_but_srun() { grep -v -e '^srun: ' -e '^slurmstepd: ' "$LOGS/driver.log" 2>/dev/null | tail -n 1 | cut -c 1-300; }

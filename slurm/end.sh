@@ -6,10 +6,11 @@ end_job() { # CODE of the run
   if [[ -n $CANCELLED ]]; then
     cause=$(srun_cause)
     [[ $cause != *": lost, says Slurm" ]] || finish 1 FAILED "$cause, which requeues the job"
-    case $CANCELLED in
-      *TimeLimit* | TIMEOUT*) finish 1 FAILED "the time limit passed before the step under way was saved; ask for more notice: sbatch --signal=B:USR1@SECONDS" ;;
-      *) finish 143 CANCELLED "ended from outside ($CANCELLED); what was saved stays, the same sbatch command continues it" ;;
-    esac
+    time_is_up ||
+      finish 143 CANCELLED "ended from outside ($CANCELLED); what was saved stays, the same sbatch command continues it"
+    # The run itself may have ended before, and only the nodes' leaving took longer.
+    [[ $code == 0 || $code == "$SAVED" ]] ||
+      finish 1 FAILED "the time limit passed before the step under way was saved; ask for more notice: sbatch --signal=B:USR1@SECONDS"
   fi
   case $code in
     0) finish 0 DONE "$(last_line "$LOGS/driver.log")" ;;
@@ -19,6 +20,8 @@ end_job() { # CODE of the run
   [[ -n $cause ]] || cause=$(srun_cause)$(node_said)
   finish 1 FAILED "${cause:-node $HEAD: srun ended with code $STEP_CODE and no node said why; see $LOGS}"
 }
+
+time_is_up() { [[ $CANCELLED == *TimeLimit* || $CANCELLED == TIMEOUT* ]]; }
 
 srun_cause() { # "srun: error: n2: task 1: Killed" or "srun: error: Node failure on n2"
   sed -nE -e 's/^srun: error: Node failure on (.*)$/node \1: lost, says Slurm/p' \

@@ -10,7 +10,7 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
   mkdir -p "$LOGS" || refuse "node $HEAD: cannot make $LOGS; name a folder on a shared file system: --logs FOLDER"
   LOGS=$(cd "$LOGS" && pwd) || refuse "node $HEAD: cannot enter $LOGS; name another folder: --logs FOLDER"
   # A Slurm that was set up anew, or another cluster on this file system, gives the same numbers again.
-  rm -f "$LOGS"/{cause,ended,stop,status,final,head-address} "$LOGS"/left-*
+  rm -f "$LOGS"/{cause,ended,stop,status,final,head-address,progress} "$LOGS"/left-*
   CANARY=$SLURM_JOB_ID-$ATTEMPT-$$
   if ! echo "$CANARY" 2>/dev/null >"$LOGS/canary" || [[ $(cat "$LOGS/canary") != "$CANARY" ]]; then
     refuse "node $HEAD: cannot write in $LOGS ($(df -hP "$LOGS" | awk 'NR == 2 {print $4 " free of " $2}')); make room, or name another folder: --logs FOLDER"
@@ -65,7 +65,7 @@ end_if_cancelled() { # a signal that came during a foreground command has been h
 
 end_if_early() { # such an attempt would end at its first step, and the next one again
   [[ $STOP_SIGNAL != USR1 ]] ||
-    finish 1 FAILED "SIGUSR1 came before the run began: the time limit is not longer than the notice; ask for more time, sbatch --time, or for less notice, sbatch --signal=B:USR1@SECONDS"
+    finish 1 FAILED "SIGUSR1 came before the run began: the time limit is not longer than the notice; $MORE_TIME"
 }
 
 # Runs on each node outside any container. $1 canary $2 its content $3 a file of ours $4 in a container? $5 python $6 GPUs

@@ -53,7 +53,7 @@ supervisor_is_alive() { # the head renews its status; its clock may differ from 
 
 on_signal() { # before the time limit, or at the end of the job
   if [[ $(job_field JobState) == RUNNING ]]; then
-    STOP_SIGNAL=$1
+    STOP_SIGNAL=$1 STOP_AT=$SECONDS
     say "SIG$1: asking the run to save and end"
     : >"$LOGS/stop"
   else

@@ -19,6 +19,7 @@ from nemo_uecr.data.atomic import only_writer, replace_file, sync_folder
 from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import CheckpointError, RunFolderError
+from nemo_uecr.stopping import note_progress
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +62,14 @@ class WorkFolder:
 
     def complete(self, *names: str) -> None:
         """Note files as complete; they are pushed to disk first."""
+        before = dict(self._complete)
         for name in names:
             with (self.path / name).open("rb") as file:
                 os.fsync(file.fileno())
             self._complete[name] = file_sha256(self.path / name)
         self._write_journal()
+        if self._complete != before:  # a small file that each attempt writes again is no progress
+            note_progress()
 
     def hashes(self) -> dict[str, str]:
         """sha256 of every complete file."""

@@ -54,9 +54,11 @@ def run_head(job: Job, driver_words: Sequence[str]) -> int:
             job.folder.blame(failure.node, str(failure))  # before the others leave and the batch script looks for it
         finally:
             job.folder.end(code)
-            _wait_for_leaving(job, LEAVING_S if code in (0, STOPPED) else FAILING_S)
-            ray.stop()
-            clear_temp_folder(job, keep_logs=code not in (0, STOPPED))
+            try:
+                _wait_for_leaving(job, LEAVING_S if code in (0, STOPPED) else FAILING_S)
+            finally:  # the end of the job may cut the wait short
+                ray.stop()
+                clear_temp_folder(job, keep_logs=code not in (0, STOPPED))
     except Failed as failure:
         job.folder.blame(failure.node, str(failure))
         job.folder.end(code)

@@ -12,10 +12,12 @@ __all__ = ["end_group"]
 
 def end_group(process: subprocess.Popen[bytes], patience_s: float) -> int:
     """Ask a process to end, kill it after that long, and kill what is left of its group; returns its exit code."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
+    finally:  # a signal to this process may cut the wait short
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     return process.wait()

@@ -22,6 +22,7 @@ from nemo_uecr.evaluation.engines.tokens import Tokens, load_tokens
 from nemo_uecr.evaluation.plan import Settings, check_plan, make_plan, write_plan
 from nemo_uecr.evaluation.result import write_result
 from nemo_uecr.evaluation.samples import SAMPLES, Key, Sample, append_samples, drop_torn_line, read_samples
+from nemo_uecr.stopping import note_progress
 from nemo_uecr.verifier.batch import check_responses
 from nemo_uecr.verifier.pool import ComparisonPool, comparison_pool
 
@@ -166,6 +167,7 @@ def _generate(wanted: list[Wanted], engine: Engine, settings: Settings, tokens: 
             chunk = wanted[start : start + settings.batch]
             generations = engine.generate([each.request for each in chunk], settings.decoding)
             append_samples(path, judged(chunk, generations, tokens, pool))
+            note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
             log.info("%d of %d samples, %.0f tokens a second", start + len(chunk), len(wanted), rate)

@@ -12,6 +12,7 @@ from nemo_uecr.checkpoint.hf_writer import plan_shards, write_weights
 from nemo_uecr.checkpoint.verification import compare
 from nemo_uecr.checkpoint.work_folder import WorkFolder
 from nemo_uecr.errors import CheckpointError
+from nemo_uecr.stopping import JOB_PROGRESS
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": (5, 2)}
 
@@ -72,6 +73,18 @@ def test_a_folder_made_from_something_else_is_emptied(tmp_path: Path) -> None:
     other = WorkFolder(tmp_path / "work", {"from": "y"})
     assert not other.has("file")
     assert not (other.path / "file").exists()
+
+
+def test_a_job_hears_of_new_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt of a conversion writes its small files again; that brings it no nearer to its end."""
+    progress = tmp_path / "progress"
+    monkeypatch.setenv(JOB_PROGRESS, str(progress))
+    for content, advances in (("1", True), ("1", False), ("2", True)):
+        work = WorkFolder(tmp_path / "work", {})
+        (work.path / "file").write_text(content)
+        work.complete("file")
+        assert progress.exists() == advances
+        progress.unlink(missing_ok=True)
 
 
 def test_only_complete_files_get_the_name(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from nemo_uecr.cluster.head import head_host, run_head, status_line
 from nemo_uecr.cluster.job import Job, Limits
 from nemo_uecr.cluster.job_folder import JobFolder
 from nemo_uecr.cluster.ports import head_port
+from nemo_uecr.cluster.process_group import end_group
 from nemo_uecr.cluster.ray_process import answers, last_line, start_arguments
 from nemo_uecr.cluster.replicas import Outcome, Replica, ReplicaError, _folders, largest_difference
 from nemo_uecr.cluster.words import command_words
@@ -226,6 +228,22 @@ def test_stopping_ends_the_driver_s_children_too(tmp_path: Path) -> None:
     assert driver.silent_s() < 30
     assert driver.stop() == -signal.SIGTERM
     wait_for(lambda: not running(child))
+
+
+def test_a_signal_in_the_wait_for_a_group_leaves_nothing_of_it() -> None:
+    """The end of a job reaches its node while that waits for Ray to end."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        before = signal.signal(signal.SIGALRM, lambda number, frame: sys.exit(143))
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            with pytest.raises(SystemExit):
+                end_group(process, 30)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert process.wait(10) == -signal.SIGKILL
 
 
 def running(number: int) -> bool:

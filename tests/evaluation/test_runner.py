@@ -21,6 +21,7 @@ from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens, load_token
 from nemo_uecr.evaluation.plan import Settings
 from nemo_uecr.evaluation.runner import evaluate, sample_seed
 from nemo_uecr.evaluation.samples import SAMPLES, read_samples
+from nemo_uecr.stopping import JOB_PROGRESS
 from tests.evaluation.tiny import save_tokenizer
 
 SETTINGS = Settings(
@@ -95,6 +96,29 @@ def test_a_finished_evaluation_is_not_repeated(
     first, _ = run(model, benchmarks, tmp_path / "out")
     again, engine = run(model, benchmarks, tmp_path / "out", stop_after=0)
     assert (again, engine.seeds) == (first, [])
+
+
+@pytest.mark.parametrize(("stop_after", "advanced"), [(2, False), (7, True)])
+def test_a_job_hears_whether_samples_were_saved(
+    stop_after: int,
+    advanced: bool,
+    model: str,
+    benchmarks: dict[str, LoadedBenchmark],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(JOB_PROGRESS, str(tmp_path / "progress"))
+    with pytest.raises(KeyboardInterrupt):
+        run(model, benchmarks, tmp_path / "out", stop_after=stop_after)  # in batches of three
+    assert (tmp_path / "progress").exists() == advanced == bool((tmp_path / "out" / SAMPLES).exists())
+
+
+def test_a_job_that_cannot_hear_spoils_nothing(
+    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = run(model, benchmarks, tmp_path / "whole")
+    monkeypatch.setenv(JOB_PROGRESS, str(tmp_path / "missing" / "progress"))
+    assert run(model, benchmarks, tmp_path / "out")[0] == whole
 
 
 def test_numbers_by_hand(model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path) -> None:

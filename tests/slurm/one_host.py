@@ -76,6 +76,15 @@ class JobEnd:
         return any(text in line for line in self.lines)
 
 
+def failed(end: JobEnd, line: str) -> None:
+    """Assert that a job failed with this last line, or one that begins so."""
+    assert end.state == "FAILED", end.lines
+    deadline = time.monotonic() + 5
+    while not end.lines and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert end.last.startswith(line), end.lines[-15:]
+
+
 class OneHostSlurm:
     """The cluster, from `start` to `stop`."""
 

@@ -58,3 +58,9 @@ def conversion_job() -> list[str]:
     jobs = [c for c in shown() if c.words[0] == "sbatch" and not c.marked]
     [words] = [c.words for c in jobs if "slurm/convert.sbatch" in c.words]
     return words
+
+
+def at_home(words: list[str], environment: Path) -> list[str]:
+    """What follows `sbatch` on the page, for another working folder and another environment."""
+    at = next(number for number, word in enumerate(words) if word.startswith("slurm/"))
+    return [*words[1:at], str(ROOT / words[at]), "--venv", str(environment), *words[at + 1 :]]

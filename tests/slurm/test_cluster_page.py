@@ -32,7 +32,7 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def run_by_a_test(command: Shown) -> bool:
-    """Whether the command is one of those that the tests here, in test_jobs.py or CI itself run."""
+    """Whether the command is one of those that the tests of this folder or CI itself run."""
     jobs = [smoke_job(), evaluation_job(), conversion_job()]
     if command.text == "make setup":
         return "\nmake setup\n" in (ROOT / ".ci" / "run").read_text()

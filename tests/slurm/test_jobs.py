@@ -1,28 +1,23 @@
-"""Jobs of a real two-node Slurm: each ends with its one line, its state, and nothing left running."""
+"""Training jobs of a real two-node Slurm: each ends with its one line, its state, and nothing left running."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli.table import COMMANDS
 from tests.local.tiny import SMALL, Assets, assets, metrics
-from tests.slurm.one_host import JobEnd, OneHostSlurm
-from tests.slurm.page import conversion_job, evaluation_job, smoke_job
+from tests.slurm.one_host import OneHostSlurm, failed
+from tests.slurm.page import ROOT, at_home, smoke_job
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAIN = str(ROOT / "slurm" / "train_qwen4b.sbatch")
-EVAL = str(ROOT / "slurm" / "eval.sbatch")
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 #: A run that does not end by itself while a test looks at it.
@@ -111,6 +106,7 @@ def test_a_time_limit_saves_requeues_and_resumes(
     slurm.wait_for_line(log, "slurm: REQUEUED: ", 240)
     reached = max(len(metrics(tmp_path / "run" / node)) for node in ("n1", "n2"))
     config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": reached + 3}}))
+    saved = {node: (tmp_path / "run" / node / "metrics.jsonl").read_bytes() for node in ("n1", "n2")}
     end = slurm.wait_for_end(job, log, seconds=900)
     assert end.state == "COMPLETED", end.lines
     assert end.said("slurm: SIGUSR1: asking the run to save and end")
@@ -119,6 +115,31 @@ def test_a_time_limit_saves_requeues_and_resumes(
     assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
     for node in ("n1", "n2"):
         assert [record["step"] for record in metrics(tmp_path / "run" / node)] == list(range(1, reached + 4))
+        written = (tmp_path / "run" / node / "metrics.jsonl").read_bytes()
+        assert written.startswith(saved[node]), "the times in it say that these steps were not done again"
+
+
+def test_a_time_limit_that_passes_while_the_nodes_leave(slurm: OneHostSlurm, submit: Submit) -> None:
+    """The run has saved before it; that the nodes take longer loses nothing."""
+    job, log = submit(LONG)
+    training(slurm, log)
+    deaf = [pid for pid in processes("cluster node --job") if b"SLURMD_NODENAME=n2" in environment_of(pid)]
+    assert deaf
+    for pid in deaf:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        slurm.call("scancel", "--batch", "--signal=USR1", str(job))
+        slurm.wait_for_line(log.parent / "slurm-logs" / f"{job}-0" / "ended", "75")
+        slurm.call("scontrol", "update", f"jobid={job}", "endtime=now")
+        slurm.wait_for_line(log, "slurm: REQUEUED: nemo-uecr: node n")
+    finally:
+        for pid in deaf:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n1 n2", 240)
+    assert "slurm: FAILED" not in log.read_text()
+    slurm.call("scancel", str(job))
+    assert slurm.wait_for_end(job, log).state == "CANCELLED"
 
 
 def test_a_killed_worker(slurm: OneHostSlurm, submit: Submit) -> None:
@@ -174,12 +195,24 @@ def test_a_dead_srun(slurm: OneHostSlurm, submit: Submit) -> None:
 
 
 def test_scancel_in_the_middle(slurm: OneHostSlurm, submit: Submit) -> None:
-    job, log = submit(LONG)
-    training(slurm, log)
+    """What was saved stays, and the same command continues it."""
+    job, log = submit(LONG, "checkpoint.every=5")
+    runs = [log.parent / "run" / node for node in ("n1", "n2")]
+    for run in runs:
+        slurm.wait_for_line(run / "metrics.jsonl", '{"step": 7,')
+    saved = [b"".join((run / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:5]) for run in runs]
     slurm.call("scancel", str(job))
     end = slurm.wait_for_end(job, log)
     assert end.state == "CANCELLED"
     slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
+    reached = max(len(metrics(run)) for run in runs)
+    job, log = submit(LONG, "checkpoint.every=5")
+    for run in runs:
+        slurm.wait_for_line(run / "metrics.jsonl", f'{{"step": {reached + 1},')
+    slurm.call("scancel", str(job))
+    assert slurm.wait_for_end(job, log).state == "CANCELLED"
+    for run, before in zip(runs, saved, strict=True):
+        assert (run / "metrics.jsonl").read_bytes().startswith(before), "these steps were done again"
 
 
 def test_scancel_of_a_job_that_does_not_hear_it(slurm: OneHostSlurm, submit: Submit) -> None:
@@ -293,44 +326,6 @@ def test_no_gpu_where_the_job_has_eight(slurm: OneHostSlurm, tmp_path: Path, env
     failed(end, "slurm: FAILED: node n1: nvidia-smi shows 0 GPUs, the job has 8 on each node")
 
 
-def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
-    """The CPU evaluation of docs/cluster.md, with what is here; clone and environment by names without their folder."""
-    (tmp_path / "clone").symlink_to(ROOT)
-    (tmp_path / "environment").symlink_to(environment_folder)
-    here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
-    words = [here.get(word, word) for word in at_home(evaluation_job(), Path("environment"))]
-    job = slurm.submit(tmp_path, "--hold", *words, UECR_ROOT="clone")
-    older = tmp_path / "slurm-logs" / f"{job}-0"  # of a job with this number, as another cluster leaves it
-    older.mkdir(parents=True)
-    (older / "cause").write_text("node n9: died long ago\n")
-    slurm.call("scontrol", "release", str(job))
-    end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
-    assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
-    assert (tmp_path / "evaluations" / "uecr" / "result.json").is_file()
-
-
-def test_an_evaluation_is_requeued_and_goes_on(
-    slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
-) -> None:
-    here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
-    words = [here.get(word, word) for word in at_home(evaluation_job(), environment_folder)]
-    words[words.index("--samples") + 1] = "100000"
-    job = slurm.submit(tmp_path, *words, "--batch", "64", UECR_ROOT=str(ROOT))
-    log, samples = tmp_path / f"uecr-eval-{job}.log", tmp_path / "evaluations" / "uecr" / "samples.jsonl"
-    slurm.wait_for_line(samples, "\n")
-    slurm.call("scancel", "--batch", "--signal=USR1", str(job))
-    slurm.wait_for_line(log, "slurm: REQUEUED: ")
-    assert "slurm: REQUEUED: srun" not in log.read_text(), "the run's own last line is asked for"
-    written = len(samples.read_text().splitlines())
-    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n")
-    deadline = time.monotonic() + 60
-    while len(samples.read_text().splitlines()) <= written:
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.3)
-    slurm.call("scancel", str(job))
-    assert slurm.wait_for_end(job, log).state == "CANCELLED"
-
-
 def test_a_dry_run_as_a_job(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
     words = ("--dry-run", "--venv", str(environment_folder), "--", "teacher.model_name=t", "data.subset=8")
     job = slurm.submit(tmp_path, "--nodes=2", TRAIN, *words, UECR_ROOT=str(ROOT))
@@ -341,39 +336,3 @@ def test_a_dry_run_as_a_job(slurm: OneHostSlurm, tmp_path: Path, environment_fol
         "slurm: DONE: dry run; nothing was started",
         "slurm: FAILED: the dry run found an error, see above",
     )
-
-
-def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
-    """The conversion of docs/cluster.md, of a Hugging Face model, which needs no training with Megatron."""
-    if not any(command.words == ("convert",) for command in COMMANDS):
-        pytest.skip("this version of nemo-uecr has no command 'convert'")
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
-        pytest.skip("megatron-bridge is not installed")
-    out = tmp_path / "converted"
-    here = {"runs/uecr_qwen3_4b/checkpoints/step_160": str(tiny.student), "models/uecr-4b": str(out)}
-    words = [here.get(word, word) for word in at_home(conversion_job(), environment_folder)]
-    job = slurm.submit(tmp_path, *words, UECR_ROOT=str(ROOT))
-    end = slurm.wait_for_end(job, tmp_path / f"uecr-convert-{job}.log", seconds=300)
-    assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
-    assert (out / "conversion.json").is_file()
-
-
-def test_evaluate_s_error_is_the_cause(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
-    words = ("--venv", str(environment_folder), "--", "/missing", "--benchmarks", "aime24")
-    job = slurm.submit(tmp_path, EVAL, *words, UECR_ROOT=str(ROOT))
-    end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
-    failed(end, "slurm: FAILED: node n1: nemo-uecr evaluate ended with code 2: nemo-uecr: error: ")
-
-
-def at_home(words: list[str], environment: Path) -> list[str]:
-    """What follows `sbatch` on the page, for another working folder and another environment."""
-    at = next(number for number, word in enumerate(words) if word.startswith("slurm/"))
-    return [*words[1:at], str(ROOT / words[at]), "--venv", str(environment), *words[at + 1 :]]
-
-
-def failed(end: JobEnd, line: str) -> None:
-    assert end.state == "FAILED", end.lines
-    deadline = time.monotonic() + 5
-    while not end.lines and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert end.last.startswith(line), end.lines[-15:]
