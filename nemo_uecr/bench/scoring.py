@@ -110,7 +110,8 @@ def run_all(sizes: Sizes) -> dict[str, Any]:
             if "absent" in results.get(case.name, {}):
                 continue
             fresh = run_case(case)
-            logger.info("round %d %-34s %s", round_ + 1, case.name, fresh.get("cpu_s", fresh.get("absent")))
+            shown = f"{fresh['cpu_s']:.4g} s" if "cpu_s" in fresh else fresh["absent"]
+            logger.info("round %d %-34s %s", round_ + 1, case.name, shown)
             results[case.name] = least_of(results.get(case.name), fresh)
     return report(results, asdict(sizes))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.written import read_written
-from nemo_uecr.data.json_text import decoded
+from nemo_uecr.data.json_text import decoded, read_own_object
 from nemo_uecr.errors import RunFolderError
 
 FIRST_FILES = ("config.yaml", "origins.json", "provenance.json", "tolerances.json")
@@ -102,6 +102,7 @@ def read_runs(paths: list[Path]) -> list[RunFolder]:
 
     Raises:
         RunFolderError: If one is no run folder or holds a file that cannot be read.
+        DataError: If a file of it is no JSON object.
     """
     runs = [read_run(path) for path in paths]
     return [replace(run, label=label) for run, label in zip(runs, _labels(runs), strict=True)]
@@ -112,6 +113,7 @@ def read_run(path: Path) -> RunFolder:
 
     Raises:
         RunFolderError: If it is no run folder or holds a file that cannot be read.
+        DataError: If a file of it is no JSON object.
     """
     if not path.is_dir():
         raise RunFolderError(f"{path} is no folder; expected the run folder that `nemo-uecr train` wrote")
@@ -126,13 +128,13 @@ def read_run(path: Path) -> RunFolder:
         path=path,
         label=path.resolve().name,
         config=_read_config(path / "config.yaml"),
-        origins=_read_json(path / "origins.json"),
-        provenance=_read_json(path / "provenance.json"),
+        origins=read_own_object(path / "origins.json"),
+        provenance=read_own_object(path / "provenance.json"),
         tolerances=_read_tolerances(path / "tolerances.json"),
         steps=_read_lines(path / "metrics.jsonl", _is_step, notes),
         evaluations=_read_lines(path / "evaluation.jsonl", _is_evaluation, notes),
         batches=list(_find_batches(path / "batches", notes)),
-        failure=_read_json(failure) if failure.is_file() else None,
+        failure=read_own_object(failure) if failure.is_file() else None,
         notes=tuple(notes),
     )
 
@@ -167,16 +169,6 @@ def _first_repeat(paths: list[Path]) -> Path:
     return next(path for index, path in enumerate(paths) if path in paths[:index])
 
 
-def _read_json(path: Path) -> Record:
-    try:
-        content = decoded(path.read_bytes())
-    except ValueError as error:
-        raise RunFolderError(f"{path} is no valid JSON ({error}); expected the file as the run wrote it") from error
-    if not isinstance(content, dict):
-        raise RunFolderError(f"{path} holds a {type(content).__name__}; expected a JSON object")
-    return content
-
-
 def _read_config(path: Path) -> Record:
     config = read_written(path)
     for section, key, kind, words in (("method", "name", str, "a text"), ("train", "steps", int, "a whole number")):
@@ -191,7 +183,7 @@ def _read_config(path: Path) -> Record:
 
 
 def _read_tolerances(path: Path) -> dict[str, float]:
-    tolerances = _read_json(path)
+    tolerances = read_own_object(path)
     for name, value in tolerances.items():
         if not _is_number(value):
             raise RunFolderError(f"{path}: {name} is {value!r:.60}; expected a number")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nemo_uecr.errors import RunFolderError
+from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.report.run_folder import read_run, read_runs, read_samples
 
 RunMaker = Callable[..., Path]
@@ -104,11 +104,16 @@ def test_no_folder_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("content", ["{", "[1]"])
-def test_unreadable_json_is_refused(make_run: RunMaker, content: str) -> None:
+@pytest.mark.parametrize("name", ["provenance.json", "origins.json", "tolerances.json"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", r"malformed JSON \(.*\); the file is truncated"), ("[1]", "got list; expected one JSON object")],
+)
+def test_unreadable_json_is_refused(make_run: RunMaker, name: str, content: str, said: str) -> None:
+    """In the words of the one reader of JSON files."""
     folder = make_run("broken")
-    (folder / "provenance.json").write_text(content)
-    with pytest.raises(RunFolderError, match=r"provenance\.json"):
+    (folder / name).write_text(content)
+    with pytest.raises(DataError, match=rf"{name}: {said}"):
         read_run(folder)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,10 @@ def test_a_case_measures_itself(name: str) -> None:
 
 
 def test_absent_rivals_are_null_and_the_rest_stands(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def measured(case: scoring.Case) -> dict[str, object]:
         rival = case.job.case.split("/")[1]
@@ -55,7 +59,11 @@ def test_absent_rivals_are_null_and_the_rest_stands(
 
     monkeypatch.setattr(scoring, "run_case", measured)
     out = tmp_path / "scoring.json"
-    assert bench_scoring.run(parsed("--quick", "--json", str(out))) == 0
+    with caplog.at_level(logging.INFO):
+        assert bench_scoring.run(parsed("--quick", "--json", str(out))) == 0
+    said = [" ".join(message.split()) for message in caplog.messages]
+    assert "round 1 dense/plain/float32 6 s" in said
+    assert "round 1 dense/trl@128/float32 trl is not installed" in said
     written = json.loads(out.read_text())
     assert written["ratios"]["naive_fp32"] == 6.0
     for rival in ("trl", "verl", "nemo_rl_tp2_chunk1024", "nemo_rl_tp2_best"):
