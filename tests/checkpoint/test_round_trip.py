@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 
 from nemo_uecr.checkpoint.bridge import Bridge
 from tests.checkpoint.folders import hf_model
-from tests.checkpoint.real import command, converted, marks, refused, tensors, transformers_logp
+from tests.checkpoint.real import ROOT, command, converted, marks, refused, tensors, transformers_logp
 from tests.checkpoint.trained import load_and_score
 from tests.megatron_worker.ranks import run_ranks
 
@@ -119,12 +121,11 @@ def kill_when(partial: Path, pattern: str, *arguments: object) -> None:
     [
         ("model-00001-of-*.safetensors", False),
         ("model-00002-of-*.safetensors", True),  # when the first one is noted as complete
-        ("model.safetensors.index.json", False),
     ],
-    ids=["as it was left", "with a damaged shard", "before the verification"],
+    ids=["as it was left", "with a damaged shard"],
 )
 def test_killed_on_the_way_to_huggingface(megatron: Path, tmp_path: Path, moment: str, damage: bool) -> None:
-    """No OUT when the first weight file is there, nor when the last one is, and the same command finishes it."""
+    """No OUT when the first weight files are there, and the same command finishes it."""
     out, partial = tmp_path / "out", tmp_path / ".out.partial"
     arguments = (megatron, "--to", out, "--shard-gb", SMALL)
     kill_when(partial, moment, *arguments)
@@ -146,4 +147,28 @@ def test_killed_on_the_way_to_megatron(whole: Path, moment: str, tmp_path: Path)
     assert "the same model" in converted(whole, "--to", out)
     assert "the same model" in converted(out, "--check")
     assert ".partial" not in (out / "iter_0000000" / "run_config.yaml").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+VERIFIED = """
+import os, signal, sys
+from nemo_uecr.checkpoint import convert
+from nemo_uecr.cli.main import entry_point
+
+def dying(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+convert.compare = dying
+entry_point(["convert", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("direction", ["to huggingface", "to megatron"])
+def test_killed_at_the_end_of_the_verification(whole: Path, megatron: Path, direction: str, tmp_path: Path) -> None:
+    """All is written and scored, and still nothing stands under the asked name."""
+    arguments = (megatron if direction == "to huggingface" else whole, "--to", tmp_path / "out")
+    ended = subprocess.run([sys.executable, "-c", VERIFIED, *map(str, arguments)], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    assert "the same model" in converted(*arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,6 +62,9 @@ def jobs(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     )
     yield process
     process.kill()
+    for left in (pid for path in tmp_path.glob("*.pids") for pid in path.read_text().split()):
+        with contextlib.suppress(ProcessLookupError):  # what outlives it holds its output open, too
+            os.kill(int(left), signal.SIGKILL)
     process.communicate()
 
 
