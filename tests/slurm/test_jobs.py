@@ -106,7 +106,6 @@ def test_a_time_limit_saves_requeues_and_resumes(
     slurm.wait_for_line(log, "slurm: REQUEUED: ", 240)
     reached = max(len(metrics(tmp_path / "run" / node)) for node in ("n1", "n2"))
     config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": reached + 3}}))
-    saved = {node: (tmp_path / "run" / node / "metrics.jsonl").read_bytes() for node in ("n1", "n2")}
     end = slurm.wait_for_end(job, log, seconds=900)
     assert end.state == "COMPLETED", end.lines
     assert end.said("slurm: SIGUSR1: asking the run to save and end")
@@ -115,8 +114,6 @@ def test_a_time_limit_saves_requeues_and_resumes(
     assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
     for node in ("n1", "n2"):
         assert [record["step"] for record in metrics(tmp_path / "run" / node)] == list(range(1, reached + 4))
-        written = (tmp_path / "run" / node / "metrics.jsonl").read_bytes()
-        assert written.startswith(saved[node]), "the times in it say that these steps were not done again"
 
 
 def test_a_time_limit_that_passes_while_the_nodes_leave(slurm: OneHostSlurm, submit: Submit) -> None:
