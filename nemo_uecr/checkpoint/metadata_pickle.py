@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.checkpoint.pickle_nesting import check_nesting
+from nemo_uecr.checkpoint.pickle_scan import check_instructions
 from nemo_uecr.errors import CheckpointError, first_line
 
 #: What torch and Megatron write into the file, beside the dtypes of torch. None of them does anything but hold values.
@@ -58,7 +58,7 @@ def read_metadata(path: Path) -> Any:
     """
     content = path.read_bytes()
     try:
-        check_nesting(content)
+        check_instructions(content)
         return _KnownOnly(io.BytesIO(content)).load()
     except _ForbiddenNameError as error:
         raise CheckpointError(

@@ -19,7 +19,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}(?:\{[lcr| ]*\})?")
 _IGNORED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![A-Za-z])|\\[,!]")
 #: ``\x02`` ends a fraction, a root or a word.
 _SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|(?:[)\]}\x02]|\\circ(?![A-Za-z]))[\s{}]*\.?\d")
-_MIXED = re.compile(r"(?<![\d.])(\d+)\s*\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
+_MIXED = re.compile(r"(?<![\d.])(\d+)(?:\s|\\[,!])*\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _SLASHED = re.compile(r"(?<![\w.}^)\\])(\d+)(?:\s|\\,)+(\d+)\s*/\s*(\d+)(?![\w.])")
 _THIN_THOUSANDS = re.compile(r"(?<![\d.])([1-9]\d{0,2})((?:\\,\d{3})+)(?!\d)")
 

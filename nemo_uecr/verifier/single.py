@@ -47,6 +47,8 @@ _BOUNDS = re.compile(
 _MEMBER = re.compile(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|∈)\s*(?=[\[(\\])")
 _NAMED = re.compile(r"\s*([A-Za-z]|\\[a-z]+)\s*=(.+)", re.DOTALL)
 _DEGREES = re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
+#: Cycles of a permutation: as a product of numbers they could be in any order.
+_CYCLES = re.compile(r"(?:\(\s*\d[\d\s]*\)\s*){2,}")
 _WORD_BETWEEN = re.compile(r"[\d})]\s+[A-Za-z]{2,}\s+[\d\\({]")
 _NUMBER_IN_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf)\s*\{[^{}]*[\d\\]")
 _TEXT_BETWEEN = re.compile(r"[\d})\]]\s*\x00(?!\s*\^)[^,]*?[\d({\[]")
@@ -69,6 +71,8 @@ def readable(given: str, expected: str) -> tuple[str, str] | None:
         return None
     answer, reference = (times_bare(one_spelling(text)) for text in (answer, reference))
     if strange_marks(answer, reference) or other_time(answer, reference):
+        return None
+    if _CYCLES.fullmatch(reference) and "".join(answer.split()) != "".join(reference.split()):
         return None
     answer, reference = times_as_numbers(answer), times_as_numbers(reference)
     if _GAP.search(answer) and not _GAP.search(reference):
