@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import zipfile
 import zlib
 from collections import Counter
@@ -96,11 +97,16 @@ def _shard_ends(places: dict[Any, Any]) -> dict[str, int]:
     for place in places.values():
         name, numbers = place.relative_path, (place.offset, place.length)
         if not isinstance(name, str) or not SHARD.fullmatch(name):
-            raise ValueError(f"it names a shard {name!r:.60}")
+            raise ValueError(f"it names a shard {_shown(name)}")
         if not all(isinstance(number, int) and 0 <= number < MOST for number in numbers):
-            raise ValueError(f"it places a tensor of {name} at {numbers!r:.60}")
+            raise ValueError(f"it places a tensor of {name} at {_shown(numbers)}")
         ends[name] = max(ends[name], sum(numbers))
     return dict(ends)
+
+
+def _shown(value: object) -> str:
+    """A value in a few letters, without writing it in full first: it may hold itself, or the same list for ever."""
+    return f"{reprlib.repr(value):.60}"
 
 
 def _dtype_and_shape(entry: Any) -> tuple[str, tuple[int, ...]]:
@@ -108,7 +114,7 @@ def _dtype_and_shape(entry: Any) -> tuple[str, tuple[int, ...]]:
 
     dtype, shape = entry.properties.dtype, tuple(entry.size)
     if not isinstance(dtype, torch.dtype) or not all(isinstance(size, int) and 0 <= size < MOST for size in shape):
-        raise ValueError(f"it has a tensor of {dtype!r:.60} and shape {shape!r:.60}")
+        raise ValueError(f"it has a tensor of {_shown(dtype)} and shape {_shown(shape)}")
     return str(dtype).removeprefix("torch."), shape
 
 

@@ -108,6 +108,11 @@ def check_model(name: str) -> None:
             check_model_place(name)
             return
         raise DataError(f"{name}: no such folder; expected a model's folder, or a hub name such as Qwen/Qwen3-4B")
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists():
+        raise DataError(
+            f"{name}: an adapter without its base model; expected a whole model: merge the two (peft: "
+            "merge_and_unload) and name the folder that is saved"
+        )
     read_fields(folder / "config.json", prefix="")
     shards = weight_names(folder)
     if any(folder.glob("*.bin")) and not any((folder / shard).is_file() for shard in shards):

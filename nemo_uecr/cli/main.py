@@ -7,15 +7,17 @@ import errno
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
 from nemo_uecr import __version__
 from nemo_uecr.cli.extras import as_dependency_error
 from nemo_uecr.cli.table import Command, find_command, is_group, overview
-from nemo_uecr.errors import UecrError
+from nemo_uecr.errors import UecrError, first_line
 from nemo_uecr.stopping import STOPPED, RunStopped
 
 __all__ = ["dispatch", "entry_point", "parser_of"]
@@ -49,13 +51,11 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         return dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except UecrError as error:
         return _refuse(error)
-    except ModuleNotFoundError as error:
-        missing = as_dependency_error(error)
-        if missing is None:
+    except (ModuleNotFoundError, SyntaxError, NameError, TypeError, AttributeError) as error:
+        known = as_dependency_error(error) if isinstance(error, ModuleNotFoundError) else _broken_source(error)
+        if known is None:
             raise
-        return _refuse(missing)
-    except SyntaxError as error:  # of method_registry.py, or what else somebody changed: no command begins
-        return _refuse(UecrError(f"{error.filename} line {error.lineno}: {error.msg}; expected Python"))
+        return _refuse(known)
     except RunStopped as stopped:
         sys.stderr.write(f"nemo-uecr: {stopped}\n")
         return STOPPED
@@ -68,6 +68,20 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         return _refuse(UecrError(_os_message(error)))
+
+
+def _broken_source(error: BaseException) -> UecrError | None:
+    """What is wrong with method_registry.py, to which users add lines, or with a file that is no Python."""
+    if isinstance(error, SyntaxError):
+        return UecrError(f"{error.filename} line {error.lineno}: {error.msg}; expected Python")
+    registry = Path(__file__).resolve().parents[1] / "method_registry.py"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.name == "<module>" and frame.filename == str(registry)]
+    return (
+        UecrError(f"{registry} line {lines[-1]}: {first_line(error)}; expected a line as those there")
+        if lines
+        else None
+    )
 
 
 def _os_message(error: OSError) -> str:

@@ -33,6 +33,8 @@ __all__ = [
 OBJECTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 #: Ends the names of keys that choose code: attn_implementation, experts_implementation, ...
 CHOICE = "_implementation"
+#: Key that puts another file in the place of model.safetensors.
+OTHER_WEIGHTS = "transformers_weights"
 #: How a library written in Rust tells of the system's error.
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -102,7 +104,7 @@ def check_objects(folder: Path) -> None:
 
 
 def refuse_kernels(name: str) -> None:
-    """Refuse a folder whose config.json names a kernel of the hub for its attention or the like.
+    """Refuse a folder whose config.json names a kernel of the hub for its attention, or another file of weights.
 
     Raises:
         DataError: naming the key.
@@ -110,7 +112,13 @@ def refuse_kernels(name: str) -> None:
     file = Path(name) / "config.json"
     if not file.is_file():
         return
-    for key, chosen in _choices(read_object(file)):
+    values = read_object(file)
+    if values.get(OTHER_WEIGHTS) is not None:
+        raise DataError(
+            f"model {name!r}: {OTHER_WEIGHTS} in config.json names another file of weights, which transformers reads "
+            "and vLLM does not; expected them in model.safetensors: rename the file and take the key out"
+        )
+    for key, chosen in _choices(values):
         if "/" in chosen:
             raise DataError(
                 f"model {name!r}: {key} in config.json is {chosen[:60]!r}, a kernel: code to be fetched and run; "

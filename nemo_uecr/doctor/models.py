@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,28 +172,41 @@ def limits_finding(subject: Subject, sizes: Callable[[str, str], ModelShape]) ->
         shape = sizes(subject.student, "student")
     except DataError:
         return []  # said with the vocabulary
-    if 0 < shape.positions < subject.longest:
-        findings = [_too_long(subject, shape.positions)]
-    else:
-        findings = [ok("generation length", f"{subject.longest} of the student's {shape.positions} positions")]
-    fault = rollout_fault(shape, subject.rollout_tensor)
-    if fault is not None:
-        findings.append(fail("generation ranks", fault, "nemo-uecr plan says what would fit"))
-    return findings
-
-
-def _too_long(subject: Subject, positions: int) -> Finding:
-    """What vLLM is given is the longest sequence that the keys allow; the local loop looks at each prompt as it is."""
-    check, response, prompt = "generation length", subject.response, subject.longest - subject.response
-    if subject.backend == "nemo_rl":
+    check = "generation length"
+    finding = ok(check, f"{subject.longest} of the student's {shape.positions} positions")
+    if subject.backend == "local":
+        finding = _local_length(subject, shape.positions, sizes) or finding
+    elif 0 < shape.positions < subject.longest:
         message = f"data.max_prompt_tokens + rollout.max_response_tokens = {subject.longest}"
-        return fail(check, f"{message}, the student was made for {positions} positions", "lower one of the two")
-    if response >= positions:
-        message = f"rollout.max_response_tokens = {response} leaves no prompt any of the {positions} positions"
-        return fail(check, message, "lower rollout.max_response_tokens")
+        finding = fail(
+            check, f"{message}, the student was made for {shape.positions} positions", "lower one of the two"
+        )
+    fault = rollout_fault(shape, subject.rollout_tensor)
+    if fault is None:
+        return [finding]
+    return [finding, fail("generation ranks", fault, "nemo-uecr plan says what would fit")]
+
+
+def _local_length(subject: Subject, positions: int, sizes: Callable[[str, str], ModelShape]) -> Finding | None:
+    """The local loop looks at each prompt as it is, beside responses and evaluations; None where every one fits."""
+    demands = [("rollout.max_response_tokens", subject.response, "student", positions)]
+    demands.append(("evaluation.max_tokens", subject.evaluation, "student", positions))
+    with contextlib.suppress(DataError):  # said with the vocabulary
+        if subject.teacher is not None:
+            teacher = sizes(subject.teacher, "teacher").positions
+            demands.append(("rollout.max_response_tokens", subject.response, "teacher", teacher))
+    prompt = subject.longest - subject.response
+    known = [demand for demand in demands if demand[1] and demand[3] > 0]
+    key, response, role, positions = min(known, key=lambda demand: demand[3] - demand[1], default=("", 0, "", prompt))
+    left = positions - response
+    if left >= prompt:
+        return None
+    if left <= 0:
+        message = f"{key} = {response} leaves no prompt any of the {role}'s {positions} positions"
+        return fail("generation length", message, f"lower {key}")
     return warn(
-        check,
-        f"beside rollout.max_response_tokens = {response}, {positions - response} of the student's {positions} "
-        f"positions are left for a prompt; data.max_prompt_tokens allows {prompt}",
-        "the run refuses a longer prompt before its first step; lower rollout.max_response_tokens if there is one",
+        "generation length",
+        f"beside {key} = {response}, {left} of the {role}'s {positions} positions are left for a prompt; "
+        f"data.max_prompt_tokens allows {prompt}",
+        f"the run refuses a longer prompt before its first step; lower {key} if there is one",
     )

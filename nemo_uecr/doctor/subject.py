@@ -38,7 +38,10 @@ class Subject:
     """Tokens of the longest prompt with the longest response, as the keys allow them."""
 
     response: int
-    """Tokens of the longest response."""
+    """Tokens of the longest response in training."""
+
+    evaluation: int
+    """The same in evaluations during a local run; 0 where there are none."""
 
     nodes: int
     gpus_per_node: int
@@ -82,6 +85,7 @@ def _of_local(config: Config) -> Subject:
         enable_thinking=config.data.enable_thinking,
         longest=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
         response=config.rollout.max_response_tokens,
+        evaluation=config.evaluation.max_tokens if config.evaluation.benchmarks else 0,
         nodes=1,
         gpus_per_node=1 if config.device == "cuda" else 0,
         rollout_tensor=1,
@@ -109,6 +113,7 @@ def _of_nemo(config: NemoConfig) -> Subject:
         enable_thinking=config.data.enable_thinking,
         longest=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
         response=config.rollout.max_response_tokens,
+        evaluation=0,
         nodes=config.cluster.nodes,
         gpus_per_node=config.cluster.gpus_per_node,
         rollout_tensor=config.rollout.tensor,

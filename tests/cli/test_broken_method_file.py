@@ -52,3 +52,40 @@ def test_a_line_of_the_registry_that_is_no_python_is_one_line(package: Path, tmp
     registry.write_text(text.replace(LINE, LINE.replace(",\n", ",,\n")), encoding="utf-8")
     number = text[: text.index(LINE)].count("\n") + 1
     assert refused(copy) == f"{registry} line {number}: invalid syntax; expected Python"
+
+
+def with_line(package: Path, copy: Path, line: str) -> Path:
+    """A copy of the package whose registry has another line; returns the registry."""
+    shutil.copytree(package, copy)
+    registry = copy / "method_registry.py"
+    registry.write_text(registry.read_text(encoding="utf-8").replace(LINE, f"    {line},\n"), encoding="utf-8")
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('Entry("mine", "mine", GROUPS, TEACHER)', "name 'GROUPS' is not defined"),
+        ('Entry("mine")', "missing 3 required positional arguments: 'file', 'settings', and 'scores'"),
+        ('"mine"', "'str' object has no attribute 'name'"),
+    ],
+)
+def test_a_line_of_the_registry_that_makes_no_entry_is_one_line(
+    package: Path, tmp_path: Path, line: str, said: str
+) -> None:
+    registry = with_line(package, tmp_path / "nemo_uecr", line)
+    shown = refused(registry.parent)
+    assert shown.startswith(f"{registry} line "), shown
+    assert shown.endswith(f"{said}; expected a line as those there"), shown
+
+
+@pytest.mark.parametrize("file", ["a.b", "../mine"])
+def test_a_line_that_names_no_file_of_the_folder(package: Path, tmp_path: Path, file: str) -> None:
+    registry = with_line(package, tmp_path / "nemo_uecr", f'Entry("mine", "{file}", GROUP, TEACHER)')
+    place = f"core/methods/{file}.py"
+    assert refused(registry.parent) == f"method mine: there is no {place}, which its line in method_registry.py names"
+
+
+def test_a_file_that_ends_the_process(package: Path) -> None:
+    (package / "core" / "methods" / "mine.py").write_text("import sys\nsys.exit()\n", encoding="utf-8")
+    assert refused(package).startswith("method mine: core/methods/mine.py line 2: SystemExit: ")

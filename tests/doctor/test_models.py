@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -205,6 +206,23 @@ def test_a_local_run_asks_for_the_prompts_that_there_are(tmp_path: Path) -> None
     )
     assert found(600, 255).status == "warn"
     assert found(257, 256).status == "fail"
+
+
+def test_evaluations_and_the_teacher_of_a_local_run_count_too(tmp_path: Path) -> None:
+    student = str(save_model(tmp_path))
+
+    def found(**fields: Any) -> Finding:
+        (finding,) = models.limits_finding(local(student=student, longest=200, response=100, **fields), sizes)
+        return finding
+
+    assert found(evaluation=156).status == "ok"
+    assert "beside evaluation.max_tokens = 157, 99 of the student's 256 positions" in found(evaluation=157).message
+    assert "evaluation.max_tokens = 256 leaves no prompt" in found(evaluation=256).message
+    teacher = tmp_path / "teacher"
+    shutil.copytree(student, teacher)
+    small = json.loads((teacher / "config.json").read_text()) | {"max_position_embeddings": 150}
+    (teacher / "config.json").write_text(json.dumps(small))
+    assert "50 of the teacher's 150 positions are left" in found(evaluation=0, teacher=str(teacher)).message
 
 
 def test_the_local_loop_takes_the_prompt_that_is_left_room_for(tmp_path: Path) -> None:

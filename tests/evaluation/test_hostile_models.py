@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from nemo_uecr.cli.evaluate_options import check_model
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.errors import DataError
 from tests.local import tiny
 from tests.reliability.commands import refused
 
@@ -157,3 +158,16 @@ def test_a_kernel_of_the_hub_is_not_fetched(
     assert "a kernel: code" in refused(
         capsys, *tiny.train_words(tiny.assets(), tmp_path / "run", f"teacher.model_name={model}")
     )
+
+
+def test_weights_of_another_name_are_not_read(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """transformers would read them, and vLLM model.safetensors."""
+    shutil.copy(model / "model.safetensors", model / "other.safetensors")
+    change(model / "config.json", transformers_weights="other.safetensors")
+    assert "transformers_weights in config.json names another file" in refused(capsys, *words(model, tmp_path))
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(DataError, match="an adapter without its base model; expected a whole model: merge the two"):
+        check_model(str(tmp_path))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.checkpoint.megatron_files import read_megatron_files
+from nemo_uecr.checkpoint.megatron_files import read_contents, read_megatron_files
 from nemo_uecr.checkpoint.metadata_pickle import KNOWN, read_metadata
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.written import read_written
@@ -130,7 +130,7 @@ ODD_CONTENTS = {
     "a memory format": ({"decoder.x": WithState(torch.float32, torch.strided, False, 7, False)}, {}, "memory_format"),
     "a type": ({"decoder.x": "@@"}, {}, "it has a tensor of '@@'"),
     "a size": ({"decoder.x": "##"}, {}, "'int' object is not iterable"),
-    "a type without end": ({"decoder.x": "@@"}, {}, "maximum recursion depth exceeded"),
+    "a list in a list": ({"decoder.x": "@@"}, {}, "a tensor of [[[[[[[...]]]]]]]"),
 }
 
 
@@ -148,7 +148,7 @@ def test_a_table_of_contents_of_odd_values_is_one_line(
     if isinstance(tensors, dict):
         tensors = {name: odd.get(entry, entry) for name, entry in tensors.items()}
     content = pickle.dumps(Metadata(tensors, None, places), protocol=2)  # type: ignore[arg-type]
-    if "recursion" in said:  # a list in a list in a list, which pickle itself could not write
+    if "[[[" in said:  # a list in a list in a list, which pickle itself could not write
         content = content.replace(b"X\x02\x00\x00\x00@@", b"]" * 20_000 + b"a" * 19_999)
     (weights / ".metadata").write_bytes(content)
     message = complaint(lambda: read_megatron_files(weights)) or ""
@@ -360,3 +360,20 @@ def test_the_search_finds_what_it_looks_for() -> None:
         assert any(map(_dangers, found)), text
     for text in ("torch.load(p, weights_only=True)", "AutoConfig.from_pretrained(p, trust_remote_code=False)"):
         assert _dangers(ast.parse(text, mode="eval").body) == []  # type: ignore[arg-type]
+
+
+def test_a_name_that_holds_its_own_parts_for_ever_is_not_written_out(tmp_path: Path) -> None:
+    """Twenty lists, each four times in the next: a few bytes, and more letters than any memory holds."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+    name: object = "x"
+    for _ in range(20):
+        name = [name] * 4
+    weights = tmp_path / "iter_0000001"
+    weights.mkdir()
+    place = _StorageInfo(name, 0, 1)  # type: ignore[arg-type]
+    (weights / ".metadata").write_bytes(pickle.dumps(Metadata({}, None, {MetadataIndex("x"): place}), 4))
+    message = complaint(lambda: read_contents(weights / ".metadata")) or ""
+    assert "it names a shard [[[[" in message
+    assert len(message) < 400

@@ -30,14 +30,17 @@ def defined(entry: Entry) -> Method:
 
 def _imported(entry: Entry, file: str) -> ModuleType:
     name = f"{__name__}.{entry.file}"
-    spec = find_spec(name)
+    try:
+        spec = find_spec(name)
+    except ModuleNotFoundError:  # a point or a slash in it
+        spec = None
     if spec is None:
         raise ConfigError(f"method {entry.name}: there is no {file}, which its line in method_registry.py names")
     try:
         return import_module(name)
     except UecrError:
         raise
-    except Exception as error:  # the file is its author's program: what it raises has no common class
+    except (Exception, SystemExit) as error:  # the file is its author's program: what it raises has no common class
         place = _place(error, spec.origin or "", file)
         said = error.msg if isinstance(error, SyntaxError) else first_line(error)
         raise ConfigError(
@@ -45,7 +48,7 @@ def _imported(entry: Entry, file: str) -> ModuleType:
         ) from error
 
 
-def _place(error: Exception, path: str, file: str) -> str:
+def _place(error: BaseException, path: str, file: str) -> str:
     """File and line where it went wrong: the last one of this file, unless another one is no Python."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{file if error.filename == path else error.filename} line {error.lineno}"
