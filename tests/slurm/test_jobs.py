@@ -104,7 +104,9 @@ def test_a_time_limit_saves_requeues_and_resumes(
     limit = ("--time=2", "--signal=B:USR1@30")
     job, log = submit(sbatch=limit, script=("--config", str(config)), small=small)
     slurm.wait_for_line(log, "slurm: REQUEUED: ", 240)
-    reached = max(len(metrics(tmp_path / "run" / node)) for node in ("n1", "n2"))
+    logged = {node: tmp_path / "run" / node / "metrics.jsonl" for node in ("n1", "n2")}
+    before = {node: path.read_bytes() for node, path in logged.items()}
+    reached = max(record.count(b"\n") for record in before.values())
     config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": reached + 3}}))
     end = slurm.wait_for_end(job, log, seconds=900)
     assert end.state == "COMPLETED", end.lines
@@ -114,6 +116,7 @@ def test_a_time_limit_saves_requeues_and_resumes(
     assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
     for node in ("n1", "n2"):
         assert [record["step"] for record in metrics(tmp_path / "run" / node)] == list(range(1, reached + 4))
+        assert logged[node].read_bytes().startswith(before[node]), "a step that was saved is not made again"
 
 
 def test_a_time_limit_that_passes_while_the_nodes_leave(slurm: OneHostSlurm, submit: Submit) -> None:
