@@ -34,8 +34,8 @@ def products_spelled_out(text: str) -> str:
     Args:
         text: an answer as LaTeX; one whose brackets do not match stays as it is.
     """
-    if not any(mark in text for mark in ("(", "[", "{")):
-        return text
+    if not any(mark in text for mark in ("(", "[", "{", "\\")):
+        return text  # as most answers
     answer = _Answer([(match[0], match.start(), match.end()) for match in _TOKEN.finditer(text)])
     if not answer.match_brackets():
         return text

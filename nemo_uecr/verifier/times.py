@@ -7,6 +7,8 @@ import re
 from nemo_uecr.verifier.latex import TEXT
 
 _JOINED = re.compile(r"(?<![\w.:])\d+(?:\s*:\s*\d+)+(?![\w:])")
+#: Not the blank ``\:``.
+_COLON = re.compile(r"(?<!\\):")
 #: ``p.m.`` behind a number, which math-verify drops.
 _HALF_OF_DAY = re.compile(
     r"(?<=[\d})])(?:[\s~]|\\[, ])*(?P<text>\\(?:text|mbox|mathrm|textrm)\s*\{\s*)?"
@@ -24,7 +26,7 @@ def other_time(answer: str, reference: str) -> bool:
     halves = [[match["half"].lower() for match in _HALF_OF_DAY.finditer(text)] for text in (answer, reference)]
     if halves[0] != halves[1] and (halves[0] or not all(match["text"] for match in _HALF_OF_DAY.finditer(reference))):
         return True
-    return answer.count(":") != reference.count(":") or _numbers(answer) != _numbers(reference)
+    return len(_COLON.findall(answer)) != len(_COLON.findall(reference)) or _numbers(answer) != _numbers(reference)
 
 
 def times_as_numbers(text: str) -> str:
