@@ -53,8 +53,7 @@ SAME = [
             r"3\displaystyle(7)",
             r"3\{7\}",
             r"3\:(7)",
-            r"3\bigl(7\bigr)",
-            r"3\left (7\right )",
+            r"3\left(7\right)",
         )
     ],
     (r"\frac{d}{dx}(x^3)", "3x^2"),
