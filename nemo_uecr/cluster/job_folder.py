@@ -70,6 +70,10 @@ class JobFolder:
         """Whether the driver has ended."""
         return (self.path / "ended").exists()
 
+    def script_ended(self) -> bool:
+        """Whether the batch script has said its last line: a node that Slurm forgot to end hears nothing else."""
+        return (self.path / "final").exists()
+
     def leave(self, node: str) -> None:
         """The node has stopped its Ray."""
         self._write(f"left-{node}", "")

@@ -42,7 +42,7 @@ def _wait_for_head(job: Job) -> str | None:
         address = job.folder.head_address()
         if address is not None:
             return address
-        if job.folder.ended() or job.folder.cause() is not None:
+        if job.folder.ended() or job.folder.cause() is not None or job.folder.script_ended():
             return None
         time.sleep(LOOKING_S)
     job.folder.blame(

@@ -25,6 +25,7 @@ from nemo_uecr.cluster.process_group import end_group
 from nemo_uecr.cluster.ray_process import answers, last_line, start_arguments
 from nemo_uecr.cluster.replicas import Outcome, Replica, ReplicaError, _folders, largest_difference
 from nemo_uecr.cluster.words import command_words
+from nemo_uecr.cluster.worker import run_worker
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.stopping import RunStopped, StopRequest
 
@@ -134,6 +135,16 @@ def test_the_cause_stands_before_the_end_is_announced(tmp_path: Path) -> None:
 
 
 # --- Ray's arguments ---
+
+
+def test_a_node_that_slurm_forgot_leaves_when_the_script_has_ended(tmp_path: Path) -> None:
+    """It waits for a head that never comes; nobody is blamed for a job that was cancelled."""
+    folder = JobFolder(tmp_path)
+    (tmp_path / "final").write_text("CANCELLED: ended from outside\n")
+    began = time.monotonic()
+    assert run_worker(Job("n2", ("n1", "n2"), 8, 2, 9900, folder, Limits(30, 1, 1))) == 1
+    assert time.monotonic() - began < 10
+    assert folder.cause() is None
 
 
 def test_head_and_worker_arguments(tmp_path: Path) -> None:
