@@ -95,7 +95,7 @@ class _Answer:
             elif index in self.closes:
                 index = self._bracket(index, before)
             elif _FRACTION.fullmatch(token):
-                index = self._fraction(index, before, text)
+                index = self._fraction(index, end, before, text)
             else:
                 _single(token, token_end, before)
                 index += 1
@@ -113,19 +113,19 @@ class _Answer:
         before.now(None if index in self.several and not before.asks else self.tokens[close][2])
         return close + 1
 
-    def _fraction(self, index: int, before: _Before, text: str) -> int:
+    def _fraction(self, index: int, end: int, before: _Before, text: str) -> int:
         start = self.tokens[index][1]
         if before.factor_end is not None and not (before.number and _MIXED.match(text, before.factor_end)):
             self.cuts.add(before.factor_end)
-        asked, index = bool(before.asks), self._arguments(index + 1)
+        asked, index = bool(before.asks), self._arguments(index + 1, end)
         derivative = _DERIVATIVE.match(text, start) is not None
         before.now(None if asked or derivative else self.tokens[index - 1][2], asks="function" if derivative else "")
         return index
 
-    def _arguments(self, index: int) -> int:
+    def _arguments(self, index: int, end: int) -> int:
         r"""Read two arguments; ``\frac12`` has both in one token."""
         missing = 2
-        while missing > 0 and index < len(self.tokens):
+        while missing > 0 and index < end:
             token = self.tokens[index][0]
             if index in self.closes:
                 self.pending.append((index + 1, self.closes[index]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_uecr.verifier.equivalence import check_response, judge, judge_plain
+from nemo_uecr.verifier.products import products_spelled_out
 from nemo_uecr.verifier.verdict import Checked, Verdict
 
 SAME = [
@@ -310,6 +312,13 @@ def test_a_product_that_is_not_multiplied_out_has_one_verdict() -> None:
     # sympy keeps what it once found out about a product, so every one here is new to it.
     for factor in range(1000, 1200):
         assert judge(rf"\sqrt{{{factor}(0)}}\cdot {factor}", "0") is Verdict.CORRECT
+
+
+def test_fractions_without_arguments_are_read_once() -> None:
+    began = time.process_time()
+    text = r"{\frac}{" * 40 + "1" + "}" * 40
+    assert products_spelled_out(text).replace(r"\cdot ", "") == text
+    assert time.process_time() - began < 5
 
 
 def test_a_blank_between_digits_keeps_them_apart() -> None:
