@@ -23,7 +23,7 @@ ARGS ?=
 NEMO_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-real test-nemo lint typecheck bench clean test-slurm test-wheel docs pages
+.PHONY: help setup demo study test test-slow test-real test-nemo lint typecheck bench clean test-slurm test-wheel docs pages
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,10 @@ study: $(STAMP) ## a study of a minute that shows the machinery; STUDY=FILE name
 	OMP_WAIT_POLICY=passive $(BIN)/nemo-uecr study $(STUDY) $(ARGS)
 
 test: $(STAMP) ## the tests that need no GPU and no heavy dependency
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real and not nemo and not gpu" $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real and not nemo and not gpu and not slow" $(ARGS)
+
+test-slow: $(STAMP) ## full disks, kills in the middle of writes, whole demos: what takes more than ten seconds a test
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow and not real and not nemo and not gpu" $(ARGS)
 
 # Heavy parts live beside the light environment, so that `make test` never sees them.
 $(REAL)/.installed: $(STAMP) Makefile
