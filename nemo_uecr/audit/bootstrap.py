@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nemo_uecr.evaluation.metrics import QUANTILES
+from nemo_uecr.stats import QUANTILES
 
 Array = np.ndarray
 

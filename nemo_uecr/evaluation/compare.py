@@ -4,45 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.metrics import QUANTILES
 from nemo_uecr.evaluation.plan import PLAN, differences, read_plan
 from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples, rewards_by_benchmark
-
-RESAMPLES = 10_000
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Second minus first, as fractions of 1.
-
-    Attributes:
-        first: avg@k of the first.
-        second: avg@k of the second.
-        difference: second minus first.
-        low: lower end of the 95% interval.
-        high: upper end.
-        p_value: two-sided, by random sign changes.
-        better: problems on which the second is better.
-        worse: problems on which it is worse.
-        problems: problems compared.
-    """
-
-    first: float
-    second: float
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    better: int
-    worse: int
-    problems: int
+from nemo_uecr.stats import Difference, paired_bootstrap
 
 
 def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
@@ -69,47 +37,8 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
         name: (_means(rows), _means({problem: rewards[1][name][problem] for problem in rows}))
         for name, rows in rewards[0].items()
     }
-    each = {name: paired_difference({name: pair}, seed=seed) for name, pair in pairs.items()}
-    return each | {"average": paired_difference(pairs, seed=seed)}
-
-
-def paired_difference(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, seed: int) -> Difference:
-    """The equal-weight average difference over benchmarks, with a problem-clustered interval and a sign-change test.
-
-    d_p = second_p - first_p for problem p.   difference = mean over benchmarks of mean over their problems of d_p
-
-    The interval resamples problems within each benchmark, both models' results together. The p-value is the share of
-    random sign changes of the d_p whose difference is at least as large, the observed one counted.
-
-    Args:
-        pairs: problem means of both, by benchmark, in the same order of problems.
-        seed: of resampling and sign changes.
-    """
-    generator = np.random.default_rng(seed)
-    gaps = [
-        np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64) for first, second in pairs.values()
-    ]
-    replicates, signed = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
-    for gap in gaps:
-        drawn = generator.integers(len(gap), size=(RESAMPLES, len(gap)))
-        replicates += gap[drawn].mean(axis=1) / len(gaps)
-        signs = generator.choice((-1.0, 1.0), size=(RESAMPLES, len(gap)))
-        signed += (signs * gap).mean(axis=1) / len(gaps)
-    observed = float(np.mean([gap.mean() for gap in gaps]))
-    low, high = np.quantile(replicates, QUANTILES)
-    # Sums in another order differ in the last bits; an equal change of signs must count as equal.
-    extreme = int(np.sum(np.abs(signed) >= abs(observed) - 1e-12))
-    return Difference(
-        first=float(np.mean([np.mean(first) for first, _ in pairs.values()])),
-        second=float(np.mean([np.mean(second) for _, second in pairs.values()])),
-        difference=observed,
-        low=float(low),
-        high=float(high),
-        p_value=(1 + extreme) / (1 + RESAMPLES),
-        better=int(sum((gap > 0).sum() for gap in gaps)),
-        worse=int(sum((gap < 0).sum() for gap in gaps)),
-        problems=sum(len(gap) for gap in gaps),
-    )
+    each = {name: paired_bootstrap({name: pair}, seed=seed) for name, pair in pairs.items()}
+    return each | {"average": paired_bootstrap(pairs, seed=seed)}
 
 
 def _means(rows: Mapping[str, Sequence[float]]) -> list[float]:

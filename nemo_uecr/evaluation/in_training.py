@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.data.atomic import replace_file
-from nemo_uecr.evaluation.metrics import Interval, average_at_k, bootstrap_interval, pass_at_k
 from nemo_uecr.evaluation.samples import Sample, rewards_by_benchmark, sample_lines
+from nemo_uecr.stats import Interval, average_at_k, bootstrap_interval, pass_at_k
 
 
 @dataclass(frozen=True)
@@ -49,5 +49,5 @@ def _summary(rewards: list[list[float]], bootstrap: int, seed: int) -> dict[str,
         "low": interval.low,
         "high": interval.high,
         "problems": len(rewards),
-        "pass": pass_at_k(rewards),
+        "pass": pass_at_k(rewards, len(rewards[0])),
     }

@@ -10,9 +10,8 @@ from typing import Any
 
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.estimators import unbiased_pass_at_k
-from nemo_uecr.evaluation.metrics import average_at_k, bootstrap_interval
 from nemo_uecr.evaluation.samples import Sample, rewards_by_benchmark
+from nemo_uecr.stats import average_at_k, bootstrap_interval, pass_at_k
 
 RESULT = "result.json"
 RESAMPLES = 10_000
@@ -52,7 +51,7 @@ def _summary(rows: list[list[float]], name: str, samples: Sequence[Sample], seed
         "low": interval.low,
         "high": interval.high,
         "problems": len(rows),
-        "pass": {str(count): unbiased_pass_at_k(rows, count) for count in counts},
+        "pass": {str(count): pass_at_k(rows, count) for count in counts},
         "truncated": sum(sample.truncated for sample in own) / len(own),
         "tokens": sum(sample.tokens for sample in own) / len(own),
         "verdicts": dict(sorted(Counter(sample.verdict for sample in own).items())),

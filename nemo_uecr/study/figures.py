@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.stats import Mean
 from nemo_uecr.study.sensitivity import Panel
-from nemo_uecr.study.statistics import Mean
 from nemo_uecr.study.summary import Cost, TableSummary
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from pathlib import Path
 from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.evaluation.table import Table
 from nemo_uecr.evaluation.table_formats import FORMATS
+from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.figures import draw_costs, draw_curves, draw_differences, draw_sensitivity
 from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import RULE, Choice
 from nemo_uecr.study.sensitivity import Panel, panels
-from nemo_uecr.study.statistics import PAIRS_FOR_A_TEST, TEST_NAME
 from nemo_uecr.study.summary import LEAST_PAIRS, Cost, TableSummary, costs, curves, reward_curves, table_summaries
 from nemo_uecr.study.tables import cost_table, difference_table, selection_table, sensitivity_table, sets_table
 

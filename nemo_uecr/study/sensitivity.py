@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nemo_uecr.stats import Mean, mean_interval, paired_difference
 from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import SensitivityConfig, StudyConfig
-from nemo_uecr.study.statistics import Mean, mean_interval, paired_difference
 from nemo_uecr.study.summary import LEAST_PAIRS
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nemo_uecr.stats import Mean, Paired, holm, mean_interval, paired_difference
 from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import StudyConfig
-from nemo_uecr.study.statistics import Mean, Paired, holm, mean_interval, paired_difference
 
 #: pair -> its run
 Runs = Mapping[int, RunResult]

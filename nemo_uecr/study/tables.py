@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from nemo_uecr.evaluation.rounding import rounded
 from nemo_uecr.evaluation.table import NOTHING, Cell, Row, Score, Table, build_table
+from nemo_uecr.stats import Mean
 from nemo_uecr.study.selection import Choice
 from nemo_uecr.study.sensitivity import Panel
-from nemo_uecr.study.statistics import Mean
 from nemo_uecr.study.summary import Cost, Line, TableSummary
 
 

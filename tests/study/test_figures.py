@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from nemo_uecr.stats import Mean
 from nemo_uecr.study import figures
-from nemo_uecr.study.statistics import Mean
 
 pytest.importorskip("matplotlib", reason="the study extra is not installed")
 

@@ -1,0 +1,335 @@
+"""Estimates with intervals and paired tests: the one home of the statistics behind tables, audits and studies.
+
+What an interval is about differs by its user: evaluation and audits resample problems (clusters of responses that are
+not independent), a study takes its pairs of student and seed as independent draws.
+
+Shape legend: N = observations, K = clusters (problems), S = bootstrap replicates; values may have further axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb, isfinite, nan
+
+import numpy as np
+
+from nemo_uecr.errors import DataError
+
+Array = np.ndarray
+
+#: Two-sided 95 %.
+QUANTILES = (0.025, 0.975)
+#: Replicates and sign changes behind a paired comparison.
+RESAMPLES = 10_000
+#: A study gives a p-value from this many pairs on; with fewer, the smallest possible one is no evidence.
+PAIRS_FOR_A_TEST = 10
+#: Up to this many sign changes the test is exact: sixteen pairs.
+SIGN_CHANGES = 2**16
+TEST_NAME = "exact two-sided sign-flip permutation test of the mean paired difference"
+#: Equal fractions summed in another order differ in the last bits; differences in percent are compared to this many.
+DECIMALS = 9
+
+#: ``value``, ``low``, ``high`` and, for a mean, ``of``: how many observations count.
+Share = dict[str, float | int]
+
+
+# avg@k and pass@k
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its 95 % interval, as fractions of 1."""
+
+    avg: float
+    low: float
+    high: float
+
+
+def average_at_k(rewards: Sequence[Sequence[float]]) -> float:
+    """avg@k: mean over problems of the mean over each problem's k samples.
+
+    Args:
+        rewards: one row a problem, k verdicts each (1 correct, 0 not).
+    """
+    return float(np.mean(_matrix(rewards)))
+
+
+def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
+    """Probability that at least one of k samples is correct, averaged over problems.
+
+    pass@k = mean over problems of 1 - C(n - c, k) / C(n, k),   n samples, c of them correct
+
+    Args:
+        rewards: one row a problem, n verdicts each (1 correct, 0 not).
+        k: from 1 to n.
+
+    Raises:
+        DataError: A problem has fewer than k samples, or there is none.
+    """
+    if not rewards or any(len(row) < k for row in rewards):
+        raise DataError(f"pass@{k} needs at least {k} samples of every problem")
+    shares = []
+    for row in rewards:
+        correct = sum(reward > 0 for reward in row)
+        shares.append(1.0 - comb(len(row) - correct, k) / comb(len(row), k))
+    return sum(shares) / len(shares)
+
+
+def bootstrap_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]], *, resamples: int, seed: int) -> Interval:
+    """Equal-weight average of avg@k over benchmarks, with a percentile bootstrap interval.
+
+    Problems are resampled within each benchmark, all samples of a problem together, because samples of one problem
+    are not independent.
+
+    Args:
+        benchmarks: rewards `[problems][k]` of each benchmark; one benchmark gives that benchmark's own interval.
+        resamples: bootstrap replicates.
+        seed: seed of the resampling.
+    """
+    generator = np.random.default_rng(seed)
+    means = [_matrix(rewards).mean(axis=1) for rewards in benchmarks.values()]
+    replicates = np.zeros(resamples)
+    for problem_means in means:
+        drawn = generator.integers(len(problem_means), size=(resamples, len(problem_means)))
+        replicates += problem_means[drawn].mean(axis=1) / len(means)
+    low, high = np.quantile(replicates, QUANTILES)
+    return Interval(float(np.mean([m.mean() for m in means])), float(low), float(high))
+
+
+def _matrix(rewards: Sequence[Sequence[float]]) -> Array:
+    lengths = {len(row) for row in rewards}
+    if len(lengths) != 1 or 0 in lengths:
+        raise DataError(f"samples per problem are {sorted(lengths)}; expected the same number k >= 1 for every problem")
+    return np.asarray(rewards, dtype=np.float64)
+
+
+# Two evaluations on the same problems
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Second minus first, as fractions of 1.
+
+    Attributes:
+        first: avg@k of the first.
+        second: avg@k of the second.
+        difference: second minus first.
+        low: lower end of the 95 % interval.
+        high: upper end.
+        p_value: two-sided, by random sign changes.
+        better: problems on which the second is better.
+        worse: problems on which it is worse.
+        problems: problems compared.
+    """
+
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    better: int
+    worse: int
+    problems: int
+
+
+def paired_bootstrap(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, seed: int) -> Difference:
+    """The equal-weight average difference over benchmarks, with a problem-clustered interval and a sign-change test.
+
+    d_p = second_p - first_p for problem p.   difference = mean over benchmarks of mean over their problems of d_p
+
+    The interval resamples problems within each benchmark, both models' results together. The p-value is the share of
+    random sign changes of the d_p whose difference is at least as large, the observed one counted.
+
+    Args:
+        pairs: problem means of both, by benchmark, in the same order of problems.
+        seed: of resampling and sign changes.
+    """
+    generator = np.random.default_rng(seed)
+    gaps = [
+        np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64) for first, second in pairs.values()
+    ]
+    replicates, signed = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
+    for gap in gaps:
+        drawn = generator.integers(len(gap), size=(RESAMPLES, len(gap)))
+        replicates += gap[drawn].mean(axis=1) / len(gaps)
+        signs = generator.choice((-1.0, 1.0), size=(RESAMPLES, len(gap)))
+        signed += (signs * gap).mean(axis=1) / len(gaps)
+    observed = float(np.mean([gap.mean() for gap in gaps]))
+    low, high = np.quantile(replicates, QUANTILES)
+    # Sums in another order differ in the last bits; an equal change of signs must count as equal.
+    extreme = int(np.sum(np.abs(signed) >= abs(observed) - 1e-12))
+    return Difference(
+        first=float(np.mean([np.mean(first) for first, _ in pairs.values()])),
+        second=float(np.mean([np.mean(second) for _, second in pairs.values()])),
+        difference=observed,
+        low=float(low),
+        high=float(high),
+        p_value=(1 + extreme) / (1 + RESAMPLES),
+        better=int(sum((gap > 0).sum() for gap in gaps)),
+        worse=int(sum((gap < 0).sum() for gap in gaps)),
+        problems=sum(len(gap) for gap in gaps),
+    )
+
+
+# Shares and means over clustered observations
+
+
+@dataclass(frozen=True)
+class ClusterBootstrap:
+    """How often each of S replicates draws each of K clusters: the draws that all numbers of one audit share."""
+
+    count_SK: Array
+
+    @classmethod
+    def draw(cls, cluster_N: Array, *, replicates: int, seed: int) -> ClusterBootstrap:
+        """Draw as many clusters as the observations name, with replacement, S times."""
+        clusters = int(cluster_N.max()) + 1
+        chance = np.full(clusters, 1.0 / clusters)
+        return cls(np.random.default_rng(seed).multinomial(clusters, chance, size=replicates).astype(np.float64))
+
+    @property
+    def clusters(self) -> int:
+        """K."""
+        return int(self.count_SK.shape[1])
+
+    def replicate_ratios(self, above_K: Array, below_K: Array) -> Array:
+        """``sum_k n_k above_k / sum_k n_k below_k`` of every replicate.
+
+        Args:
+            above_K: [K, ...] total of each cluster.
+            below_K: [K, ...] weight of each cluster, of a shape that broadcasts against the numerator's.
+
+        Returns:
+            [S, ...]; NaN where a replicate draws no weight.
+        """
+        above, below = self._sums(above_K), self._sums(below_K)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(below > 0, above / below, np.nan)
+
+    def ratio(self, above_N: Array, below_N: Array, cluster_N: Array) -> Share:
+        """``sum(above) / sum(below)`` with its interval; NaN where there is no weight."""
+        above_K, below_K = (cluster_totals(each, cluster_N, self.clusters) for each in (above_N, below_N))
+        found = percentile_interval(self.replicate_ratios(above_K, below_K))
+        weight = float(below_N.sum())
+        value = float(above_N.sum()) / weight if weight > 0 else nan
+        return {"value": value, "low": float(found["low"]), "high": float(found["high"])}
+
+    def mean(self, value_N: Array, among_N: Array, cluster_N: Array) -> Share:
+        """Mean of a value over the observations that ``among_N`` (bool) selects, each with equal weight."""
+        chosen = value_N[among_N].astype(np.float64)
+        return self.ratio(chosen, np.ones_like(chosen), cluster_N[among_N]) | {"of": len(chosen)}
+
+    def _sums(self, value_K: Array) -> Array:
+        flat_SX = self.count_SK @ value_K.reshape(value_K.shape[0], -1).astype(np.float64)
+        return flat_SX.reshape(self.count_SK.shape[0], *value_K.shape[1:])
+
+
+def percentile_interval(replicates_S: Array) -> dict[str, Array]:
+    """95 % percentile interval over the first axis, and how many replicates had a value.
+
+    Returns:
+        ``low`` and ``high`` of the remaining shape, NaN where no replicate has a value, and ``replicates``, how many
+        have one.
+    """
+    counted = np.isfinite(replicates_S).sum(axis=0)
+    some = np.where(counted > 0, replicates_S, 0.0)  # keeps an all-NaN column from warning
+    low, high = np.nanquantile(some, QUANTILES, axis=0)
+    empty = counted == 0
+    return {"low": np.where(empty, np.nan, low), "high": np.where(empty, np.nan, high), "replicates": counted}
+
+
+def cluster_totals(value_N: Array, cluster_N: Array, clusters: int) -> Array:
+    """[K, ...] sum of the values [N, ...] of each cluster."""
+    total_K = np.zeros((clusters, *value_N.shape[1:]))
+    np.add.at(total_K, cluster_N, value_N)
+    return total_K
+
+
+def percent(share: Share) -> str:
+    """``41.3 [38.0, 44.9]``, in percent."""
+    if not isfinite(share["value"]):
+        return "-"
+    return f"{100 * share['value']:.1f} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
+
+
+# Independent pairs
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over pairs with its interval.
+
+    low, high = mean -+ t_{n-1} s / sqrt(n)
+    """
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Reference minus arm over the pairs that both have; ``p_value`` from ten pairs on, uncorrected."""
+
+    difference: Mean
+    wins: int
+    p_value: float | None
+
+
+def mean_interval(values: Sequence[float], *, confidence: float) -> Mean:
+    """Mean with Student's t interval; pairs are independent, each has a student and a seed of its own.
+
+    Args:
+        values: one a pair, at least two.
+        confidence: level, for example 0.95.
+    """
+    from scipy import stats
+
+    data = np.asarray(values, dtype=np.float64)
+    centre = float(data.mean())
+    spread = float(data.std(ddof=1)) / len(data) ** 0.5
+    half = float(stats.t.ppf(0.5 + confidence / 2, len(data) - 1)) * spread
+    return Mean(centre, centre - half, centre + half, len(data))
+
+
+def paired_difference(
+    reference: Mapping[int, float], arm: Mapping[int, float], *, confidence: float, seed: int
+) -> Paired:
+    """Reference minus arm on the pairs that both have; a pair with equal values is no win of either.
+
+    Args:
+        reference: value by pair.
+        arm: value by pair.
+        confidence: level of the interval.
+        seed: of the sign changes where there are too many to try all.
+    """
+    from scipy import stats
+
+    common = sorted(reference.keys() & arm.keys())
+    gaps = np.asarray([reference[pair] - arm[pair] for pair in common], dtype=np.float64)
+    p_value = None
+    if len(common) >= PAIRS_FOR_A_TEST:
+        test = stats.permutation_test(
+            (gaps,),
+            lambda x, axis: np.round(np.mean(x, axis=axis), DECIMALS),
+            permutation_type="samples",
+            vectorized=True,
+            n_resamples=SIGN_CHANGES,
+            rng=np.random.default_rng(seed),
+        )
+        p_value = float(test.pvalue)
+    return Paired(
+        mean_interval(gaps.tolist(), confidence=confidence), int((np.round(gaps, DECIMALS) > 0).sum()), p_value
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: p_(i) becomes max over j <= i of min(1, (m - j + 1) p_(j)), in the given order."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected

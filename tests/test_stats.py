@@ -1,0 +1,249 @@
+"""Estimates, intervals and tests against hand values, enumeration and slow versions."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from nemo_uecr.errors import DataError
+from nemo_uecr.stats import (
+    ClusterBootstrap,
+    Interval,
+    average_at_k,
+    bootstrap_interval,
+    cluster_totals,
+    holm,
+    mean_interval,
+    paired_bootstrap,
+    paired_difference,
+    pass_at_k,
+    percentile_interval,
+)
+
+
+def test_avg_and_pass_at_k() -> None:
+    """Three problems, two samples: means 1, 0.5, 0, so avg@2 = 0.5; two of three have a correct sample."""
+    rewards = [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+    assert average_at_k(rewards) == 0.5
+    assert pass_at_k(rewards, 2) == pytest.approx(2 / 3)
+
+
+def test_each_benchmark_weighs_the_same() -> None:
+    """One problem at 1 and nine at 0: (1 + 0) / 2 = 0.5, not 1 / 10."""
+    found = bootstrap_interval({"a": [[1.0]], "b": [[0.0]] * 9}, resamples=100, seed=0)
+    assert found.avg == 0.5
+    assert (found.low, found.high) == (0.5, 0.5)  # no benchmark varies within
+
+
+def test_interval_is_fixed_by_its_seed() -> None:
+    dice = random.Random(0)
+    rewards = {"a": [[float(dice.random() < 0.4) for _ in range(4)] for _ in range(20)]}
+    first = bootstrap_interval(rewards, resamples=500, seed=1)
+    assert bootstrap_interval(rewards, resamples=500, seed=1) == first
+    assert len({bootstrap_interval(rewards, resamples=100, seed=seed) for seed in range(6)}) > 1
+    assert 0 <= first.low < first.avg < first.high <= 1
+
+
+def test_problems_are_resampled_whole() -> None:
+    """Ten problems all right, ten all wrong, 8 samples each: the error is that of 20 coins, not of 160.
+
+    Standard error sqrt(0.25 / 20) = 0.112, so the interval is about 0.5 -+ 0.22; over 160 samples it would be 0.077.
+    """
+    found = bootstrap_interval({"a": [[1.0] * 8] * 10 + [[0.0] * 8] * 10}, resamples=4000, seed=0)
+    assert found.high - found.avg == pytest.approx(0.22, abs=0.04)
+    assert found.avg - found.low == pytest.approx(0.22, abs=0.04)
+
+
+def test_interval_ends_at_the_quantiles_of_95_percent() -> None:
+    """Few problems have few averages, so the tail that a quantile falls into can be written down.
+
+    Three problems, one wrong: all three draws are wrong with probability 1/27 = 0.037, more than 0.025, so the low end
+    is 0; a 5% tail would end at 1/3. Six problems, half of them wrong: all six draws wrong with probability
+    1/64 = 0.0156, less than 0.025, so the low end is not 0 but 1/6, up to which lies (1 + 6) / 64. The high ends
+    mirror this. With 20000 replicates a probability is known to 0.0014.
+    """
+
+    def interval(right: int, wrong: int) -> Interval:
+        return bootstrap_interval({"a": [[1.0]] * right + [[0.0]] * wrong}, resamples=20_000, seed=0)
+
+    assert interval(right=2, wrong=1).low == 0.0
+    assert interval(right=1, wrong=2).high == 1.0
+    half = interval(right=3, wrong=3)
+    assert (half.low, half.high) == (pytest.approx(1 / 6), pytest.approx(5 / 6))
+
+
+def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    """200 data sets of 30 problems whose true avg is 0.5: 95% nominal, and a bootstrap falls a little short."""
+    dice, covered = random.Random(4), 0
+    for trial in range(200):
+        rewards = [[float(dice.random() < skill) for _ in range(4)] for skill in (dice.random() for _ in range(30))]
+        found = bootstrap_interval({"a": rewards}, resamples=200, seed=trial)
+        covered += found.low <= 0.5 <= found.high
+    assert 0.88 <= covered / 200 <= 0.99
+
+
+@pytest.mark.parametrize("rewards", [[], [[]], [[1.0], [1.0, 0.0]]])
+def test_ragged_or_missing_samples_are_refused(rewards: list[list[float]]) -> None:
+    with pytest.raises(DataError):
+        average_at_k(rewards)
+    with pytest.raises(DataError):
+        pass_at_k(rewards, 2)
+
+
+def product_form(row: list[float], k: int) -> float:
+    """1 - Π_{i = n-c+1..n} (1 - k/i), the form of NeMo-RL's run_eval."""
+    n, c = len(row), int(sum(row))
+    if n - c < k:
+        return 1.0
+    return 1.0 - float(np.prod([1.0 - k / i for i in range(n - c + 1, n + 1)]))
+
+
+def test_pass_at_k_by_hand() -> None:
+    rows = [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+    assert pass_at_k(rows, 1) == pytest.approx(0.125)  # (1/4 + 0)/2
+    assert pass_at_k(rows, 2) == pytest.approx(0.25)  # (1 - C(3,2)/C(4,2))/2 = (1 - 3/6)/2
+    assert pass_at_k(rows, 4) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 12])
+@pytest.mark.parametrize("correct", [0, 1, 5, 11, 12])
+def test_against_the_product_form_and_every_subset(k: int, correct: int) -> None:
+    row = [1.0] * correct + [0.0] * (12 - correct)
+    subsets = list(itertools.combinations(row, k))
+    assert pass_at_k([row], k) == pytest.approx(sum(any(each) for each in subsets) / len(subsets), abs=1e-12)
+    assert pass_at_k([row], k) == pytest.approx(product_form(row, k), abs=1e-12)
+
+
+def test_paired_bootstrap_by_hand() -> None:
+    # Benchmark x: gaps 1/2, 0 -> mean 1/4. Benchmark y: gap -1/2 -> -1/2. Average (1/4 - 1/2)/2 = -1/8.
+    found = paired_bootstrap({"x": ([0.0, 1.0], [0.5, 1.0]), "y": ([1.0], [0.5])}, seed=0)
+    assert found.difference == pytest.approx(-0.125)
+    assert (found.first, found.second) == (pytest.approx(0.75), pytest.approx(0.625))  # ((0+1)/2+1)/2, ((.5+1)/2+.5)/2
+    assert (found.better, found.worse, found.problems) == (1, 1, 3)
+    # Resampling x gives a mean gap of 0, 1/4 or 1/2, y always -1/2: averages from -1/4 to 0.
+    assert (found.low, found.high) == (pytest.approx(-0.25), pytest.approx(0.0))
+
+
+def test_sign_changes_of_six_equal_gaps() -> None:
+    # Six gaps of 1: only all + or all - are as extreme, 2 of 64 = 0.03125.
+    found = paired_bootstrap({"x": ([0.0] * 6, [1.0] * 6)}, seed=3)
+    assert found.p_value == pytest.approx(2 / 64, abs=0.006)
+    assert paired_bootstrap({"x": ([0.5] * 6, [0.5] * 6)}, seed=3).p_value == 1.0
+
+
+def test_the_share_of_sign_changes_counts_the_observed_one() -> None:
+    # Thirty equal gaps: of 2^30 changes two are as extreme, so none of 10,000 is drawn. (1 + 0) / (1 + 10,000).
+    found = paired_bootstrap({"x": ([0.0] * 30, [1.0] * 30)}, seed=3)
+    assert found.p_value == 1 / 10_001
+
+
+def test_a_ratio_is_that_of_the_drawn_problems() -> None:
+    generator = np.random.default_rng(0)
+    above, below = generator.random((5, 3)), generator.random((5, 3))
+    resamples = ClusterBootstrap.draw(np.arange(5), replicates=20, seed=1)
+    assert resamples.count_SK.sum(axis=1).tolist() == [5.0] * 20
+    found = resamples.replicate_ratios(above, below)
+    for counts, row in zip(resamples.count_SK.astype(int), found, strict=True):
+        drawn = np.repeat(np.arange(5), counts)
+        np.testing.assert_allclose(row, above[drawn].sum(axis=0) / below[drawn].sum(axis=0), rtol=1e-12)
+
+
+def test_a_replicate_without_weight_has_no_value_and_is_counted() -> None:
+    resamples = ClusterBootstrap(np.asarray([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0]]))
+    found = resamples.replicate_ratios(np.asarray([3.0, 5.0]), np.asarray([1.0, 0.0]))
+    # drawn: problem 0 twice 6/2; both 8/1; problem 1 twice: no weight
+    assert found[:2].tolist() == [3.0, 8.0]
+    assert np.isnan(found[2])
+    ends = percentile_interval(found)
+    assert ends["replicates"] == 2
+    assert ends["low"] == pytest.approx(3.0 + 0.025 * 5.0)
+    assert ends["high"] == pytest.approx(3.0 + 0.975 * 5.0)
+    assert np.isnan(percentile_interval(np.full((4, 1), np.nan))["low"]).all()
+
+
+def test_clusters_widen_the_interval() -> None:
+    """Ten equal values a problem carry no more than one: the width is that of the problems' bootstrap."""
+    values = np.random.default_rng(3).random(30)
+    problems = np.arange(30)
+    every = np.ones(30, dtype=bool)
+    single = ClusterBootstrap.draw(problems, replicates=500, seed=0).mean(values, every, problems)
+    repeated = ClusterBootstrap.draw(np.repeat(problems, 10), replicates=500, seed=0).mean(
+        np.repeat(values, 10), np.ones(300, dtype=bool), np.repeat(problems, 10)
+    )
+    assert repeated["low"] == pytest.approx(single["low"])
+    assert repeated["high"] == pytest.approx(single["high"])
+    assert repeated["of"] == 300
+
+
+def test_a_clustered_interval_covers_as_often_as_it_says() -> None:
+    generator, covered = np.random.default_rng(5), 0
+    for trial in range(200):
+        effect = generator.normal(0.0, 1.0, 40)
+        value = np.repeat(effect, 4) + generator.normal(0.0, 0.2, 160)
+        problem = np.repeat(np.arange(40), 4)
+        found = ClusterBootstrap.draw(problem, replicates=300, seed=trial).mean(
+            value, np.ones(160, dtype=bool), problem
+        )
+        covered += found["low"] <= 0.0 <= found["high"]
+    # 95% of 200 is 190, its standard deviation 3; the percentile bootstrap of 40 clusters falls a little short of it
+    assert covered >= 175
+
+
+def test_cluster_totals() -> None:
+    assert cluster_totals(np.asarray([1.0, 2.0, 4.0]), np.asarray([0, 2, 0]), 4).tolist() == [5.0, 0.0, 2.0, 0.0]
+
+
+def test_mean_interval_of_five() -> None:
+    found = mean_interval([1.0, 2.0, 3.0, 4.0, 5.0], confidence=0.95)
+    # s = sqrt(10 / 4) = 1.58114, s / sqrt(5) = 0.707107, t(0.975, 4) = 2.776445: half = 1.963243
+    assert (found.mean, found.pairs) == (3.0, 5)
+    assert found.low == pytest.approx(3.0 - 1.963243, abs=1e-5)
+    assert found.high == pytest.approx(3.0 + 1.963243, abs=1e-5)
+
+
+def test_difference_uses_the_common_pairs_only() -> None:
+    found = paired_difference({0: 5.0, 1: 7.0, 2: 100.0}, {0: 4.0, 1: 4.0, 7: -50.0}, confidence=0.9, seed=0)
+    # gaps 1 and 3: mean 2, s = sqrt(2), s / sqrt(2) = 1, t(0.95, 1) = 6.313752
+    assert (found.difference.mean, found.difference.pairs, found.wins) == (2.0, 2, 2)
+    assert found.difference.high == pytest.approx(2.0 + 6.313752, abs=1e-5)
+    assert found.p_value is None  # two pairs are no test
+
+
+def test_exact_p_value_of_ten_pairs() -> None:
+    gaps = [3.0, 1.0, 2.0, -0.5, 4.0, 2.5, 1.5, -1.0, 0.5, 2.0]
+    found = paired_difference(dict(enumerate(gaps)), dict.fromkeys(range(10), 0.0), confidence=0.95, seed=0)
+    # every one of the 1,024 sign changes, counted as large as the observed one with a margin for rounding
+    means = [
+        np.mean([s * g for s, g in zip(signs, gaps, strict=True)]) for signs in itertools.product((1, -1), repeat=10)
+    ]
+    expected = sum(abs(mean) >= abs(np.mean(gaps)) - 1e-12 for mean in means) / 1024
+    assert found.p_value == pytest.approx(expected, abs=1e-12)
+    assert found.wins == 8
+
+
+def test_nine_pairs_give_no_p_value() -> None:
+    nine = dict.fromkeys(range(9), 1.0) | {0: 2.0}
+    assert paired_difference(nine, dict.fromkeys(range(9), 0.0), confidence=0.95, seed=0).p_value is None
+
+
+def test_holm_by_hand() -> None:
+    # sorted 0.01, 0.02, 0.03, 0.5: 4 * 0.01 = 0.04; 3 * 0.02 = 0.06; 2 * 0.03 = 0.06; 1 * 0.5
+    assert holm([0.03, 0.5, 0.01, 0.02]) == pytest.approx([0.06, 0.5, 0.04, 0.06])
+    # monotone: 3 * 0.02 = 0.06 lifts 2 * 0.021 = 0.042
+    assert holm([0.02, 0.021, 0.9]) == pytest.approx([0.06, 0.06, 0.9])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_equal_averages_are_no_win_and_tie_in_the_test() -> None:
+    """Averages of equal counts, summed in other orders, differ in their last bits alone."""
+    reference = dict.fromkeys(range(10), 0.0) | {0: 100 * (0.1 + 0.2), 1: 2.0, 2: 1.0, 3: 1.0}
+    arm = dict.fromkeys(range(10), 0.0) | {0: 100 * 0.3}
+    assert reference[0] > arm[0]  # by 4e-15
+    found = paired_difference(reference, arm, confidence=0.95, seed=0)
+    assert found.wins == 3
+    # Of the signs of 2, 1 and 1 those with |sum| >= 4 are +++ and ---: 2 of 8.
+    assert found.p_value == 2 / 8
