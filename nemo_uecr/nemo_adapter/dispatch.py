@@ -30,8 +30,8 @@ class Calls:
     method: str
 
 
-def wait(calls: Calls, *, seconds: float) -> None:
-    """Return when every worker has answered.
+def wait(calls: Calls, *, seconds: float) -> list[Any]:
+    """The answers of all workers in rank order, each fetched once.
 
     Raises:
         WorkerError: a worker died, raised, or did not answer in time; the first such worker is named, because its
@@ -40,6 +40,7 @@ def wait(calls: Calls, *, seconds: float) -> None:
     import ray
 
     waiting = dict(zip(calls.futures, calls.names, strict=True))
+    answers = {}
     deadline = time.monotonic() + seconds
     while waiting:
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
@@ -51,7 +52,7 @@ def wait(calls: Calls, *, seconds: float) -> None:
             )
         name = waiting.pop(done[0])
         try:
-            ray.get(done[0])
+            answers[done[0]] = ray.get(done[0])
         except ray.exceptions.RayTaskError as error:
             raise WorkerError(f"{calls.method}: worker {name} raised {_first_line(error.cause)}") from error
         except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
@@ -59,23 +60,20 @@ def wait(calls: Calls, *, seconds: float) -> None:
                 f"{calls.method}: worker {name} died ({_first_line(error):.{REASON}}); expected an answer. Look at its "
                 "log; the usual cause is memory"
             ) from error
+    return [answers[future] for future in calls.futures]
 
 
 def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float, batch_class: Any) -> Any:
     """A policy's scores: rows cut over its data-parallel ranks as for its log-probabilities, and put back in order."""
     call = upstream.begin_sharded(policy, "score_tokens", data, request=request)
-    wait(Calls(call.futures, upstream.worker_names(policy), "score_tokens"), seconds=seconds)
-    return upstream.end_sharded(policy, call, batch_class)
+    answers = wait(Calls(call.futures, upstream.worker_names(policy), "score_tokens"), seconds=seconds)
+    return upstream.end_sharded(call, answers, batch_class)
 
 
 def call_all(policy: Any, method: str, *, seconds: float, **arguments: Any) -> list[Any]:
     """The answers of every worker to the same call."""
-    import ray
-
     futures = upstream.begin_on_all(policy, method, **arguments)
-    wait(Calls(futures, upstream.worker_names(policy), method), seconds=seconds)
-    answers: list[Any] = ray.get(futures)
-    return answers
+    return wait(Calls(futures, upstream.worker_names(policy), method), seconds=seconds)
 
 
 def _first_line(error: BaseException) -> str:

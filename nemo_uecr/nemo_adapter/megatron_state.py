@@ -15,6 +15,8 @@ class Groups:
     pipeline: Any
     tensor_rank: int
     last_stage: bool
+    answers: bool
+    """Whether this is the one of the ranks with the same rows whose answer travels to the driver."""
 
 
 def model_parallel_groups() -> Groups:
@@ -30,6 +32,9 @@ def model_parallel_groups() -> Groups:
         pipeline=group(state.get_pipeline_model_parallel_world_size(), state.get_pipeline_model_parallel_group()),
         tensor_rank=state.get_tensor_model_parallel_rank(),
         last_stage=state.is_pipeline_last_stage(ignore_virtual=True),
+        answers=state.get_tensor_model_parallel_rank() == 0
+        and state.get_context_parallel_rank() == 0
+        and state.is_pipeline_first_stage(ignore_virtual=True),
     )
 
 

@@ -38,5 +38,4 @@ class Sharded:
     """A call under way whose rows are cut over a policy's data-parallel ranks."""
 
     futures: Any
-    bundle: Any
     order: Any

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nemo_uecr.nemo_adapter import megatron_state, substitutes
@@ -81,7 +81,6 @@ TABLE = f"""
 {_GROUPS} RayWorkerGroup.run_all_workers_single_data: self method_name args ...
 {_GROUPS} RayWorkerGroup.run_all_workers_sharded_data: self method_name args in_sharded_axes replicate_on_axes
     output_is_replicated make_dummy_calls_to_free_axes common_kwargs kwargs
-{_GROUPS} RayWorkerGroup.get_all_worker_results: self future_bundle ...
 {_GROUPS} RayWorkerGroup.get_dp_leader_worker_idx: self dp_shard_idx
 {_LOSS} ClippedPGLossFn.__init__: self cfg
 {_LOSS} ClippedPGLossFn.__call__: self next_token_logprobs data global_valid_seqs global_valid_toks
@@ -322,27 +321,22 @@ def set_up(config: Any, parts: Prepared, make_policy: Callable[..., Any]) -> Set
     return SetUp(policy, generation, dataloader, logger, checkpointer, state, final, int(state["total_steps"]))
 
 
-#: Axes along which every worker gets the same rows and gives the same answer.
-_REPLICATED = ("context_parallel", "tensor_parallel", "pipeline_parallel")
-
-
 def begin_sharded(policy: Any, method: str, data: Any, **common: Any) -> Sharded:
     """Call a method of every worker with its rows, cut as for the policy's log-probabilities."""
     shards, order = policy._shard_for_logprob(data)
-    bundle = policy.worker_group.run_all_workers_sharded_data(
+    called = policy.worker_group.run_all_workers_sharded_data(
         method,
         data=shards,
         in_sharded_axes=["data_parallel"],
-        replicate_on_axes=list(_REPLICATED),
-        output_is_replicated=list(_REPLICATED),
+        replicate_on_axes=["context_parallel", "tensor_parallel", "pipeline_parallel"],
         common_kwargs=common,
     )
-    return Sharded(bundle.futures, bundle, order)
+    return Sharded(called.futures, order)
 
 
-def end_sharded(policy: Any, call: Sharded, batch_type: Any) -> Any:
-    """The answers of a call that every worker has answered, one of each replica, in the order of the rows."""
-    answer = batch_type.from_batches(policy.worker_group.get_all_worker_results(call.bundle))
+def end_sharded(call: Sharded, answers: Sequence[Any], batch_type: Any) -> Any:
+    """What one worker of each data-parallel rank answered, in the order of the rows; its replicas answer None."""
+    answer = batch_type.from_batches([part for part in answers if part is not None])
     if call.order is not None:
         answer.reorder_data(call.order)
     return answer

@@ -39,7 +39,7 @@ class WorkerMethods:
         self._hook_padded_vocabulary()
 
     def score_tokens(self, *, data: Any, request: ScoreRequest) -> Any:
-        """The columns of the request for this worker's rows, the same on all its model-parallel ranks."""
+        """The columns of the request for this worker's rows; None on all of its model-parallel ranks but one."""
         self.model.eval()
         groups = megatron_state.model_parallel_groups()
         answer = score_tokens(
@@ -50,7 +50,7 @@ class WorkerMethods:
             pipeline=groups.pipeline,
             device=torch.device("cuda", torch.cuda.current_device()),
         )
-        return type(data)(answer)
+        return type(data)(answer) if groups.answers else None
 
     def move_model(
         self, model: torch.nn.Module, device: str, move_params: bool = True, move_grads: bool = True

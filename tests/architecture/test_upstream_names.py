@@ -18,7 +18,7 @@ NAMING = {"nemo_adapter/upstream.py", "bench/scoring_cases.py"}
 #: Attributes of NeMo-RL's objects that only its own classes have.
 INTERNALS = {
     "_shard_for_logprob", "worker_group", "worker_metadata", "run_all_workers_single_data",
-    "run_all_workers_sharded_data", "get_all_worker_results", "get_dp_leader_worker_idx", "mcore_state",
+    "run_all_workers_sharded_data", "get_dp_leader_worker_idx", "mcore_state",
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from nemo_uecr.nemo_adapter.dispatch import Calls, call_all, score_on_workers, wait
 from nemo_uecr.nemo_adapter.errors import WorkerError
@@ -65,9 +66,6 @@ class Group:
     def run_all_workers_single_data(self, method: str, **arguments: Any) -> list[Any]:
         return [getattr(actor, method).remote(**arguments) for actor in self.actors]
 
-    def get_all_worker_results(self, bundle: Any) -> list[Any]:
-        return list(ray.get(bundle.futures))
-
 
 class Columns(dict):  # type: ignore[type-arg]
     """As much of NeMo-RL's batch as the dispatch uses."""
@@ -88,6 +86,52 @@ def test_rows_come_back_in_order() -> None:
     answer = score_on_workers(policy, None, None, seconds=60, batch_class=Columns)  # type: ignore[arg-type]
     assert answer["value"] == [0, 10, 20, 30]
     assert answer["rank"] == [0, 1, 0, 1]
+
+
+def test_each_score_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two data-parallel ranks of two tensor ranks: two of four workers send their 80,000 bytes, once each."""
+
+    @ray.remote(num_cpus=0)
+    class Worker:
+        def __init__(self, rank: int) -> None:
+            import torch
+
+            from nemo_uecr.nemo_adapter import megatron_state, worker_methods
+
+            groups = megatron_state.Groups(
+                None, None, None, tensor_rank=rank % 2, last_stage=True, answers=rank % 2 == 0
+            )
+            megatron_state.model_parallel_groups = lambda: groups
+            worker_methods.score_tokens = lambda forward, data, *given, **named: {"value": data["value"]}
+            torch.cuda.current_device = lambda: 0
+            self.worker = object.__new__(worker_methods.WorkerMethods)
+            self.worker.model = torch.nn.Identity()
+
+        def score_tokens(self, *, data: Any, request: Any) -> Any:
+            return self.worker.score_tokens(data=data, request=request)
+
+    fetched: list[Any] = []
+    get = ray.get
+
+    def counting(future: Any) -> Any:
+        found = get(future)
+        fetched.extend(found if isinstance(future, list) else [found])
+        return found
+
+    shards = [{"value": torch.full((10_000,), row, dtype=torch.long)} for row in (0, 0, 1, 1)]
+    group = Group([Worker.remote(rank) for rank in range(4)])
+    policy = SimpleNamespace(worker_group=group, _shard_for_logprob=lambda data: (shards, None))
+    monkeypatch.setattr(ray, "get", counting)
+    answer = score_on_workers(policy, None, None, seconds=60, batch_class=Columns)  # type: ignore[arg-type]
+    assert answer["value"][::10_000] == [0, 1]
+    assert sum(part["value"].nbytes for part in fetched if part is not None) == 2 * 80_000
+
+
+def test_a_replica_s_error_is_named() -> None:
+    """Its answer is not needed; its failure is."""
+    first, second = make_actors(2)
+    with pytest.raises(WorkerError, match=r"worker teacher-0-1 raised ValueError: no such layer$"):
+        wait(Calls([first.answer.remote(), second.refuse.remote()], ["teacher-0-0", "teacher-0-1"], "x"), seconds=60)
 
 
 def test_all_workers_answer() -> None:

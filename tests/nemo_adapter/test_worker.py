@@ -9,7 +9,7 @@ import torch
 
 from nemo_uecr.megatron_worker.impl import OffloadError
 from nemo_uecr.nemo_adapter import megatron_state, upstream
-from nemo_uecr.nemo_adapter.megatron_state import Groups
+from nemo_uecr.nemo_adapter.megatron_state import Groups, model_parallel_groups
 from nemo_uecr.nemo_adapter.worker_methods import WorkerMethods
 
 
@@ -40,7 +40,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stage(monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
-    found = Groups(tensor=None, context=None, pipeline=None, tensor_rank=1, last_stage=last)
+    found = Groups(tensor=None, context=None, pipeline=None, tensor_rank=1, last_stage=last, answers=True)
     monkeypatch.setattr(megatron_state, "model_parallel_groups", lambda: found)
 
 
@@ -71,6 +71,24 @@ def test_a_plain_model_is_moved_and_a_wrapped_one_left_to_nemo_rl(monkeypatch: p
     monkeypatch.setattr(megatron_state, "is_wrapped", lambda model: True)
     worker.move_model(worker.model, "cpu")
     assert worker.moved == ["cpu"]
+
+
+def test_one_worker_of_each_data_parallel_rank_answers() -> None:
+    """Of 16 ranks, 2 each of tensor, context, data and pipeline in Megatron's order: 0 and 4, in the rows' order."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    state = pytest.importorskip("megatron.core.parallel_state")
+    answering = []
+    for rank in range(16):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=16)
+        try:
+            state.initialize_model_parallel(2, 2, context_parallel_size=2, create_gloo_process_groups=False)
+            answering += [rank] if model_parallel_groups().answers else []
+        finally:
+            state.destroy_model_parallel()
+            dist.destroy_process_group()
+    assert answering == [0, 4]
 
 
 def test_an_offload_that_keeps_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
