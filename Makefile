@@ -23,7 +23,7 @@ ARGS ?=
 NEMO_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-slow test-real test-nemo lint typecheck bench clean test-slurm test-wheel docs pages
+.PHONY: help setup demo study test test-slow test-real test-nemo lint typecheck bench oracle clean test-slurm test-wheel docs pages
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -140,6 +140,9 @@ pages: $(STAMP) ## write the pages that come from the code again: configuration,
 bench: $(STAMP) ## time and memory of the advantages and of token scoring
 	$(BIN)/nemo-uecr bench advantage $(ARGS)
 	$(BIN)/nemo-uecr bench scoring $(ARGS)
+
+oracle: $(STAMP) ## compare with the frozen numbers of version 0.1.0; ARGS names parts
+	$(ONE_THREAD) $(BIN)/python tools/oracle.py check $(ARGS)
 
 clean: ## remove caches and build products; keeps .venv and runs
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
