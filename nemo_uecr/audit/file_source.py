@@ -9,9 +9,9 @@ from typing import Any
 from nemo_uecr.audit.sources import Encode, Rollout, Source, encode_text, evaluated, fixed, parse_lines, step_of
 from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens
-from nemo_uecr.evaluation.plan import PLAN
+from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.samples import SAMPLES, read_samples
+from nemo_uecr.evaluation.settings import SETTINGS
 from nemo_uecr.verifier.equivalence import check_response
 
 #: Fields of a JSONL row that must be there, with their types.
@@ -35,11 +35,11 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
     Raises:
         DataError: If the step is not known.
     """
-    plan = read_own_object(folder / PLAN)
+    plan = read_own_object(folder / SETTINGS)
     try:
         model, chat = str(plan["model"]["name"]), ChatSettings(**plan["chat"])
     except (KeyError, TypeError) as error:
-        raise DataError(f"{folder / PLAN} lacks the model or its chat ({error}); evaluate into a new folder") from error
+        raise DataError(f"{folder / SETTINGS} lacks the model or its chat ({error}); evaluate again") from error
     checkpoint = step_of(model) if step is None else step
     if checkpoint is None:
         raise DataError(f"{folder} evaluates {model!r}, whose name says no step; give it as STEP={folder}, 0 at first")

@@ -26,7 +26,7 @@ from nemo_uecr.audit.sources import Rollout
 from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.plan import model_digest
+from nemo_uecr.evaluation.settings import model_digest
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Sequences, micro_slices

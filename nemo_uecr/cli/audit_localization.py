@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.audit.rollouts import read_scores
     from nemo_uecr.audit.step_judge import STEPS, read_labels, write_items
     from nemo_uecr.demo.assets import resolve
-    from nemo_uecr.evaluation.engines.tokens import load_tokens
+    from nemo_uecr.evaluation.engines import load_tokens
 
     scores = read_scores(args.scores)
     if args.write_steps is not None:

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.audit.rollouts import read_scores
     from nemo_uecr.audit.teacher import teacher_audit
     from nemo_uecr.audit.teacher_engines import engines_of
-    from nemo_uecr.evaluation.plan import model_digest
+    from nemo_uecr.evaluation.settings import model_digest
 
     scores, engines = read_scores(args.scores), engines_of(args.engines)
     scored = scores.plan["teacher"]

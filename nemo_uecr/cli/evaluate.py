@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
     from nemo_uecr.demo.assets import locate, resolve
     from nemo_uecr.errors import DataError
-    from nemo_uecr.evaluation.engines.tokens import load_tokens
-    from nemo_uecr.evaluation.result import lines_of
+    from nemo_uecr.evaluation.engines import load_tokens
     from nemo_uecr.evaluation.runner import check_engine, check_settings, evaluate
+    from nemo_uecr.evaluation.samples import lines_of
 
     settings = settings_of(args)
     check_settings(settings)

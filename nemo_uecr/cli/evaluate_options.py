@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nemo_uecr.evaluation.plan import Settings
+    from nemo_uecr.evaluation.settings import Settings
 
 __all__ = ["add_evaluation_arguments", "check_model", "check_place", "place_benchmarks", "settings_of"]
 
@@ -22,7 +22,7 @@ TEMPLATE = "{question}\nPlease reason step by step, and put your final answer wi
 def add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     """Benchmarks, decoding, engine and output folder."""
     from nemo_uecr.data.benchmarks import PAPER
-    from nemo_uecr.evaluation.engines.base import ENGINES
+    from nemo_uecr.evaluation.engines import ENGINES
 
     parser.add_argument(
         "--benchmarks",
@@ -55,9 +55,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
         DataError: If one is out of range.
     """
     from nemo_uecr.errors import DataError
-    from nemo_uecr.evaluation.engines.base import Decoding
-    from nemo_uecr.evaluation.engines.tokens import ChatSettings
-    from nemo_uecr.evaluation.plan import Settings
+    from nemo_uecr.evaluation.engines import ChatSettings, Decoding
+    from nemo_uecr.evaluation.settings import Settings
 
     rules = {
         "--samples": (args.samples, args.samples >= 1, "a whole number from 1"),
@@ -100,7 +99,7 @@ def check_model(name: str) -> None:
     from nemo_uecr.data.model_files import read_fields
     from nemo_uecr.data.weight_files import read_header, weight_names
     from nemo_uecr.errors import DataError
-    from nemo_uecr.evaluation.engines.tokens import check_model_place
+    from nemo_uecr.evaluation.engines import check_model_place
 
     folder = Path(name)
     if not folder.is_dir():

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def _source(text: str, args: argparse.Namespace) -> Source:
     from nemo_uecr.audit.file_source import evaluation_source, jsonl_source
     from nemo_uecr.audit.run_source import is_run, run_source
-    from nemo_uecr.evaluation.plan import PLAN
+    from nemo_uecr.evaluation.settings import SETTINGS
 
     number, equals, name = text.partition("=")
     step, path = (_step(number, text), Path(name)) if equals and number.isdecimal() else (None, Path(text))
@@ -107,7 +107,7 @@ def _source(text: str, args: argparse.Namespace) -> Source:
         if step is not None:
             raise DataError(f"{text}: a run folder knows its steps; expected it without {step}=. Choose with --steps")
         return run_source(path, take=args.take, steps=_steps(args.steps))
-    if (path / PLAN).is_file():
+    if (path / SETTINGS).is_file():
         return evaluation_source(path, step=step)
     if path.is_file():
         return jsonl_source(path, step=step)

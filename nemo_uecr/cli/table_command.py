@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the table."""
     from nemo_uecr.data.atomic import replace_file
-    from nemo_uecr.evaluation.table import build_table
-    from nemo_uecr.evaluation.table_formats import FORMATS
-    from nemo_uecr.evaluation.table_rows import read_rows
+    from nemo_uecr.evaluation.tables import FORMATS, build_table, read_rows
 
     rows, k = read_rows(args.runs)
     text = FORMATS[args.format](build_table(rows, layout=args.layout, k=k))

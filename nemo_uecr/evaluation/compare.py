@@ -1,4 +1,4 @@
-"""Paired comparison of two evaluations on the same problems."""
+"""Comparisons of evaluations on the same problems: two models in pairs, and the choice of one checkpoint of many."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.plan import PLAN, differences, read_plan
-from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples, rewards_by_benchmark
+from nemo_uecr.evaluation.samples import SAMPLES, Sample, check_complete, read_samples, rewards_by_benchmark
+from nemo_uecr.evaluation.settings import SETTINGS, differences
 from nemo_uecr.stats import Difference, paired_bootstrap
+
+Result = Mapping[str, Any]
+#: How a checkpoint is chosen: the highest equal-weight average of avg@k (the earlier of equal ones); the first that is
+#: not below the best one's 95 % interval, for fewer steps without a measurable loss; the last, whatever it scores.
+RULES = ("best", "earliest-near-best", "last")
 
 
 def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
@@ -20,84 +26,78 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
         The difference on each benchmark and, under "average", on their equal-weight average.
 
     Raises:
-        DataError: If problems, samples or decoding differ, or an evaluation is not finished.
+        DataError: Problems, samples or decoding differ, or an evaluation is not finished.
     """
-    plans = _checked_plans(first, second)
-    samples = [read_samples(_samples_of(path)) for path in (first, second)]
+    records = [read_own_object(path / SETTINGS) if path.is_dir() else None for path in (first, second)]
+    if records[0] is not None and records[1] is not None:
+        for key, ours, theirs in differences(records[0], records[1]):
+            if not key.startswith("model."):
+                raise DataError(
+                    f"{first} and {second} were evaluated with {key}={ours!r} and {theirs!r}; expected the same"
+                )
+    samples = [read_samples(path / SAMPLES if path.is_dir() else path) for path in (first, second)]
     rewards = [rewards_by_benchmark(each) for each in samples]
-    for path, plan, found in zip((first, second), plans, rewards, strict=True):
-        if plan is not None:
-            _check_complete(path, plan, found)
-    if {name: rows.keys() for name, rows in rewards[0].items()} != {n: rows.keys() for n, rows in rewards[1].items()}:
-        raise DataError(f"{first} and {second} have other problems; a paired comparison needs the same")
-    if not rewards[0]:
-        raise DataError(f"{first} has no sample; there is nothing to compare")
-    _check_pairs(first, second, samples[0], samples[1])
+    for path, record, found in zip((first, second), records, rewards, strict=True):
+        if record is not None:
+            check_complete(path, record, found)
+    _check_same_problems(first, second, samples[0], samples[1])
     pairs = {
-        name: (_means(rows), _means({problem: rewards[1][name][problem] for problem in rows}))
+        name: (_means(rows.values()), _means(rewards[1][name][problem] for problem in rows))
         for name, rows in rewards[0].items()
     }
     each = {name: paired_bootstrap({name: pair}, seed=seed) for name, pair in pairs.items()}
     return each | {"average": paired_bootstrap(pairs, seed=seed)}
 
 
-def _means(rows: Mapping[str, Sequence[float]]) -> list[float]:
-    return [sum(row) / len(row) for row in rows.values()]
+def _means(rows: Any) -> list[float]:
+    return [sum(row) / len(row) for row in rows]
 
 
-def _check_pairs(first: Path, second: Path, ours: Sequence[Sample], theirs: Sequence[Sample]) -> None:
-    """Refuse other questions or answers under equal ids, and another number of samples."""
-    texts = {(sample.benchmark, sample.problem): (sample.question, sample.answer) for sample in ours}
-    for sample in theirs:
-        place = (sample.benchmark, sample.problem)
-        for what, known, found in zip(
-            ("question", "answer"), texts[place], (sample.question, sample.answer), strict=True
-        ):
-            if known != found:
-                raise DataError(
-                    f"{first} and {second} have another {what} for problem {sample.problem!r} of {sample.benchmark}: "
-                    f"{known!r:.60} and {found!r:.60}; a paired comparison needs the same"
-                )
-    counts = [Counter((sample.benchmark, sample.problem) for sample in each) for each in (ours, theirs)]
-    for place, number in counts[0].items():
-        if number != counts[1][place]:
-            raise DataError(
-                f"{first} and {second} have {number} and {counts[1][place]} samples of problem {place[1]!r} of "
-                f"{place[0]}; a paired comparison needs the same number"
-            )
-
-
-def _samples_of(path: Path) -> Path:
-    return path / SAMPLES if path.is_dir() else path
-
-
-def _checked_plans(first: Path, second: Path) -> list[dict[str, Any] | None]:
-    """The plans of evaluation folders, which must agree; None for a file of samples."""
-    plans = [_plan_of(path) for path in (first, second)]
-    if plans[0] is not None and plans[1] is not None:
-        for key, ours, theirs in differences(plans[0], plans[1]):
-            if not key.startswith("model."):
-                raise DataError(
-                    f"{first} and {second} were evaluated with {key}={ours!r} and {theirs!r}; expected the same"
-                )
-    return plans
-
-
-def _plan_of(path: Path) -> dict[str, Any] | None:
-    if not path.is_dir():
-        return None
-    if not (path / PLAN).is_file():
-        raise DataError(f"{path}: no {PLAN}; expected an evaluation folder or a file of samples")
-    return read_plan(path)
-
-
-def _check_complete(path: Path, plan: Mapping[str, Any], rewards: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """Refuse an evaluation that a kill left: its figures would be those of the problems that came first."""
-    k = plan["samples"]
-    wanted = {name: entry["problems"] for name, entry in plan["benchmarks"].items()}
-    found = {name: [len(row) for row in rows.values()] for name, rows in rewards.items()}
-    if found != {name: [k] * problems for name, problems in wanted.items()}:
+def _check_same_problems(first: Path, second: Path, ours: Sequence[Sample], theirs: Sequence[Sample]) -> None:
+    """Refuse other problems, other questions or answers under equal ids, and other numbers of samples."""
+    counts = [
+        Counter((each.benchmark, each.problem, each.question, each.answer) for each in samples)
+        for samples in (ours, theirs)
+    ]
+    if counts[0] != counts[1] or not ours:
+        odd = sorted(place for place in counts[0].keys() | counts[1].keys() if counts[0][place] != counts[1][place])
+        at = f" (first: problem {odd[0][1]!r} of {odd[0][0]})" if odd else ""
         raise DataError(
-            f"{path}: got {sum(map(sum, found.values()))} of {k * sum(wanted.values())} samples, {k} for each of the "
-            "plan's problems; finish the evaluation with the command that began it"
+            f"{first} and {second} differ in their problems{at}; a paired comparison needs the same questions, answers "
+            "and numbers of samples"
         )
+
+
+def select(results: Sequence[Result], rule: str, benchmarks: Sequence[str]) -> int:
+    """Index of the checkpoint that a rule chooses.
+
+    Args:
+        results: in the order of training.
+        rule: one of `RULES`.
+        benchmarks: what the rule looks at; empty is all.
+    """
+    names = list(benchmarks) or list(results[0]["sets"])
+    check_rule(rule, names, list(results[0]["sets"]))
+    if rule == "last":
+        return len(results) - 1
+    scores, lows = (
+        [sum(result["sets"][name][figure] for name in names) / len(names) for result in results]
+        for figure in ("avg", "low")
+    )
+    best = scores.index(max(scores))
+    if rule == "best":
+        return best
+    return next(index for index, score in enumerate(scores) if score >= lows[best])
+
+
+def check_rule(rule: str, benchmarks: Sequence[str], evaluated: Sequence[str]) -> None:
+    """Refuse an unknown rule or benchmark, before the first checkpoint is evaluated.
+
+    Raises:
+        DataError: naming it.
+    """
+    if rule not in RULES:
+        raise DataError(f"rule {rule!r}; expected one of {', '.join(RULES)}")
+    for name in benchmarks:
+        if name not in evaluated:
+            raise DataError(f"--select-on {name!r}; the evaluations have {', '.join(evaluated)}")

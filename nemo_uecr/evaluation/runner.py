@@ -1,8 +1,9 @@
-"""Runs an evaluation: k samples a problem, kept as they come, continued after a kill."""
+"""Runs an evaluation: k samples a problem, written as they come, resumed after a kill."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import time
@@ -11,17 +12,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from nemo_uecr.data.atomic import append_whole, replace_file
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.run_lock import FILE as LOCK
 from nemo_uecr.data.seeds import derive
 from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.evaluation.engines.base import Engine, Generation, Request
-from nemo_uecr.evaluation.engines.tokens import Tokens, load_tokens
-from nemo_uecr.evaluation.plan import Settings, check_plan, make_plan, write_plan
-from nemo_uecr.evaluation.result import write_result
-from nemo_uecr.evaluation.samples import SAMPLES, Key, Sample, append_samples, drop_torn_line, read_samples
+from nemo_uecr.evaluation.engines import (
+    Engine,
+    Generation,
+    Request,
+    Tokens,
+    TransformersEngine,
+    VllmEngine,
+    load_tokens,
+    require_vllm,
+)
+from nemo_uecr.evaluation.samples import (
+    SAMPLES,
+    Key,
+    Sample,
+    drop_torn_line,
+    read_samples,
+    sample_lines,
+    write_result,
+)
+from nemo_uecr.evaluation.settings import SETTINGS, Settings, check_same_settings, settings_record
 from nemo_uecr.stopping import note_progress
 from nemo_uecr.verifier.batch import check_responses
 from nemo_uecr.verifier.pool import ComparisonPool, comparison_pool
@@ -68,48 +85,44 @@ def evaluate(
     if engine_of is None:
         check_engine(settings)
     with _locked(folder):
-        plan = make_plan(label, model, settings, benchmarks)
+        record = settings_record(label, model, settings, benchmarks)
         path = folder / SAMPLES
         drop_torn_line(path)
         there = read_samples(path) if path.exists() else []
         if there:
-            check_plan(folder, plan)
+            check_same_settings(folder, record)
         done = {sample.key for sample in there}
         tokens = load_tokens(model)
-        planned = list(_wanted(benchmarks, settings, tokens))
-        _check_planned(path, there, {each.key: each.problem for each in planned}, settings.samples)
-        wanted = [each for each in planned if each.key not in done]
+        wanted = [each for each in _wanted(benchmarks, settings, tokens) if each.key not in done]
         log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
         if wanted:
-            # Prompts of like length together: one long prompt in a batch pads all the others.
+            # Prompts of similar length together: one long prompt pads all the others of its batch.
             wanted.sort(key=lambda each: len(each.request.prompt_ids))
             longest = max(len(each.request.prompt_ids) for each in wanted)
             engine = (engine_of or build_engine)(model, settings, tokens, longest)
-            if not there:  # an earlier plan, of a model that could not be loaded, has no sample
-                write_plan(folder, plan)
+            if not there:  # after the model is loaded: a model that cannot be leaves no settings behind
+                replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
             _generate(wanted, engine, settings, tokens, path)
-        return write_result(folder, plan, read_samples(path))
+        return write_result(folder, record, read_samples(path))
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that make no sense together.
+    """Refuse settings that contradict each other.
 
     Raises:
-        DataError: several equal samples are asked for.
+        DataError: Several samples of greedy decoding would all be equal.
     """
     if settings.decoding.temperature == 0 and settings.samples > 1:
         raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
 
 
 def check_engine(settings: Settings) -> None:
-    """Refuse an engine that is not installed, before a plan that names it is written.
+    """Check that the engine is installed, before anything is written.
 
     Raises:
-        DependencyError: it is not.
+        DependencyError: It is not.
     """
     if settings.engine == "vllm":
-        from nemo_uecr.evaluation.engines.vllm_engine import require_vllm
-
         require_vllm()
 
 
@@ -117,11 +130,7 @@ def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt:
     """The engine that the settings name."""
     length = longest_prompt + settings.decoding.max_tokens
     if settings.engine == "vllm":
-        from nemo_uecr.evaluation.engines.vllm_engine import VllmEngine
-
         return VllmEngine(model, dtype=settings.dtype, end_ids=tokens.end_ids, max_length=length)
-    from nemo_uecr.evaluation.engines.transformers_engine import TransformersEngine
-
     pad = tokens.tokenizer.pad_token_id
     pad_id = int(pad) if pad is not None else min(tokens.end_ids)
     return TransformersEngine(model, dtype=settings.dtype, end_ids=tokens.end_ids, pad_id=pad_id, max_length=length)
@@ -130,25 +139,6 @@ def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt:
 def sample_seed(seed: int, key: Key) -> int:
     """A sample's own seed: a function of what it is, not of what ran before it."""
     return derive(seed, *key)
-
-
-def _check_planned(path: Path, there: Sequence[Sample], planned: Mapping[Key, Problem], samples: int) -> None:
-    """Samples that the plan does not have would never complete the evaluation; nor do those of another problem."""
-    for sample in there:
-        benchmark, name, number = sample.key
-        problem = planned.get(sample.key)
-        if problem is None:
-            raise DataError(
-                f"{path}: sample {number} of {benchmark} problem {name} is not in the plan; expected samples 0 to "
-                f"{samples - 1} of the plan's problems. Take the line out, or choose another --out"
-            )
-        pairs = (("question", sample.question, problem.question), ("answer", sample.answer, problem.answer))
-        for what, found, expected in pairs:
-            if found != expected:
-                raise DataError(
-                    f"{path}: sample {number} of {benchmark} problem {name} has the {what} {found!r:.60}, the plan "
-                    f"{expected!r:.60}. Take the line out, or choose another --out"
-                )
 
 
 def _wanted(benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, tokens: Tokens) -> Iterator[Wanted]:
@@ -166,7 +156,7 @@ def _generate(wanted: list[Wanted], engine: Engine, settings: Settings, tokens: 
         for start in range(0, len(wanted), settings.batch):
             chunk = wanted[start : start + settings.batch]
             generations = engine.generate([each.request for each in chunk], settings.decoding)
-            append_samples(path, judged(chunk, generations, tokens, pool))
+            append_whole(path, sample_lines(judged(chunk, generations, tokens, pool)))
             note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)

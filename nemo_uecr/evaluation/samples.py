@@ -1,21 +1,25 @@
-"""The samples of an evaluation on disk: appended chunk by chunk, complete lines only, each sample once."""
+"""The samples of an evaluation on disk, and the result they give: avg@k with intervals, pass@k, verdicts."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from nemo_uecr.data.atomic import append_whole
+from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.benchmarks import BENCHMARKS
-from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError
-from nemo_uecr.verifier.verdict import Verdict
+from nemo_uecr.stats import RESAMPLES, Interval, average_at_k, bootstrap_interval, pass_at_k
 
 SAMPLES = "samples.jsonl"
+RESULT = "result.json"
 Key = tuple[str, str, int]
+#: Rewards of k samples, by benchmark and problem.
+Rewards = dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Sample:
     verdict: str
     tokens: int
     truncated: bool
-    token_ids: list[int] | None = None  # what was sampled; files written before it was kept have none
+    token_ids: list[int] | None = None  # what was sampled; an evaluation inside training keeps none
 
     @property
     def key(self) -> Key:
@@ -49,95 +53,29 @@ def read_samples(path: Path) -> list[Sample]:
     """Every sample of a file.
 
     Raises:
-        DataError: naming the line that is no sample, or a sample that stands twice.
+        DataError: naming the line that is no sample, or a sample that occurs twice.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected the samples of an evaluation")
-    samples: list[Sample] = []
-    seen: set[Key] = set()
+    samples: dict[Key, Sample] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            sample = _sample(decoded(line))
-        except ValueError as error:
+            sample = Sample(**json.loads(line))
+        except (ValueError, TypeError) as error:
             raise DataError(f"{path}:{number}: not a sample ({error}); the file is truncated or corrupt") from error
-        if sample.key in seen:
-            raise DataError(f"{path}:{number}: sample {sample.key} stands twice; expected each once")
-        seen.add(sample.key)
-        samples.append(sample)
-    return samples
-
-
-def _sample(found: object) -> Sample:
-    """A line of the file as a sample.
-
-    Raises:
-        ValueError: naming the key that is missing, unknown, or of another kind.
-    """
-    if not isinstance(found, dict):
-        raise ValueError(f"got {type(found).__name__}, expected one JSON object")
-    for key, (expected, fits) in _KEYS.items():
-        if key not in found and key != "token_ids":
-            raise ValueError(f"no {key!r}")
-        if key in found and not fits(found[key]):
-            raise ValueError(f"{key} is {found[key]!r:.60}, expected {expected}")
-    unknown = sorted(found.keys() - _KEYS.keys())
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r:.60}")
-    return Sample(**found)
-
-
-def _whole(value: object) -> bool:
-    """A count or an id; one of hundreds of digits is none, and no mean can be taken of it."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _text(value: object) -> bool:
-    return isinstance(value, str) and _encodes(value)
-
-
-def _name(value: object) -> bool:
-    return isinstance(value, str) and value.strip() != "" and _encodes(value)
-
-
-def _encodes(text: str) -> bool:
-    """Whether it can be written again; half of a surrogate pair cannot."""
-    return not any("\ud800" <= sign <= "\udfff" for sign in text)
-
-
-_VERDICTS = tuple(verdict.value for verdict in Verdict)
-#: Every key of a line: what is expected there in words, and whether a value is that.
-_KEYS: dict[str, tuple[str, Callable[[object], bool]]] = {
-    **dict.fromkeys(("benchmark", "problem"), ("a text that is not empty", _name)),
-    "sample": ("a whole number from 0 to 2**63 - 1", _whole),
-    **dict.fromkeys(("question", "answer", "response"), ("a text", _text)),
-    "extracted": ("a text or null", lambda value: value is None or _text(value)),
-    "verdict": (f"one of {', '.join(_VERDICTS)}", lambda value: isinstance(value, str) and value in _VERDICTS),
-    "tokens": ("a whole number from 0 to 2**63 - 1", _whole),
-    "truncated": ("true or false", lambda value: isinstance(value, bool)),
-    "token_ids": (
-        "a list of whole numbers, or null",
-        lambda value: value is None or (isinstance(value, list) and all(map(_whole, value))),
-    ),
-}
+        if sample.key in samples:
+            raise DataError(f"{path}:{number}: duplicate sample {sample.key}")
+        samples[sample.key] = sample
+    return list(samples.values())
 
 
 def drop_torn_line(path: Path) -> None:
     """Cut off what follows the last line break: a kill in the middle of a write leaves half a line."""
-    if not path.is_file():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-
-
-def append_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Add samples, all of them or none, and push them to disk.
-
-    Raises:
-        OSError: naming the file, which ends as it did before.
-    """
-    append_whole(path, sample_lines(samples))
+    if path.is_file():
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(path, whole)
 
 
 def sample_lines(samples: Iterable[Sample]) -> bytes:
@@ -145,10 +83,113 @@ def sample_lines(samples: Iterable[Sample]) -> bytes:
     return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
 
 
-def rewards_by_benchmark(samples: Iterable[Sample]) -> dict[str, dict[str, list[float]]]:
+def rewards_by_benchmark(samples: Iterable[Sample]) -> Rewards:
     """Rewards by benchmark and problem: the paper's benchmarks first, in its order, whatever order they came in."""
     ranks = {name: rank for rank, name in enumerate(BENCHMARKS)}
-    rewards: dict[str, dict[str, list[float]]] = {}
+    rewards: Rewards = {}
     for sample in sorted(samples, key=lambda each: (ranks.get(each.benchmark, len(ranks)), each.key)):
         rewards.setdefault(sample.benchmark, {}).setdefault(sample.problem, []).append(sample.reward)
     return rewards
+
+
+def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) -> None:
+    """Check that every problem has its k samples: partial figures would be those of the problems that came first.
+
+    Raises:
+        DataError: naming how many are there.
+    """
+    k, planned = record["samples"], {name: entry["problems"] for name, entry in record["benchmarks"].items()}
+    found = {name: [len(row) for row in rows.values()] for name, rows in rewards.items()}
+    if found != {name: [k] * problems for name, problems in planned.items()}:
+        raise DataError(
+            f"{folder}: the evaluation is not finished, {sum(map(sum, found.values()))} of {k * sum(planned.values())} "
+            "samples are there; run the command that began it again"
+        )
+
+
+def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
+    """Summarise complete samples into ``result.json``.
+
+    Args:
+        folder: of the evaluation.
+        record: its settings, as in ``settings.json``.
+        samples: all of them.
+    """
+    rewards = rewards_by_benchmark(samples)
+    check_complete(folder, record, rewards)
+    rows = {name: list(each.values()) for name, each in rewards.items()}
+    k, seed = record["samples"], record["seed"]
+    sets = {}
+    for name, row in rows.items():
+        own = [sample for sample in samples if sample.benchmark == name]
+        counts = sorted({1, k} | {2**power for power in range(1, k.bit_length()) if 2**power <= k})
+        sets[name] = _interval_of_set(row, RESAMPLES, seed) | {
+            "pass": {str(count): pass_at_k(row, count) for count in counts},
+            "truncated": sum(sample.truncated for sample in own) / len(own),
+            "tokens": sum(sample.tokens for sample in own) / len(own),
+            "verdicts": dict(sorted(Counter(sample.verdict for sample in own).items())),
+        }
+    result = {
+        "label": record["label"],
+        "model": record["model"]["name"],
+        "samples": k,
+        "sets": sets,
+        "average": vars(bootstrap_interval(rows, resamples=RESAMPLES, seed=seed)),
+    }
+    replace_file(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _interval_of_set(rows: Sequence[Sequence[float]], resamples: int, seed: int) -> dict[str, Any]:
+    interval = bootstrap_interval({"set": rows}, resamples=resamples, seed=seed)
+    return {"avg": average_at_k(rows), "low": interval.low, "high": interval.high, "problems": len(rows)}
+
+
+def lines_of(result: Mapping[str, Any]) -> list[str]:
+    """The result as lines of a table for a terminal."""
+    k = result["samples"]
+    lines = [f"{result['label']}: avg@{k} in percent, 95% interval over problems"]
+    for name, row in [*result["sets"].items(), ("average", result["average"])]:
+        extra = ""
+        if "pass" in row:
+            extra = f"  pass@{k} {100 * row['pass'][str(k)]:6.2f}  truncated {100 * row['truncated']:5.1f}"
+        lines.append(
+            f"  {name:<12} {100 * row['avg']:6.2f}  [{100 * row['low']:6.2f}, {100 * row['high']:6.2f}]{extra}"
+        )
+    return lines
+
+
+# Inside a training run
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The record of one evaluation (a line of ``evaluation.jsonl``)."""
+
+    record: dict[str, object]
+    average: Interval
+
+
+def summarise(samples: Sequence[Sample], *, step: int, bootstrap: int, seed: int, seconds: float) -> Evaluation:
+    """avg@k of every benchmark with its interval, and their equal-weight average.
+
+    Args:
+        samples: all of one evaluation; the same number for each problem.
+        step: training step, 0 before training.
+        bootstrap: resamples behind the intervals.
+        seed: of the resampling.
+        seconds: how long the evaluation took.
+    """
+    rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
+    average = bootstrap_interval(rewards, resamples=bootstrap, seed=seed)
+    k = len(next(iter(rewards.values()))[0])
+    sets = {
+        name: _interval_of_set(rows, bootstrap, seed) | {"pass": pass_at_k(rows, k)} for name, rows in rewards.items()
+    }
+    record = {"step": step, "samples": k, "sets": sets, "average": vars(average), "seconds": seconds}
+    return Evaluation(record, average)
+
+
+def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    """Every sample of a step's evaluation, one a line, complete or not at all."""
+    replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", sample_lines(samples))

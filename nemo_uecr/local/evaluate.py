@@ -9,9 +9,8 @@ from pathlib import Path
 from nemo_uecr.config.schema import Config
 from nemo_uecr.config.sections import EvaluationConfig
 from nemo_uecr.data.seeds import derive
-from nemo_uecr.evaluation.engines.base import Decoding
-from nemo_uecr.evaluation.in_training import Evaluation, summarise, write_samples
-from nemo_uecr.evaluation.samples import Sample
+from nemo_uecr.evaluation.engines import Decoding
+from nemo_uecr.evaluation.samples import Evaluation, Sample, summarise, write_samples
 from nemo_uecr.local.failure import leave_evaluation_failure
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from nemo_uecr.data.hub import only_here
 from nemo_uecr.data.pretrained import ModelLoadError, check_objects, load_pretrained, load_tokenizer, one_line
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines.base import context_of
+from nemo_uecr.evaluation.engines import context_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from nemo_uecr.data.seeds import derive
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.evaluation.engines.base import Decoding, until_end
+from nemo_uecr.evaluation.engines import Decoding, until_end
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
 

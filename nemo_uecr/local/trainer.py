@@ -18,7 +18,7 @@ from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.order import step_indices
 from nemo_uecr.data.seeds import derive
 from nemo_uecr.errors import InvariantError, ScoreError
-from nemo_uecr.evaluation.engines.base import Decoding
+from nemo_uecr.evaluation.engines import Decoding
 from nemo_uecr.local.artifacts import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.batch import StepBatch, method_settings, turn_segments
 from nemo_uecr.local.checkpoint import Checkpoints, Position

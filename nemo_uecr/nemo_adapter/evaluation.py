@@ -12,11 +12,9 @@ from typing import Any
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines.base import Decoding, Engine, Generation, Request
-from nemo_uecr.evaluation.engines.tokens import ChatSettings, Tokens, load_tokens
-from nemo_uecr.evaluation.in_training import Evaluation, summarise, write_samples
+from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Engine, Generation, Request, Tokens, load_tokens
 from nemo_uecr.evaluation.runner import Wanted, judged, sample_seed
-from nemo_uecr.evaluation.samples import Key, Sample
+from nemo_uecr.evaluation.samples import Evaluation, Key, Sample, summarise, write_samples
 from nemo_uecr.nemo_adapter.parts import SetUp
 from nemo_uecr.nemo_adapter.run_folder import EVALUATIONS
 from nemo_uecr.telemetry.sinks import append_record

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request
-from nemo_uecr.evaluation.engines.vllm_engine import generate_with
+from nemo_uecr.evaluation.engines import Decoding, Generation, Request, generate_with
 from nemo_uecr.nemo_adapter.dispatch import Calls, wait
 
 

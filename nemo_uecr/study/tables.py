@@ -1,12 +1,11 @@
-"""A study's tables, for any format that `nemo_uecr.evaluation.table_formats` writes."""
+"""A study's tables, for any format that `nemo_uecr.evaluation.tables` writes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nemo_uecr.evaluation.rounding import rounded
-from nemo_uecr.evaluation.table import NOTHING, Cell, Row, Score, Table, build_table
+from nemo_uecr.evaluation.tables import NOTHING, Cell, Row, Score, Table, build_table, rounded
 from nemo_uecr.stats import Mean
 from nemo_uecr.study.selection import Choice
 from nemo_uecr.study.sensitivity import Panel

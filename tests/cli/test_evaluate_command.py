@@ -36,7 +36,7 @@ def test_the_demos_names_are_known(given: str, name: str, demo: Path, tmp_path: 
     assert entry_point([*words, "--engine", "transformers", "--dtype", "float32", "--out", str(out)]) == 0
     result = json.loads((out / "student" / "result.json").read_text())
     assert [*result["sets"]] == [name]
-    assert json.loads((out / "student" / "plan.json").read_text())["model"]["name"] == str(demo / "student")
+    assert json.loads((out / "student" / "settings.json").read_text())["model"]["name"] == str(demo / "student")
 
 
 def test_a_mistyped_demo_name_is_one_line(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

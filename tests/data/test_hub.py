@@ -200,7 +200,7 @@ def test_a_model_is_evaluated_on_amc23_by_its_name(tmp_path: Path) -> None:
     samples = [json.loads(line) for line in (out / "a" / "samples.jsonl").read_text().splitlines()]
     assert sorted(int(sample["problem"]) for sample in samples) == list(range(40))
     assert {sample["answer"] for sample in samples} == {f"{n}.0" for n in range(40)}
-    plan = json.loads((out / "a" / "plan.json").read_text())
+    plan = json.loads((out / "a" / "settings.json").read_text())
     assert plan["benchmarks"]["amc23"]["revision"] == COMMIT
     assert plan["benchmarks"]["amc23"]["problems"] == 40
 

@@ -14,7 +14,6 @@ from nemo_uecr.data.json_text import decoded, read_own_object
 from nemo_uecr.data.model_files import read_object as read_model_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import UecrError
-from nemo_uecr.evaluation.samples import read_samples
 from nemo_uecr.report.run_folder import read_samples as read_run_samples
 from tests.report.conftest import Story, write_run
 
@@ -50,7 +49,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "object": read_own_object,
     "model file": read_model_file,
     "plan of scores": plan,
-    "samples": read_samples,
     "texts of a batch": lambda path: saved_texts(path, responses=1),
     "run folder": of_a_run,
 }
@@ -61,8 +59,6 @@ READERS: dict[str, Callable[[Path], object]] = {
 def test_a_damaged_file_is_one_line(tmp_path: Path, reader: str, damage: str) -> None:
     if reader == "model file" and damage in STRICT:
         pytest.skip("a model's numbers are checked by field")
-    if (reader, damage) == ("samples", "empty"):
-        pytest.skip("a file without samples has none")
     path = tmp_path / "file.json"
     path.write_bytes((DAMAGE | STRICT)[damage] + (b"\n" if reader == "samples" else b""))
     with pytest.raises(UecrError) as found:

@@ -14,7 +14,7 @@ import pytest
 from nemo_uecr.data.embedding import load_encoder
 from nemo_uecr.data.hub import only_here
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines.tokens import load_tokens
+from nemo_uecr.evaluation.engines import load_tokens
 
 hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ import pytest
 
 from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.evaluation.engines.base import Decoding, Generation, Request
+from nemo_uecr.evaluation.engines import Decoding, Generation, Request
 from nemo_uecr.nemo_adapter.evaluation import training_evaluation
 from nemo_uecr.nemo_adapter.translate import master_config
 from tests.config.test_nemo import CONFIGS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.evaluation.engines.base import Decoding, Request
+from nemo_uecr.evaluation.engines import Decoding, Request
 from nemo_uecr.nemo_adapter.errors import WorkerError
 from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from tests.megatron_worker.test_vllm import ENVIRONMENT, make_model

@@ -71,9 +71,9 @@ def test_an_evaluation_killed_in_the_middle(tmp_path: Path) -> None:
         return entry_point([*words, str(tmp_path / name)])
 
     def work() -> None:
-        from nemo_uecr.evaluation.engines import transformers_engine
+        from nemo_uecr.evaluation.engines import TransformersEngine
 
-        die_inside(transformers_engine.TransformersEngine, "generate", call=3)
+        die_inside(TransformersEngine, "generate", call=3)
         run("parts")
 
     assert in_child(work)[0] == -signal.SIGKILL

@@ -18,7 +18,7 @@ from nemo_uecr.checkpoint.metadata_pickle import KNOWN, read_metadata
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.written import read_written
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError, UecrError
-from nemo_uecr.evaluation.table_rows import read_rows
+from nemo_uecr.evaluation.tables import read_rows
 from nemo_uecr.report.run_folder import read_run
 from tests.local import tiny
 from tests.reliability.commands import complaint, refused
@@ -281,7 +281,7 @@ def test_chat_templates_run_in_a_sandbox(tmp_path: Path) -> None:
     """A template that reaches for Python's own objects is stopped by the sandbox that renders it."""
     from jinja2.exceptions import SecurityError
 
-    from nemo_uecr.evaluation.engines.tokens import load_tokens
+    from nemo_uecr.evaluation.engines import load_tokens
 
     place = Path(shutil.copytree(tiny.assets().student, tmp_path / "student"))
     attack = "{{ ''.__class__.__mro__[1].__subclasses__() }}"

@@ -1,0 +1,298 @@
+"""Tables of methods by benchmarks, as the paper prints them: read from folders, ranked, written in three formats.
+
+Best bold, second underlined, 95 % intervals in brackets.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.config.written import read_written
+from nemo_uecr.data.benchmarks import BENCHMARKS
+from nemo_uecr.data.json_text import read_own_object
+from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.samples import RESULT
+from nemo_uecr.evaluation.settings import SETTINGS
+
+EVALUATIONS = "evaluation.jsonl"
+CONFIG = "config.yaml"
+#: Method -> title, and which parts it has: task, teacher, joint norm, gap, entropy, projection (None: not an ablation).
+METHODS: dict[str, tuple[str, str | None]] = {
+    "initial": ("Initial student", None),
+    "teacher": ("Teacher", None),
+    "grpo": ("Vanilla-GRPO", "100000"),
+    "pg_opd": ("Vanilla-PG-OPD", None),
+    "grpo_plus_opd": ("Naive-GRPO+PG-OPD", None),
+    "distilled_rl": ("Distilled RL", None),
+    "atod": ("ATOD-aligned", None),
+    "separate_norm": ("Separate norm.", "110000"),
+    "puu": ("PUU", "111000"),
+    "uecr": ("UECR-GRPO", "111111"),
+    "ecr_no_entropy": ("w/o entropy", "111101"),
+    "ecr_no_projection": ("w/o projection", "111110"),
+    "ecr_no_gap": ("w/o gap", "111011"),
+    "ecr_full_advantage": ("weights on the whole advantage", "111111"),
+    "ecr_alpha_zero": ("alpha = 0", "100111"),
+    "shuffled_entropy": ("shuffled entropy", "111111"),
+}
+PARTS = ("Task", "Teacher", "Joint norm.", "Gap", "Entropy", "Proj.")
+#: Signs of a cell: a check mark, a multiplication sign, an en dash.
+YES, NO, NOTHING = "\u2713", "\u00d7", "\u2013"
+#: Shown in a table and not ranked.
+REFERENCE_ROWS = ("initial", "teacher")
+#: Settings that decide the numbers, and what the note under a table calls them.
+BASIS = {"decoding": "decoding settings", "chat": "chat settings", "engine": "engines", "dtype": "number types"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A value with its interval, in percent."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+        method: the method's key or a free label.
+        scores: by column.
+        basis: by column, what is known of how the score was taken: problems, decoding, chat, engine.
+    """
+
+    method: str
+    scores: Mapping[str, Score]
+    basis: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """What the table calls it."""
+        return METHODS[self.method][0] if self.method in METHODS else self.method
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text of the table with its rank in the column: 1 best, 2 second, 0 any other."""
+
+    text: str
+    interval: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Head and lines, ready for any format, and a note to stand below them."""
+
+    head: tuple[str, ...]
+    lines: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+
+def rounded(value: float, decimals: int, *, sign: str) -> str:
+    """A number as tables print it, without a minus before a zero; ``sign`` "+" also marks positive numbers."""
+    # Means that are equal fractions may differ in their last bits; they must print alike.
+    return f"{round(value, 9):{sign}z.{decimals}f}"
+
+
+# Rows
+
+
+def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
+    """Rows in the order given, and k.
+
+    Args:
+        given: ``[LABEL=]FOLDER``; an evaluation folder, or a run folder, whose last evaluation counts.
+
+    Raises:
+        DataError: A folder has no result, or two have another k.
+    """
+    rows, samples = [], {}
+    for text in given:
+        label, sign, place = text.partition("=")
+        if not sign or Path(text).is_dir():
+            label, place = "", text
+        folder = Path(place)
+        record, own_label = _read(folder)
+        try:
+            samples[str(folder)] = record["samples"]
+            figures = {**record["sets"], "average": record["average"]}
+            scores = {name: Score(*(100 * row[key] for key in ("avg", "low", "high"))) for name, row in figures.items()}
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{folder}: not the result of an evaluation ({error!r}); evaluate again") from error
+        rows.append(Row(label or own_label, scores, _basis(folder, record["sets"])))
+    if len(set(samples.values())) > 1:
+        raise DataError(f"samples a problem differ ({samples}); a table needs the same k in every row")
+    return rows, next(iter(samples.values()))
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], str]:
+    if (folder / RESULT).is_file():
+        result = read_own_object(folder / RESULT)
+        return result, str(result.get("label", folder.name))
+    if (folder / EVALUATIONS).is_file():
+        lines = (folder / EVALUATIONS).read_text(encoding="utf-8").splitlines()
+        if lines:
+            config: Any = read_written(folder / CONFIG) if (folder / CONFIG).is_file() else None
+            return json.loads(lines[-1]), folder.name if config is None else str(config["method"]["name"])
+    raise DataError(f"{folder}: no {RESULT} and no {EVALUATIONS}; expected an evaluation folder or a run folder")
+
+
+def _basis(folder: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """By column, what is known of how the numbers were taken; a training run says only how many problems it had."""
+    settings = read_own_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    common = {what: json.dumps(settings[key], sort_keys=True) for key, what in BASIS.items() if key in settings}
+    problems: dict[str, dict[str, str]] = {}
+    for name, row in sets.items():
+        problems[name] = {f"numbers of {name}'s problems": str(row["problems"])}
+        if name in settings.get("benchmarks", {}):
+            problems[name][f"problem sets of {name}"] = settings["benchmarks"][name]["row_set"][:12]
+    of_all = {what: value for each in problems.values() for what, value in each.items()}
+    return {name: common | each for name, each in problems.items()} | {"average": common | of_all}
+
+
+# Tables
+
+
+def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
+    """Arrange rows into the main table or the ablation table.
+
+    Ranks are those of the values as printed (two decimals), equal values alike; the initial student and the teacher are
+    shown and not ranked. Scores taken in different ways (problems, decoding, chat, engine) are not ranked, and averages
+    of different ways or benchmarks are left out. The note says why.
+
+    Args:
+        rows: in the order of the table.
+        layout: "main" or "ablation".
+        k: samples a problem.
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row.scores))
+    columns.sort(key=lambda name: name == "average")
+    unlike_averages = _difference(rows, "average")
+    notes = []
+    if unlike_averages and "average" in columns:
+        columns.remove("average")
+        notes.append(f"No Avg.: {unlike_averages}; averages need the same.")
+    ranks: dict[str, list[int]] = {}
+    unranked: dict[str, list[str]] = {}
+    for name in columns:
+        ranked = [row for row in rows if name in row.scores and row.method not in REFERENCE_ROWS]
+        difference = _difference(ranked, name)
+        ranks[name] = [0] * len(rows) if difference else _ranks(rows, name)
+        if difference:
+            unranked.setdefault(difference, []).append(_column_title(name))
+    notes += [f"No ranks in {', '.join(titles)}: {difference}." for difference, titles in unranked.items()]
+    parts = PARTS if layout == "ablation" else ()
+    lines = []
+    for index, row in enumerate(rows):
+        flags = METHODS.get(row.method, ("", None))[1]
+        marks = [NOTHING if flags is None else YES if flags[place] == "1" else NO for place in range(len(parts))]
+        scores = [_cell(row.scores.get(name), ranks[name][index]) for name in columns]
+        lines.append((Cell(row.title, "", 0), *(Cell(mark, "", 0) for mark in marks), *scores))
+    head = (f"Method, Avg@{k} (%)", *parts, *(_column_title(name) for name in columns))
+    return Table(head, tuple(lines), " ".join(notes))
+
+
+def _difference(rows: Sequence[Row], column: str) -> str | None:
+    """The first thing known of two rows' scores that differs; what is not known of a row counts as equal."""
+    known: dict[str, tuple[Row, str]] = {}
+    for row in rows:
+        basis = dict(row.basis.get(column, {}))
+        if column == "average":
+            benchmarks = ", ".join(sorted(name for name in row.scores if name != "average")) or "none"
+            basis = {"benchmarks": benchmarks, **basis}
+        for what, value in basis.items():
+            earlier, first = known.setdefault(what, (row, value))
+            if first != value:
+                return f"{what} of {earlier.title} are {first}, of {row.title} {value}"
+    return None
+
+
+def _ranks(rows: Sequence[Row], column: str) -> list[int]:
+    """1 or 2 for the highest and second highest value as printed, 0 for the rest."""
+    values = [
+        float(_percent(row.scores[column].value)) if column in row.scores and row.method not in REFERENCE_ROWS else None
+        for row in rows
+    ]
+    levels = sorted({value for value in values if value is not None}, reverse=True)[:2]
+    return [levels.index(value) + 1 if value in levels else 0 for value in values]
+
+
+def _cell(score: Score | None, rank: int) -> Cell:
+    if score is None:
+        return Cell(NOTHING, "", 0)
+    return Cell(_percent(score.value), f"{_percent(score.low)}, {_percent(score.high)}", rank)
+
+
+def _percent(value: float) -> str:
+    return rounded(value, 2, sign="")
+
+
+def _column_title(name: str) -> str:
+    return "Avg." if name == "average" else BENCHMARKS[name].title if name in BENCHMARKS else name
+
+
+# Formats
+
+
+def markdown(table: Table) -> str:
+    """GitHub's table; Markdown cannot underline, so the second best is underlined with HTML."""
+
+    def escape(text: str) -> str:
+        return "".join("\\" + sign if sign in "\\|*_`<>[]" else sign for sign in text)
+
+    marks = ("{}", "**{}**", "<u>{}</u>")
+    rule = ("---", *("---:" for _ in table.head[1:]))
+    lines = [map(escape, table.head), rule, *_written(table, escape, marks, " [{}]")]
+    note = f"\n{escape(table.note)}\n" if table.note else ""
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + note
+
+
+def latex(table: Table) -> str:
+    """A booktabs table."""
+    commands = {sign: "\\" + sign for sign in "%&_#${}"} | {
+        "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
+        ">": r"\textgreater{}", YES: r"\(\checkmark\)", NO: r"\(\times\)", NOTHING: "--",
+    }  # fmt: skip
+
+    def escape(text: str) -> str:
+        text = "".join(commands.get(sign, sign) for sign in text)
+        return f"{{{text}}}" if text.startswith(("[", "*")) else text  # else it is an argument of the \\ before it
+
+    marks = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")
+    lines = [r" & ".join(line) + r"\\" for line in _written(table, escape, marks, r" {{\scriptsize [{}]}}")]
+    head = " & ".join(map(escape, table.head)) + r"\\"
+    begin = rf"\begin{{tabular}}{{@{{}}l{'c' * (len(table.head) - 1)}@{{}}}}"
+    note = [rf"\par {escape(table.note)}"] if table.note else []
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", *note, ""])
+
+
+def html_table(table: Table) -> str:
+    """One HTML table, without style."""
+    marks = ("{}", "<strong>{}</strong>", "<u>{}</u>")
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in table.head)
+    lines = _written(table, html.escape, marks, " <small>[{}]</small>")
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>\n" for line in lines)
+    note = f"<p>{html.escape(table.note)}</p>\n" if table.note else ""
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{note}"
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": latex, "html": html_table}
+
+
+def _written(table: Table, escape: Callable[[str], str], marks: Sequence[str], interval: str) -> list[list[str]]:
+    """The cells as text, marked by rank."""
+    return [
+        [
+            marks[cell.rank].format(escape(cell.text)) + (interval.format(cell.interval) if cell.interval else "")
+            for cell in line
+        ]
+        for line in table.lines
+    ]

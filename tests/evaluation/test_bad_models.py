@@ -1,0 +1,121 @@
+"""`nemo-uecr evaluate` on models that would mislead it: hostile, damaged, too short, diverged, or repaired since."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("math_verify")
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from nemo_uecr.cli.evaluate_options import check_model
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.evaluation.engines import load_tokens
+from tests.local import tiny
+from tests.reliability.commands import refused
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny.assets().student, tmp_path / "m"))
+
+
+def change(path: Path, **values: object) -> None:
+    there = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(there | values))
+
+
+def words(model: Path, tmp_path: Path, most: int = 3) -> tuple[object, ...]:
+    sets = ("--benchmarks", tiny.assets().problems, "--samples", 1, "--max-tokens", most)
+    return ("evaluate", model, *sets, "--engine", "transformers", "--dtype", "float32", "--out", tmp_path / "e")
+
+
+def template(text: str) -> Callable[[Path], object]:
+    return lambda model: (model / "chat_template.jinja").write_text(text)
+
+
+def half_the_weights(model: Path) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def weights_that_diverged(model: Path) -> None:
+    path = model / "model.safetensors"
+    save_file({name: torch.full_like(value, math.nan) for name, value in load_file(path).items()}, path)
+
+
+def no_end_token(model: Path) -> None:
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        change(model / name, eos_token_id=None, eos_token=None, pad_token=None, pad_token_id=None)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a template that refuses": (template("{{ raise_exception('no system') }}"), "no system"),
+    "a template that escapes": (template("{{ ''.__class__.__mro__ }}"), "SecurityError"),
+    "a template that is not whole": (template("{% for %}"), "TemplateSyntaxError"),
+    "half the weights": (half_the_weights, "SafetensorError"),
+    "half a tokenizer": (lambda model: (model / "tokenizer.json").write_text('{"model":'), "tokenizer.json"),
+    "weights that diverged": (weights_that_diverged, "NaN"),
+    "no end token": (no_end_token, "because a response ends with it"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_one_line(model: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    damage, said = DAMAGES[name]
+    damage(model)
+    assert said in refused(capsys, *words(model, tmp_path))
+    assert not list(tmp_path.glob("e/**/samples.jsonl"))
+
+
+def test_pickled_weights_are_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a run and by a dry run; beside safetensors they are left alone."""
+    opened: list[object] = []
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    check_model(str(model))
+    (model / "model.safetensors").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "load", lambda file, **_: opened.append(file))
+        refused(capsys, *words(model, tmp_path))
+        assert "pickled" in refused(capsys, *words(model, tmp_path), "--dry-run")
+    assert opened == []
+
+
+def test_a_repaired_model_is_evaluated_in_the_same_place(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = model / "model.safetensors"
+    whole = weights.read_bytes()
+    half_the_weights(model)
+    refused(capsys, *words(model, tmp_path))
+    weights.write_bytes(whole)
+    assert entry_point([str(word) for word in words(model, tmp_path)]) == 0
+    half_the_weights(model)
+    assert "choose another --out" in refused(capsys, *words(model, tmp_path))
+
+
+def test_a_sequence_longer_than_the_model_reads(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    positions = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    assert f"reads at most {positions}" in refused(capsys, *words(model, tmp_path, most=positions))
+    assert not (tmp_path / "e" / "m" / "samples.jsonl").exists()
+
+
+def test_a_kernel_of_the_hub_is_not_fetched(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(model / "config.json", attn_implementation="someone/kernel")
+    assert "a kernel: code to be fetched and run" in refused(capsys, *words(model, tmp_path))
+
+
+def test_end_tokens_of_the_generation_config_count(model: Path) -> None:
+    change(model / "generation_config.json", eos_token_id=[0, 3])
+    tokens = load_tokens(str(model))
+    assert tokens.end_ids == {0, 3, tokens.tokenizer.eos_token_id}
