@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nemo_uecr.data.run_lock import locked
+from nemo_uecr.files import locked
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from nemo_uecr.audit.part_checks import read_plan
 from nemo_uecr.audit.schema import PLAN, RESPONSES
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.files import replace_file
 
 FORMAT = "nemo_uecr.asked/1"
 #: Names of all responses that the folder was ever asked for.

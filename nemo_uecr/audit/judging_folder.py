@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.audit.sources import parse_lines, require
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import replace_file
 
 KEY = "key.jsonl"
 Row = Mapping[str, Any]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nemo_uecr.data.atomic import new_folder
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import new_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

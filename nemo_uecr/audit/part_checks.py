@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, RESPONSES, part_numbers, row_path, token_path
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError, ScoreError
+from nemo_uecr.files import file_sha256
 
 #: Rounding that a log-probability may lie above 0, or an entropy below it, in nats.
 TOLERANCE = 1e-4

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from nemo_uecr.audit.part_checks import content_sha256, read_plan
 from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, RESPONSES, arrow_schema, part_numbers, row_path, token_path
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import replace_file
 
 #: Grows with every checkpoint scored; everything else of the plan is fixed by the first call.
 GROWING = ("students", "sources")

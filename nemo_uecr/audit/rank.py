@@ -15,7 +15,7 @@ from nemo_uecr.audit.part_files import part_table, part_tensors
 from nemo_uecr.audit.parts import record_files
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.schema import FORMAT, part_numbers, rank_path
-from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.files import replace_file
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.scores import token_logits
 from nemo_uecr.local.sequences import Sequences, micro_slices

@@ -23,10 +23,9 @@ from nemo_uecr.audit.responses import first_repeated
 from nemo_uecr.audit.rollouts import Scores, read_scores, read_unfinished
 from nemo_uecr.audit.schema import ANCHOR, PLAN, RESPONSES, STUDENT, part_numbers
 from nemo_uecr.audit.sources import Rollout
-from nemo_uecr.data.digest import file_sha256
-from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.settings import model_digest
+from nemo_uecr.files import file_sha256, locked
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Sequences, micro_slices

@@ -16,7 +16,7 @@ import torch
 from nemo_uecr.audit.parts import keep_plan, write_part
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.schema import ANCHOR, STUDENT
-from nemo_uecr.data.atomic import new_folder
+from nemo_uecr.files import new_folder
 
 Array = np.ndarray
 

@@ -13,8 +13,8 @@ from nemo_uecr.checkpoint.record import read_record
 from nemo_uecr.checkpoint.sequences import Scores, Sequences, huggingface_scores, megatron_scores
 from nemo_uecr.checkpoint.source import ASSETS, MEGATRON, newest_iteration
 from nemo_uecr.checkpoint.verification import Agreement, compare
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.errors import CheckpointError
+from nemo_uecr.files import file_sha256
 
 
 def check(out: Path, tolerance: float) -> Agreement:

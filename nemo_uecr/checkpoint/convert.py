@@ -38,8 +38,8 @@ from nemo_uecr.checkpoint.work_folder import (
     refuse_nested,
     refuse_occupied,
 )
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.errors import CheckpointError, UecrError
+from nemo_uecr.files import file_sha256
 
 logger = logging.getLogger(__name__)
 

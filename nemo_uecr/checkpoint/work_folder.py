@@ -11,14 +11,15 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.atomic import only_writer, replace_file, sync_folder
-from nemo_uecr.data.digest import file_sha256
+from filelock import FileLock, Timeout
+
 from nemo_uecr.data.json_text import decoded
-from nemo_uecr.errors import CheckpointError, RunFolderError
+from nemo_uecr.errors import CheckpointError
+from nemo_uecr.files import file_sha256, replace_file, sync_folder
 from nemo_uecr.stopping import note_progress
 
 logger = logging.getLogger(__name__)
@@ -137,13 +138,17 @@ def only_one(out: Path) -> Iterator[None]:
     Raises:
         CheckpointError: OUT is there already, is being made by another process, or cannot be written.
     """
-    with ExitStack() as held:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(only_writer(out))
-        except RunFolderError:
-            raise CheckpointError(f"{out}: another process is converting into it; wait for its end") from None
-        except OSError as error:
-            raise CheckpointError(f"{out.parent}: cannot write there ({error.strerror})") from error
+    lock = FileLock(out.with_name(f".{out.name}.lock"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise CheckpointError(f"{out}: another process is converting into it; wait for its end") from None
+    except OSError as error:
+        raise CheckpointError(f"{out.parent}: cannot write there ({error.strerror})") from error
+    try:
         refuse_occupied(out)  # once more: it may have been finished since
         yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()

@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate every checkpoint and write ``sweep.json`` with the rule and the choice."""
-    from nemo_uecr.data.atomic import replace_file
     from nemo_uecr.data.benchmarks import load_benchmarks
     from nemo_uecr.demo.assets import resolve
     from nemo_uecr.evaluation.compare import check_rule, select
     from nemo_uecr.evaluation.runner import evaluate
     from nemo_uecr.evaluation.samples import lines_of
+    from nemo_uecr.files import replace_file
 
     settings, benchmarks = settings_of(args), load_benchmarks(place_benchmarks(args.benchmarks, resolve))
     check_rule(args.rule, args.select_on, list(benchmarks))

@@ -58,7 +58,7 @@ def write_json(path: Path, content: object) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    from nemo_uecr.data.atomic import replace_file
+    from nemo_uecr.files import replace_file
 
     try:
         replace_file(path, (json.dumps(content, indent=1) + os.linesep).encode())

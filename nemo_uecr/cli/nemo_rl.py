@@ -30,7 +30,7 @@ def train(path: str, overrides: Sequence[str], *, resume: bool) -> Path:
     """Train inside NeMo-RL; with ``resume`` from the newest checkpoint of the run folder."""
     from nemo_uecr.config.nemo_load import load_nemo
     from nemo_uecr.config.unused import unused_line
-    from nemo_uecr.data.run_lock import locked
+    from nemo_uecr.files import locked
     from nemo_uecr.nemo_adapter.launcher import train as launch
 
     loaded = load_nemo(path, overrides)

@@ -27,12 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Pack."""
     from nemo_uecr.data.archive import pack
-    from nemo_uecr.data.lock_file import is_held
-    from nemo_uecr.data.run_lock import FILE
+    from nemo_uecr.files import in_use
 
     if not (args.run / "config.yaml").is_file():
         raise RunFolderError(f"{args.run} has no config.yaml; expected the run folder that `nemo-uecr train` wrote")
-    if is_held(args.run / FILE):
+    if in_use(args.run):
         raise RunFolderError(f"{args.run} is in use by a run; wait until it has ended, then pack again")
     files = pack(args.run, args.out, checkpoints=not args.without_checkpoints)
     sys.stdout.write(f"{files} files, {args.out.stat().st_size / 1e6:.1f} MB: {args.out}\n")

@@ -71,8 +71,8 @@ def _write(args: argparse.Namespace) -> int:
     from nemo_uecr.cli.json_file import refuse_input
     from nemo_uecr.config.methods import check_parameters
     from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.data.atomic import replace_file
     from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
+    from nemo_uecr.files import replace_file
 
     if args.method not in METHODS:
         raise ConfigError(f"method {args.method!r} is unknown; expected one of {', '.join(METHODS)}")

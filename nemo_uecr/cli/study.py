@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Forecast, run, summarise."""
     for extra in ("local", "study"):
         require_extra(extra)
-    from nemo_uecr.data.run_lock import locked
+    from nemo_uecr.files import locked
     from nemo_uecr.study.load import load_study
     from nemo_uecr.study.study import check_finished, check_folder, check_runs, forecast, summarise
 

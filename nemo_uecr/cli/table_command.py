@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the table."""
-    from nemo_uecr.data.atomic import replace_file
     from nemo_uecr.evaluation.tables import FORMATS, build_table, read_rows
+    from nemo_uecr.files import replace_file
 
     rows, k = read_rows(args.runs)
     text = FORMATS[args.format](build_table(rows, layout=args.layout, k=k))

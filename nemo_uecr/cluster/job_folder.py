@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.files import replace_file
 
 __all__ = ["JobFolder"]
 

@@ -10,10 +10,8 @@ import tarfile
 from pathlib import Path
 from typing import IO
 
-from nemo_uecr.data.atomic import replaced_file
-from nemo_uecr.data.digest import file_sha256
-from nemo_uecr.data.run_lock import FILE as LOCK
 from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.files import LOCK, file_sha256, replaced_file
 
 FORMAT = "nemo_uecr.archive/1"
 #: First member of the archive: format, and sha256 of every other member.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError, ScoreError
+from nemo_uecr.files import replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.atomic import check_exchangeable, only_writer, replace_file
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.embedding import Encoder, load_encoder
 from nemo_uecr.data.manifest import (
     KEPT,
@@ -20,12 +18,12 @@ from nemo_uecr.data.manifest import (
     Manifest,
     check_intact,
     jsonl,
-    manifest_as_found,
     read_manifest,
 )
 from nemo_uecr.data.review import has_verdicts
 from nemo_uecr.data.revise import hold
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import file_sha256, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,15 +58,7 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
 
     Raises:
         DataError: If the folder was altered, was screened against no benchmark, or has verdicts to apply.
-        RunFolderError: If this process runs in the folder, or another one is writing it.
     """
-    check_exchangeable(folder)
-    manifest_as_found(folder)  # what was never prepared is refused before a lock is left beside it
-    with only_writer(folder):  # to the end: what is embedded must still be there when it is done
-        return _screen(folder, model, hold_at)
-
-
-def _screen(folder: Path, model: str, hold_at: float) -> Screened:
     check_intact(folder)
     if has_verdicts(folder / REVIEW):
         raise DataError(f"{folder / REVIEW} has verdicts that are not applied yet; run `nemo-uecr data apply` first")

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.atomic import recover_folder
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.data.manifest_shape import OWN_DIGEST, content_digest, shape_fault
 from nemo_uecr.data.review import held_lines, review_fault
 from nemo_uecr.data.rows import data_files
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import file_sha256, recover_folder
 
 FORMAT = "nemo_uecr.data/1"
 MANIFEST = "manifest.json"

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from nemo_uecr.data.atomic import check_exchangeable, new_folder, recover_folder
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.chunks import Work, judged_rows
 from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowRules, row_digest
@@ -35,6 +34,7 @@ from nemo_uecr.data.review import has_verdicts, write_review
 from nemo_uecr.data.rows import data_files, fields_of
 from nemo_uecr.data.screening import RULES, targets_of
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import new_folder, recover_folder
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,8 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
 
     Raises:
         DataError: If the source cannot be read or has fewer rows than the sample, or the folder holds other files.
-        RunFolderError: If this process runs in the folder.
     """
     recover_folder(folder)
-    check_exchangeable(folder)
     _check_target(folder)
     source = locate(settings.source, revision=settings.revision)
     files = data_files(source.path)
@@ -80,7 +78,6 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
         raise DataError(f"{files[0]}: no field 'difficulty', but a difficulty range was asked for; leave it out")
     work = Work(fields, RowRules(settings.difficulty, settings.types), tuple(targets_of(benchmarks.values())), RULES)
     with new_folder(folder) as aside:
-        _check_target(folder)  # again, now that nobody else writes it: verdicts may have come in between
         (aside / REMOVED).parent.mkdir()
         writer = _Writer(aside)
         with writer.open():

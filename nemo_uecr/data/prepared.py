@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nemo_uecr.data.atomic import recover_folder
 from nemo_uecr.data.manifest import HELD, KEPT, MANIFEST, describe_file, read_manifest
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import recover_folder
 
 
 def training_file(path: Path, key: str) -> Path:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.atomic import check_exchangeable, exchanged_folder, only_writer
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.manifest import (
     HELD,
     KEPT,
@@ -19,7 +17,6 @@ from nemo_uecr.data.manifest import (
     check_intact,
     jsonl,
     jsonl_line,
-    manifest_as_found,
     read_manifest,
     reasons_of,
     write_manifest,
@@ -27,6 +24,7 @@ from nemo_uecr.data.manifest import (
 from nemo_uecr.data.prepare import target_texts
 from nemo_uecr.data.review import held_lines, read_verdicts, write_review
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import file_sha256, new_folder
 
 Rows = list[dict[str, Any]]
 
@@ -36,15 +34,7 @@ def apply_verdicts(folder: Path, review: Path) -> Manifest:
 
     Raises:
         DataError: If the folder was altered, or a held row has no verdict.
-        RunFolderError: If this process runs in the folder, or another one is writing it.
     """
-    check_exchangeable(folder)
-    manifest_as_found(folder)  # what was never prepared is refused before a lock is left beside it
-    with only_writer(folder):
-        return _apply(folder, review)
-
-
-def _apply(folder: Path, review: Path) -> Manifest:
     check_intact(folder)
     held = list(jsonl(folder / HELD))
     if not held:
@@ -73,7 +63,7 @@ def hold(folder: Path, findings: Mapping[int, Rows], stage: Manifest) -> Manifes
     """Take kept rows aside for a person.
 
     Args:
-        folder: a prepared folder, held by `only_writer`.
+        folder: a prepared folder.
         findings: what was found, by row.
         stage: what the manifest says about the stage.
     """
@@ -96,7 +86,7 @@ def hold(folder: Path, findings: Mapping[int, Rows], stage: Manifest) -> Manifes
 
 def _rewrite(folder: Path, change: Callable[[Path], None], stage: Manifest) -> Manifest:
     manifest = read_manifest(folder)
-    with exchanged_folder(folder) as aside:
+    with new_folder(folder) as aside:
         _copy(folder, aside)
         change(aside)
         manifest["stages"] = [*manifest["stages"], stage]

@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from nemo_uecr.data.archive import FORMAT, INDEX, MOST_FILES, MOST_INDEX_BYTES, is_portable
-from nemo_uecr.data.atomic import absent_folder
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.files import new_folder
 
 CHUNK = 1 << 16
 GIB = 1 << 30
@@ -41,7 +41,7 @@ def unpack(archive: Path, folder: Path, *, max_gib: int) -> int:
     if folder.exists() or folder.is_symlink():  # behind a link that leads nowhere a folder would appear elsewhere
         raise RunFolderError(f"{folder} exists; expected a new folder to unpack into")
     try:
-        with _opened(archive) as (content, members), absent_folder(folder) as aside:
+        with _opened(archive) as (content, members), new_folder(folder) as aside:
             count = _unpack_into(aside, members, archive, max_gib)
             content.check_end()
             return count

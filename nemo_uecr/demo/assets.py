@@ -6,26 +6,22 @@ and `teacher` in Hugging Face form with their tokenizer.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 import nemo_uecr
-from nemo_uecr.data.atomic import sync_folder, sync_tree
-from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.demo.recipe import BENCH_FOLDER, DEMO_RECIPE, RECIPE_FILE, Recipe, fingerprint, recipe_to_json
 from nemo_uecr.demo.task import LEVELS, distinct_problems, write_rows
 from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.files import new_folder
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +61,7 @@ def ensure_assets(root: Path | None, *, seed: int, recipe: Recipe = DEMO_RECIPE)
     if not folder.is_dir():
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            with _lock(parent / f".{folder.name}.lock"):
+            with FileLock(parent / f".{folder.name}.lock"):  # a second process waits and finds them made
                 if not folder.is_dir():
                     _prepare(folder, recipe, seed)
         except OSError as error:
@@ -123,33 +119,13 @@ def _assets_in(folder: Path) -> DemoAssets:
     )
 
 
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with open_lock(path) as file:
-        try:
-            take_lock(file, path.parent)
-        except BlockingIOError:
-            logger.info("demo: another process is preparing it; waiting")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _prepare(folder: Path, recipe: Recipe, seed: int) -> None:
-    """Make everything in a folder aside, flush it to the disk, and rename it. The lock must be held."""
-    aside = f".{folder.name}."
-    for leftover in folder.parent.glob(f"{aside}*.partial"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(prefix=aside, suffix=".partial", dir=folder.parent))
-    try:
+    """Make everything; the lock must be held."""
+    with new_folder(folder) as staging:
         logger.info("demo: preparing problems, student and teacher in %s (once; about a minute)", folder)
         (staging / RECIPE_FILE).write_text(recipe_to_json(recipe), encoding="utf-8")
         _write_problems(staging, recipe, seed)
         _train_models(staging, seed)
-        sync_tree(staging)
-        staging.rename(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _write_problems(staging: Path, recipe: Recipe, seed: int) -> None:

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.demo.task import Operation
+from nemo_uecr.files import replace_file
 
 VALID, INVALID, NOT_REASONING = "valid", "invalid", "not_reasoning"
 _QUESTION = re.compile(r"Start with (\d+): (.*) = \?")

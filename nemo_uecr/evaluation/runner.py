@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -10,15 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from nemo_uecr.data.atomic import append_whole, replace_file
 from nemo_uecr.data.benchmarks import LoadedBenchmark
-from nemo_uecr.data.lock_file import open_lock, take_lock
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.run_lock import FILE as LOCK
 from nemo_uecr.data.seeds import derive
-from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import (
     Engine,
     Generation,
@@ -39,6 +35,7 @@ from nemo_uecr.evaluation.samples import (
     write_result,
 )
 from nemo_uecr.evaluation.settings import SETTINGS, Settings, check_same_settings, settings_record
+from nemo_uecr.files import append_whole, locked, replace_file
 from nemo_uecr.stopping import note_progress
 from nemo_uecr.verifier.batch import check_responses
 from nemo_uecr.verifier.pool import ComparisonPool, comparison_pool
@@ -84,7 +81,7 @@ def evaluate(
     check_settings(settings)
     if engine_of is None:
         check_engine(settings)
-    with _locked(folder):
+    with locked(folder, wait=LOCK_WAIT):
         record = settings_record(label, model, settings, benchmarks)
         path = folder / SAMPLES
         drop_torn_line(path)
@@ -183,28 +180,3 @@ def judged(
         )
         for each, generation, text, outcome in zip(chunk, generations, texts, checked, strict=True)
     ]
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open_lock(folder / LOCK)
-    except OSError as error:
-        raise RunFolderError(f"{folder}: {error.strerror}; choose another --out") from error
-    with lock:
-        deadline = time.monotonic() + LOCK_WAIT
-        while not _free(lock, folder):
-            if time.monotonic() > deadline:
-                raise RunFolderError(f"{folder} is in use by another evaluation; wait for it or choose another --out")
-            time.sleep(0.2)
-        yield
-
-
-def _free(lock: TextIO, folder: Path) -> bool:
-    """Whether nobody else holds the lock, which is ours then."""
-    try:
-        take_lock(lock, folder)
-    except BlockingIOError:
-        return False
-    return True

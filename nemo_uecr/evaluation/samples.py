@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import replace_file
 from nemo_uecr.stats import RESAMPLES, Interval, average_at_k, bootstrap_interval, pass_at_k
 
 SAMPLES = "samples.jsonl"

@@ -11,13 +11,13 @@ from typing import Any
 
 from nemo_uecr.config.dotted import flattened
 from nemo_uecr.data.benchmarks import LoadedBenchmark
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.data.manifest import row_set_digest
 from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.evaluation.engines import ChatSettings, Decoding
+from nemo_uecr.files import file_sha256
 
 SETTINGS = "settings.json"
 FORMAT = "nemo_uecr.evaluation/2"

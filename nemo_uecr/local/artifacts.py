@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.json_text import decoded, read_own_object
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import file_sha256
 from nemo_uecr.local.checkpoint import MANIFEST
 from nemo_uecr.telemetry.sinks import append_record
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.sections import MethodConfig
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
 from nemo_uecr.data.seeds import derive
 from nemo_uecr.errors import ScoreError
+from nemo_uecr.files import replace_file
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.sequences import Sequences
 from nemo_uecr.verifier.verdict import Checked

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from nemo_uecr.config.continuation import check_same_configuration
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.atomic import new_folder
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.data.json_text import decoded, read_own_object
 from nemo_uecr.data.pretrained import save_pretrained
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
+from nemo_uecr.files import file_sha256, new_folder
 from nemo_uecr.local.models import TokenModel
 
 log = logging.getLogger(__name__)

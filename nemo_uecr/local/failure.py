@@ -10,9 +10,9 @@ from pathlib import Path
 
 from nemo_uecr.config.sections import MethodConfig
 from nemo_uecr.core.records import Settings
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import UecrError
 from nemo_uecr.evaluation.samples import SAMPLES, Sample, sample_lines
+from nemo_uecr.files import replace_file
 from nemo_uecr.local.batch import StepBatch
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ import nemo_uecr
 from nemo_uecr.config.load import dump_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.files import replace_file
 from nemo_uecr.local.input_hashes import input_hashes
 from nemo_uecr.local.source import Source
 

@@ -14,11 +14,10 @@ from nemo_uecr.config.load import dump_config, flat_values
 from nemo_uecr.config.schema import Config
 from nemo_uecr.config.written import written_config
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.prepared import training_file
 from nemo_uecr.data.problems import load_problems
-from nemo_uecr.data.run_lock import locked
 from nemo_uecr.errors import CheckpointError, RunFolderError
+from nemo_uecr.files import locked, replace_file
 from nemo_uecr.local import artifacts
 from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
 from nemo_uecr.local.failure import FOLDER as FAILURE

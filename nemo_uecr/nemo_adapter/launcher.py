@@ -11,8 +11,8 @@ from typing import Any
 from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import Settings
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.files import replace_file
 from nemo_uecr.nemo_adapter import run_folder, upstream, verifier_environment
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.early_end import limit_time, report_early_end

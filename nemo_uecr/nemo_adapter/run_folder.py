@@ -16,9 +16,9 @@ from nemo_uecr.config.load import dump_config
 from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.data.versions import installed
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import replace_file
 from nemo_uecr.telemetry.sinks import truncate_records
 
 PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")

@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from nemo_uecr import __version__
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import replace_file
 from nemo_uecr.report.accuracy import accuracy_section
 from nemo_uecr.report.audits import audits_section
 from nemo_uecr.report.configuration import configuration_section

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.files import replace_file
 from nemo_uecr.stats import Mean
 from nemo_uecr.study.sensitivity import Panel
 from nemo_uecr.study.summary import Cost, TableSummary

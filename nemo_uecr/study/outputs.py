@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.evaluation.tables import FORMATS, Table
+from nemo_uecr.files import replace_file
 from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.figures import draw_costs, draw_curves, draw_differences, draw_sensitivity

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from nemo_uecr.data.atomic import replace_file
+from nemo_uecr.files import replace_file
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.runner import finished
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.data.atomic import new_folder, replace_file
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.data.pretrained import save_pretrained
 from nemo_uecr.demo.recipe import Course, ModelShape
 from nemo_uecr.demo.task import LEVELS, Problem, distinct_problems, read_questions, write_rows
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import new_folder, replace_file
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.schema import CourseConfig, ModelConfig, StudyConfig, TaskConfig
 from nemo_uecr.study.solutions import flawed_solution

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from nemo_uecr.data.atomic import replace_file
 from nemo_uecr.errors import ConfigError, DependencyError
+from nemo_uecr.files import replace_file
 
 log = logging.getLogger(__name__)
 

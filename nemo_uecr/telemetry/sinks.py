@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nemo_uecr.data.atomic import append_whole, replace_file
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import InvariantError, RunFolderError
+from nemo_uecr.files import append_whole, replace_file
 from nemo_uecr.telemetry.clients import Client
 from nemo_uecr.telemetry.names import METRICS
 

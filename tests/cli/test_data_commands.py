@@ -117,24 +117,6 @@ def test_apply_reads_the_verdicts_or_says_in_one_line_why_not(tmp_path: Path) ->
     assert (applied.returncode, applied.stdout.splitlines()[0]) == (0, "1 held rows kept, 0 dropped")
 
 
-def test_the_current_folder_is_not_taken_away_from_the_shell(tmp_path: Path) -> None:
-    rows = [*clean_rows(3), deepmath_row(" ".join(BENCHMARK[2].split()[:7]))]
-    source, bench = write_jsonl(tmp_path / "s.jsonl", rows), write_benchmark(tmp_path)
-    out = tmp_path / "out"
-    assert run("data", "prepare", "--source", source, "--screen", bench, "--out", out).returncode == 0
-    before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
-    for arguments, where in (
-        (["data", "prepare", "--source", source, "--screen", bench, "--out", "."], out),
-        (["data", "prepare", "--source", source, "--screen", bench, "--out", ".."], out / "screening"),
-        (["data", "apply", "."], out),
-        (["data", "screen", out], out),
-    ):
-        failed = run(*arguments, cwd=where)
-        assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (2, "", 1)
-        assert "is the current folder, or one above it" in failed.stderr
-        assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
-
-
 @needs_real_files
 def test_every_rewritten_aime_problem_is_out_of_the_training_rows(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (FOLDER / "gsm8k_test.jsonl").read_text().splitlines()[:200]]

@@ -7,20 +7,14 @@ import hashlib
 import io
 import json
 import os
-import re
 import tarfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from nemo_uecr.data import archive as packing
-from nemo_uecr.data import unpacking
 from nemo_uecr.data.archive import FORMAT, INDEX, pack
-from nemo_uecr.data.atomic import replaced_file
 from nemo_uecr.data.unpacking import unpack as unpack_up_to
 from nemo_uecr.errors import DataError, RunFolderError
 
@@ -55,23 +49,6 @@ def test_an_archive_is_not_written_over(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"a\.tar\.gz exists; expected a new archive"):
         pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
     assert (tmp_path / "a.tar.gz").read_bytes() == b"mine"
-
-
-def test_an_archive_that_appears_meanwhile_is_not_written_over(folder: Path, tmp_path: Path) -> None:
-    """Of two commands that pack into one place the second waits for the first; its own look came too early."""
-    out = tmp_path / "a.tar.gz"
-    with ThreadPoolExecutor(1) as other:
-        with replaced_file(out) as first:
-            first.write(b"mine")
-            second = other.submit(pack, folder, out, checkpoints=True)
-            inode = os.stat(first.fileno()).st_ino
-            while not re.search(rf"-> FLOCK .*:{inode} ", Path("/proc/locks").read_text()):
-                assert not second.done()
-                time.sleep(0.01)
-        with pytest.raises(RunFolderError, match=r"a\.tar\.gz exists; expected a new archive"):
-            second.result()
-    assert out.read_bytes() == b"mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", folder.name]
 
 
 def test_a_link_that_leads_nowhere_is_not_replaced_by_an_archive(folder: Path, tmp_path: Path) -> None:
@@ -202,31 +179,6 @@ def test_nothing_is_written_over(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(RunFolderError, match="exists"):
         unpack(tmp_path / "a.tar.gz", tmp_path / "mine")
-
-
-def test_a_folder_that_appears_meanwhile_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
-    write = unpacking._write
-
-    def beside(path: Path, content: IO[bytes]) -> str:
-        (tmp_path / "new").mkdir(exist_ok=True)
-        (tmp_path / "new" / "mine").write_text("kept")
-        return write(path, content)
-
-    monkeypatch.setattr(unpacking, "_write", beside)
-    with pytest.raises(RunFolderError, match=r"new appeared while its files were being written and is left"):
-        unpack(tmp_path / "a.tar.gz", tmp_path / "new")
-    assert contents(tmp_path / "new") == {"mine": b"kept"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "new", folder.name]
-
-
-def test_a_folder_that_a_kill_left_without_its_name_stays(folder: Path, tmp_path: Path) -> None:
-    pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
-    (tmp_path / ".new.old.tmp").mkdir()
-    (tmp_path / ".new.old.tmp" / "only_copy").write_text("kept")
-    with pytest.raises(RunFolderError, match="exists; expected a new folder"):
-        unpack(tmp_path / "a.tar.gz", tmp_path / "new")
-    assert contents(tmp_path / "new") == {"only_copy": b"kept"}
 
 
 def test_a_link_is_never_followed(folder: Path, tmp_path: Path) -> None:

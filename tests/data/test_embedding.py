@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ import pytest
 from nemo_uecr.data import embedding_stage
 from nemo_uecr.data.answer_types import NAMES
 from nemo_uecr.data.embedding import PACKAGED, load_encoder
-from nemo_uecr.data.manifest import faults, jsonl, read_manifest
+from nemo_uecr.data.manifest import faults, jsonl
 from nemo_uecr.data.prepare import Settings, prepare
-from nemo_uecr.data.revise import apply_verdicts
-from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.errors import DataError
 from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
 
 needs_model = pytest.mark.skipif(
@@ -141,50 +138,3 @@ def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(DataError, match="cannot be loaded"):
         load_encoder(str(tmp_path))
-
-
-def waiting_encoder(begun: int, go_on: int) -> Any:
-    """An encoder that says when it is given the first rows, and goes on when told."""
-
-    class Waiting(CountingEncoder):
-        def encode(self, texts: list[str]) -> Any:
-            if self.texts == len(BENCHMARK):  # the benchmark is embedded first
-                os.write(begun, b"x")
-                os.read(go_on, 1)
-            return super().encode(texts)
-
-    return Waiting(stop_after=10**9)
-
-
-def test_while_one_process_embeds_no_other_one_changes_the_folder(
-    prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second is refused at once, whichever command it is; the first one's work is done as if alone."""
-    (was_begun, begun), (go_on, told) = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:  # pragma: no cover
-        os.close(told)  # so that it reads the end of the pipe when the test fails before it tells it to go on
-        try:
-            monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: waiting_encoder(begun, go_on))
-            if embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9).held:
-                os._exit(0)
-        finally:
-            os._exit(1)
-    os.read(was_begun, 1)
-    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: CountingEncoder(stop_after=10**9))
-    manifest = read_manifest(prepared)
-    settings = Settings(str(prepared.parent / "s.jsonl"), None, (), None, frozenset(NAMES), None, 0, 1)
-    others: list[Callable[[], object]] = [
-        lambda: embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.8),
-        lambda: apply_verdicts(prepared, prepared / "screening/review.csv"),
-        lambda: prepare(settings, prepared),
-    ]
-    for other in others:
-        with pytest.raises(RunFolderError, match="is being written by another process; wait for its end"):
-            other()
-    assert read_manifest(prepared) == manifest
-    os.write(told, b"x")
-    assert os.waitpid(child, 0)[1] == 0
-    assert len(read_manifest(prepared)["stages"]) == 2
-    assert faults(prepared) == []
-    assert [path.name for path in prepared.parent.glob(".*")] == []

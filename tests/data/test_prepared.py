@@ -51,8 +51,3 @@ def test_a_folder_without_a_kept_row_is_refused(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "source.jsonl", [{"question": " ", "answer": "1"}])
     with pytest.raises(DataError, match="has no kept row"):
         training_file(prepare_folder(source, tmp_path / "none"), "data.train")
-
-
-def test_a_folder_that_a_kill_left_without_its_name_is_found(folder: Path) -> None:
-    folder.rename(folder.with_name(f".{folder.name}.old.tmp"))
-    assert training_file(folder, "data.train") == folder / KEPT

@@ -98,7 +98,7 @@ def test_the_models_load_and_share_the_tokenizer(prepared: assets.DemoAssets) ->
 def test_a_kill_in_the_middle_leaves_nothing_finished(tmp_path: Path) -> None:
     process = start(tmp_path, tiny(100_000))  # far longer than the test
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".demo-*.partial/bench/level5.jsonl")):
+    while not list(tmp_path.glob(".demo-*.tmp/bench/level5.jsonl")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.errors import CheckpointError, RunFolderError, UecrError
+from nemo_uecr.files import file_sha256
 from nemo_uecr.local.input_hashes import input_hashes, renamed
 from nemo_uecr.local.verify import verify_run
 from tests.local import tiny

@@ -114,7 +114,7 @@ def test_saved_texts_belong_to_the_tensors(runs: dict[str, Path]) -> None:
 
 def test_run_folder_tells_what_it_was_made_of(runs: dict[str, Path], tiny: Assets) -> None:
     from nemo_uecr.config.load import load_config
-    from nemo_uecr.data.digest import file_sha256
+    from nemo_uecr.files import file_sha256
 
     folder = runs["uecr"]
     told = json.loads((folder / "provenance.json").read_text())

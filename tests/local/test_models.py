@@ -269,7 +269,7 @@ def test_grpo_never_touches_the_teacher(tmp_path: Path) -> None:
 
 def test_frozen_models_do_not_move(tmp_path: Path, tiny: Assets) -> None:
     """The teacher's file is as it was, and the reference stays the initial student: the KL leaves 0."""
-    from nemo_uecr.data.digest import file_sha256
+    from nemo_uecr.files import file_sha256
     from tests.local.tiny import metrics, run
 
     before = file_sha256(tiny.teacher / "model.safetensors"), file_sha256(tiny.student / "model.safetensors")

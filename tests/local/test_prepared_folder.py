@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.digest import file_sha256
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import file_sha256
 from tests.data.made import deepmath_row, prepare_folder, write_benchmark, write_jsonl
 from tests.local.tiny import DIGITS, run
 

@@ -226,9 +226,9 @@ def test_second_run_into_a_used_folder_is_refused(tmp_path: Path) -> None:
 def test_folder_in_use_is_refused_and_the_first_run_goes_on(tmp_path: Path) -> None:
     """A child holds the lock while this process tries to enter, also with --resume; the lock dies with its holder."""
     folder = tmp_path / "run"
-    with held(folder) as child:
+    with held(folder):
         for resume in (False, True):
-            with pytest.raises(RunFolderError, match=f"in use by process {child}"):
+            with pytest.raises(RunFolderError, match="in use by another process"):
                 tiny.run(folder, resume=resume)
         assert sorted(path.name for path in folder.iterdir()) == ["run.lock"]
     tiny.run(folder)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from nemo_uecr.data.digest import file_sha256
+from nemo_uecr.files import file_sha256
 from tests.local import tiny
 from tests.local.test_resume import recorded, saved
 from tests.local.tiny import Assets, content, in_child, outcome, same

@@ -318,12 +318,12 @@ def test_a_faulty_override_is_refused_before_anything_is_made(
 
 def test_a_second_study_in_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = study_file(tmp_path)
-    with held(tmp_path / "study") as holder:
+    with held(tmp_path / "study"):
         for option in ([], ["--tables-only"]):
             assert entry_point(["study", str(path), *option]) == 2
             said = capsys.readouterr()
             assert said.out == ""
-            assert f"study is in use by process {holder}; wait for it or choose another folder" in said.err
+            assert "study is in use by another process; wait for it or choose another folder" in said.err
         assert entry_point(["study", str(path), "--budget"]) == 0
         assert [each.name for each in (tmp_path / "study").iterdir()] == ["run.lock"]
 

@@ -1,0 +1,197 @@
+"""Files and folders that are complete or absent, lines that are whole, and one run at a time in a folder.
+
+A write that fails raises the system's own `OSError` with the path in it: the command line reports it in one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock, Timeout
+
+from nemo_uecr.errors import RunFolderError
+
+__all__ = [
+    "LOCK", "append_whole", "check_writable", "file_sha256", "in_use", "locked", "new_folder", "recover_folder",
+    "replace_file", "replaced_file", "sync_folder",
+]  # fmt: skip
+
+#: Name of the lock in a run folder.
+LOCK = "run.lock"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Raises:
+        OSError: naming the file, which is as it was before.
+    """
+    with replaced_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to fill, which takes its place when the block ends without an error.
+
+    Raises:
+        OSError: as `replace_file`.
+    """
+    # One fixed name, so that the next writer takes over what a kill left; `mkstemp` would also hide it from the group.
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException as error:
+        aside.unlink(missing_ok=True)
+        _name(error, path, aside)
+        raise
+    sync_folder(path.parent)
+
+
+def append_whole(path: Path, content: bytes) -> None:
+    """Add to a file's end, all of it or nothing, and push it to disk; a kill may leave a part.
+
+    Raises:
+        OSError: naming the file, which ends as it did before.
+    """
+    rest = memoryview(content)
+    with path.open("ab", buffering=0) as file:  # a buffer would be written again at the close
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError as error:
+            file.truncate(end)
+            _name(error, path, path)
+            raise
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes its place (and that of an older one) when the block ends without an error.
+
+    Raises:
+        OSError: naming the folder, which is as it was before.
+    """
+    recover_folder(path)
+    path = path.resolve()  # "." has no name to write beside, and a link's folder may lie on another disk
+    aside, old = path.with_name(f".{path.name}.tmp"), _moved_away(path)
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        for inner in (*aside.rglob("*"), aside):
+            sync_folder(inner)
+        if path.exists():  # moved away whole: a kill during its removal would leave half a folder under the name
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+        aside.rename(path)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        recover_folder(path)
+        _name(error, path, aside)
+        raise
+    sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover_folder(path: Path) -> None:
+    """Give a folder its name back after a kill between the two renames of `new_folder`."""
+    path = path.resolve()
+    if _moved_away(path).exists() and not path.exists():
+        _moved_away(path).rename(path)
+
+
+def _moved_away(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old.tmp")
+
+
+def sync_folder(path: Path) -> None:
+    """Push a folder's entries to disk, so that a rename survives a power cut; or a file's content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _name(error: BaseException, path: Path, aside: Path) -> None:
+    """Name the file that the user asked for: a failed write names none, or the one beside it that is gone."""
+    if isinstance(error, OSError) and (error.filename is None or str(aside) in str(error.filename)):
+        error.filename, error.filename2 = str(path), None
+
+
+@contextmanager
+def locked(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Hold a run folder, made if need be; the lock goes with the process, however it ends.
+
+    It is an `flock`, which NFS passes on to other nodes. On a file system without locks filelock falls back to the
+    file's existence, and a killed run's `run.lock` is to be removed by hand.
+
+    Args:
+        folder: the run folder. If it is made here and nothing is written into it, it is removed again.
+        wait: seconds to wait for its holder.
+
+    Raises:
+        RunFolderError: If another process holds it, or it cannot be made or written.
+    """
+    made = not folder.exists()
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=wait)
+    except Timeout:
+        raise RunFolderError(f"{folder} is in use by another process; wait for it or choose another folder") from None
+    except OSError as error:
+        raise RunFolderError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
+    try:
+        yield
+    finally:
+        if made and [path.name for path in folder.iterdir()] == [LOCK]:
+            shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def in_use(folder: Path) -> bool:
+    """Whether another process holds a run folder."""
+    if (folder / LOCK).exists():
+        with suppress(PermissionError):  # a folder of another user's: its lock cannot be tried
+            lock = FileLock(folder / LOCK)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                return True
+            lock.release()
+    return False
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written, or made, before hours are spent on what goes into it.
+
+    Raises:
+        RunFolderError: naming it.
+    """
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise RunFolderError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

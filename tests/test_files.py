@@ -1,0 +1,184 @@
+"""Files and folders are old or new, never a part; one run at a time holds a folder."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import append_whole, check_writable, in_use, locked, new_folder, replace_file
+from tests.holding import held
+
+
+@contextmanager
+def room(bytes_a_file: int) -> Iterator[None]:
+    """A limit on the size of files, which fails a write as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fill(path: Path, content: bytes) -> None:
+    with new_folder(path) as folder:
+        (folder / "file").write_bytes(content)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_replace_file_makes_folders_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    replace_file(path, b"old")
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert names(path.parent) == ["file"]
+
+
+def test_others_may_read_a_file_as_far_as_the_umask_lets_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        replace_file(tmp_path / "file", b"")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("write", [replace_file, append_whole])
+def test_a_full_disk_keeps_the_old_content_and_names_the_file(
+    tmp_path: Path, write: Callable[[Path, bytes], None]
+) -> None:
+    path = tmp_path / "file"
+    write(path, b"old")
+    with room(1000), pytest.raises(OSError, match="too large") as error:
+        write(path, b"x" * 5000)
+    assert error.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_full_disk_keeps_the_old_folder_and_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    fill(path, b"old")
+    with room(1000), pytest.raises(OSError, match="too large") as error:
+        fill(path, b"x" * 5000)
+    assert error.value.filename == str(path)
+    assert (path / "file").read_bytes() == b"old"
+    assert names(tmp_path) == ["c"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads names of open files from /proc")
+def test_content_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[str, str]] = []
+    fsync, rename, replace = os.fsync, os.rename, os.replace
+
+    def noting(move: Callable[..., None]) -> Callable[..., None]:
+        def moved(source: object, target: object) -> None:
+            events.append(("rename", Path(str(target)).name))
+            move(source, target)
+
+        return moved
+
+    def synced(descriptor: int) -> None:
+        events.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", noting(rename))
+    monkeypatch.setattr(os, "replace", noting(replace))
+    replace_file(tmp_path / "a.json", b"1")
+    assert [kind for kind, _ in events] == ["sync", "rename", "sync"]
+    assert [name for _, name in events[1:]] == ["a.json", tmp_path.name]
+    events.clear()
+    fill(tmp_path / "c", b"1")
+    assert events == [
+        ("sync", "file"), ("sync", ".c.tmp"), ("rename", "c"), ("sync", tmp_path.name)
+    ]  # fmt: skip
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from nemo_uecr.files import new_folder
+real, left = os.rename, int(sys.argv[2])
+def rename(source, target):
+    global left
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    real(source, target)
+os.rename = rename
+with new_folder(Path(sys.argv[1])) as folder:
+    (folder / "file").write_text("new")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("renames", "content"), [(0, b"old"), (1, b"old"), (2, b"new")])
+def test_a_kill_in_the_exchange_loses_nothing(tmp_path: Path, renames: int, content: bytes) -> None:
+    path = tmp_path / "c"
+    fill(path, b"old")
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(path), str(renames)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+    def interrupted() -> None:
+        with new_folder(path):
+            assert (path / "file").read_bytes() == content  # it has its name back
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert (path / "file").read_bytes() == content
+    assert names(tmp_path) == ["c"]
+
+
+def test_a_folder_named_by_a_dot_or_a_link_is_the_one_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(tmp_path / "disk")
+    for name in (".", str(tmp_path / "link")):
+        fill(Path(name), name.encode())
+        assert (tmp_path / "disk" / "file").read_bytes() == name.encode()
+    assert names(tmp_path) == ["disk", "link"]
+
+
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert not in_use(run)
+    with held(run):
+        assert in_use(run)
+        with pytest.raises(RunFolderError, match="in use"), locked(run):
+            pass
+    assert not in_use(run)
+    with locked(run, wait=5.0):
+        pass
+
+
+def test_a_folder_made_for_a_run_that_writes_nothing_goes_again(tmp_path: Path) -> None:
+    with locked(tmp_path / "empty"):
+        pass
+    with locked(tmp_path / "run"):
+        (tmp_path / "run" / "config.yaml").write_text("")
+    assert names(tmp_path) == ["run"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "folder")
+    assert names(tmp_path) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot write"):
+        check_writable(tmp_path / "file" / "folder")
+    with pytest.raises(RunFolderError, match="cannot write"), locked(tmp_path / "file"):
+        pass
