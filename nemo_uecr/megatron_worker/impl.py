@@ -6,7 +6,8 @@ Shape legend: B = responses of the worker, S = tokens of prompt and response (pa
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +22,9 @@ from nemo_uecr.megatron_worker.request import ScoreRequest
 
 #: From one micro-batch's logits to its columns.
 Columns = Callable[[Tensor, MicroBatch], dict[str, Tensor]]
-MEBI = 1_048_576
+MEBI, GIB = 1_048_576, 2**30
+#: Bytes at whose multiples each parameter of a host copy begins.
+ALIGNMENT = 64
 
 
 class OffloadError(UecrError, RuntimeError):
@@ -72,12 +75,30 @@ def score_tokens(
     return answer
 
 
-def move_plain_model(model: torch.nn.Module, device: str) -> None:
-    """Move a model that no data-parallel wrapper owns; the memory it leaves is given back.
+def host_copy(model: torch.nn.Module) -> list[Tensor]:
+    """The model's parameters in one block of host memory, page-locked where there is a GPU.
 
-    Copying a state dict into the parameters would keep them where they are: `load_state_dict` writes in place.
+    The block is registered by hand because torch rounds its own page-locked allocations up to a power of two.
     """
-    model.to(device)
+    parameters = list(model.parameters())
+    sizes = [-(-parameter.nbytes // ALIGNMENT) * ALIGNMENT for parameter in parameters]
+    block = torch.empty(sum(sizes), dtype=torch.uint8)
+    if torch.cuda.is_available():
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(cudart.cudaHostRegister(block.data_ptr(), block.nbytes, 0))
+    pieces = zip(torch.split(block, sizes), parameters, strict=True)
+    return [piece[: like.nbytes].view(like.dtype).view(like.shape).copy_(like.detach()) for piece, like in pieces]
+
+
+def move_frozen_model(model: torch.nn.Module, device: str, host: Sequence[Tensor]) -> None:
+    """Move a frozen model between a device and its `host_copy`; the memory it leaves on the device is given back.
+
+    Weights only travel to the device. Going back, the parameters become the host copy again and nothing is copied.
+    Loading a state dict would keep the parameters where they are: `load_state_dict` writes in place.
+    """
+    for parameter, at_rest in zip(model.parameters(), host, strict=True):
+        parameter.data = at_rest.to(device, non_blocking=True)
+    model.to(device)  # the buffers
     clear_forward_caches(model)
     gc.collect()
     if torch.cuda.is_available():
@@ -105,7 +126,7 @@ def check_released(allocated: int, baseline: int, *, limit_mebi: int, who: str) 
 
     Args:
         allocated: bytes on the GPU after the offload.
-        baseline: bytes before the model was loaded.
+        baseline: bytes that the worker held beside the model's weights once it was built.
         limit_mebi: allowed difference.
         who: the model, for the message.
 
@@ -120,8 +141,34 @@ def check_released(allocated: int, baseline: int, *, limit_mebi: int, who: str) 
         )
 
 
+def check_room(free: int, held: int, total: int, *, share: float) -> None:
+    """Refuse to wake vLLM on a GPU that has too little memory for it.
+
+    Args:
+        free: bytes that the device says are free, whoever holds the others.
+        held: bytes of the student's weights, which leave before vLLM's cache wakes.
+        total: bytes of the device.
+        share: what vLLM takes of the device.
+
+    Raises:
+        OffloadError: when vLLM would run out of memory.
+    """
+    room = free + held
+    if room < share * total:
+        raise OffloadError(
+            f"vLLM is about to wake and take {share * total / GIB:.1f} GiB (rollout.gpu_memory={share:g} of "
+            f"{total / GIB:.1f}), but the GPU has {room / GIB:.1f} GiB for it; take rollout.gpu_memory="
+            f"{math.floor(100 * room / total) / 100:g} or end what else runs on this GPU"
+        )
+
+
+@torch.no_grad()
 def mask_padded_vocabulary(logits: Tensor, first_column: int, vocabulary: int) -> Tensor:
-    """Take all probability from the padding columns of a vocabulary shard, in place, for training and scoring alike."""
+    """Take all probability from the padding columns of a vocabulary shard, in place, for training and scoring alike.
+
+    Autograd does not see the write: it would clone the gradient of all logits to clear a few columns. Their gradient
+    is 0 without that, as a column at -inf has no probability.
+    """
     real = max(0, vocabulary - first_column)
     if real < logits.shape[-1]:
         logits[..., real:] = -torch.inf

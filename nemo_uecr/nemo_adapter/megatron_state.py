@@ -44,3 +44,10 @@ def is_wrapped(model: Any) -> bool:
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
     return isinstance(model, DistributedDataParallel | FullyShardedDataParallel)
+
+
+def free_gathered() -> None:
+    """Free the buffers that Megatron keeps in the process: a sequence-parallel output layer gathers into one."""
+    from megatron.core.parallel_state import get_global_memory_buffer
+
+    get_global_memory_buffer().buffer.clear()

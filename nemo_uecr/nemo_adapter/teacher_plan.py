@@ -9,7 +9,7 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.nemo_adapter.teachers import TeacherPlan
 
 #: The student's settings that a frozen scorer must not inherit.
-REMOVED = ("pretrained_checkpoint", "megatron_cfg.fp8_cfg", "quant_cfg", "router_replay")
+REMOVED = ("pretrained_checkpoint", "quant_cfg", "router_replay")
 
 
 def teacher_plan(config: NemoConfig) -> TeacherPlan | None:
@@ -26,7 +26,9 @@ def teacher_plan(config: NemoConfig) -> TeacherPlan | None:
         "megatron_cfg.context_parallel_size": parallel.context,
         "megatron_cfg.sequence_parallel": parallel.sequence,
         "megatron_cfg.activation_checkpointing": False,
-        "megatron_cfg.fp8_cfg": {"enabled": teacher.fp8, "fp8": "e4m3", "fp8_recipe": "blockwise", "fp8_param": False},
+        "megatron_cfg.fp8_cfg.enabled": teacher.fp8,
+        # Transformer Engine keeps an FP8 copy of each weight, which moving the model does not reach.
+        "megatron_cfg.fp8_cfg.force_clear_fp8_caches": teacher.fp8,
         # Whatever the student samples at, the teacher is the raw model.
         "generation.temperature": 1.0,
         "generation.top_p": 1.0,

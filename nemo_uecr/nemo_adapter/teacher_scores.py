@@ -11,7 +11,7 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.preflight import check_teacher_alone, check_visible_teacher
-from nemo_uecr.nemo_adapter.scorer import on_device, score
+from nemo_uecr.nemo_adapter.scorer import score
 from nemo_uecr.nemo_adapter.teacher_batch import header_of, rows_of
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.teachers import RayTeacher, teacher_cluster
@@ -50,17 +50,16 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     upstream.register_worker()
     nodes, per_node = config.cluster.nodes, config.cluster.gpus_per_node
     teacher = RayTeacher(
-        replace(plan, dedicated=False),
+        replace(plan, dedicated=True),  # an offload that fails would lose the scores
         student_config=scoring_policy_config(native),
         cluster=teacher_cluster([per_node] * nodes),
         tokenizer=tokenizer,
     )
     request = ScoreRequest((1.0,), True, config.student.vocabulary, config.scoring.chunk_tokens)
-    with on_device(teacher):
-        scores = score(teacher, upstream.batch_class()(rows), request, name="teacher")
-    teacher.shutdown()
+    scores = score(teacher, upstream.batch_class()(rows), request, name="teacher")
     tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}
     tensors["teacher_logp"] = scores.logp[0]
     if scores.entropy_BS is not None:
         tensors["teacher_entropy"] = scores.entropy_BS
     save_batch(out, tensors, method=header.method, settings=header.settings, step=header.step)
+    teacher.shutdown()

@@ -123,11 +123,17 @@ def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
 
 
 def scoring_policy_class(*, timeout_s: float) -> Any:
-    """NeMo-RL's policy with a ``score_tokens`` over its workers: the base of our policy."""
+    """NeMo-RL's policy with a ``score_tokens`` over its workers and a look at the GPU before vLLM wakes."""
 
     class ScoringPolicy(upstream.policy_class()):  # type: ignore[misc]
         def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
             """Columns of the request."""
             return score_on_workers(self, data, request, seconds=timeout_s, batch_class=upstream.batch_class())
+
+        def offload_before_refit(self) -> None:
+            """NeMo-RL's own, the last thing before vLLM wakes; an error where the GPU has too little room for it."""
+            super().offload_before_refit()
+            share = self.cfg["generation"]["vllm_cfg"]["gpu_memory_utilization"]
+            call_all(self, "assert_room", seconds=timeout_s, share=share)
 
     return ScoringPolicy

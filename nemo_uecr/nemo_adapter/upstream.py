@@ -76,6 +76,7 @@ TABLE = f"""
 {_POLICY} Policy.prepare_for_training: self args kwargs
 {_POLICY} Policy.calibrate_qkv_fp8_scales: self data micro_batch_size ...
 {_POLICY} Policy.offload_after_refit: self
+{_POLICY} Policy.offload_before_refit: self
 {_POLICY} Policy.shutdown: self
 {_POLICY} Policy._shard_for_logprob: self data
 {_GROUPS} RayWorkerGroup.run_all_workers_single_data: self method_name args ...

@@ -10,9 +10,11 @@ import torch
 from nemo_uecr.megatron_worker.columns import ModelParallel
 from nemo_uecr.megatron_worker.impl import (
     check_released,
+    check_room,
     clear_forward_caches,
+    host_copy,
     mask_padded_vocabulary,
-    move_plain_model,
+    move_frozen_model,
     score_tokens,
 )
 from nemo_uecr.megatron_worker.request import ScoreRequest
@@ -26,9 +28,11 @@ class WorkerMethods:
     model: torch.nn.Module
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Build NeMo-RL's worker, remembering the GPU's memory before it, and correct its sampling parameters."""
-        self._baseline = int(torch.cuda.memory_allocated())
+        """Build NeMo-RL's worker, measure what it holds beside its model, and correct its sampling parameters."""
+        self._host_copy: list[torch.Tensor] = []
         super().__init__(*args, **kwargs)
+        held = (*self.model.parameters(), *self.model.buffers())
+        self._baseline = self.gpu_memory() - sum(tensor.nbytes for tensor in held)
         options = self.cfg["uecr"]
         if options["filters"] == "paper":
             self.sampling_params = upstream.temperature_only(options["temperature"])
@@ -55,19 +59,26 @@ class WorkerMethods:
     def move_model(
         self, model: torch.nn.Module, device: str, move_params: bool = True, move_grads: bool = True
     ) -> torch.nn.Module:
-        """NeMo-RL's own for wrapped models; a plain one is really moved, so that its memory is freed."""
+        """NeMo-RL's own for wrapped models; a plain one is frozen and really moved, so that its memory is freed."""
+        megatron_state.free_gathered()
         if megatron_state.is_wrapped(model):
             moved: torch.nn.Module = super().move_model(model, device, move_params, move_grads)  # type: ignore[misc]
             clear_forward_caches(moved)
             return moved
         if move_params:
-            move_plain_model(model, device)
+            self._host_copy = self._host_copy or host_copy(model)
+            move_frozen_model(model, device, self._host_copy)
         return model
 
     def assert_offloaded(self, *, limit_mebi: int) -> None:
         """An error when more than the limit stayed on the GPU after an offload."""
         who = f"the model {self.cfg['model_name']}"
         check_released(self.gpu_memory(), self._baseline, limit_mebi=limit_mebi, who=who)
+
+    def assert_room(self, *, share: float) -> None:
+        """An error when the GPU has too little memory for vLLM to wake."""
+        free, total = torch.cuda.mem_get_info()
+        check_room(free, self.gpu_memory(), total, share=share)
 
     def gpu_memory(self) -> int:
         """Bytes allocated on this worker's GPU."""

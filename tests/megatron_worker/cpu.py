@@ -69,6 +69,13 @@ class CpuStates:
         yield
 
 
+def plain_norm(cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **options: Any) -> torch.nn.Module:
+    """An RMSNorm whose weight is marked for the reduction over sequence-parallel ranks; Megatron's refuses these."""
+    norm = torch.nn.RMSNorm(hidden_size, eps=eps)
+    norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm
+
+
 def allow_cpu() -> None:
     """Patch torch and megatron-core in this process; call it in a process of its own."""
     cuda: Any = torch.cuda
@@ -78,6 +85,8 @@ def allow_cpu() -> None:
     cuda.Stream = cuda.Event = _Idle
     cuda.current_stream = cuda.stream = lambda *args, **kwargs: _Idle()
     from megatron.core.tensor_parallel import random as states
+    from megatron.core.transformer import torch_norm
 
+    torch_norm.WrappedTorchNorm.__new__ = plain_norm
     states.CudaRNGStatesTracker = CpuStates
     OnCpu().__enter__()

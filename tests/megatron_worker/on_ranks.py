@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -126,8 +127,11 @@ def context_logits() -> Tensor:
     return torch.randn(ROWS, WIDTH, 48, generator=torch.Generator().manual_seed(1)) * 2
 
 
-def offload_after_many_lengths(rank: int, *, lengths: int) -> dict[str, int]:
-    """Bytes of a tiny Qwen3 of Megatron's that are on the CPU around its offload to another device."""
+def offload_after_forwards(rank: int, *, tensor: int, lengths: tuple[int, ...]) -> dict[str, int]:
+    """Bytes of a tiny Qwen3 of Megatron's around its offload, sequence-parallel where there are tensor ranks.
+
+    The CPU plays the GPU: what counts is every byte but those of the host copy.
+    """
     import gc
 
     from tests.megatron_worker.cpu import allow_cpu
@@ -135,29 +139,73 @@ def offload_after_many_lengths(rank: int, *, lengths: int) -> dict[str, int]:
     allow_cpu()
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo_uecr.megatron_worker.impl import move_plain_model
-    from tests.megatron_worker.tiny_qwen3 import parallel_model
-
-    parallel_state.initialize_model_parallel(1, 1)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-
-    def on_cpu() -> int:
-        gc.collect()
-        tensors = [found for found in gc.get_objects() if isinstance(found, Tensor) and found.device.type == "cpu"]
-        return sum({found.untyped_storage().data_ptr(): found.untyped_storage().nbytes() for found in tensors}.values())
-
+    from nemo_uecr.nemo_adapter.worker_methods import WorkerMethods
     from tests.megatron_worker import tiny_qwen3
 
+    parallel_state.initialize_model_parallel(tensor, 1)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    worker: Any = SimpleNamespace(_host_copy=[])
+
+    def on_gpu() -> int:
+        gc.collect()
+        tensors = [found for found in gc.get_objects() if isinstance(found, Tensor) and found.device.type == "cpu"]
+        sizes = {found.untyped_storage().data_ptr(): found.untyped_storage().nbytes() for found in tensors}
+        return sum(sizes.values()) - sum(
+            sizes[at] for at in {copy.untyped_storage().data_ptr() for copy in worker._host_copy}
+        )
+
     tiny_qwen3.whole_model()  # kept by its own cache, whatever happens here
-    before = on_cpu()
-    model = parallel_model(1, 1)
-    loaded = on_cpu()
-    for length in range(4, 4 + lengths):
+    before = on_gpu()
+    model = tiny_qwen3.parallel_model(tensor, 1, sequence=tensor > 1)
+    loaded = on_gpu()
+    for length in lengths:
         inputs = {"input_ids": torch.zeros(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}
         mask = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), 1)
         with torch.no_grad():
             model(**inputs, attention_mask=mask)
     del inputs, mask
-    scored = on_cpu()
-    move_plain_model(model, "meta")
-    return {"before": before, "loaded": loaded, "scored": scored, "off": on_cpu()}
+    scored = on_gpu()
+    WorkerMethods.move_model(worker, model, "cpu")
+    return {"before": before, "loaded": loaded, "scored": scored, "off": on_gpu()}
+
+
+def peak_of_masked_logits(rank: int, *, tokens: int, shard: int) -> dict[str, float]:
+    """Peak bytes, in units of this rank's logits, of a loss over padded logits cut over the vocabulary, and gradients.
+
+    Three columns of the last rank are padding.
+    """
+    import torch.distributed as dist
+
+    from nemo_uecr.megatron_worker.impl import mask_padded_vocabulary
+    from tests.plan.live_bytes import LiveBytes
+
+    hidden = torch.randn(tokens, 4, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(4, shard, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+    vocabulary = dist.get_world_size() * shard - 3
+    with LiveBytes(hidden, weight) as live:
+        logits = mask_padded_vocabulary(hidden @ weight, rank * shard, vocabulary)
+        size = logits.nbytes
+        LogSumExp.apply(logits).mean().backward()
+    assert weight.grad is not None
+    return {"peak": live.peak / size, "padding": float(weight.grad[:, -3:].abs().max())}
+
+
+class LogSumExp(torch.autograd.Function):
+    """Over all columns of all ranks; keeps the logits and makes their gradient row by row, as a chunked loss does."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        import torch.distributed as dist
+
+        total = torch.stack([row.exp().sum() for row in logits])
+        dist.all_reduce(total)
+        ctx.save_for_backward(logits, total)
+        return total.log()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        logits, total = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        for row in range(logits.shape[0]):
+            gradient[row] = logits[row].exp() / total[row] * grad[row]
+        return gradient

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from nemo_uecr.megatron_worker.impl import (
+    GIB,
     MEBI,
     OffloadError,
     check_released,
+    check_room,
+    host_copy,
     mask_padded_vocabulary,
-    move_plain_model,
+    move_frozen_model,
 )
 
 
@@ -19,10 +26,54 @@ def model() -> torch.nn.Module:
     return made.requires_grad_(requires_grad=False)
 
 
-def test_every_parameter_and_buffer_moves() -> None:
+class CountsCopies(TorchFunctionMode):
+    """The CPU plays host and GPU: a tensor is on the side where it was put, and each move to the other is a copy."""
+
+    def __init__(self, on_gpu: torch.nn.Module) -> None:
+        super().__init__()
+        self.gpu = {tensor.data_ptr(): tensor.data for tensor in (*on_gpu.parameters(), *on_gpu.buffers())}
+        self.moves: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to:
+            return self._moved(args[0], str(args[1]))
+        if func is torch.Tensor.copy_:
+            self.moves["off"] += args[1].data_ptr() in self.gpu
+        return func(*args, **(kwargs or {}))
+
+    def _moved(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
+        if (tensor.data_ptr() in self.gpu) == (device == "cuda"):
+            return tensor
+        self.moves["on" if device == "cuda" else "off"] += 1
+        made = tensor.clone()
+        if device == "cuda":
+            self.gpu[made.data_ptr()] = made  # held, so that no address is used twice
+        return made
+
+
+def test_weights_are_copied_to_the_host_once_and_only_travel_to_the_gpu() -> None:
     moved = model()
-    move_plain_model(moved, "meta")
-    assert {tensor.device.type for tensor in (*moved.parameters(), *moved.buffers())} == {"meta"}
+    weights = len(list(moved.parameters()))
+    buffers = len(list(moved.buffers()))
+    before = {name: value.clone() for name, value in moved.state_dict().items()}
+    with CountsCopies(moved) as copies:
+        host = host_copy(moved)
+        assert copies.moves == {"off": weights}
+        for turn in range(1, 4):
+            move_frozen_model(moved, "cpu", host)
+            assert not {tensor.data_ptr() for tensor in (*moved.parameters(), *moved.buffers())} & copies.gpu.keys()
+            assert [parameter.data_ptr() for parameter in moved.parameters()] == [one.data_ptr() for one in host]
+            move_frozen_model(moved, "cuda", host)
+            assert {tensor.data_ptr() for tensor in (*moved.parameters(), *moved.buffers())} <= copies.gpu.keys()
+            assert copies.moves == {"off": weights + turn * buffers, "on": turn * (weights + buffers)}
+    assert all(torch.equal(value, before[name]) for name, value in moved.state_dict().items())
+
+
+def test_the_host_copy_is_one_block() -> None:
+    """One registration with CUDA, and no page shared with anything else."""
+    host = host_copy(torch.nn.ModuleList([model(), torch.nn.Linear(3, 5).bfloat16()]))
+    assert len({one.untyped_storage().data_ptr() for one in host}) == 1
+    assert [one.dtype for one in host[-2:]] == [torch.bfloat16] * 2
 
 
 def test_the_copy_that_nemo_rl_makes_stays_where_it_is() -> None:
@@ -33,17 +84,19 @@ def test_the_copy_that_nemo_rl_makes_stays_where_it_is() -> None:
     assert [parameter.data_ptr() for parameter in kept.parameters()] == before
 
 
-def test_weights_survive_a_round() -> None:
-    moved = model()
-    before = {name: value.clone() for name, value in moved.state_dict().items()}
-    move_plain_model(moved, "cpu")
-    assert all(torch.equal(value, before[name]) for name, value in moved.state_dict().items())
-
-
 def test_memory_that_stays_is_refused() -> None:
     check_released(164 * MEBI, 100 * MEBI, limit_mebi=64, who="the teacher")
     with pytest.raises(OffloadError, match="still holds 65 MiB on the GPU after its offload; expected at most 64 MiB"):
         check_released(165 * MEBI, 100 * MEBI, limit_mebi=64, who="the teacher")
+
+
+def test_vllm_is_not_woken_where_it_has_no_room() -> None:
+    """0.6 of 80 GiB is 48: the student's 8 leave in time, what other processes hold does not."""
+    check_room(40 * GIB, 8 * GIB, 80 * GIB, share=0.6)
+    with pytest.raises(
+        OffloadError, match=r"take 48.0 GiB .*the GPU has 47.5 GiB for it; take rollout.gpu_memory=0.59"
+    ):
+        check_room(int(39.5 * GIB), 8 * GIB, 80 * GIB, share=0.6)
 
 
 @pytest.mark.parametrize(("first_column", "real"), [(0, 4), (4, 3), (8, 0)])

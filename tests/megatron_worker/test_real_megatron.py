@@ -15,7 +15,8 @@ from tests.megatron_worker.on_ranks import (
     TEMPERATURES,
     batch,
     context_logits,
-    offload_after_many_lengths,
+    offload_after_forwards,
+    peak_of_masked_logits,
     score_context_parallel,
     score_with_megatron,
 )
@@ -71,10 +72,21 @@ def assert_same(answer: dict[str, Any], expected: dict[str, Tensor], *, toleranc
 
 
 @pytest.mark.real
-def test_a_teacher_of_megatron_leaves_nothing_behind() -> None:
-    """Megatron keeps a rotary table for each length of a forward; an offload has to take these as well."""
+@pytest.mark.parametrize(
+    ("tensor", "lengths"), [(1, tuple(range(4, 28))), (2, (1024,))], ids=["rotary tables", "sequence parallel"]
+)
+def test_a_teacher_of_megatron_leaves_nothing_behind(tensor: int, lengths: tuple[int, ...]) -> None:
+    """Megatron keeps a rotary table for each length of a forward, and what sequence parallelism gathered."""
     pytest.importorskip("megatron.core")
-    (found,) = run_ranks(1, offload_after_many_lengths, lengths=24)
-    assert found["loaded"] - found["before"] > 20_000, "the model itself"
-    assert found["scored"] - found["loaded"] > 20_000, "tables of the lengths that were scored"
-    assert found["off"] - found["before"] < 1_000, "a few bytes of random state, and no table"
+    for found in run_ranks(tensor, offload_after_forwards, tensor=tensor, lengths=lengths):
+        assert found["loaded"] - found["before"] > 20_000, "the model itself"
+        assert found["scored"] - found["loaded"] > 20_000, "what the forwards left"
+        assert found["off"] - found["before"] < 1_000, "a few bytes of random state"
+
+
+def test_masking_the_padding_costs_no_second_gradient() -> None:
+    """Logits and their gradient: 2. A write that autograd sees adds a clone of the gradient: 3, on the padded rank."""
+    first, last = run_ranks(2, peak_of_masked_logits, tokens=64, shard=512)
+    assert first["peak"] < 2.2
+    assert last["peak"] < 2.2
+    assert last["padding"] == 0 < first["padding"]

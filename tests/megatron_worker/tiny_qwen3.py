@@ -55,7 +55,7 @@ class PackedAttention(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
 
 
-def parallel_model(tensor: int, pipeline: int, *, padded_vocabulary: int = VOCABULARY) -> Any:
+def parallel_model(tensor: int, pipeline: int, *, padded_vocabulary: int = VOCABULARY, sequence: bool = False) -> Any:
     """This rank's part, without optimizer and without a data-parallel wrapper: how a teacher is built."""
     from megatron.core import parallel_state as state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -68,6 +68,7 @@ def parallel_model(tensor: int, pipeline: int, *, padded_vocabulary: int = VOCAB
         gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
         add_qkv_bias=False, qk_layernorm=True, hidden_dropout=0.0, attention_dropout=0.0,
         use_cpu_initialization=True, perform_initialization=False, tensor_model_parallel_size=tensor,
+        sequence_parallel=sequence,
         pipeline_model_parallel_size=pipeline, pipeline_dtype=torch.float32, params_dtype=torch.float32,
         bias_activation_fusion=False, masked_softmax_fusion=False, bias_dropout_fusion=False,
         apply_rope_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,

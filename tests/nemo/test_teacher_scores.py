@@ -15,6 +15,7 @@ from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter import teacher_scores, upstream
+from nemo_uecr.nemo_adapter.errors import WorkerError
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.test_launch import make_tokenizer
 from tests.nemo.tiny_world import TinyModel, TinyTeacher, columns_of
@@ -41,6 +42,13 @@ def batch_file(folder: Path, **changes: torch.Tensor) -> Path:
     return folder / "batch.safetensors"
 
 
+class StuckTeacher(TinyTeacher):
+    """An offload of it would fail, as one does that finds memory left behind."""
+
+    def offload(self) -> None:
+        raise WorkerError("assert_offloaded: the model still holds 900 MiB")
+
+
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Stands in for GPUs; returns what each teacher was built with."""
@@ -49,7 +57,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def make(plan: Any, *, student_config: Any, cluster: Any, tokenizer: Any) -> TinyTeacher:
         found.append(plan.configuration(student_config) | {"gpus": cluster, "dedicated": plan.dedicated})
         # Three rows do not divide by two: a masked row must come and go.
-        return TinyTeacher(TinyModel(9, vocabulary=VOCABULARY), [], parallel=2)
+        return StuckTeacher(TinyModel(9, vocabulary=VOCABULARY), [], parallel=2)
 
     monkeypatch.setattr(teacher_scores, "RayTeacher", make)
     monkeypatch.setattr(teacher_scores, "teacher_cluster", lambda gpus: gpus)
@@ -86,8 +94,8 @@ def test_a_batch_gets_the_teachers_scores(fp8: str, tmp_path: Path, built: list[
     (teacher,) = built
     assert teacher["megatron_cfg"]["fp8_cfg"]["enabled"] is (fp8 == "true")
     assert teacher["gpus"] == [8]
-    # It comes and goes like a colocated one, so that its offload is checked as well.
-    assert teacher["dedicated"] is False
+    # It stays where it is: an offload that fails would lose the scores.
+    assert teacher["dedicated"] is True
 
 
 def test_a_batch_without_tokens_is_refused(tmp_path: Path, built: list[dict[str, Any]]) -> None:

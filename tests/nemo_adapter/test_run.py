@@ -177,6 +177,11 @@ def test_every_call_of_a_worker_waits_as_long_as_the_configuration_says(monkeypa
     class Policy:
         def __init__(self, **given: object) -> None:
             """As NeMo-RL's, which takes many."""
+            self.cfg = {"generation": {"vllm_cfg": {"gpu_memory_utilization": 0.6}}}
+
+        def offload_before_refit(self) -> None:
+            """As NeMo-RL's, right before vLLM wakes."""
+            waits["offload_before_refit"] = 0.0
 
     monkeypatch.setattr(upstream, "policy_class", lambda: Policy)
     monkeypatch.setattr(upstream, "batch_class", lambda: dict)
@@ -191,6 +196,8 @@ def test_every_call_of_a_worker_waits_as_long_as_the_configuration_says(monkeypa
     assert waits == dict.fromkeys(methods, 7.0)
     teachers.scoring_policy_class(timeout_s=8.0)().score_tokens({}, ScoreRequest((1.0,), False, 8, 8))
     assert waits["score"] == 8.0
+    teachers.scoring_policy_class(timeout_s=9.0)().offload_before_refit()
+    assert list(waits.items())[-2:] == [("offload_before_refit", 0.0), ("assert_room", 9.0)]
 
 
 def test_a_dedicated_teacher_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +232,8 @@ def test_the_teacher_is_the_raw_model_whatever_the_student_samples_at() -> None:
     sampling = teacher["generation"]
     assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (1.0, 1.0, None)
     assert teacher["uecr"] == {"temperature": 1.0, "filters": "paper", "vocabulary": 151936}
-    assert teacher["megatron_cfg"]["fp8_cfg"]["enabled"] is True
+    fp8 = teacher["megatron_cfg"]["fp8_cfg"]
+    assert (fp8["enabled"], fp8["force_clear_fp8_caches"]) == (True, True)
 
 
 def ended(*overrides: str, completed: int, reason: str = "SIGUSR1") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.megatron_worker.impl import OffloadError
+from nemo_uecr.megatron_worker.impl import MEBI, OffloadError
 from nemo_uecr.nemo_adapter import megatron_state, upstream
 from nemo_uecr.nemo_adapter.megatron_state import Groups, model_parallel_groups
 from nemo_uecr.nemo_adapter.worker_methods import WorkerMethods
@@ -37,6 +37,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
     stage(monkeypatch, last=True)
     monkeypatch.setattr(upstream, "temperature_only", lambda temperature: f"only {temperature}")
     monkeypatch.setattr(megatron_state, "is_wrapped", lambda model: False)
+    monkeypatch.setattr(megatron_state, "free_gathered", lambda: None)
 
 
 def stage(monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
@@ -63,10 +64,14 @@ def test_padding_columns_are_masked_in_every_forward() -> None:
 
 def test_a_plain_model_is_moved_and_a_wrapped_one_left_to_nemo_rl(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker("paper", 8)
+    loaded = worker.model.weight.data_ptr()
     worker.move_model(worker.model, "cpu", move_params=False)
-    assert worker.model.weight.device.type == "cpu"
-    worker.move_model(worker.model, "meta")
-    assert worker.model.weight.device.type == "meta"
+    assert worker.model.weight.data_ptr() == loaded
+    worker.move_model(worker.model, "cpu")
+    at_rest = worker.model.weight.data_ptr()
+    assert at_rest != loaded
+    worker.move_model(worker.model, "cpu")
+    assert worker.model.weight.data_ptr() == at_rest
     assert worker.moved == []
     monkeypatch.setattr(megatron_state, "is_wrapped", lambda model: True)
     worker.move_model(worker.model, "cpu")
@@ -92,7 +97,22 @@ def test_one_worker_of_each_data_parallel_rank_answers() -> None:
 
 
 def test_an_offload_that_keeps_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 MiB that the worker holds beside its weights from the start are none of the offload's."""
+    held = 100 * MEBI
+    weights = 4 * (3 * 4 + 4)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held + weights)
     worker = Worker("paper", 8)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 200 * 1_048_576)
-    with pytest.raises(OffloadError, match="the model tiny still holds 200 MiB"):
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held + 64 * MEBI)
+    worker.assert_offloaded(limit_mebi=64)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held + 65 * MEBI)
+    with pytest.raises(OffloadError, match="the model tiny still holds 65 MiB"):
         worker.assert_offloaded(limit_mebi=64)
+
+
+def test_what_the_device_says_is_free_decides_whether_vllm_may_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker("paper", 8)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 10 * MEBI)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 * MEBI, 100 * MEBI))
+    worker.assert_room(share=0.6)
+    with pytest.raises(OffloadError, match="vLLM is about to wake"):
+        worker.assert_room(share=0.61)

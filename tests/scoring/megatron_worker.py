@@ -17,7 +17,6 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
-from megatron.core.transformer import torch_norm
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -52,13 +51,6 @@ def reference_model(tied: bool) -> Qwen3ForCausalLM:
         for name, weight in model.named_parameters():
             weight.normal_(1.0 if "norm" in name else 0.0, 0.1)
     return model
-
-
-def plain_norm(cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **options: Any) -> torch.nn.Module:
-    """An RMSNorm whose weight is marked for the reduction over sequence-parallel ranks; Megatron's refuses these."""
-    norm = torch.nn.RMSNorm(hidden_size, eps=eps)
-    norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-    return norm
 
 
 def megatron_model(arguments: argparse.Namespace, tied: bool) -> GPTModel:
@@ -223,7 +215,6 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     allow_cpu()
-    torch_norm.WrappedTorchNorm.__new__ = plain_norm
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(arguments.tp, arguments.pp)
     tensor_parallel.model_parallel_cuda_manual_seed(123)
