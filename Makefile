@@ -19,8 +19,9 @@ STUDY ?= examples/configs/study/small.yaml
 WORKERS ?= 2
 # More arguments for pytest, the demo or the benchmarks: make test ARGS="-k config", make demo ARGS=method.name=grpo
 ARGS ?=
-# The interpreter of `make test-nemo`: it needs what NeMo-RL imports, see docs/nemo-rl.md.
-NEMO_PYTHON ?= python3
+# NeMo-RL's source trees for `make test-nemo`, one after the other: NEMO_RL_SOURCE, or those beside the repository.
+NEMO_TREES ?= $(or $(NEMO_RL_SOURCE),$(wildcard ../shared/nemo_rl/*))
+NEMO := .venv-nemo
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo study test test-slow test-real test-nemo lint typecheck bench oracle clean test-slurm test-wheel docs pages
@@ -110,9 +111,21 @@ test-slurm: $(RAY)/.installed $(REAL)/.installed ## the tests on a real two-node
 test-wheel: ## build wheel and sdist, install the wheel into an empty environment, and run the sdist's tests against it
 	$(ONE_THREAD) PYTHON=$(PYTHON) WORKERS=$(WORKERS) bash .ci/test-wheel $(ARGS)
 
-test-nemo: ## the tests inside NeMo-RL; NEMO_RL_SOURCE names its source tree, NEMO_PYTHON an interpreter with its packages
-	@test -n "$$NEMO_RL_SOURCE" || { echo "set NEMO_RL_SOURCE to NeMo-RL's source tree, version 0.7" >&2; exit 2; }
-	$(ONE_THREAD) $(NEMO_PYTHON) -m pytest -m nemo tests/nemo tests/config/test_nemo_rl.py tests/plan/test_arithmetic.py $(ARGS)
+# What NeMo-RL imports, before the light environment's packages, which serve for the rest (torch, megatron-core, pytest).
+$(NEMO)/.installed: $(STAMP) tests/nemo/requirements.txt
+	@echo "installing what NeMo-RL imports into $(NEMO) (about 600 MB)"
+	@rm -rf $(NEMO) && $(BIN)/python -m venv $(NEMO)
+	@cd $(NEMO)/lib/python3.*/site-packages && ls -d $(CURDIR)/$(VENV)/lib/python3.*/site-packages > light.pth
+	@$(NEMO)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/nemo/requirements.txt
+	@touch $@
+
+test-nemo: $(NEMO)/.installed ## the tests inside NeMo-RL, on each source tree that NEMO_RL_SOURCE names or ../shared/nemo_rl holds
+	@test -n "$(NEMO_TREES)" || { echo "test-nemo: NO SOURCE OF NEMO-RL: name its tree, 0.7 or newer:" \
+		"make test-nemo NEMO_RL_SOURCE=PATH" >&2; exit 2; }
+	@set -e; for tree in $(abspath $(NEMO_TREES)); do echo "test-nemo: $$tree"; \
+		NEMO_RL_SOURCE=$$tree $(ONE_THREAD) $(NEMO)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
+		--disable-warnings -m nemo \
+		tests/nemo tests/config/test_nemo_rl.py tests/plan/test_arithmetic.py $(ARGS); done
 
 lint: $(STAMP) ## style, format and spelling
 	$(BIN)/ruff check .

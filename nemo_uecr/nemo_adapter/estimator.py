@@ -35,6 +35,7 @@ class UecrEstimator:
         repeated_batch: Mapping[str, Any],
         logprobs_policy: Tensor,
         logprobs_reference: Tensor | None,
+        valid_mask: Tensor | None = None,
     ) -> Tensor:
         """[B, S] advantages of the first surrogate, 0 outside the sampled tokens.
 
@@ -45,6 +46,8 @@ class UecrEstimator:
             repeated_batch: the rollouts; ``idx`` is the problem of each row.
             logprobs_policy: [B, S] old policy at T_r, as the policy handed it out.
             logprobs_reference: [B, S] reference policy; not read here, the KL is in the loss.
+            valid_mask: [B] responses that count in their group's mean and deviation, where NeMo-RL says so; the
+                method's groups are whole, so all of them must.
 
         Raises:
             ContractError: the columns are not those that were scored.
@@ -56,6 +59,11 @@ class UecrEstimator:
         check_same(mask, scores.token_mask_BS * scores.sample_mask_B.unsqueeze(1), what="the token mask")
         problems = _problems(repeated_batch["idx"], rewards)
         by_place = spec.conventions.grouping == "paper"
+        if valid_mask is not None and not bool(valid_mask.all()):
+            raise BatchFactsError(
+                f"NeMo-RL leaves {int((valid_mask == 0).sum())} of {valid_mask.numel()} responses out of their groups' "
+                "statistics; expected whole groups: switch off what invalidates responses"
+            )
         place_B = slots(problems, spec.responses_per_prompt)
         group_B = place_B if by_place else equal_rows(prompt_ids)
         batch = self._record(rewards, group_B, problems)

@@ -104,7 +104,7 @@ def _run(
         limit_time(run.config)
         run_folder.drop_later_records(config, completed_steps=run.completed_steps)
         upstream.run_loop(replace(run, logger=AuditedLogger(run.logger)), parts, _loss(spec))
-    return stop, int(run.state["total_steps"])
+    return stop, upstream.completed_steps(run.state)
 
 
 def _policy_maker(config: NemoConfig, context: StepContext, plan: TeacherPlan | None) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nemo_uecr.core.loss import PolicyLoss, clipped_surrogate, importance_ratio, policy_loss
 from nemo_uecr.megatron_worker.shift import at_predicting_position
+from nemo_uecr.nemo_adapter.errors import ContractError
 from nemo_uecr.nemo_adapter.extremes import Largest
 from nemo_uecr.nemo_adapter.run_spec import RunSpec
 
@@ -46,7 +47,7 @@ class UecrLoss:
         #: Read by NeMo-RL: whether to hand over unfiltered log-probabilities beside filtered ones.
         self.reference_policy_kl_penalty = spec.kl_coef
         self._clip = {"clip_low": spec.clip_low, "clip_high": spec.clip_high}
-        self._opd_coef = spec.settings.opd_coef
+        self._opd_coef = spec.settings.opd_coef if "opd_coef" in spec.method.settings else None
         self._native = native
 
     def __call__(
@@ -59,6 +60,9 @@ class UecrLoss:
             data: the micro-batch's columns.
             global_valid_seqs: responses in the loss of the optimizer step on all ranks.
             global_valid_toks: tokens in the loss of the optimizer step on all ranks.
+
+        Raises:
+            ContractError: the second surrogate's column did not arrive.
         """
         mask = at_predicting_position(data["token_mask"] * data["sample_mask"].unsqueeze(1)).bool()
         loss = self._own(next_token_logprobs, data, mask, float(global_valid_toks))
@@ -71,8 +75,13 @@ class UecrLoss:
 
     def _surrogates(self, data: Mapping[str, Tensor]) -> tuple[tuple[Tensor, float], ...]:
         first = (at_predicting_position(data["advantages"]), 1.0)
-        if OPD_COLUMN not in data or self._opd_coef is None:
+        if self._opd_coef is None:
             return (first,)
+        if OPD_COLUMN not in data:
+            raise ContractError(
+                f"a training batch without the column {OPD_COLUMN}; expected the method's second advantage: a data "
+                "plane with columns of its own dropped it, which only NeMo-RL's synchronous loop does not"
+            )
         return (first, (at_predicting_position(data[OPD_COLUMN]), self._opd_coef))
 
     def _own(self, logp: Tensor, data: Mapping[str, Tensor], mask: Tensor, tokens: float) -> PolicyLoss:

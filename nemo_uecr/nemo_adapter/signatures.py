@@ -25,29 +25,6 @@ class Expected:
     open_end: bool
 
 
-def supported_version(module: str, supported: tuple[int, int]) -> str:
-    """The version that NeMo-RL says it is, in the module where it says so.
-
-    Raises:
-        UpstreamError: it cannot be imported, or is another than the one supported.
-    """
-    prepare_import()
-    wanted = ".".join(map(str, supported))
-    try:
-        info = importlib.import_module(module)
-    except ImportError as error:
-        raise UpstreamError(
-            f"NeMo-RL cannot be imported ({error}); run inside its container, or put its source tree, version "
-            f"{wanted}, on PYTHONPATH (the package of that name on PyPI is empty)"
-        ) from error
-    if supported != (info.MAJOR, info.MINOR):
-        raise UpstreamError(
-            f"NeMo-RL says it is version {info.__version__}; expected {wanted}.x, against which this back end was "
-            "checked. Use that release"
-        )
-    return str(info.__version__)
-
-
 def expected_signatures(table: str) -> list[Expected]:
     """The lines ``module name: parameter ...`` of a table; an indented line continues the one above it.
 
@@ -66,17 +43,23 @@ def expected_signatures(table: str) -> list[Expected]:
     return found
 
 
-def load_module(module: str, version: str) -> Any:
-    """Import a module of the version that is named in the error.
+def load_module(module: str) -> Any:
+    """Import a module of NeMo-RL.
 
     Raises:
-        UpstreamError: it is not there.
+        UpstreamError: it is not there, or imports a package that is not.
     """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("nemo_rl"):
+            raise UpstreamError(
+                f"NeMo-RL imports {error.name}, which is not installed for {sys.executable}; run inside NeMo-RL's "
+                "container, or install it"
+            ) from error
         raise UpstreamError(
-            f"NeMo-RL {version}: {module} cannot be imported ({error}); expected it to be there"
+            f"NeMo-RL cannot be imported ({error}); run inside its container, or put its source tree on PYTHONPATH "
+            "(the package of that name on PyPI is empty)"
         ) from error
 
 
@@ -86,7 +69,7 @@ def check_signature(expected: Expected, version: str) -> None:
     Raises:
         UpstreamError: the callable is gone, or takes other parameters.
     """
-    target: Any = load_module(expected.module, version)
+    target: Any = load_module(expected.module)
     for part in expected.name.split("."):
         if not hasattr(target, part):
             raise UpstreamError(f"NeMo-RL {version}: {expected.module} has no {expected.name}; expected it there")

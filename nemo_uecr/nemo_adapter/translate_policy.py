@@ -151,18 +151,22 @@ def _scheduler(config: NemoConfig) -> dict[str, Any]:
 
 def _generation(config: NemoConfig) -> dict[str, Any]:
     rollout = config.rollout
+    sampling = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k or None}
     return {
         "backend": "vllm",
         "max_new_tokens": rollout.max_response_tokens,
-        "temperature": rollout.temperature,
-        "top_p": rollout.top_p,
-        "top_k": rollout.top_k or None,
+        **sampling,
+        # Newer than 0.7, and required: NeMo-RL's own validation, which ours replaces, samples as training does.
+        **{f"val_{name}": value for name, value in sampling.items()},
         "stop_token_ids": None,
         "stop_strings": None,
         "port_range_low": 11001,
         "port_range_high": 15000,
         "vllm_cfg": {
             "async_engine": False,
+            # NeMo-RL 0.7 sets this itself. Later it is vLLM's default, which is before the temperature: every metric
+            # of the gap between generation and training would be wrong.
+            "logprobs_mode": "processed_logprobs",
             "precision": "bfloat16",
             "kv_cache_dtype": "auto",
             "tensor_parallel_size": rollout.tensor,

@@ -19,12 +19,9 @@ from nemo_uecr.nemo_adapter.signatures import (
     check_table,
     load_module,
     prepare_import,
-    supported_version,
 )
 from nemo_uecr.stopping import StopRequest
 
-#: Versions whose source the table below was checked against.
-SUPPORTED = (0, 7)
 POLICY_CLUSTER = "grpo_policy_cluster"
 WORKER_FQN = "nemo_uecr.nemo_adapter.ray_worker.UecrMegatronPolicyWorker"
 NATIVE_WORKER_FQN = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
@@ -56,23 +53,23 @@ _MICRO_BATCHES = "nemo_rl.models.megatron.data"
 
 
 #: Callables that this back end replaces, wraps or calls, with the parameters it counts on; where the list ends in
-#: "...", further parameters may follow.
+#: "...", further parameters may follow. NeMo-RL 0.7 and its main branch fit; what fits decides, not a version number.
 TABLE = f"""
 {_GRPO} _create_advantage_estimator: master_config
 {_GRPO} setup: master_config tokenizer dataset val_dataset processor policy_factory
 {_GRPO} grpo_train: policy policy_generation wrapped_dataloader val_dataloader tokenizer loss_fn task_to_env
-    val_task_to_env logger checkpointer grpo_save_state master_config
-{_GRPO} validate: policy_generation val_dataloader tokenizer val_task_to_env step master_config logger
+    val_task_to_env logger checkpointer grpo_save_state master_config ...
+{_GRPO} validate: policy_generation val_dataloader tokenizer val_task_to_env step master_config logger ...
 {_GRPO} RayVirtualCluster.__init__: self bundle_ct_per_node_list use_gpus max_colocated_worker_groups
     num_gpus_per_node name ...
 {_GRPO} TimeoutChecker.__init__: self timeout fit_last_save_time
 {_GRPO} TimeoutChecker.check_save: self
 {_POLICY} Policy.__init__: self cluster config tokenizer name_prefix workers_per_node init_optimizer weights_path
-    optimizer_path init_reference_model processor worker_extension_cls_fqn
+    optimizer_path init_reference_model processor worker_extension_cls_fqn ...
 {_POLICY} Policy.get_logprobs: self data timer
 {_POLICY} Policy.get_reference_policy_logprobs: self data micro_batch_size timer
 {_POLICY} Policy.train: self data loss_fn eval_mode gbs mbs timer check_dim_skip_keys
-{_POLICY} Policy.prepare_for_lp_inference: self args kwargs
+{_POLICY} Policy.prepare_for_lp_inference: self ...
 {_POLICY} Policy.prepare_for_training: self args kwargs
 {_POLICY} Policy.calibrate_qkv_fp8_scales: self data micro_batch_size ...
 {_POLICY} Policy.offload_after_refit: self
@@ -83,10 +80,10 @@ TABLE = f"""
 {_GROUPS} RayWorkerGroup.run_all_workers_sharded_data: self method_name args in_sharded_axes replicate_on_axes
     output_is_replicated make_dummy_calls_to_free_axes common_kwargs kwargs
 {_GROUPS} RayWorkerGroup.get_dp_leader_worker_idx: self dp_shard_idx
-{_LOSS} ClippedPGLossFn.__init__: self cfg
+{_LOSS} ClippedPGLossFn.__init__: self cfg ...
 {_LOSS} ClippedPGLossFn.__call__: self next_token_logprobs data global_valid_seqs global_valid_toks
 {_BATCH} BatchedDataDict.reorder_data: self reorded_indices
-{_BATCH} BatchedDataDict.from_batches: batches pad_value_dict
+{_BATCH} BatchedDataDict.from_batches: batches pad_value_dict ...
 {_REGISTRY} get_actor_python_env: actor_class_fqn
 {_ENVIRONMENTS} register_env: env_name actor_class_fqn
 {_ENVIRONMENTS} create_env: env_name env_config
@@ -116,22 +113,23 @@ WORKER_TABLE = f"""
 {_TRAIN} LogprobsPostProcessor.__call__: self data_dict input_ids cu_seqlens_padded
 {_TRAIN} megatron_forward_backward: model data_iterator num_microbatches seq_length mbs post_processing_fn forward_only
     defer_fp32_logits global_valid_seqs global_valid_toks sampling_params straggler_timer ...
-{_MICRO_BATCHES} get_microbatch_iterator: data cfg mbs straggler_timer seq_length_key delegate_pack_to_model
+{_MICRO_BATCHES} get_microbatch_iterator: data cfg mbs straggler_timer seq_length_key delegate_pack_to_model ...
 """
 
 
 def check() -> str:
-    """Refuse a NeMo-RL whose version or signatures differ from what this back end was written for.
+    """Refuse a NeMo-RL in which a name or signature differs from what this back end was written for.
 
     Returns:
-        The installed version.
+        The version it says it is, with its commit where it is a git tree.
 
     Raises:
-        UpstreamError: NeMo-RL is not importable, is another version, or a callable changed; one line says which.
+        UpstreamError: NeMo-RL is not importable, or something changed; one line says what.
     """
-    version = supported_version("nemo_rl.package_info", SUPPORTED)
+    prepare_import()
+    version = str(load_module("nemo_rl.package_info").__version__)
     check_table(TABLE, version)
-    check_entry(load_module(_REGISTRY, version).ACTOR_ENVIRONMENT_REGISTRY, NATIVE_WORKER_FQN, version)
+    check_entry(load_module(_REGISTRY).ACTOR_ENVIRONMENT_REGISTRY, NATIVE_WORKER_FQN, version)
     return version
 
 
@@ -319,7 +317,21 @@ def set_up(config: Any, parts: Prepared, make_policy: Callable[..., Any]) -> Set
     """NeMo-RL's own set-up with our policy."""
     made = grpo_module().setup(config, parts.tokenizer, parts.dataset, None, policy_factory=make_policy)
     policy, generation, _, _, dataloader, _, _, logger, checkpointer, state, final, *_ = made
-    return SetUp(policy, generation, dataloader, logger, checkpointer, state, final, int(state["total_steps"]))
+    return SetUp(policy, generation, dataloader, logger, checkpointer, state, final, completed_steps(state))
+
+
+def completed_steps(state: Any) -> int:
+    """Training steps in the loop's state: a mapping in NeMo-RL 0.7, a dataclass since."""
+    return int(state["total_steps"] if isinstance(state, Mapping) else state.total_steps)
+
+
+def schedule_validation(config: Any, *, every: int, at_start: bool) -> None:
+    """Say when the loop validates; its section is a mapping in NeMo-RL 0.7, a pydantic model since."""
+    for name, value in {"val_period": every, "val_at_start": at_start, "val_at_end": True}.items():
+        if isinstance(config.grpo, dict):
+            config.grpo[name] = value
+        else:
+            setattr(config.grpo, name, value)
 
 
 def begin_sharded(policy: Any, method: str, data: Any, **common: Any) -> Sharded:

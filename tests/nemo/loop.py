@@ -134,27 +134,35 @@ def _loop(
     ):
         grpo.grpo_train(
             policy, generation, loader, None, TinyTokenizer(), loss, {"t": make_environment()}, None, logger,
-            MagicMock(), grpo._default_grpo_save_state(), _master_config(grpo, spec, steps),
+            MagicMock(), _fresh_state(grpo), _master_config(grpo, spec, steps),
         )  # fmt: skip
     calls = [call for call in logger.log_metrics.call_args_list if call.kwargs.get("prefix") == "train"]
     return [call.args[0] for call in calls if "loss" in call.args[0]]
+
+
+def _fresh_state(grpo: Any) -> Any:
+    """The state of a loop that begins: a mapping in NeMo-RL 0.7, a dataclass since."""
+    named = getattr(grpo, "_initial_grpo_save_state", None)
+    return named() if named is not None else grpo._default_grpo_save_state()
 
 
 def _master_config(grpo: Any, spec: RunSpec, steps: int) -> Any:
     from nemo_rl.algorithms.loss import ClippedPGLossConfig
 
     return grpo.MasterConfig.model_construct(
-        grpo={
-            "max_num_steps": steps, "max_num_epochs": 1, "num_prompts_per_step": spec.prompts_per_step,
-            "num_generations_per_prompt": spec.responses_per_prompt, "max_rollout_turns": 1, "val_period": 0,
-            "val_batch_size": 1, "val_at_start": False, "val_at_end": False, "max_val_samples": 1, "seed": 1,
-            "use_leave_one_out_baseline": False, "normalize_rewards": True,
-            "overlong_filtering": spec.overlong_filter, "reward_scaling": {"enabled": False},
-            "reward_shaping": {"enabled": False}, "use_dynamic_sampling": False,
-            "seq_logprob_error_threshold": None,
-            "skip_reference_policy_logprobs_calculation": spec.kl_coef == 0,
-        },
+        # A mapping in NeMo-RL 0.7, a pydantic model since.
+        grpo=grpo.GRPOConfig(
+            max_num_steps=steps, max_num_epochs=1, num_prompts_per_step=spec.prompts_per_step,
+            num_generations_per_prompt=spec.responses_per_prompt, max_rollout_turns=1, val_period=0,
+            val_batch_size=1, val_at_start=False, val_at_end=False, max_val_samples=1, seed=1,
+            use_leave_one_out_baseline=False, normalize_rewards=True,
+            adv_estimator={"name": "grpo", "normalize_rewards": True, "use_leave_one_out_baseline": False},
+            overlong_filtering=spec.overlong_filter, reward_scaling={"enabled": False},
+            reward_shaping={"enabled": False}, use_dynamic_sampling=False, seq_logprob_error_threshold=None,
+            skip_reference_policy_logprobs_calculation=spec.kl_coef == 0,
+        ),
         policy={
+            "precision": "float32",
             "make_sequence_length_divisible_by": 1, "max_total_sequence_length": 64,
             "train_global_batch_size": spec.minibatch_responses,
             "generation": {"backend": "vllm", "colocated": {"enabled": True}, "vllm_cfg": {"async_engine": False}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import os
@@ -15,17 +16,21 @@ import torch
 from nemo_uecr.megatron_worker.columns import ModelParallel
 from nemo_uecr.megatron_worker.impl import score_tokens
 from nemo_uecr.megatron_worker.request import ScoreRequest
+from nemo_uecr.nemo_adapter.signatures import prepare_import
 from tests.megatron_worker.cpu import allow_cpu
 from tests.megatron_worker.on_ranks import TEMPERATURES, batch
 
 MICRO = 2
 
 
-class _AbsentBridge(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands in for megatron-bridge, which NeMo-RL's forward imports for names that a plain model never uses."""
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands in for what NeMo-RL's forward imports for names that a plain model never uses.
+
+    That is megatron-bridge, and a module of a megatron-core newer than PyPI's.
+    """
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        wanted = name == "megatron.bridge" or name.startswith("megatron.bridge.")
+        wanted = f"{name}.".startswith(("megatron.bridge.", "megatron.core.transformer.moe.moe_logging."))
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
 
     def create_module(self, spec: Any) -> Any:
@@ -50,16 +55,14 @@ def score_and_compare(
 
     With ``sixteen_bit`` in bf16, the logits left in it until they are reduced in chunks, as the shipped runs do.
     """
-    sys.path.append(os.environ["NEMO_RL_SOURCE"])
-    sys.meta_path.insert(0, _AbsentBridge())
     allow_cpu()
     from megatron.core import parallel_state, tensor_parallel
 
     from nemo_uecr.nemo_adapter import megatron_forward, megatron_state, upstream
     from tests.megatron_worker.tiny_qwen3 import VOCABULARY, parallel_model
 
+    megatron_data()
     upstream.check()
-    _for_older_megatron()
     parallel_state.initialize_model_parallel(tensor, pipeline)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     model = parallel_model(tensor, pipeline)
@@ -96,8 +99,12 @@ def _keep_sixteen_bits(model: Any) -> None:
     model.forward = forward
 
 
-def _for_older_megatron() -> None:
-    """What NeMo-RL takes from newer or unpublished Megatron packages: masks of padded rows, a field of packed ones."""
+@functools.cache
+def megatron_data() -> Any:
+    """NeMo-RL's packing, with what it takes from newer Megatron packages: masks of padded rows, a field."""
+    sys.path.append(os.environ["NEMO_RL_SOURCE"])
+    sys.meta_path.insert(0, _Absent())
+    prepare_import()
     from nemo_rl.models.megatron import data
 
     def causal(data: torch.Tensor, **kwargs: Any) -> Any:
@@ -111,6 +118,7 @@ def _for_older_megatron() -> None:
 
     native = data.PackedSeqParams
     data.get_ltor_masks_and_position_ids, data.PackedSeqParams = causal, packed_parameters
+    return data
 
 
 def _data(*, packed: bool) -> Any:

@@ -11,12 +11,18 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import policy_loss
+from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
+from nemo_uecr.nemo_adapter.errors import ContractError
 from nemo_uecr.nemo_adapter.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, UecrLoss
 
 
-def loss_of(*, kl_coef: float = 0.0, opd_coef: float = 1.0) -> UecrLoss:
-    spec: Any = SimpleNamespace(clip_low=0.2, clip_high=0.2, kl_coef=kl_coef, settings=Settings(opd_coef=opd_coef))
+def loss_of(*, kl_coef: float = 0.0, opd_coef: float | None = None) -> UecrLoss:
+    """Of ``grpo``, or with a coefficient of ``grpo_plus_opd``."""
+    spec: Any = SimpleNamespace(
+        clip_low=0.2, clip_high=0.2, kl_coef=kl_coef, settings=Settings(opd_coef=opd_coef),
+        method=METHODS["grpo" if opd_coef is None else "grpo_plus_opd"],
+    )  # fmt: skip
     return UecrLoss(spec, loss_type=None, input_type=None, native=None)
 
 
@@ -82,8 +88,14 @@ def test_two_clipped_surrogates_are_not_one_of_the_sum() -> None:
         1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=ones, prev_logprobs=torch.zeros(1, 3),
         **{OPD_COLUMN: -ones},
     )  # fmt: skip
-    total, _ = call(loss_of(), data, torch.tensor([[0.0, math.log(1.5)]]))
+    total, _ = call(loss_of(opd_coef=1.0), data, torch.tensor([[0.0, math.log(1.5)]]))
     assert float(total) == pytest.approx(0.3, abs=1e-6)
+
+
+def test_a_lost_column_is_not_a_method_without_a_second_surrogate() -> None:
+    data = data_of()
+    with pytest.raises(ContractError, match=OPD_COLUMN):
+        call(loss_of(opd_coef=1.0), data, data["prev_logprobs"][:, 1:])
 
 
 def test_masked_rows_do_not_count() -> None:

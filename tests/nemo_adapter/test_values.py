@@ -18,7 +18,7 @@ from nemo_uecr.megatron_worker.request import ScoreRequest, row_hash
 from nemo_uecr.nemo_adapter import launcher, telemetry, upstream
 from nemo_uecr.nemo_adapter.context import StepContext, StepScores
 from nemo_uecr.nemo_adapter.contract import Scores
-from nemo_uecr.nemo_adapter.errors import ContractError
+from nemo_uecr.nemo_adapter.errors import BatchFactsError, ContractError
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
 from nemo_uecr.nemo_adapter.extremes import Largest
 from nemo_uecr.nemo_adapter.launcher import run_spec
@@ -105,15 +105,24 @@ def scored_step() -> tuple[StepContext, dict[str, torch.Tensor]]:
     return context, data
 
 
-def estimated() -> tuple[StepContext, dict[str, torch.Tensor]]:
+def estimated(**more: torch.Tensor) -> tuple[StepContext, dict[str, torch.Tensor]]:
     context, data = scored_step()
     rollouts = {"idx": [4] * GROUP + [7] * GROUP, "truncated": torch.zeros(ROWS)}
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
     handed = context.scores.student.logp[0]
     advantages = UecrEstimator(context).compute_advantage(
-        data["input_ids"], rewards, data["token_mask"], rollouts, handed, None
+        data["input_ids"], rewards, data["token_mask"], rollouts, handed, None, **more
     )
     return context, data | {"prev_logprobs": handed, "advantages": advantages}
+
+
+def test_a_response_that_nemo_rl_calls_invalid_is_not_counted_in_its_group_unseen() -> None:
+    """Later versions say which responses count in their group's baseline."""
+    valid = torch.ones(ROWS)
+    estimated(valid_mask=valid)
+    valid[2] = 0
+    with pytest.raises(BatchFactsError, match="leaves 1 of 6 responses out"):
+        estimated(valid_mask=valid)
 
 
 def test_the_record_has_the_gap_at_temperature_one_and_the_teachers_entropy() -> None:
