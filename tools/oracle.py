@@ -38,9 +38,9 @@ SHARED = Path(os.environ.get("NEMO_UECR_DATA", ROOT.parent / "shared" / "data"))
 #: What is imported by name, beside the commands. A redesign that moves one of these edits this line and no other.
 NAMES = {
     "main": "nemo_uecr.cli.main:entry_point",
-    "judge": "nemo_uecr.verifier.equivalence:judge",
-    "check_response": "nemo_uecr.verifier.equivalence:check_response",
-    "check_responses": "nemo_uecr.verifier.batch:check_responses",
+    "judge": "nemo_uecr.verifier.pool:judge",
+    "check_response": "nemo_uecr.verifier.pool:check_response",
+    "check_responses": "nemo_uecr.verifier.pool:check_responses",
     "comparison_pool": "nemo_uecr.verifier.pool:comparison_pool",
     "trials": "nemo_uecr.verifier.selftest:trials",
 }

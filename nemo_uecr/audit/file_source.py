@@ -12,7 +12,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.samples import SAMPLES, read_samples
 from nemo_uecr.evaluation.settings import SETTINGS
-from nemo_uecr.verifier.equivalence import check_response
+from nemo_uecr.verifier.pool import check_response
 
 #: Fields of a JSONL row that must be there, with their types.
 NEEDED: dict[str, type] = {"problem": str, "response": str}

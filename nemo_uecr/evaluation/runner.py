@@ -37,8 +37,7 @@ from nemo_uecr.evaluation.samples import (
 from nemo_uecr.evaluation.settings import SETTINGS, Settings, check_same_settings, settings_record
 from nemo_uecr.files import append_whole, locked, replace_file
 from nemo_uecr.stopping import note_progress
-from nemo_uecr.verifier.batch import check_responses
-from nemo_uecr.verifier.pool import ComparisonPool, comparison_pool
+from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
 
 log = logging.getLogger(__name__)
 

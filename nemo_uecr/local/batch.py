@@ -23,7 +23,7 @@ from nemo_uecr.errors import ScoreError
 from nemo_uecr.files import replace_file
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.sequences import Sequences
-from nemo_uecr.verifier.verdict import Checked
+from nemo_uecr.verifier.extract import Checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ from nemo_uecr.local.failure import leave_evaluation_failure
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.prompts import Prompt
 from nemo_uecr.local.rollout import Fault, draw
-from nemo_uecr.verifier.equivalence import check_response
+from nemo_uecr.verifier.pool import check_response
 
 
 def evaluate(

@@ -35,8 +35,8 @@ from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, update
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.progress import Progress
 from nemo_uecr.telemetry.sinks import StepLog, append_record, check_record
-from nemo_uecr.verifier.equivalence import check_response
-from nemo_uecr.verifier.verdict import Checked
+from nemo_uecr.verifier.extract import Checked
+from nemo_uecr.verifier.pool import check_response
 
 log = logging.getLogger(__name__)
 

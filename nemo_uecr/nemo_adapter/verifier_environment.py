@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.verifier.conversations import check_conversations
-from nemo_uecr.verifier.pool import ComparisonPool
-from nemo_uecr.verifier.verdict import Verdict
+from nemo_uecr.verifier.extract import Verdict
+from nemo_uecr.verifier.pool import ComparisonPool, check_conversations
 
 ENVIRONMENT = "nemo_uecr_math"
 ACTOR = "nemo_uecr.nemo_adapter.verifier_actor.VerifierEnvironment"

@@ -1,20 +1,44 @@
-r"""Finds the final answer: the content of the last complete ``\boxed{...}``."""
+r"""The answer of a response: the content of its last complete ``\boxed{...}``, and the verdict on it."""
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass
 
-#: Longest answer that is looked at. A real one is short.
+#: No real answer is longer.
 MAX_ANSWER_CHARS = 2_000
-#: A run of backslashes, perhaps with the rest of the marker, or a brace. More than one backslash before "boxed" is a
-#: model's over-escaping. The run is taken whole, so that a megabyte of them is read once.
+#: A run of backslashes, perhaps with the rest of the marker, or a brace. Models over-escape, so any number of
+#: backslashes may stand before "boxed". The run is one match, so a megabyte of backslashes is read once.
 _PIECE = re.compile(r"(?P<escape>\\+)(?P<marker>boxed\{)?|[{}]")
+
+
+class Verdict(enum.StrEnum):
+    """Why a response is or is not rewarded."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    NO_ANSWER = "no_answer"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A verdict and the answer text it is about; None where the response has no answer."""
+
+    verdict: Verdict
+    extracted: str | None
+
+    @property
+    def reward(self) -> float:
+        """R^task: 1 for a correct answer, 0 for everything else."""
+        return 1.0 if self.verdict is Verdict.CORRECT else 0.0
 
 
 @dataclass(frozen=True)
 class _Box:
-    """Where a box and its content stand in the text."""
+    """The spans of a box and of its content."""
 
     outer: tuple[int, int]
     inner: tuple[int, int]
@@ -24,13 +48,12 @@ def last_boxed(text: str) -> str | None:
     r"""Content of the last ``\boxed{...}`` whose braces close; None when there is none.
 
     Braces nest, and an escaped brace (``\{``) does not count. An unclosed last box is skipped in favour of an earlier
-    complete one: a response cut off while it repeats its answer has still given it. A box inside a box with something
-    beside it is a part of the outer one's answer. One pass over the text, so a megabyte of braces costs no more than a
-    megabyte of words.
+    complete one: a response cut off while it repeats its answer has already given it. A box inside another with
+    something beside it is part of the outer answer. One pass, linear in the length of the text.
     """
-    open_braces: list[tuple[int, int] | None] = []  # where an open box and its content begin; None for a plain brace
+    open_braces: list[tuple[int, int] | None] = []  # start of an open box and of its content; None for a plain brace
     last: _Box | None = None
-    escaped = -1  # position of a character that a backslash has taken
+    escaped = -1  # position of a character that a backslash escapes
     for piece in _PIECE.finditer(text):
         if piece["marker"] is not None:
             open_braces.append((piece.start(), piece.end()))
@@ -47,8 +70,14 @@ def last_boxed(text: str) -> str | None:
     return None if last is None else text[last.inner[0] : last.inner[1]].strip()
 
 
+def reference_answer(answer: str) -> str:
+    """The reference answer without its box, if it has one."""
+    boxed = last_boxed(answer)
+    return answer if boxed is None else boxed
+
+
 def _closed(text: str, last: _Box | None, start: tuple[int, int], end: int) -> _Box:
-    """The box that has just closed; where it holds nothing but another box, with that one's content."""
+    """The box that has just closed; one that holds only another box has that one's content."""
     inner = (start[1], end)
     if last is not None and last.outer[0] >= start[1]:
         beside = text[start[1] : last.outer[0]], text[last.outer[1] : end]

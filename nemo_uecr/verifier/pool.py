@@ -1,60 +1,124 @@
-"""Comparison in processes of their own, so that the time limit really stops it.
+"""Judge responses, comparing mathematics in processes that can be killed.
 
-A comparison can hang inside one big-integer operation, where neither a signal nor a thread ends it: the process is
-killed and another takes its place.
+A comparison can hang inside one big-integer operation, where neither a signal handler nor a thread gets a turn. So it
+runs in a process of its own, which is killed after the time limit and replaced. The process is a plain
+``python -m``: unlike `multiprocessing`, that neither forks a parent with CUDA and threads nor imports the user's
+script again.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import queue
+import resource
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from typing import IO, cast
 
 from nemo_uecr.errors import DependencyError, UecrError
-from nemo_uecr.verifier.verdict import Verdict
+from nemo_uecr.verifier.compare import compare, judge_plain
+from nemo_uecr.verifier.extract import Checked, Verdict, last_boxed, reference_answer
 
 #: Seconds one comparison may take.
 TIME_LIMIT = 5.0
-#: Seconds a process may take to load its libraries, on a machine with other work.
+#: Seconds the process may take to load its libraries on a busy machine.
 START_LIMIT = 300.0
-#: How often a start is tried for one comparison.
-START_TRIES = 2
-#: Failed starts in a row after which it is no accident of one process.
-START_FAILURES = 6
+#: Address space of the process: a power tower must end in an error of its own, not in the machine's swap.
+MEMORY_BYTES = 4 << 30
+#: Seconds after which a comparison ends its own process, in case the parent was killed.
+ORPHAN_LIMIT = 120
+
+
+def check_response(response: str, answer: str) -> Checked:
+    r"""Judge a response by the content of its last ``\boxed{...}``.
+
+    Args:
+        response: the sampled text, without the prompt.
+        answer: the reference answer, bare or boxed.
+    """
+    extracted = last_boxed(response)
+    if not extracted:
+        return Checked(Verdict.NO_ANSWER, extracted)
+    return Checked(judge(extracted, reference_answer(answer)), extracted)
+
+
+def check_responses(responses: Sequence[str], answers: Sequence[str], pool: ComparisonPool) -> list[Checked]:
+    """Judge many responses as `check_response` judges one, each distinct pair once.
+
+    Args:
+        responses: sampled texts, without the prompts.
+        answers: reference answers, bare or boxed.
+        pool: where mathematics is compared.
+
+    Returns:
+        One verdict a response, in order.
+    """
+    given = [last_boxed(response) for response in responses]
+    pairs = [(text, reference_answer(answer)) for text, answer in zip(given, answers, strict=True)]
+    found = {(text, reference): judge_plain(text, reference) for text, reference in pairs if text}
+    hard = [pair for pair, verdict in found.items() if verdict is None]
+    found |= dict(zip(hard, pool.compare_all(hard), strict=True))
+    return [
+        Checked((found[text, reference] or Verdict.ERROR) if text else Verdict.NO_ANSWER, text)
+        for text, reference in pairs
+    ]
+
+
+def check_conversations(
+    conversations: Sequence[Sequence[Mapping[str, object]]], answers: Sequence[str], pool: ComparisonPool
+) -> list[Checked]:
+    """Judge what the assistant said in each conversation; a box in the prompt does not count.
+
+    Args:
+        conversations: turns with ``role`` and ``content``, as a NeMo-RL environment receives them.
+        answers: reference answers.
+        pool: where mathematics is compared.
+    """
+    spoken = ["".join(str(turn["content"]) for turn in turns if turn["role"] == "assistant") for turns in conversations]
+    return check_responses(spoken, answers, pool)
+
+
+@functools.lru_cache(maxsize=65_536)
+def judge(given: str, expected: str) -> Verdict:
+    """Whether two answer texts are equivalent; what needs mathematics goes to this program's one shared process."""
+    quick = judge_plain(given, expected)
+    if quick is not None:
+        return quick
+    with _shared_lock:
+        return _shared.compare(given, expected)
 
 
 class ComparisonProcess:
-    """One process that compares; started when first needed, replaced when it had to be killed."""
+    """One process that compares, started when first needed and replaced when it was killed."""
 
-    def __init__(self, time_limit: float) -> None:
+    def __init__(self, time_limit: float = TIME_LIMIT) -> None:
         """Remember the limit, in seconds a comparison."""
         self._time_limit = time_limit
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
-        self._failed_starts = 0
 
     def compare(self, given: str, expected: str) -> Verdict:
-        """The verdict, `timeout` when the limit passed, `error` when the process died of the comparison.
+        """The verdict; `timeout` when the limit passed, `error` when the comparison ended the process.
 
         Raises:
             DependencyError: If math-verify is not installed.
-            UecrError: If the process does not start, time after time.
+            UecrError: If the process does not start.
         """
         process = self._running()
-        if process is None:
-            return Verdict.ERROR
         try:
-            _write_line(process, json.dumps([given, expected]).encode() + b"\n")
+            _requests(process).write(json.dumps([given, expected]).encode() + b"\n")
+            _requests(process).flush()
         except BrokenPipeError:
             self.close()
             return Verdict.ERROR
@@ -71,45 +135,31 @@ class ComparisonProcess:
             return
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        with contextlib.suppress(BrokenPipeError):
+            _requests(process).close()
+        _answers(process).close()
 
-    def _running(self) -> subprocess.Popen[bytes] | None:
-        """The process, started where there is none; None when it ended while it was starting, and once more."""
+    def _running(self) -> subprocess.Popen[bytes]:
         if find_spec("math_verify") is None:
             raise DependencyError("comparing answers needs math-verify; pip install 'nemo-uecr[verify]'")
-        # After a fork the pipes are shared with the parent process; each needs a process of its own.
+        # After a fork the pipes are shared with the parent, so each process needs a child of its own.
         if self._process is not None and self._owner == os.getpid():
             if self._process.poll() is None:
                 return self._process
-            self.close()  # ended between two comparisons; no fault of the next one
-        for _ in range(START_TRIES):
-            process = self._start()
-            if _read_line(process, START_LIMIT):
-                self._failed_starts = 0
-                return process
+            self.close()  # it ended between two comparisons
+        for _ in range(2):  # the second try is for a process that was killed while it loaded
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "nemo_uecr.verifier.pool"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+            self._owner = os.getpid()
+            if _read_line(self._process, START_LIMIT):
+                return self._process
             self.close()
-            self._failed_starts += 1
-            if self._failed_starts >= START_FAILURES:
-                raise UecrError(
-                    f"the comparison process did not start, {self._failed_starts} times in a row; "
-                    "run: python -m nemo_uecr.verifier.worker"
-                )
-        return None
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        paths = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "nemo_uecr.verifier.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": paths},
-        )
-        self._owner = os.getpid()
-        return self._process
+        raise UecrError("the comparison process did not start; run: python -m nemo_uecr.verifier.pool")
 
 
 class ComparisonPool:
@@ -120,7 +170,7 @@ class ComparisonPool:
         self._processes = [ComparisonProcess(time_limit) for _ in range(workers)]
 
     def compare_all(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """The verdicts of (given, expected) pairs, in their order."""
+        """The verdicts of (given, expected) pairs, in order."""
         free: queue.SimpleQueue[ComparisonProcess] = queue.SimpleQueue()
         for process in self._processes:
             free.put(process)
@@ -143,7 +193,7 @@ class ComparisonPool:
 
 @contextlib.contextmanager
 def comparison_pool(workers: int) -> Iterator[ComparisonPool]:
-    """A pool for the time of a block."""
+    """A pool for the length of a block."""
     pool = ComparisonPool(workers=workers)
     try:
         yield pool
@@ -151,35 +201,56 @@ def comparison_pool(workers: int) -> Iterator[ComparisonPool]:
         pool.close()
 
 
-_shared = ComparisonProcess(TIME_LIMIT)
+_shared = ComparisonProcess()
 _shared_lock = threading.Lock()
 atexit.register(_shared.close)
 
 
-def shared_compare(given: str, expected: str) -> Verdict:
-    """Compare in this program's one shared process."""
-    with _shared_lock:
-        return _shared.compare(given, expected)
+def _requests(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], process.stdin)
 
 
-def _write_line(process: subprocess.Popen[bytes], line: bytes) -> None:
-    if process.stdin is not None:
-        process.stdin.write(line)
-        process.stdin.flush()
+def _answers(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], process.stdout)
 
 
 def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-    """The next line of the process; None when the time passed, empty when the process has ended."""
-    if process.stdout is None:
-        return b""
-    descriptor = process.stdout.fileno()
-    deadline = time.monotonic() + seconds
+    """The process's next line; None when the time passed, empty when it has ended."""
+    pipe, deadline = _answers(process), time.monotonic() + seconds
     line = b""
     while not line.endswith(b"\n"):
-        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return None
-        piece = os.read(descriptor, 4096)
+        piece = os.read(pipe.fileno(), 4096)
         if not piece:
             return b""
         line += piece
     return line
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer one JSON pair a line with one verdict a line; the first line says that the libraries are loaded."""
+    compare(r"\frac{1}{2}", "0.5")
+    answers.write(b"ready\n")
+    answers.flush()
+    for line in requests:
+        signal.alarm(ORPHAN_LIMIT)  # its default action ends the process even inside a big-integer operation
+        answers.write(compare(*json.loads(line)).value.encode() + b"\n")
+        answers.flush()
+        signal.alarm(0)
+
+
+def _main() -> None:
+    # A request to stop may reach every process of a job. The run finishes its step first, and so must this process.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a library prints is no verdict
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    _main()

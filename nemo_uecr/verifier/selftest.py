@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nemo_uecr.verifier.batch import check_responses
-from nemo_uecr.verifier.pool import ComparisonPool
-from nemo_uecr.verifier.verdict import Verdict
+from nemo_uecr.verifier.extract import Verdict
+from nemo_uecr.verifier.pool import ComparisonPool, check_responses
 
 _INTEGER = re.compile(r"-?\d+")
 #: Beside a sign, but not where a comma sets thousands apart: `58, 500` is a list.

@@ -11,7 +11,7 @@ PROMPT = {"role": "user", "content": "What is 2+3? Somebody wrote \\boxed{5}."}
 
 def test_rewards_are_those_of_the_local_back_end() -> None:
     from nemo_uecr.nemo_adapter.verifier_environment import VerifierEnvironmentImpl
-    from nemo_uecr.verifier.equivalence import check_response
+    from nemo_uecr.verifier.pool import check_response
 
     responses = ["so \\boxed{5}", "\\boxed{\\frac{10}{2}}", "\\boxed{6}", "five", "\\boxed{5=6}"]
     environment = VerifierEnvironmentImpl({"num_workers": 1})

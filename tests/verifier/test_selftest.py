@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("math_verify")
 
+from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.pool import comparison_pool
 from nemo_uecr.verifier.selftest import Trial, run_trials, trials
-from nemo_uecr.verifier.verdict import Verdict
 
 
 def test_forms_of_an_integer_and_of_a_fraction() -> None:
