@@ -148,11 +148,11 @@ pages: $(STAMP) ## write the pages that come from the code again: configuration,
 	$(BIN)/python -m nemo_uecr.config.reference > docs/configuration.md
 	$(BIN)/python -m nemo_uecr.config.reference nemo_rl > docs/configuration-nemo-rl.md
 	$(BIN)/python -m nemo_uecr.telemetry.reference > docs/metrics.md
-	$(BIN)/python -m nemo_uecr.cli.reference > docs/cli.md
+	$(BIN)/python -c "from nemo_uecr.cli.main import commands_page as page; print(page(), end='')" > docs/cli.md
 
 bench: $(STAMP) ## time and memory of the advantages and of token scoring
-	$(BIN)/nemo-uecr bench advantage $(ARGS)
-	$(BIN)/nemo-uecr bench scoring $(ARGS)
+	$(BIN)/python -m nemo_uecr.cli.bench_advantage $(ARGS)
+	$(BIN)/python -m nemo_uecr.cli.bench_scoring $(ARGS)
 
 oracle: $(STAMP) ## compare with the frozen numbers of version 0.1.0; ARGS names parts
 	$(ONE_THREAD) $(BIN)/python tools/oracle.py check $(ARGS)

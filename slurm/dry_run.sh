@@ -15,7 +15,7 @@ dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
   else
     uecr config show "$CONFIG" "${RESOLVED[@]}" || code=$?
     section plan
-    show_plan || code=$?
+    uecr plan "$CONFIG" "${RESOLVED[@]}" || code=$?
   fi
   ((code == 0)) || refuse "the dry run found an error, see above"
   finish 0 DONE "dry run; nothing was started"
@@ -24,11 +24,3 @@ dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
 section() { printf '\n# --- %s\n' "$*"; }
 
 uecr() { "${PYTHON[@]}" -m nemo_uecr "$@" 2>&1; }
-
-show_plan() {
-  if uecr --help | grep -q '^  plan '; then
-    uecr plan "$CONFIG" "${RESOLVED[@]}"
-  else
-    echo "this version of nemo-uecr has no command 'plan'"
-  fi
-}

@@ -1,62 +1,436 @@
-"""What the audit commands share: where the scores are, where the result goes, and how it is shown."""
+"""The commands `audit NAME`: each reads scores or a run, prints its table and writes its folder."""
 
 from __future__ import annotations
 
-import argparse
+import logging
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from nemo_uecr.cli.extras import require_extra
-from nemo_uecr.cli.ranges import whole_from
+from cyclopts import Parameter, validators
+
+from nemo_uecr.cli.common import AtLeastOne, Seed, family, require_extra
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from nemo_uecr.audit.batch_facts import Intended
     from nemo_uecr.audit.output import Audit
+    from nemo_uecr.config.schema import Config
     from nemo_uecr.core.records import Settings
 
-__all__ = [
-    "add_bootstrap_arguments", "add_scores_argument", "add_settings_arguments", "finish", "require_audit_extras",
-    "require_folder", "settings_of",
-]  # fmt: skip
+__all__ = ["app", "intended_batch"]
+
+app = family("audit", "The paper's audits, of scores or of a run.")
+
+logger = logging.getLogger(__name__)
+
+Scores = Annotated[Path, Parameter(help="Folder that `nemo-uecr score` wrote.")]
+Run = Annotated[Path, Parameter(help="Run folder.")]
+Out = Annotated[
+    Path | None, Parameter(name="--out", help="Output folder (default: audits/NAME beside SCORES or in RUN).")
+]
+Replicates = Annotated[AtLeastOne, Parameter(help="Bootstrap replicates.")]
+BootstrapSeed = Annotated[Seed, Parameter(help="Seed of the bootstrap.")]
+RunOfSettings = Annotated[
+    Path | None, Parameter(name="--run", help="Run folder; its config.yaml has the method's settings.")
+]
+Words = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set",
+        help="The method's settings as `key=value`: alpha, rho, tau_delta, tau_entropy; they win over those of --run.",
+    ),
+]
+ENGINES = ("transformers", "transformers-bf16", "megatron", "vllm", "vllm-bf16", "vllm-fp8")
 
 
-def add_scores_argument(parser: argparse.ArgumentParser, name: str) -> None:
-    """The folder of scores, and the output folder."""
-    parser.add_argument("scores", metavar="SCORES", type=Path, help="folder that `nemo-uecr score` wrote")
-    parser.add_argument("--out", type=Path, metavar="OUT", help=f"output folder (default: audits/{name} beside SCORES)")
+@app.command
+def signal(
+    scores: Scores,
+    /,
+    *,
+    judge: Path | None = None,
+    key: Path | None = None,
+    write_pairs: Path | None = None,
+    pairs: AtLeastOne = 350,
+    replicates: Replicates = 2000,
+    seed: BootstrapSeed = 42,
+    out: Out = None,
+) -> None:
+    """What the teacher's score adds to the verifier's verdict, and how often it contradicts it, by checkpoint.
 
+    SCORES has several responses to each prompt by one or several checkpoints, each with its own student's scores.
 
-def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
-    """Replicates and seed of the problem-clustered bootstrap."""
-    parser.add_argument(
-        "--replicates", type=whole_from(1), default=2000, metavar="N", help="bootstrap replicates (%(default)s)"
-    )
-    parser.add_argument("--seed", type=whole_from(0), default=42, help="seed of the bootstrap (%(default)s)")
+        nemo-uecr audit signal runs/demo/scores
+        nemo-uecr audit signal runs/demo/scores --write-pairs judging --pairs 350
+        nemo-uecr audit signal runs/demo/scores --judge verdicts.jsonl --key judging/key.jsonl
 
+    The judge gets judging/pairs.jsonl, blinded pairs of equally judged responses, and writes one line a pair:
+    {"pair": "...", "preferred": "first", "second", "tie" or "unjudgeable"}.
 
-def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
-    """The method's settings: those of a run, or given one by one; nothing has a default."""
-    parser.add_argument("--run", type=Path, metavar="RUN", help="run folder; its config.yaml has the method's settings")
-    parser.add_argument(
-        "--set", dest="settings", metavar="key=value", nargs="+", action="extend", default=[],
-        help="the method's settings: alpha, rho, tau_delta, tau_entropy; they go before those of --run",
-    )  # fmt: skip
-
-
-def settings_of(args: argparse.Namespace, needed: Sequence[str]) -> Settings:
-    """The method's settings as the command line gives them.
-
-    Raises:
-        DataError: If one that is needed is not given.
+    Args:
+        judge: A judge's verdicts on pairs (JSONL).
+        key: The key of the pairs.
+        write_pairs: Write blinded pairs for a judge into this folder, and stop.
+        pairs: How many to write.
     """
-    from nemo_uecr.cli.replay import parse_settings, setting_words
+    require_extra("data", "plots")
+    from nemo_uecr.audit import judge as judging
+    from nemo_uecr.audit.rollouts import read_scores
+    from nemo_uecr.audit.signal import signal_audit
+
+    found = read_scores(scores)
+    if write_pairs is not None:
+        written = judging.write_pairs(found, write_pairs, pairs=pairs, seed=seed)
+        sys.stdout.write(f"{written} pairs for the judge: {write_pairs}/pairs.jsonl\n")
+        return
+    if (judge is None) != (key is None):
+        raise DataError("--judge and --key go together; give the verdicts and the key of their pairs")
+    judged = None if judge is None or key is None else judging.read_judge(judge, key)
+    _finish(signal_audit(found, judged, replicates=replicates, seed=seed), out, scores.resolve().parent)
+
+
+@app.command
+def token_credit(
+    scores: Scores,
+    /,
+    *,
+    run: RunOfSettings = None,
+    words: Words = (),
+    checkpoint: int | None = None,
+    replicates: Replicates = 2000,
+    seed: BootstrapSeed = 42,
+    out: Out = None,
+) -> None:
+    """Where the teacher's token signals are large, how sure it is there, and what the weights do to a budget.
+
+    SCORES has responses of the initial student in groups, for example the batch of a run's first step. With the exact
+    ranks of the tokens (`score --ranks`), their means and medians are given too.
+
+        nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
+        nemo-uecr audit token-credit runs/demo/scores-start --run runs/demo
+
+    Args:
+        checkpoint: Whose responses, by its step (default: the first).
+    """
+    require_extra("data", "plots")
+    from nemo_uecr.audit.rollouts import read_scores
+    from nemo_uecr.audit.token_credit import token_credit_audit
+
+    settings = _settings(run, words, ("alpha", "rho", "tau_delta", "tau_entropy"))
+    audit = token_credit_audit(read_scores(scores), settings, checkpoint=checkpoint, replicates=replicates, seed=seed)
+    _finish(audit, out, scores.resolve().parent)
+
+
+@app.command
+def group_signal(
+    scores: Scores,
+    /,
+    *,
+    anchor: str = "base",
+    sizes: tuple[Annotated[int, Parameter(validator=validators.Number(gte=2))], ...] = (8, 4),
+    integer_verdicts: bool = False,
+    replicates: Replicates = 2000,
+    seed: BootstrapSeed = 42,
+    out: Out = None,
+) -> None:
+    """PUU's signal in pseudo-groups of eight and four, against a fixed base model, by checkpoint.
+
+    SCORES has 12 responses (or a multiple) to each problem, scored with the base model as an anchor.
+
+        nemo-uecr score runs/demo --anchor base=demo:student --out runs/demo/scores
+        nemo-uecr audit group-signal runs/demo/scores
+
+    Args:
+        anchor: The fixed anchor.
+        sizes: Sizes of the pseudo-groups.
+        integer_verdicts: Judge anew by the boxed integer, as the paper does on AMC.
+    """
+    require_extra("data", "plots")
+    from nemo_uecr.audit.group_signal import group_signal_audit
+    from nemo_uecr.audit.rollouts import read_scores
+
+    audit = group_signal_audit(
+        read_scores(scores),
+        anchor=anchor,
+        sizes=list(sizes),
+        integer_verdicts=integer_verdicts,
+        replicates=replicates,
+        seed=seed,
+    )
+    _finish(audit, out, scores.resolve().parent)
+
+
+@app.command
+def alpha_sweep(scores: Scores, /, *, replicates: Replicates = 2000, seed: BootstrapSeed = 42, out: Out = None) -> None:
+    """At which weight of the teacher a wrong response overtakes a right one, on fixed rollouts, by checkpoint.
+
+    The teacher score is that of the checkpoint that generated the response, clipped at 5 nats. Conflicts and fully
+    safe groups over alpha in [0, 8], ten values of alpha below each checkpoint's first one with a tenth of its mixed
+    groups inverted, tie points, sign changes, intervals over problems.
+
+        nemo-uecr audit alpha-sweep runs/demo/scores
+    """
+    require_extra("data", "plots")
+    from nemo_uecr.audit.alpha_sweep import alpha_sweep_audit
+    from nemo_uecr.audit.rollouts import read_scores
+
+    _finish(alpha_sweep_audit(read_scores(scores), replicates=replicates, seed=seed), out, scores.resolve().parent)
+
+
+@app.command
+def localization(
+    scores: Scores,
+    /,
+    *,
+    write_steps: Path | None = None,
+    limit: AtLeastOne = 200,
+    judge: Path | None = None,
+    key: Path | None = None,
+    checkpoint: int = 0,
+    tokenizer: str | None = None,
+    run: RunOfSettings = None,
+    words: Words = (),
+    shuffles: AtLeastOne = 100,
+    replicates: Replicates = 10_000,
+    seed: BootstrapSeed = 42,
+    out: Out = None,
+) -> None:
+    r"""Whether ECR puts the blame of a failed response on the steps that a judge calls invalid.
+
+    First write the steps for the judge, then audit with the judge's labels.
+
+        nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
+        nemo-uecr audit localization runs/demo/scores-start --write-steps judging-steps
+        nemo-uecr audit localization runs/demo/scores-start --run runs/demo \
+            --judge labels.jsonl --key judging-steps/key.jsonl
+
+    The judge gets judging-steps/steps.jsonl alone and writes one line an item:
+    {"item": NAME, "labels": [valid|invalid|uncertain|not_reasoning, one a step], "first_error": NUMBER or null}.
+
+    Args:
+        write_steps: Write blinded steps for a judge into this folder, and stop.
+        limit: How many responses to write.
+        judge: The judge's labels (JSONL).
+        key: The key of the steps.
+        checkpoint: Whose responses, by its step.
+        tokenizer: Model with the tokenizer of the responses (default: the teacher).
+        shuffles: Within-response shuffles.
+    """
+    require_extra("data", "plots")
+    from nemo_uecr.audit.judged_steps import items_to_judge
+    from nemo_uecr.audit.localization import localization_audit
+    from nemo_uecr.audit.rollouts import read_scores
+    from nemo_uecr.audit.step_judge import STEPS, read_labels, write_items
+    from nemo_uecr.demo.assets import resolve
+    from nemo_uecr.evaluation.engines import load_tokens
+
+    found = read_scores(scores)
+    if write_steps is not None:
+        items = items_to_judge(found, checkpoint=checkpoint, limit=limit, seed=seed)
+        steps = write_items(items, write_steps, seed=seed)
+        sys.stdout.write(f"{len(items)} responses, {steps} steps for the judge: {write_steps / STEPS}\n")
+        return
+    if judge is None or key is None:
+        raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
+    settings = _settings(run, words, ("rho", "tau_delta", "tau_entropy"))
+    audit = localization_audit(
+        found,
+        read_labels(judge, key),
+        settings,
+        load_tokens(resolve(tokenizer or found.plan["teacher"]["name"])).tokenizer,
+        checkpoint=checkpoint,
+        shuffles=shuffles,
+        replicates=replicates,
+        seed=seed,
+    )
+    _finish(audit, out, scores.resolve().parent)
+
+
+@app.command
+def teacher(
+    scores: Scores,
+    /,
+    *,
+    teacher: str | None = None,
+    engines: tuple[str, ...] = ENGINES,
+    responses: AtLeastOne | None = None,
+    out: Out = None,
+) -> None:
+    """One checkpoint scored by several engines: how far log-probabilities and entropies are apart.
+
+    SCORES has responses that the teacher scored with transformers in float32; the same tokens are scored again, one
+    response at a time. megatron is megatron-core over gloo in float32; vllm-bf16 and vllm-fp8 need a GPU. An engine
+    that cannot run here is named with the reason.
+
+        nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
+        nemo-uecr audit teacher runs/demo/scores-start
+
+    Args:
+        teacher: Where the teacher lies now (default: where it was scored).
+        engines: Engines to compare.
+        responses: The first N responses (default: all).
+    """
+    require_extra("data", "plots", "local")
+    from nemo_uecr.audit.rollouts import read_scores
+    from nemo_uecr.audit.teacher import teacher_audit
+    from nemo_uecr.audit.teacher_engines import engines_of
+    from nemo_uecr.evaluation.settings import model_digest
+
+    found, chosen = read_scores(scores), engines_of(list(engines))
+    scored = found.plan["teacher"]
+    model = teacher or scored["name"]
+    if model_digest(model) != scored.get("sha256"):
+        raise DataError(
+            f"the weights of {model} are not those of the scores; expected the same checkpoint. Give --teacher"
+        )
+    _finish(teacher_audit(found, model, chosen, responses=responses), out, scores.resolve().parent)
+
+
+@app.command
+def batch(run: Run, /, *, out: Out = None) -> int:
+    """Batch facts of a run: prompts, trajectories, tokens and steps, and every fault in them.
+
+    Exit code 1 when there is a fault.
+
+        nemo-uecr audit batch runs/demo
+    """
+    require_extra("data", "plots")
+    from nemo_uecr.audit.batch_facts import batch_audit, read_lines
+    from nemo_uecr.config.written import written_config
+    from nemo_uecr.report.run_folder import read_run
+
+    found = read_run(run)
+    config = written_config(run / "config.yaml")
+    batches = [(saved.step, saved.tensors) for saved in found.batches]
+    intended = intended_batch(config, [step for step, _ in batches])
+    audit = batch_audit(read_lines(run / "metrics.jsonl"), batches, intended)
+    _finish(audit, out, run)
+    return 1 if audit.numbers["faults"] else 0
+
+
+def intended_batch(config: Config, saved_steps: Sequence[int]) -> Intended:
+    """What the configuration asks for; the order of the problems where the data is on this machine."""
+    from nemo_uecr.audit.batch_facts import Intended
+    from nemo_uecr.data.order import step_indices
+    from nemo_uecr.data.prepared import training_file
+    from nemo_uecr.data.problems import load_problems
+    from nemo_uecr.demo.assets import locate
+
+    rollout, data = config.rollout, config.data
+    names, order = None, None
+    try:
+        path = training_file(Path(locate(data.train)), "data.train")
+        problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
+        names = [problem.id for problem in problems]
+    except (DataError, OSError):
+        pass  # unpacked elsewhere: the facts that need no data are still checked
+    if names is not None:
+        shape = {"problems": len(names), "per_step": rollout.prompts_per_step, "seed": config.run.seed}
+        order = {
+            step: [names[index] for index in step_indices(**shape, step=step, shuffle=data.shuffle)]
+            for step in saved_steps
+        }
+    return Intended(
+        prompts=rollout.prompts_per_step,
+        responses=rollout.responses_per_prompt,
+        minibatch=config.train.minibatch_responses,
+        overlong_filter=rollout.overlong_filter,
+        problems=None if names is None else len(names),
+        order=order,
+        steps=config.train.steps,
+        save_every=config.telemetry.save_batch_every,
+    )
+
+
+@app.command
+def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) -> None:
+    """What a run costs in time and memory, and what the teacher's scoring adds to GRPO.
+
+        nemo-uecr audit efficiency runs/demo --baseline runs/grpo
+
+    Args:
+        baseline: Run of method grpo to compare with.
+    """
+    require_extra("data", "plots")
+    from nemo_uecr.audit.efficiency import Run as CostedRun
+    from nemo_uecr.audit.efficiency import efficiency_audit
+    from nemo_uecr.report.run_folder import read_runs
+
+    runs = []
+    for each in read_runs([run] if baseline is None else [run, baseline]):
+        left_out = tuple(note for note in each.notes if "metrics.jsonl" in note)
+        for note in left_out:
+            logger.warning("%s: %s", each.path, note)
+        if not each.steps:
+            raise DataError(f"{each.path} has no step; expected the metrics of a run that has trained")
+        runs.append(CostedRun(each.label, each.method, each.steps, left_out))
+    if baseline is not None and runs[1].method != "grpo":
+        raise DataError(f"{baseline} is a run of {runs[1].method}; expected method grpo, which scores no teacher")
+    _finish(efficiency_audit(runs, None if baseline is None else runs[1].label), out, run)
+
+
+@app.command
+def synthetic(
+    audit: Literal["signal", "token-credit", "group-signal", "alpha-sweep", "localization", "batch", "efficiency"],
+    out: Path,
+    /,
+    *,
+    tokens: Annotated[int | None, Parameter(validator=validators.Number(gte=2))] = None,
+    seed: Seed = 0,
+) -> None:
+    """Write made scores or runs of the paper's sizes, to try an audit or to time it. They say nothing about a model.
+
+        nemo-uecr audit synthetic alpha-sweep made/alpha-sweep
+        nemo-uecr audit alpha-sweep made/alpha-sweep
+        nemo-uecr audit synthetic efficiency made/two
+        nemo-uecr audit efficiency made/two/uecr --baseline made/two/grpo
+
+    Those of localization have texts with right and wrong steps for the demo's judge; those of localization, batch and
+    efficiency have answer.json with what the audit must find.
+
+    Args:
+        audit: Whose sizes: checkpoints, problems, samples.
+        out: Folder of the scores, the run or the two runs.
+        tokens: Mean tokens a response (default: 8980 for token-credit and runs, else 64).
+        seed: Of everything.
+    """
+    require_extra("data")
+    from nemo_uecr.audit.synthetic import PAPER, make_scores
+    from nemo_uecr.audit.synthetic_run import PAPER_RUN, make_run, make_runs
+
+    if out.exists():
+        raise DataError(f"{out} exists; expected a new folder")
+    if audit == "localization":
+        require_extra("local")
+        from nemo_uecr.audit.synthetic_steps import PAPER_STEPS, make_step_scores
+        from nemo_uecr.demo.tokenizer import build_tokenizer
+
+        if tokens is not None:
+            raise DataError("--tokens: the steps of localization have their own length; drop it")
+        make_step_scores(out, PAPER_STEPS, build_tokenizer(), seed=seed)
+    elif audit in ("batch", "efficiency"):
+        size = PAPER_RUN
+        if tokens is not None:  # the limit keeps its distance from the mean
+            size = replace(size, tokens=tokens, limit=-(-size.limit * tokens // size.tokens))
+        if audit == "batch":
+            make_run(out, size, method="uecr", batches=True, seed=seed)
+        else:
+            make_runs(out, size, seed=seed)
+    else:
+        made = PAPER[audit] if tokens is None else replace(PAPER[audit], tokens=tokens)
+        make_scores(out, made, seed=seed)
+    sys.stdout.write(f"made: {out}\n")
+
+
+def _settings(run: Path | None, words: Sequence[str], needed: Sequence[str]) -> Settings:
+    """The method's settings: those of a run, then those given one by one; nothing has a default."""
+    from nemo_uecr.cli.replay import parse_settings
     from nemo_uecr.config.written import written_config
 
-    words = [] if args.run is None else setting_words(written_config(args.run / "config.yaml").method)
-    settings = parse_settings([*words, *args.settings])
+    settings = parse_settings(words, None if run is None else written_config(run / "config.yaml").method)
     missing = [name for name in needed if getattr(settings, name) is None]
     if missing:
         raise DataError(
@@ -66,30 +440,9 @@ def settings_of(args: argparse.Namespace, needed: Sequence[str]) -> Settings:
     return settings
 
 
-def require_audit_extras() -> None:
-    """Refuse early when what every audit needs is not installed."""
-    require_extra("data")
-    require_extra("plots")
-
-
-def require_folder(path: Path, option: str) -> None:
-    """Refuse to write into what is no folder.
-
-    Raises:
-        DataError: If a file of that name is there.
-    """
-    if path.exists() and not path.is_dir():
-        raise DataError(f"{option} {path}: is a file; expected a folder, new or not")
-
-
-def finish(audit: Audit, args: argparse.Namespace) -> int:
+def _finish(audit: Audit, out: Path | None, beside: Path) -> None:
     """Write the audit, print its table, say where it is."""
     from nemo_uecr.audit.output import text_table, write_audit
 
-    beside: Path = args.scores if "scores" in args else args.run
-    out = args.out
-    if out is None:
-        out = (beside.resolve().parent if "scores" in args else beside) / "audits" / audit.name
-    written = write_audit(out, audit)
+    written = write_audit(beside / "audits" / audit.name if out is None else out, audit)
     sys.stdout.write(f"{audit.title}\n{text_table(audit.table)}\naudit: {written}\n")
-    return 0

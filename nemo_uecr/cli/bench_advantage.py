@@ -1,6 +1,6 @@
 """Time and memory of the UECR advantage, beside the plain padded form. One thread, one process a case.
 
-nemo-uecr bench advantage --json advantage.json
+python -m nemo_uecr.cli.bench_advantage --json advantage.json
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from nemo_uecr.cli.bench_child import output_of
-from nemo_uecr.cli.json_file import refuse_unwritable, write_json
+from nemo_uecr.cli.common import write_json
 from nemo_uecr.errors import UecrError
 
 __all__ = ["add_arguments", "run"]
@@ -34,8 +34,6 @@ def run(args: argparse.Namespace) -> int:
     """Measure."""
     if args.responses < 8 or args.responses % 8 or min(args.tokens, args.mean_length, args.repeats) < 1:
         raise UecrError("--responses must be a multiple of 8 and the other numbers at least 1")
-    if args.json is not None:
-        refuse_unwritable(args.json, "--json")
     found = {case: _case(case, args) for case in CASES}
     ours, plain = found["blocked"], found["plain"]
     result = {
@@ -56,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
             f"{case:<8} {figures['cpu_s']:.3f} s CPU  {figures['wall_s']:.3f} s wall  "
             f"{figures['peak_extra_mb']:.0f} MiB extra ({figures['peak_extra_per_output']:.2f} x output)\n"
         )
-    if args.json is not None:
-        write_json(args.json, result)
+    write_json(args.json, result)
     return 0
 
 
@@ -74,3 +71,9 @@ def _versions() -> dict[str, str | None]:
     from nemo_uecr.data.versions import installed
 
     return {"python": platform.python_version(), "torch": installed("torch")}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    sys.exit(run(parser.parse_intermixed_args()))

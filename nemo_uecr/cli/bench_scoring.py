@@ -1,4 +1,4 @@
-"""`nemo-uecr bench scoring`: time teacher scoring beside what other projects offer."""
+"""`python -m nemo_uecr.cli.bench_scoring`: time teacher scoring beside what other projects offer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from nemo_uecr.cli.json_file import refuse_unwritable, write_json
+from nemo_uecr.cli.common import write_json
 
 __all__ = ["add_arguments", "run"]
 
@@ -22,10 +22,13 @@ def run(args: argparse.Namespace) -> int:
     from nemo_uecr.bench.scoring import FULL, QUICK, run_all
     from nemo_uecr.bench.scoring_table import table
 
-    if args.json is not None:
-        refuse_unwritable(args.json, "--json")
     results = run_all(QUICK if args.quick else FULL)
     sys.stdout.write(table(results))
-    if args.json is not None:
-        write_json(args.json, results)
+    write_json(args.json, results)
     return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    sys.exit(run(parser.parse_intermixed_args()))

@@ -1,6 +1,6 @@
 """Seconds of a training step by method, each method's runs taking turns on the same student and the same responses.
 
-  nemo-uecr bench step examples/configs/local/demo.yaml --methods grpo uecr
+  python -m nemo_uecr.cli.bench_step examples/configs/local/demo.yaml --methods grpo uecr
 
 The learning rate is so small that no weight changes: every method then samples, scores and trains on the same tokens in
 every round. Run it on an idle machine. The first method is the baseline.
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.bench_child import output_of
-from nemo_uecr.cli.configuration import add_config_arguments
-from nemo_uecr.cli.json_file import refuse_unwritable, write_json
+from nemo_uecr.cli.common import write_json
 from nemo_uecr.errors import UecrError
 
 if TYPE_CHECKING:
@@ -44,7 +43,8 @@ LEAST_STEPS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    add_config_arguments(parser)
+    parser.add_argument("config", metavar="CONFIG")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[])
     parser.add_argument("--methods", nargs="+", required=True, metavar="NAME", help="the first is the baseline")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each method (default: %(default)s)")
     parser.add_argument(
@@ -60,8 +60,6 @@ def run(args: argparse.Namespace) -> int:
         raise UecrError(f"--methods: got {' '.join(args.methods)}; expected two or more different ones")
     if min(args.rounds, args.threads) < 1 or args.steps < LEAST_STEPS:
         raise UecrError(f"--rounds and --threads must be at least 1, and --steps at least {LEAST_STEPS}")
-    if args.json is not None:
-        refuse_unwritable(args.json, "--json")
     from nemo_uecr.bench.steps import cost_lines, median_cost, ratio
     from nemo_uecr.config.load import load_config
 
@@ -77,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
     costs = {name: median_cost(found) for name, found in rounds.items()}
     ratios = {name: ratio(found, rounds[baseline]) for name, found in rounds.items() if name != baseline}
     sys.stdout.write("".join(f"{line}\n" for line in cost_lines(costs, baseline, ratios)))
-    if args.json is not None:
-        write_json(args.json, {"rounds": {name: [asdict(cost) for cost in found] for name, found in rounds.items()}})
+    write_json(args.json, {"rounds": {name: [asdict(cost) for cost in found] for name, found in rounds.items()}})
     return 0
 
 
@@ -100,3 +97,9 @@ def _measure(folder: Path, name: str, args: argparse.Namespace) -> StepCost:
         "nemo_uecr", ["train", args.config, *overrides], threads=args.threads, failed=f"the run of {name} failed: "
     )
     return step_cost(read_run(folder).steps)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    sys.exit(run(parser.parse_intermixed_args()))

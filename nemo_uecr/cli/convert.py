@@ -1,129 +1,105 @@
-r"""Convert a checkpoint between Megatron and Hugging Face, and prove that the result is the same model.
-
-CKPT is a step that NeMo-RL saved (step_N), a Megatron distributed checkpoint (iter_0000000 or the folder above), or a
-Hugging Face model; it is converted into the other format. Both models then score fixed sequences in float32; OUT
-appears only when their log-probabilities agree. It holds conversion.json with the evidence.
-
-  nemo-uecr convert runs/uecr/checkpoints/step_100 --to models/uecr-step-100
-  nemo-uecr convert models/Qwen3-4B --to models/Qwen3-4B-megatron
-  nemo-uecr convert models/uecr-step-100 --check
-
-An interrupted conversion goes on when the command is given again.
-"""
+"""The command `convert`."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import logging
-import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
 
-from nemo_uecr.cli.dry_run import add_dry_run_argument, print_settings
-from nemo_uecr.cli.extras import require_extra
+from cyclopts import Parameter, validators
+
+from nemo_uecr.cli.common import require_extra
 from nemo_uecr.errors import CheckpointError, DependencyError
 
-if TYPE_CHECKING:
-    from nemo_uecr.checkpoint.request import Request
-
-__all__ = ["add_arguments", "run"]
+__all__ = ["convert"]
 
 GIGABYTE = 10**9
+Positive = Annotated[float, Parameter(validator=validators.Number(gt=0))]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    from nemo_uecr.checkpoint.verification import TOLERANCE
+def convert(
+    ckpt: Path,
+    /,
+    *,
+    to: Path | None = None,
+    check: bool = False,
+    dry_run: bool = False,
+    into: Literal["huggingface", "megatron"] | None = None,
+    hf: str | None = None,
+    tokenizer: Path | None = None,
+    expect: Path | None = None,
+    tolerance: Positive = 1e-4,
+    shard_gb: Positive = 4.0,
+) -> None:
+    """Convert a checkpoint between Megatron and Hugging Face, and prove that the result is the same model.
 
-    parser.add_argument("ckpt", metavar="CKPT", type=Path, help="the checkpoint")
-    parser.add_argument("--to", dest="out", metavar="OUT", type=Path, help="folder to make; it must not exist")
-    parser.add_argument("--check", action="store_true", help="verify again a folder that was converted; makes nothing")
-    add_dry_run_argument(parser)
-    parser.add_argument("--into", choices=("huggingface", "megatron"), help="format of OUT (default: the other one)")
-    parser.add_argument(
-        "--hf", metavar="MODEL", help="Hugging Face model of CKPT's architecture (default: what CKPT names)"
-    )
-    parser.add_argument(
-        "--tokenizer", metavar="FOLDER", type=Path, help="tokenizer (default: CKPT's, else the model's)"
-    )
-    parser.add_argument(
-        "--expect", metavar="FILE", type=Path,
-        help="log-probabilities that the trained model gave (safetensors: token_ids, lengths, logp); must be met",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tolerance", metavar="NATS", type=float, default=TOLERANCE,
-        help="largest difference of two log-probabilities (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--shard-gb",
-        metavar="GB",
-        type=float,
-        default=4.0,
-        help="most gigabytes of a weight file (default: %(default)s)",
-    )
+    CKPT is a step that NeMo-RL saved (step_N), a Megatron distributed checkpoint (iter_0000000 or the folder above),
+    or a Hugging Face model; it is converted into the other format. Both models then score fixed sequences in float32;
+    OUT appears only when their log-probabilities agree. It holds conversion.json with the evidence.
 
+        nemo-uecr convert runs/uecr/checkpoints/step_100 --to models/uecr-step-100
+        nemo-uecr convert models/Qwen3-4B --to models/Qwen3-4B-megatron
+        nemo-uecr convert models/uecr-step-100 --check
 
-def run(args: argparse.Namespace) -> int:
-    """Convert, or verify again."""
-    if not (0 < args.tolerance < math.inf and 0 < args.shard_gb < math.inf):
-        raise CheckpointError("--tolerance and --shard-gb: expected numbers above 0")
-    if args.check == (args.out is not None):
-        raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
-    if args.dry_run:
-        return _dry_run(args)
-    _require_bridge()
-    _quiet_libraries()
-    if args.check:
-        from nemo_uecr.checkpoint.check import check
+    An interrupted conversion goes on when the command is given again.
 
-        agreement = check(args.ckpt, args.tolerance)
-        made = args.ckpt
-    else:
-        from nemo_uecr.checkpoint.convert import convert
-
-        agreement = convert(_request(args))
-        made = args.out
-    sys.stdout.write(
-        f"{made}: the same model; log-probabilities of {agreement.tokens} tokens differ by at most "
-        f"{agreement.largest:.2g} nats\n"
-    )
-    return 0
-
-
-def _request(args: argparse.Namespace) -> Request:
+    Args:
+        ckpt: The checkpoint.
+        to: Folder to make; it must not exist.
+        check: Verify again a folder that was converted; makes nothing.
+        dry_run: Look at everything that is named; make nothing.
+        into: Format of the result (default: the other one).
+        hf: Hugging Face model of CKPT's architecture (default: what CKPT names).
+        tokenizer: Folder of the tokenizer (default: CKPT's, else the model's).
+        expect: Log-probabilities that the trained model gave (safetensors: token_ids, lengths, logp); must be met.
+        tolerance: Largest difference of two log-probabilities, nats.
+        shard_gb: Most gigabytes of a weight file.
+    """
     from nemo_uecr.checkpoint.request import Request
 
-    return Request(
-        ckpt=args.ckpt, out=args.out.absolute(), into=args.into, model=args.hf, tokenizer=args.tokenizer,
-        recorded=args.expect, tolerance=args.tolerance, shard_bytes=int(args.shard_gb * GIGABYTE),
-    )  # fmt: skip
+    if check == (to is not None):
+        raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
+    request = None
+    if to is not None:
+        request = Request(
+            ckpt=ckpt, out=to.absolute(), into=into, model=hf, tokenizer=tokenizer,
+            recorded=expect, tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
+        )  # fmt: skip
+    if dry_run:
+        from nemo_uecr.checkpoint.convert import prepare
+        from nemo_uecr.checkpoint.record import read_record
 
+        if request is None:
+            read_record(ckpt)
+        else:
+            prepare(request)
+        sys.stdout.write(f"dry run: {request or ckpt}\n")
+        return
+    _require_bridge()
+    if request is None:
+        from nemo_uecr.checkpoint.check import check as check_again
 
-def _dry_run(args: argparse.Namespace) -> int:
-    """Everything that a conversion refuses before it writes."""
-    from nemo_uecr.checkpoint.convert import prepare
-    from nemo_uecr.checkpoint.record import read_record
-
-    if args.check:
-        read_record(args.ckpt)
+        agreement = check_again(ckpt, tolerance)
     else:
-        prepare(_request(args))
-    print_settings(args)
-    return 0
+        from nemo_uecr.checkpoint.convert import convert as run
+
+        agreement = run(request)
+    sys.stdout.write(
+        f"{to or ckpt}: the same model; log-probabilities of {agreement.tokens} tokens differ by at most "
+        f"{agreement.largest:.2g} nats\n"
+    )
 
 
 def _require_bridge() -> None:
+    """Refuse to start without megatron-bridge; quiet the libraries otherwise."""
     require_extra("convert")
     if importlib.util.find_spec("megatron.bridge") is None:
         raise DependencyError(
             "megatron.bridge is not installed; convert inside NeMo-RL's container, or run: "
             "pip install --no-deps megatron-bridge==0.3.1"
         )
-
-
-def _quiet_libraries() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

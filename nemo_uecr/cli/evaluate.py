@@ -1,77 +1,142 @@
-r"""avg@k of one or several models on benchmarks, with every sample kept.
-
-  nemo-uecr evaluate student=runs/uecr/checkpoints/step-000160 teacher=path/to/teacher \
-      --benchmarks aime24 amc23=amc23.jsonl --max-tokens 16384 --out evaluations
-
-Every model is evaluated in the same way, the teacher too, each into its own folder under --out. Run the same command
-again after an interruption: samples that are there are kept, the missing ones are generated.
-"""
+"""The command `evaluate`, with `evaluate compare`, `evaluate sweep` and `evaluate table`."""
 
 from __future__ import annotations
 
-import argparse
+import json
+import os
+import re
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from nemo_uecr.cli.dry_run import add_dry_run_argument, print_settings
-from nemo_uecr.cli.evaluate_options import (
-    add_evaluation_arguments,
-    check_model,
-    check_place,
-    place_benchmarks,
-    settings_of,
-)
+from cyclopts import Parameter, validators
 
-__all__ = ["add_arguments", "label_of", "run"]
+from nemo_uecr.cli.common import AtLeastOne, Seed, family
+from nemo_uecr.errors import DataError, RunFolderError
 
+if TYPE_CHECKING:
+    from nemo_uecr.evaluation.settings import Settings
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument("models", nargs="+", metavar="[LABEL=]MODEL", help="model folder, hub name or demo:student")
-    add_evaluation_arguments(parser)
-    add_dry_run_argument(parser)
+__all__ = ["app", "check_model", "label_of"]
+
+app = family("evaluate")
+
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+TEMPLATE = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
+NonNegative = validators.Number(gte=0)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Evaluate each model and print its table."""
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every evaluation is asked for; the decoding's defaults are the paper's."""
+
+    max_tokens: AtLeastOne
+    """Longest response (16384 shipped)."""
+
+    out: Path
+    """Folder of the results."""
+
+    benchmarks: tuple[str, ...] = ("aime24", "aime25", "amc23", "hmmt_feb25", "hmmt_nov25")
+    """Known name, file or NAME=FILE."""
+
+    samples: AtLeastOne = 12
+    """Responses a problem."""
+
+    temperature: Annotated[float, Parameter(validator=NonNegative)] = 0.6
+    """0 is greedy."""
+
+    top_p: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 0.95
+    """1 is off."""
+
+    top_k: Annotated[int, Parameter(validator=NonNegative)] = 20
+    """0 is off."""
+
+    seed: Seed = 42
+    """Seed of every draw."""
+
+    engine: Literal["transformers", "vllm"] = "vllm"
+    """What generates."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the model."""
+
+    batch: AtLeastOne = 256
+    """Responses at once."""
+
+    thinking: bool = False
+    """Use the thinking chat template."""
+
+    prompt_template: str = TEMPLATE
+    """User's turn with {question} in it."""
+
+    system_prompt: str | None = None
+    """System turn."""
+
+    def settings(self) -> Settings:
+        """The options as the runner takes them."""
+        from nemo_uecr.evaluation.engines import ChatSettings, Decoding
+        from nemo_uecr.evaluation.settings import Settings
+
+        if "{question}" not in self.prompt_template:
+            raise DataError(f"--prompt-template: got {self.prompt_template!r}, expected {{question}} in the text")
+        decoding = Decoding(self.temperature, self.top_p, self.top_k, self.max_tokens)
+        chat = ChatSettings(self.prompt_template, self.system_prompt, self.thinking)
+        return Settings(self.samples, decoding, self.seed, chat, self.engine, self.dtype, self.batch)
+
+
+@app.default
+def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
+    r"""avg@k of one or several models on benchmarks, with every sample kept.
+
+    Every model is evaluated in the same way, the teacher too, each into its own folder under `--out`. Run the same
+    command again after an interruption: samples that are there are kept, the missing ones are generated.
+
+        nemo-uecr evaluate student=runs/uecr/checkpoints/step-000160 teacher=path/to/teacher \
+            --benchmarks aime24 amc23=amc23.jsonl --max-tokens 16384 --out evaluations
+
+    Args:
+        models: Model folder, hub name or demo:student, each as MODEL or LABEL=MODEL.
+        dry_run: Look at everything that is named; make nothing.
+    """
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
     from nemo_uecr.demo.assets import locate, resolve
-    from nemo_uecr.errors import DataError
     from nemo_uecr.evaluation.engines import load_tokens
-    from nemo_uecr.evaluation.runner import check_engine, check_settings, evaluate
+    from nemo_uecr.evaluation.runner import check_engine, check_settings
+    from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
 
-    settings = settings_of(args)
+    settings, out = options.settings(), options.out
     check_settings(settings)
-    models = [label_of(text) for text in args.models]
-    if len({label for label, _ in models}) < len(models):
-        raise DataError("two models have the same label; name them apart: LABEL=MODEL")
-    if args.dry_run:
-        check_benchmarks(place_benchmarks(args.benchmarks, locate))
-        for label, model in models:
+    named = [label_of(text) for text in models]
+    if not named or len({label for label, _ in named}) < len(named):
+        raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")
+    if dry_run:
+        check_benchmarks(_placed(options.benchmarks, locate))
+        for label, model in named:
             check_model(locate(model))
-            check_place(args.out / label)
-        print_settings(args)
-        return 0
+            _check_place(out / label)
+        sys.stdout.write(f"dry run: {options}\n")
+        return
     check_engine(settings)
-    models = [(label, resolve(model)) for label, model in models]
-    benchmarks = load_benchmarks(place_benchmarks(args.benchmarks, resolve))
-    for _, model in models:
-        load_tokens(model)  # a mistyped second model is told now and not after the first one's hours
-    for label, model in models:
-        result = evaluate(label, model, benchmarks, settings, args.out / label)
-        sys.stdout.write("\n".join([*lines_of(result), f"  {args.out / label}/result.json"]) + "\n")
-    return 0
+    named = [(label, resolve(model)) for label, model in named]
+    benchmarks = load_benchmarks(_placed(options.benchmarks, resolve))
+    for _, model in named:
+        load_tokens(model)  # so that a mistyped second model is reported before the first one's hours
+    for label, model in named:
+        result = run(label, model, benchmarks, settings, out / label)
+        sys.stdout.write("\n".join([*lines_of(result), f"  {out / label}/result.json"]) + "\n")
 
 
 def label_of(text: str) -> tuple[str, str]:
     """Label and model of ``[LABEL=]MODEL``; without a label the model's last name.
 
     Raises:
-        DataError: If the label is no name of a folder under --out, or there is no model.
+        DataError: the label is no name of a folder under --out, or there is no model.
     """
     from nemo_uecr.demo.assets import SCHEME
-    from nemo_uecr.errors import DataError
 
     label, sign, model = text.partition("=")
     if not sign:
@@ -79,3 +144,159 @@ def label_of(text: str) -> tuple[str, str]:
     if label in ("", ".", "..") or "/" in label or not model:
         raise DataError(f"{text!r}: expected MODEL or LABEL=MODEL, the label a plain name: its folder is --out/LABEL")
     return label, str(Path(model).expanduser()) if model.startswith("~") else model
+
+
+def _placed(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
+    """The benchmarks as given, but a `demo:` name, with or without ``NAME=`` before it, as its path."""
+    parts = [text.rpartition("=") for text in given]
+    return [f"{name}{sign}{find(place)}" for name, sign, place in parts]
+
+
+def check_model(name: str) -> None:
+    """Refuse a model that no engine may load: no folder, or a folder whose weights are pickled or not whole.
+
+    A name of the hub's form is taken as it is, unless it begins with a folder that is here: what the hub has is known
+    when it is asked.
+
+    Raises:
+        DataError: it is one of these.
+    """
+    from nemo_uecr.data.model_files import read_fields
+    from nemo_uecr.data.weight_files import read_header, weight_names
+    from nemo_uecr.evaluation.engines import check_model_place
+
+    folder = Path(name)
+    if not folder.is_dir():
+        if HUB_NAME.fullmatch(name):
+            check_model_place(name)
+            return
+        raise DataError(f"{name}: no such folder; expected a model's folder, or a hub name such as Qwen/Qwen3-4B")
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists():
+        raise DataError(
+            f"{name}: an adapter without its base model; expected a whole model: merge the two (peft: "
+            "merge_and_unload) and name the folder that is saved"
+        )
+    read_fields(folder / "config.json", prefix="")
+    shards = weight_names(folder)
+    if any(folder.glob("*.bin")) and not any((folder / shard).is_file() for shard in shards):
+        raise DataError(
+            f"{name}: its weights are pickled (*.bin), and reading those can run code; expected safetensors: take a "
+            "release of the model that has them"
+        )
+    for shard in shards:
+        read_header(folder / shard)
+
+
+def _check_place(folder: Path) -> None:
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise RunFolderError(f"{folder}: {place} cannot be written or is no folder; choose another --out")
+
+
+@app.command
+def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
+    """Paired comparison of two evaluations on the same problems: second minus first, with interval and p-value.
+
+    Args:
+        first: Evaluation folder, or a training run's sample file (RUN/evaluations/step-000040.jsonl).
+        second: The same of the other.
+        seed: Seed of the resampling.
+    """
+    from nemo_uecr.evaluation.compare import compare as differences
+
+    lines = [
+        f"{second} minus {first}, percent, 95% interval over problems",
+        f"  {'':<12} {'first':>6} {'second':>6}   diff                       p  better worse",
+    ]
+    for name, each in differences(first, second, seed=seed).items():
+        lines.append(
+            f"  {name:<12} {100 * each.first:6.2f} {100 * each.second:6.2f} {100 * each.difference:+6.2f} "
+            f"[{100 * each.low:+6.2f}, {100 * each.high:+6.2f}] {each.p_value:7.4f}  "
+            f"{each.better:>6} {each.worse:>5} of {each.problems}"
+        )
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+@app.command
+def sweep(
+    *checkpoints: Path,
+    options: Options,
+    rule: Literal["best", "earliest-near-best", "last"] = "best",
+    select_on: tuple[str, ...] = (),
+) -> None:
+    """Evaluate the checkpoints of a run and select one by a named rule.
+
+    A checkpoint selected on the benchmarks that are then reported is an optimistic choice: name others with
+    `--select-on`, or say so.
+
+        nemo-uecr evaluate sweep runs/uecr --rule best --select-on aime24 --max-tokens 16384 --out sweeps/uecr
+
+    Args:
+        checkpoints: Run folders or checkpoints, in the order of training.
+        rule: `best`: highest average of avg@k, the earlier of equal ones; `earliest-near-best`: the first within the
+            best one's 95% interval.
+        select_on: Benchmarks that the rule looks at (default: all).
+    """
+    from nemo_uecr.data.benchmarks import load_benchmarks
+    from nemo_uecr.demo.assets import resolve
+    from nemo_uecr.evaluation.compare import check_rule, select
+    from nemo_uecr.evaluation.runner import evaluate as run
+    from nemo_uecr.evaluation.samples import lines_of
+    from nemo_uecr.files import replace_file
+
+    settings, benchmarks = options.settings(), load_benchmarks(_placed(options.benchmarks, resolve))
+    on = list(select_on)
+    check_rule(rule, on, list(benchmarks))
+    folders = [folder for given in checkpoints for folder in _checkpoints(given)]
+    results = []
+    for folder in folders:
+        results.append(run(folder.name, str(folder), benchmarks, settings, options.out / folder.name))
+        sys.stdout.write("\n".join(lines_of(results[-1])) + "\n")
+    chosen = select(results, rule, on)
+    record = {
+        "rule": rule,
+        "selected_on": on or list(benchmarks),
+        "selected": str(folders[chosen]),
+        "averages": {result["label"]: result["average"] for result in results},
+    }
+    replace_file(options.out / "sweep.json", (json.dumps(record, indent=1) + "\n").encode())
+    sys.stdout.write(f"selected by rule {rule!r} on {', '.join(on or benchmarks)}: {folders[chosen]}\n")
+
+
+def _checkpoints(given: Path) -> list[Path]:
+    inside = sorted((given / "checkpoints").glob("step-*"))
+    if not inside and not (given / "config.json").is_file():
+        raise DataError(f"{given}: no checkpoints/step-* and no config.json; expected a run folder or a checkpoint")
+    return inside or [given]
+
+
+@app.command
+def table(
+    *runs: str,
+    layout: Literal["main", "ablation"] = "main",
+    format: Literal["markdown", "latex", "html"] = "markdown",
+    out: Path | None = None,
+) -> None:
+    """The paper's tables from evaluations and training runs: best bold, second underlined, 95% intervals in brackets.
+
+    A label that is a method's name gets the paper's title.
+
+        nemo-uecr evaluate table initial=ev/base grpo=ev/grpo uecr=ev/uecr --format latex
+        nemo-uecr evaluate table runs/grpo runs/puu runs/uecr --layout ablation
+
+    Args:
+        runs: Evaluation or run folders, each as RUN or LABEL=RUN.
+        layout: Which of the paper's tables.
+        format: Of the text.
+        out: File to write (default: standard output).
+    """
+    from nemo_uecr.evaluation.tables import FORMATS, build_table, read_rows
+    from nemo_uecr.files import replace_file
+
+    rows, k = read_rows(list(runs))
+    text = FORMATS[format](build_table(rows, layout=layout, k=k))
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        replace_file(out, text.encode())
+        sys.stdout.write(f"{out}\n")

@@ -1,154 +1,213 @@
-r"""Recompute a method's advantages from a saved batch.
-
-BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and what the method
-reads of teacher_logp, teacher_entropy, initial_logp and segments [B, T]. OUT gets advantage [B, T] (0 where the
-mask is 0) and, where the method has them, weight, residual, direction, confidence, centre, advantage_unified,
-advantage_task, advantage_teacher, teacher_reward and advantage_opd.
-
-  nemo-uecr replay runs/demo/batches/step-000010.safetensors --method uecr \
-      --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.safetensors
-
-With --check, BATCH is a saved step or a run folder. Its method and settings come from the file, and the advantages
-that the run saved must come out again: bit for bit on the run's own versions and kind of processor, to 1e-6
-elsewhere. A step that is not as the run's list of files says is told too. The exit code is 1 when one fails.
-
-  nemo-uecr replay runs/demo --check
-"""
+"""The command `replay`, and the reading of a method's settings from `key=value` words."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
+
+from nemo_uecr.cli.common import refuse_output
 from nemo_uecr.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nemo_uecr.config.sections import MethodConfig
     from nemo_uecr.core.records import Settings
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Outcome", "compare", "parse_settings", "replay"]
 
-FLOATS = ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef")
-INTEGERS = ("step", "seed")
-STD = ("population", "sample")
-PARAMETER = "parameters."
+#: Allowed on other versions or processors than the run's, relative to max(1, |A|).
+TOLERANCE = 1e-6
+SAVED = ("advantage", "advantage_opd")
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument("batch", metavar="BATCH", type=Path, help="saved batch (safetensors)")
-    parser.add_argument("--check", action="store_true", help="compare with the advantages that the run saved")
-    parser.add_argument("--method", metavar="NAME", help="method name, e.g. uecr")
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        metavar="key=value",
-        nargs="*",
-        action="extend",
-        default=[],
-        help=f"the method's settings: {', '.join(FLOATS + INTEGERS)}, std={'|'.join(STD)}, parameters.NAME",
-    )
-    parser.add_argument("--out", type=Path, metavar="OUT", help="file to write (safetensors)")
+Words = Annotated[
+    tuple[str, ...],
+    Parameter(name="--set", help="The method's settings as `key=value`: alpha=1 rho=.5 std=sample parameters.NAME=2."),
+]
 
 
-def run(args: argparse.Namespace) -> int:
-    """Replay."""
-    if args.check:
-        from nemo_uecr.cli.replay_check import check
+def replay(
+    batch: Path, /, *, check: bool = False, method: str | None = None, words: Words = (), out: Path | None = None
+) -> int:
+    r"""Recompute a method's advantages from a saved batch, or check those that a run saved.
 
-        if args.method is not None or args.settings or args.out is not None:
+    BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and what the method reads
+    of teacher_logp, teacher_entropy, initial_logp and segments [B, T]. OUT gets advantage [B, T] (0 where the mask is
+    0) and the method's intermediate quantities.
+
+        nemo-uecr replay runs/demo/batches/step-000010.safetensors --method uecr \
+            --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.safetensors
+
+    With `--check`, BATCH is a saved step or a run folder. Method and settings come from the file, and the advantages
+    that the run saved must come out again: bit for bit on the run's own versions and kind of processor, to 1e-6
+    elsewhere. Exit code 1 when one does not.
+
+        nemo-uecr replay runs/demo --check
+
+    Args:
+        batch: Saved batch, or with `--check` a run folder.
+        check: Compare with the advantages that the run saved.
+        method: Method, for example uecr.
+        out: File to write (safetensors).
+    """
+    if check:
+        if method is not None or words or out is not None:
             raise ConfigError("--check takes method and settings from the saved step; drop --method, --set and --out")
-        return check(args.batch)
-    if args.method is None or args.out is None:
+        return _check(batch)
+    if method is None or out is None:
         raise ConfigError("expected --method NAME and --out OUT, or --check alone; see nemo-uecr replay --help")
-    return _write(args)
+    _write(batch, method, words, out)
+    return 0
 
 
-def _write(args: argparse.Namespace) -> int:
-    from nemo_uecr.cli.json_file import refuse_input
+def _write(path: Path, name: str, words: Sequence[str], out: Path) -> None:
+    from safetensors.torch import save
+
     from nemo_uecr.config.methods import check_parameters
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
     from nemo_uecr.files import replace_file
 
-    if args.method not in METHODS:
-        raise ConfigError(f"method {args.method!r} is unknown; expected one of {', '.join(METHODS)}")
-    refuse_input(args.out, "--out", args.batch)
-    method = METHODS[args.method]
-    settings = parse_settings(args.settings)
-    own = {name: parameter.default for name, parameter in method.entry.parameters.items()}
-    check_parameters(method.name, dict(settings.parameters))
+    if name not in METHODS:
+        raise ConfigError(f"method {name!r} is unknown; expected one of {', '.join(METHODS)}")
+    refuse_output(out, path)
+    method, settings = METHODS[name], parse_settings(words)
+    own = {key: parameter.default for key, parameter in method.entry.parameters.items()}
+    check_parameters(name, dict(settings.parameters))
     settings = replace(settings, parameters={**own, **settings.parameters})
-    saved = load_batch(args.batch)
+    saved = load_batch(path)
     try:
-        batch = scored_batch(saved, args.batch)
-        with naming_file(args.batch):
+        batch = scored_batch(saved, path)
+        with naming_file(path):
             advantages = method.compute(batch, settings, detail=True)
     except ConfigError as error:
         raise ConfigError(f"{error} (on this command: --set key=value)") from error
-    for name, tensor in advantages.named_tensors().items():
+    tensors = {key: tensor.contiguous() for key, tensor in advantages.named_tensors().items()}
+    for key, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
-            raise DataError(f"{name} is not finite with these settings; expected finite numbers. Use moderate settings")
-    from safetensors.torch import save
-
-    tensors = {name: tensor.contiguous() for name, tensor in advantages.named_tensors().items()}
-    try:
-        replace_file(args.out, save(tensors, metadata={"method": method.name}))
-    except OSError as error:
-        raise DataError(f"cannot write {args.out}: {error.strerror}") from error
-    sys.stdout.write(f"{method.name}: {len(tensors)} tensors in {args.out}\n")
-    return 0
+            raise DataError(f"{key} is not finite with these settings; expected finite numbers. Use moderate settings")
+    replace_file(out, save(tensors, metadata={"method": name}))
+    sys.stdout.write(f"{name}: {len(tensors)} tensors in {out}\n")
 
 
-def parse_settings(assignments: list[str]) -> Settings:
-    """Settings from ``key=value`` words; what is not given takes the configuration's default where it has one."""
+def parse_settings(words: Sequence[str], run: MethodConfig | None = None) -> Settings:
+    """Settings of a method from ``key=value`` words; what is not given is the run's, or the configuration's default.
+
+    Raises:
+        ConfigError: an unknown key, or a value that is no number.
+    """
+    from nemo_uecr.config.methods import core_settings
     from nemo_uecr.config.sections import MethodConfig
     from nemo_uecr.core.records import Settings
 
-    given: dict[str, float | int | bool] = {
-        name: MethodConfig.model_fields[name].default for name in ("std_floor", "opd_coef")
-    }
-    given["sample_std"] = MethodConfig.model_fields["std"].default == "sample"
-    parameters: dict[str, float] = {}
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {assignment!r} has no '='; expected key=value, e.g. alpha=1")
-        if key.startswith(PARAMETER):
-            parameters[key.removeprefix(PARAMETER)] = _number(key, value)
-        else:
-            given |= _setting(key, value)
-    return Settings(**given, parameters=parameters)  # type: ignore[arg-type]
+    defaults = {name: MethodConfig.model_fields[name].default for name in ("std_floor", "opd_coef")}
+    given = {**defaults, "sample_std": False, "parameters": {}} if run is None else core_settings(run)
+    parameters = dict(given.pop("parameters"))
+    kinds = {field.name: int if field.name in ("step", "seed") else float for field in fields(Settings)}
+    for word in words:
+        key, _, text = word.partition("=")
+        try:
+            if key == "std" and text in ("population", "sample"):
+                given["sample_std"] = text == "sample"
+            elif key == "sample_std" and text in ("True", "False"):
+                given["sample_std"] = text == "True"
+            elif key.startswith("parameters."):
+                parameters[key.removeprefix("parameters.")] = float(text)
+            else:
+                given[key] = kinds[key](text)
+        except (KeyError, ValueError):
+            legal = ", ".join(sorted({*kinds, "std"} - {"parameters", "sample_std"}))
+            raise ConfigError(
+                f"--set {word}: expected key=value with a number, or std=population|sample; keys: {legal}, "
+                "parameters.NAME"
+            ) from None
+    return Settings(**given, parameters=parameters)
 
 
-def setting_words(method: MethodConfig) -> list[str]:
-    """The method section of a configuration as ``key=value`` words; keys that it leaves open are left out."""
-    given = {name: getattr(method, name) for name in FLOATS}
-    given |= {f"{PARAMETER}{name}": value for name, value in method.parameters.items()}
-    return [*(f"{name}={value!r}" for name, value in given.items() if value is not None), f"std={method.std}"]
+@dataclass(frozen=True)
+class Outcome:
+    """How a saved step compares: whether every bit is required, and is there, and the largest difference."""
+
+    same_arithmetic: bool
+    bitwise: bool
+    difference: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the promise is kept."""
+        return self.bitwise if self.same_arithmetic else self.difference <= TOLERANCE
 
 
-def _setting(key: str, value: str) -> dict[str, float | int | bool]:
-    if key == "std":
-        if value not in STD:
-            raise ConfigError(f"--set std={value}; expected one of {', '.join(STD)}")
-        return {"sample_std": value == "sample"}
-    if key == "sample_std" and value in ("True", "False"):
-        return {key: value == "True"}
-    if key not in FLOATS + INTEGERS:
-        from nemo_uecr.config.nearest import nearest_name
+def _check(path: Path) -> int:
+    """Print one line a step; 1 when a step does not come out again, is gone or is not as the run wrote it."""
+    from nemo_uecr.local.artifacts import batch_faults
 
-        legal = (*FLOATS, *INTEGERS, "std")
-        raise ConfigError(f"--set has no key {key!r}; did you mean {nearest_name(key, legal)!r}?")
-    return {key: _number(key, value)}
+    if not path.exists():
+        raise DataError(f"{path}: no such folder; expected a run folder, or a saved batch in safetensors form")
+    steps = sorted((path / "batches").glob("step-*.safetensors")) if path.is_dir() else [path]
+    if not steps:
+        raise DataError(f"{path} has no batches/step-*.safetensors; expected a run with telemetry.save_batch_every > 0")
+    listed = {Path(name).name: fault for name, fault in batch_faults(steps[0].parent.parent).items()}
+    gone = sorted(set(listed) - {step.name for step in steps}) if path.is_dir() else []
+    for name in gone:
+        sys.stdout.write(f"{name}: missing, the run's list of files has it: NOT REPRODUCED\n")
+    failed = 0
+    for step in steps:
+        fault = listed.get(step.name) if step.parent.name == "batches" else None
+        if fault is not None:
+            failed += 1
+            sys.stdout.write(f"{fault.removeprefix('batches/')}, by the run's list of files: NOT REPRODUCED\n")
+            continue
+        found = compare(step)
+        failed += not found.holds
+        word = "bit for bit" if found.bitwise else f"differs by {found.difference:.3g}"
+        want = "the run's own arithmetic" if found.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
+        sys.stdout.write(f"{step.name}: {word} ({want}){'' if found.holds else ': NOT REPRODUCED'}\n")
+    sys.stdout.write(f"{len(steps) - failed} of {len(steps) + len(gone)} saved steps reproduced\n")
+    return 1 if failed or gone else 0
 
 
-def _number(key: str, value: str) -> float | int:
-    try:
-        return int(value) if key in INTEGERS else float(value)
-    except ValueError:
-        kind = "an integer" if key in INTEGERS else "a number"
-        raise ConfigError(f"--set {key}={value}; expected {kind}") from None
+def compare(path: Path) -> Outcome:
+    """Compute a saved step's advantages again.
+
+    Raises:
+        DataError: the file has no advantages, or no method.
+    """
+    from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.data.batch_file import arithmetic, load_batch, naming_file, scored_batch
+    from nemo_uecr.data.batch_settings import saved_settings
+
+    saved = load_batch(path)
+    if saved.method not in METHODS or "advantage" not in saved.tensors:
+        raise DataError(f"{path} has no saved advantages to compare with; expected a step saved by this version's run")
+    settings = saved_settings(saved, path)
+    batch = scored_batch(saved, path)
+    with naming_file(path):
+        advantages = METHODS[saved.method].compute(batch, settings, detail=True).named_tensors()
+    pairs = [(saved.tensors[name], advantages.get(name)) for name in SAVED if name in saved.tensors]
+    return Outcome(
+        same_arithmetic=saved.arithmetic == arithmetic(),
+        bitwise=all(_same_bits(before, now) for before, now in pairs),
+        difference=max(_difference(before, now) for before, now in pairs),
+    )
+
+
+def _same_bits(before: Tensor, now: Tensor | None) -> bool:
+    import torch
+
+    if now is None or before.shape != now.shape or before.dtype != now.dtype:
+        return False
+    return torch.equal(before.contiguous().view(torch.int32), now.contiguous().view(torch.int32))
+
+
+def _difference(before: Tensor, now: Tensor | None) -> float:
+    """Largest difference relative to max(1, |A|); infinite where the two cannot be compared."""
+    if now is None or before.shape != now.shape or not before.numel():
+        return float("inf")
+    distance = (before.double() - now.double()).abs() / before.double().abs().clamp_min(1.0)
+    return float(distance.nan_to_num(nan=float("inf")).max())

@@ -1,37 +1,292 @@
-"""Train a student from a configuration file.
-
-The run folder holds the resolved configuration, metrics, evaluations, saved batches and checkpoints.
-Any value of the configuration can be changed on the command line:
-
-  nemo-uecr train examples/configs/local/demo.yaml method.name=distilled_rl run.folder=runs/distilled
-"""
+"""Commands that train: `train`, `demo`, `smoke` and `study`."""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import functools
+import json
+import logging
+import os
+import shlex
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from nemo_uecr.cli import nemo_rl
-from nemo_uecr.cli.configuration import add_config_arguments, load_and_report, telling_how_to_go_on, train_loaded
+from cyclopts import Parameter
 
-__all__ = ["add_arguments", "run"]
+import nemo_uecr
+from nemo_uecr.cli.common import ConfigFile, Override, is_nemo_rl, load_and_report, objective_of, require_extra
+from nemo_uecr.errors import ConfigError, InvariantError, UecrError
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.load import LoadedConfig
+    from nemo_uecr.core.records import ScoredBatch, Settings
+    from nemo_uecr.stopping import StopRequest
+    from nemo_uecr.study.cells import Cell
+    from nemo_uecr.study.schema import StudyConfig
+
+__all__ = [
+    "check_reductions", "demo", "demo_config_path", "smoke", "study", "train", "train_cell", "train_nemo_rl",
+    "train_until", "with_free_folder", "worst_residuals",
+]  # fmt: skip
+
+logger = logging.getLogger(__name__)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    add_config_arguments(parser)
-    parser.add_argument(
-        "--resume", action="store_true", help="continue the run in run.folder from its newest checkpoint"
-    )
+def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> None:
+    """Train a student from a configuration file.
 
+    The run folder gets the resolved configuration, metrics, evaluations, saved batches and checkpoints.
 
-def run(args: argparse.Namespace) -> int:
-    """Train."""
-    if nemo_rl.is_nemo_rl(args.config, args.overrides):
-        folder = nemo_rl.train(args.config, args.overrides, resume=args.resume)
+        nemo-uecr train examples/configs/local/demo.yaml method.name=distilled_rl run.folder=runs/distilled
+
+    Args:
+        resume: Continue the run in run.folder from its newest checkpoint.
+    """
+    if is_nemo_rl(config, overrides):
+        folder = train_nemo_rl(config, overrides, resume=resume)
     else:
-        loaded = load_and_report(args.config, args.overrides)
-        with telling_how_to_go_on(loaded.config.run.folder):
-            folder = train_loaded(loaded, resume=args.resume)
+        loaded = load_and_report(config, overrides)
+        with _saying_how_to_continue(loaded.config.run.folder):
+            folder = _train_local(loaded, resume=resume)
     sys.stdout.write(f"run: {folder}\n")
-    return 0
+
+
+def train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Path:
+    """Train inside NeMo-RL; with ``resume`` from the newest checkpoint of the run folder."""
+    from nemo_uecr.config.nemo_load import load_nemo
+    from nemo_uecr.config.unused import unused_line
+    from nemo_uecr.files import locked
+    from nemo_uecr.nemo_adapter.launcher import train as launch
+
+    loaded = load_nemo(config, overrides)
+    objective, unused = objective_of(loaded.config), unused_line(loaded.config, loaded.origins)
+    logger.info(objective)
+    if unused is not None:
+        logger.info(unused)
+    with locked(Path(loaded.config.run.folder)):
+        return launch(loaded.config, resume=resume, origins=loaded.origins, objective=objective)
+
+
+def _train_local(loaded: LoadedConfig, *, resume: bool) -> Path:
+    """Train with the local back end until the last step or a signal."""
+    from nemo_uecr.stopping import listening
+
+    with listening() as stop:
+        return train_until(loaded, resume=resume, stop=stop)
+
+
+def train_until(loaded: LoadedConfig, *, resume: bool, stop: StopRequest) -> Path:
+    """Train with the local back end until the last step or the request; returns the run folder."""
+    require_extra("local")
+    from nemo_uecr.demo.assets import resolve
+    from nemo_uecr.local.run import train as run
+
+    objective = objective_of(loaded.config)
+    return run(loaded.config, resume=resume, origins=loaded.origins, objective=objective, locate=resolve, stop=stop)
+
+
+@contextlib.contextmanager
+def _saying_how_to_continue(folder: str) -> Iterator[None]:
+    """Ctrl-C saves nothing; print the command that continues the run from its newest checkpoint."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        written = os.path.join(folder, "config.yaml")
+        if os.path.exists(written):
+            command = shlex.join(["nemo-uecr", "train", written, "--resume"])
+            sys.stderr.write(f"to continue from the newest checkpoint: {command}\n")
+        raise
+
+
+def demo(*overrides: Override, no_open: bool = False) -> None:
+    """Prepare the demo's models and problems, train on them, and open the report.
+
+    The first call trains a student and a larger teacher and caches them. Any key of
+    examples/configs/local/demo.yaml can be changed:
+
+        nemo-uecr demo method.name=grpo run.seed=1
+
+    Args:
+        no_open: Do not open the report in the browser.
+    """
+    from nemo_uecr.cli.runs import report
+
+    loaded = load_and_report(demo_config_path(), with_free_folder(overrides))
+    with _saying_how_to_continue(loaded.config.run.folder):
+        folder = _train_local(loaded, resume=False)
+    report(folder, open_=not no_open)
+
+
+def demo_config_path() -> str:
+    """The demo's configuration: that of the clone, or the one inside an installed package."""
+    package = Path(nemo_uecr.__file__).resolve().parent
+    places = [folder / "configs" / "local" / "demo.yaml" for folder in (package.parent / "examples", package)]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise ConfigError(f"no demo configuration at {' or '.join(map(str, places))}; install nemo-uecr again")
+    shown = os.path.relpath(path)
+    return str(path) if shown.startswith("..") else shown
+
+
+def with_free_folder(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with the first unused of runs/demo, runs/demo-2, ... where they name no folder."""
+    if any(text.lstrip("+").startswith("run.folder=") for text in overrides):
+        return list(overrides)
+    folder, number = "runs/demo", 1
+    while os.path.exists(folder):
+        number += 1
+        folder = f"runs/demo-{number}"
+    return [f"run.folder={folder}", *overrides]
+
+
+def smoke(
+    config: ConfigFile, /, *overrides: Override, steps: Annotated[str, Parameter(help="Steps of each run: 1,5,10.")]
+) -> None:
+    """Short runs with every check on, before a long one.
+
+    One run for each number of steps, in a new folder beside the configured one, with every batch saved. A run whose
+    identities do not hold stops with an error and leaves the batch behind. Each run's batches are then recomputed
+    with rho = 0 and with alpha = rho = 0, which must give PUU and GRPO bit for bit.
+    """
+    from nemo_uecr.config.load import load_config
+
+    counts = _step_counts(steps)
+    loaded = load_and_report(config, overrides).config
+    sys.stdout.write(f"objective: {objective_of(loaded)}\n")
+    for name, value in loaded.tolerances.model_dump().items():
+        sys.stdout.write(f"tolerance {name}: {value:g}\n")
+    root = os.path.join(f"{loaded.run.folder}-smoke", time.strftime("%Y%m%d-%H%M%S"))
+    for count in counts:
+        target = os.path.join(root, f"steps-{count:03d}")
+        short = [
+            f"train.steps={count}",
+            f"run.folder={target}",
+            "evaluation.at_start=false",
+            "evaluation.benchmarks={}",
+            "checkpoint.keep_best=false",
+            "telemetry.save_batch_every=1",
+        ]
+        folder = _train_local(load_config(config, [*overrides, *short]), resume=False)
+        for name, residual in worst_residuals(folder).items():
+            sys.stdout.write(f"smoke {count}: {name} at most {residual:.3g}\n")
+        reductions = check_reductions(folder)
+        compared = f"{reductions} reductions bit for bit" if reductions else "no teacher scores to reduce"
+        sys.stdout.write(f"smoke {count}: passed, {compared}, {folder}\n")
+        sys.stdout.flush()
+
+
+def _step_counts(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts) or len(set(parts)) < len(parts):
+        raise ConfigError(f"--steps: got {text!r}, expected different whole numbers >= 1, for example 1,5,10")
+    return [int(part) for part in parts]
+
+
+def worst_residuals(folder: Path) -> dict[str, float]:
+    """Largest residual of every identity over the steps of a run, by metric name."""
+    worst: dict[str, float] = {}
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        for name, value in json.loads(line).items():
+            if name.startswith("identity/") or name == "policy/first_ratio_error":
+                worst[name] = max(worst.get(name, 0.0), value)
+    return worst
+
+
+def check_reductions(folder: Path) -> int:
+    """UECR without its novel parts is its baselines, on every saved batch that has the teacher's scores.
+
+    `rho = 0` gives PUU's advantages and `alpha = rho = 0` gives GRPO's, bit for bit.
+
+    Args:
+        folder: a run whose batches were saved.
+
+    Returns:
+        How many reductions were compared; 0 where the run has no teacher.
+
+    Raises:
+        InvariantError: an advantage differs.
+    """
+    from nemo_uecr.core.records import Settings
+    from nemo_uecr.data.batch_file import load_batch, scored_batch
+
+    compared = 0
+    for path in sorted((folder / "batches").glob("*.safetensors")):
+        batch = scored_batch(load_batch(path), path)
+        if batch.teacher_logp_BT is None or batch.teacher_entropy_BT is None:
+            continue
+        neutral = Settings(alpha=1.0, rho=0.0, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
+        _compare(path, batch, neutral, "puu", "rho = 0")
+        _compare(path, batch, replace(neutral, alpha=0.0), "grpo", "alpha = rho = 0")
+        compared += 2
+    return compared
+
+
+def _compare(path: Path, batch: ScoredBatch, neutral: Settings, baseline: str, condition: str) -> None:
+    from nemo_uecr.core.methods import METHODS
+
+    reduced = METHODS["uecr"].compute(batch, neutral).advantage_BT
+    expected = METHODS[baseline].compute(batch, neutral).advantage_BT
+    if not bool((reduced == expected).all()):
+        worst = float((reduced - expected).abs().max())
+        raise InvariantError(
+            f"{path}: uecr with {condition} differs from {baseline} by up to {worst:.3g}, expected equal bits"
+        )
+
+
+def study(
+    config: Annotated[str, Parameter(help="Study file.")], /, *, budget: bool = False, tables_only: bool = False
+) -> None:
+    """Run a grid of methods on several students, with tables and figures.
+
+    The budget is printed first. Interrupted or repeated, the command does what is missing: finished runs are kept,
+    half-done ones continue from their checkpoints. SIGTERM (exit code 75) and Ctrl-C (130) end its processes too.
+
+        nemo-uecr study examples/configs/study/small.yaml
+
+    Args:
+        budget: Print the budget and stop.
+        tables_only: Make tables and figures again from the finished runs; train nothing.
+    """
+    require_extra("local", "study")
+    from nemo_uecr.files import locked
+    from nemo_uecr.study.load import load_study
+    from nemo_uecr.study.study import check_finished, check_folder, check_runs, forecast, summarise
+
+    loaded = load_study(config)
+    check_folder(loaded)
+    if tables_only:
+        with locked(Path(loaded.folder)):
+            sys.stdout.write(f"summary: {summarise(loaded)}\n")
+        return
+    check_runs(loaded)  # a misspelt override must not wait for its turn
+    with contextlib.nullcontext() if budget else locked(Path(loaded.folder)):
+        check_finished(loaded)
+        sys.stdout.write("".join(f"{line}\n" for line in forecast(loaded).lines()))
+        sys.stdout.flush()
+        if not budget:
+            _train_and_summarise(loaded)
+
+
+def _train_and_summarise(loaded: StudyConfig) -> None:
+    from nemo_uecr.stopping import listening
+    from nemo_uecr.study.study import run_study
+
+    with listening() as stop:
+        summary = run_study(loaded, functools.partial(train_cell, loaded.config), stop=stop, report=logger.info)
+    sys.stdout.write(f"summary: {summary}\n")
+
+
+def train_cell(config: str, cell: Cell) -> str | None:
+    """Train one cell, continuing it where it was begun; returns the error that a user should read, or None."""
+    from nemo_uecr.config.load import load_config
+
+    logging.getLogger("nemo_uecr").setLevel(logging.WARNING)
+    try:
+        _train_local(load_config(config, cell.overrides), resume=(cell.folder / "config.yaml").is_file())
+    except UecrError as error:
+        return " ".join(str(error).split())
+    return None

@@ -54,9 +54,9 @@ def test_the_probe_sees_a_heavy_module() -> None:
 
 
 COMMANDS = [
-    "demo", "train", "smoke", "report", "replay", "config", "bench advantage", "bench scoring", "plan", "doctor",
+    "demo", "train", "smoke", "report", "replay", "config", "plan", "doctor",
     "score", "audit signal", "audit token-credit", "audit group-signal", "audit alpha-sweep", "audit synthetic",
-    "study", "convert", "cluster smoke", "cluster node", "bench step",
+    "study", "convert", "cluster smoke", "cluster node",
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nemo_uecr.audit.batch_facts import Intended, Lines, _lost_batches, batch_audit, read_lines
-from nemo_uecr.cli.audit_batch import intended_batch
+from nemo_uecr.cli.audit import intended_batch
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_config
 from nemo_uecr.errors import DataError

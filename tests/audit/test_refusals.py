@@ -20,7 +20,6 @@ from nemo_uecr.audit.schema import PLAN
 from nemo_uecr.audit.signal import signal_audit
 from nemo_uecr.audit.step_judge import read_labels
 from nemo_uecr.audit.token_table import token_table
-from nemo_uecr.cli.main import entry_point
 from nemo_uecr.errors import DataError
 from tests.audit.made import Made, write_scores
 from tests.audit.test_localization import audited, labelled, responses, scores_of
@@ -146,27 +145,3 @@ def test_a_step_without_its_time(key: str, value: float | None) -> None:
     changed = {name: each for name, each in step.items() if name != key} | ({} if value is None else {key: value})
     with pytest.raises(DataError, match=r"step 3 of a has .*time/step_s"):
         efficiency_audit([Run("a", "uecr", [changed], ())], None)
-
-
-@pytest.mark.parametrize(
-    ("audit", "option", "value"),
-    [
-        ("signal", "--replicates", "0"), ("signal", "--replicates", "-1"), ("signal", "--seed", "-1"),
-        ("signal", "--pairs", "0"), ("localization", "--shuffles", "0"), ("localization", "--limit", "-3"),
-        ("localization", "--replicates", "0"), ("localization", "--seed", "-1"),
-    ],
-)  # fmt: skip
-def test_numbers_out_of_range(audit: str, option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry_point(["audit", audit, "nowhere", f"{option}={value}"]) == 2
-    assert f"{option}: got '{value}', expected a whole number from" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("audit", "option"), [("signal", "--write-pairs"), ("localization", "--write-steps")])
-def test_a_file_is_no_folder_to_write_into(
-    tmp_path: Path, audit: str, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_scores(tmp_path / "s", TIED)
-    file = lines(tmp_path / "file", "x")
-    assert entry_point(["audit", audit, str(tmp_path / "s"), option, str(file)]) == 2
-    assert "is a file; expected a folder" in capsys.readouterr().err
-    assert file.read_text() == "x\n"

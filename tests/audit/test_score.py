@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ from nemo_uecr.audit.run_source import run_source
 from nemo_uecr.audit.score import Scoring, score_rollouts
 from nemo_uecr.audit.sources import Source
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.cli.score import _source, _steps, _student_of
+from nemo_uecr.cli.score import _student_of
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local.models import TokenModel, load_model
 from tests.local.tiny import assets, in_child, run
@@ -272,14 +271,6 @@ def test_only_a_step_stands_in_a_students_name(
 @pytest.mark.parametrize(("pattern", "name"), [("m-{step}", "m-30"), ("{step:06d}/{{x}}", "000030/{x}"), ("m", "m")])
 def test_a_step_in_a_students_name(pattern: str, name: str) -> None:
     assert _student_of(pattern, [])(30) == name
-
-
-def test_a_step_of_many_digits_is_one_line(tmp_path: Path) -> None:
-    many = "9" * 5000
-    with pytest.raises(DataError, match="--steps: a step of 5000 digits; expected at most 15"):
-        _steps(many)
-    with pytest.raises(DataError, match="a step of 5000 digits"):
-        _source(f"{many}={tmp_path}", argparse.Namespace(take="batches", steps=None))
 
 
 def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli.demo import demo_config_path, with_free_folder
+from nemo_uecr.cli.train import demo_config_path, with_free_folder
 
 
 def test_a_new_folder_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

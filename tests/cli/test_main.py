@@ -1,143 +1,169 @@
-"""How errors of every kind leave the program, and how commands are found."""
+"""How a command line is parsed, and how results and errors leave the program."""
 
 from __future__ import annotations
 
-import argparse
 import errno
-import itertools
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
-from types import ModuleType
+from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli import extras, table
-from nemo_uecr.cli.main import entry_point
-from nemo_uecr.cli.table import COMMANDS, Command
+from nemo_uecr import __version__
+from nemo_uecr.cli import common, main, train
+from nemo_uecr.cli.main import app, entry_point
 from nemo_uecr.errors import DataError, DependencyError
+from nemo_uecr.stopping import RunStopped
+from tests.cli.commands import commands
 
-Run = Callable[[argparse.Namespace], int]
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = str(ROOT / "examples" / "configs" / "local" / "demo.yaml")
+MINE = str(ROOT / "examples" / "configs" / "local" / "my_problems.yaml")
 
 
 @pytest.fixture
-def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
-    """Puts a command `probe [words ...] [--flag]` into the table, with the given body."""
+def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | int], None]:
+    """Puts an app in the place of ours whose command `probe` returns a code or raises."""
 
-    def install(body: Run) -> None:
-        module = ModuleType("probe_command", "A probe.")
+    def install(outcome: BaseException | int) -> None:
+        def body() -> int:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
 
-        def add_arguments(parser: argparse.ArgumentParser) -> None:
-            parser.add_argument("words", nargs="*", default=[])
-            parser.add_argument("--flag", action="store_true")
-
-        module.add_arguments = add_arguments  # type: ignore[attr-defined]
-        module.run = body  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "probe_command", module)
-        monkeypatch.setattr(table, "COMMANDS", (Command(("probe",), "probe_command", "a probe"),))
+        other = common.family("probes")
+        other.command(body, name="probe")
+        monkeypatch.setattr(main, "app", other)
 
     return install
 
 
-def raising(error: BaseException) -> Run:
-    def body(args: argparse.Namespace) -> int:
-        raise error
+@pytest.mark.parametrize(
+    ("outcome", "code", "said"),
+    [
+        (7, 7, ""),
+        (DataError("line one\n  line two"), 2, "nemo-uecr: error: line one line two\n"),
+        (RunStopped("SIGTERM: saved step 3"), 75, "nemo-uecr: SIGTERM: saved step 3\n"),
+        (KeyboardInterrupt(), 130, "nemo-uecr: interrupted\n"),
+        (
+            ModuleNotFoundError("No module named 'transformers'", name="transformers.models"),
+            2,
+            "nemo-uecr: error: transformers is not installed; run: pip install 'nemo-uecr[local]'\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "out/train.jsonl"),
+            2,
+            "nemo-uecr: error: out/train.jsonl: No space left on device; make room, or write elsewhere, and run the "
+            "command again\n",
+        ),
+    ],
+)
+def test_exit_codes(
+    probe: Callable[[BaseException | int], None],
+    capsys: pytest.CaptureFixture[str],
+    outcome: BaseException | int,
+    code: int,
+    said: str,
+) -> None:
+    probe(outcome)
+    assert entry_point(["probe"]) == code
+    assert capsys.readouterr() == ("", said)
 
-    return body
 
-
-def test_the_exit_code_is_the_commands(probe: Callable[[Run], None]) -> None:
-    probe(lambda args: 7)
-    assert entry_point(["probe"]) == 7
-
-
-def test_options_and_words_may_mix(probe: Callable[[Run], None]) -> None:
-    seen: list[argparse.Namespace] = []
-    probe(lambda args: seen.append(args) or 0)
-    assert entry_point(["probe", "a", "--flag", "b=1"]) == 0
-    assert (seen[0].words, seen[0].flag) == (["a", "b=1"], True)
-
-
-def test_a_users_error_is_one_line(probe: Callable[[Run], None], capsys: pytest.CaptureFixture[str]) -> None:
-    probe(raising(DataError("line one\n  line two")))
-    assert entry_point(["probe"]) == 2
-    assert capsys.readouterr() == ("", "nemo-uecr: error: line one line two\n")
-
-
-def test_a_missing_extra_is_named(probe: Callable[[Run], None], capsys: pytest.CaptureFixture[str]) -> None:
-    probe(raising(ModuleNotFoundError("No module named 'transformers'", name="transformers.models")))
-    assert entry_point(["probe"]) == 2
-    message = "transformers is not installed; run: pip install 'nemo-uecr[local]'"
-    assert capsys.readouterr().err == f"nemo-uecr: error: {message}\n"
-
-
-@pytest.mark.parametrize("error", [ModuleNotFoundError("x", name="nemo_uecr.nowhere"), ValueError("a defect")])
-def test_a_defect_is_not_hidden(probe: Callable[[Run], None], error: Exception) -> None:
-    probe(raising(error))
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("x", name="nemo_uecr.nowhere"), ValueError("a defect"), OSError("a library's text")]
+)
+def test_a_defect_keeps_its_traceback(probe: Callable[[BaseException | int], None], error: Exception) -> None:
+    probe(error)
     with pytest.raises(type(error)):
         entry_point(["probe"])
 
 
-def test_an_interruption_is_130(probe: Callable[[Run], None], capsys: pytest.CaptureFixture[str]) -> None:
-    probe(raising(KeyboardInterrupt()))
-    assert entry_point(["probe"]) == 130
-    assert capsys.readouterr().err == "nemo-uecr: interrupted\n"
-
-
 def test_a_missing_module_of_an_extra_refuses_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "jinja2" else object())
+    monkeypatch.setattr(common, "find_spec", lambda name: None if name == "jinja2" else object())
     with pytest.raises(DependencyError, match=r"jinja2 is not installed; run: pip install 'nemo-uecr\[local\]'"):
-        extras.require_extra("local")
+        common.require_extra("local")
 
 
-def test_the_overview_keeps_groups_together() -> None:
-    first_words = [entry.words[0] for entry in COMMANDS]
-    groups = [word for word, _ in itertools.groupby(first_words)]
-    assert len(groups) == len(set(groups)), groups
-
-
-@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
-def test_every_command_has_its_module(entry: Command) -> None:
-    assert find_spec(entry.module) is not None
-
-
-@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
-def test_every_command_has_help(entry: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        entry_point([*entry.words, "--help"])
-    assert caught.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: nemo-uecr {entry.name}")
-
-
-def test_a_full_disk_is_one_line(probe: Callable[[Run], None], capsys: pytest.CaptureFixture[str]) -> None:
-    probe(raising(OSError(errno.ENOSPC, "No space left on device", "out/train.jsonl")))
-    assert entry_point(["probe"]) == 2
-    assert capsys.readouterr().err.startswith("nemo-uecr: error: out/train.jsonl: No space left on device; make room")
-
-
-def named(error: OSError, path: str) -> OSError:
-    """As it is after the one who wrote a folder has said which."""
-    error.filename = path
-    return error
+@pytest.mark.parametrize("words", [words for words, _ in commands()], ids=" ".join)
+def test_every_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point([*words, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: nemo-uecr {' '.join(words)} ")
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300),
-            f"{'x' * 300}: File name too long; name another",
-        ),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a/b"), "a/b: Not a directory; name another path"),
-        (OSError("no model here\nhint"), "no model here\n"),
-        (named(OSError(["a library's list"]), "out"), 'out: ["a library\'s list"]\n'),
-    ],
+    "words", [["--resume", "a.b=1", "c=[1,2]"], ["a.b=1", "--resume", "c=[1,2]"], ["a.b=1", "c=[1,2]", "--resume"]]
 )
-def test_what_the_system_refuses_is_one_line(
-    error: OSError, said: str, probe: Callable[[Run], None], capsys: pytest.CaptureFixture[str]
+def test_options_stand_anywhere_among_the_overrides(words: list[str]) -> None:
+    command, bound, _ = app.parse_args(["train", "x.yaml", *words], exit_on_error=False, print_error=False)
+    assert command is train.train
+    assert bound.args == ("x.yaml", "a.b=1", "c=[1,2]")
+    assert bound.kwargs == {"resume": True}
+
+
+def command() -> list[str]:
+    """The console script of this environment; `python -m nemo_uecr` where the package is not installed."""
+    script = shutil.which("nemo-uecr", path=str(Path(sys.executable).parent))
+    return [script] if script is not None else [sys.executable, "-m", "nemo_uecr"]
+
+
+def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(
+        [*command(), *arguments], capture_output=True, text=True, check=False, cwd=cwd, env=environment
+    )
+
+
+REFUSALS = {
+    "misspelt key": (("train", DEMO, "train.step=3"), "the nearest known key is train.steps"),
+    "unknown method": (("train", DEMO, "method.name=uecrr"), "the nearest method is 'uecr'"),
+    "contradiction": (("train", DEMO, "teacher.model_name=null"), "method uecr reads a teacher"),
+    "no equals sign": (("train", DEMO, "train.steps"), "expected key=value"),
+    "text for a number": (("train", DEMO, "train.steps=many"), "expected an integer >= 1"),
+    "no configuration file": (("train", "nowhere.yaml"), "nowhere.yaml: cannot read the file"),
+    "no configuration": (("train", "train.steps=3"), "expected a YAML file"),
+    "no run to replay": (("replay", "runs/demo", "--check"), "runs/demo: no such folder; expected a run folder, or"),
+    "no problem file": (("config", "check", MINE), "data.train: path/to/train.jsonl: no such file"),
+    "bad step counts": (("smoke", DEMO, "--steps", "1,x"), "expected different whole numbers >= 1"),
+    "unknown command": (("trainn", DEMO), 'Did you mean "train"?'),
+    "unknown option": (("train", DEMO, "--resum"), "Unknown option: --resum. Did you mean --resume? See: nemo-uecr"),
+    "missing argument": (("train",), "CONFIG requires an argument"),
+    "number out of range": (("audit", "signal", "s", "--pairs", "0"), "Must be >= 1"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_a_users_mistake_is_one_line(
+    arguments: tuple[str, ...],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    probe(raising(error))
-    assert entry_point(["probe"]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"nemo-uecr: error: {said}")
-    assert printed.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    assert entry_point(arguments) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith("nemo-uecr: error: ")
+    assert expected in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_installed_command(tmp_path: Path) -> None:
+    assert call("--version", cwd=tmp_path).stdout.strip() == __version__
+    assert "train" in call("--help", cwd=tmp_path).stdout
+    refused = call("train", DEMO, "train.step=3", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+
+
+def test_a_reader_that_leaves_is_no_crash(tmp_path: Path) -> None:
+    line = f"{' '.join(command())} config show {DEMO} | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout.startswith("backend: local")
+    assert "Traceback" not in done.stderr

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.cli import smoke_checks
-from nemo_uecr.cli.smoke_checks import check_reductions, worst_residuals
+from nemo_uecr.cli.train import check_reductions, worst_residuals
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import InvariantError
@@ -47,7 +46,7 @@ def test_a_run_without_teacher_has_nothing_to_compare(tmp_path: Path) -> None:
 def test_a_difference_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "puu", METHODS["separate_norm"])
     with pytest.raises(InvariantError, match="uecr with rho = 0 differs from puu by up to"):
-        smoke_checks.check_reductions(saved_run(tmp_path, teacher=True))
+        check_reductions(saved_run(tmp_path, teacher=True))
 
 
 def test_the_worst_residual_of_every_step(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_demo_trains_and_reports(
 ) -> None:
     """The demo command with the tiny models in the place of the demo's own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nemo_uecr.cli.demo.demo_config_path", lambda: str(tiny.config))
+    monkeypatch.setattr("nemo_uecr.cli.train.demo_config_path", lambda: str(tiny.config))
     assert entry_point(["demo", "--no-open", *SMALL, "telemetry.save_batch_every=1"]) == 0
     assert steps_in(Path("runs/demo")) == [1, 2]
     assert capsys.readouterr().out.endswith("report: runs/demo/report.html\n")

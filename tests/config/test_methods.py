@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli.configuration import objective_of
+from nemo_uecr.cli.common import objective_of
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.objective import objective

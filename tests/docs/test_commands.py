@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from importlib import import_module
+from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
+from cyclopts import CycloptsError
 
-from nemo_uecr.cli.main import OneLineParser, parser_of
-from nemo_uecr.cli.reference import cli_page
-from nemo_uecr.cli.table import COMMANDS, find_command, is_group
+from nemo_uecr.cli.main import app, commands_page
 from nemo_uecr.config.keys import is_known
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.errors import UecrError
+from tests.cli.commands import commands, options
 from tests.docs.pages import PAGES, ROOT, WRITTEN, Block, Typed, commands_in, commands_of, has_own_test, spans_of
 
 TYPED = [typed for page in PAGES for typed in commands_of(page)]
@@ -25,38 +22,27 @@ OURS = [typed for typed in TYPED if typed.words[0] == "nemo-uecr"]
 WITH_OVERRIDES = ("train", "config", "plan", "doctor", "smoke", "demo", "study", "teacher score", "cluster smoke")
 
 
-@functools.cache
-def parser_for(name: str) -> OneLineParser:
-    (command,) = [command for command in COMMANDS if command.name == name]
-    return parser_of(command, import_module(command.module))
-
-
 def fault_of(words: tuple[str, ...]) -> str | None:
     """What is wrong with the words after `nemo-uecr`; None for a command that would start."""
     if words[0] in ("--help", "--version") or re.fullmatch(r"[A-Z]+", words[0]):
         return None
-    if is_group(words[:1]) and (len(words) == 1 or re.fullmatch(r"[A-Z]+|\.{3}", words[1])):
-        return None
-    try:
-        command, rest = find_command(words)
-    except UecrError as error:
-        return str(error)
-    parser = parser_for(command.name)
+    chain, apps, rest = app.parse_commands(list(words))
+    command = apps[-1]
+    if not chain:
+        return f"unknown command {words[0]}"
+    if command.default_command is None:  # a family of commands, such as `audit`
+        return None if not rest or re.fullmatch(r"[A-Z]+|\.{3}|--help", rest[0]) else f"unknown command {rest[0]}"
     if {"...", "--help"} & set(rest):
-        return unknown_option(parser, rest)
+        named = [word.partition("=")[0] for word in rest if word.startswith("--")]
+        return next((f"no option {name}" for name in named if name not in options(command) | {"--help"}), None)
     try:
-        parser.parse_intermixed_args(rest)
-    except UecrError as error:
+        app.parse_args(list(words), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
         return str(error)
-    return unknown_key(command.name, rest)
+    return unknown_key(" ".join(chain), rest)
 
 
-def unknown_option(parser: OneLineParser, words: list[str]) -> str | None:
-    options = [word.partition("=")[0] for word in words if word.startswith("--")]
-    return next((f"no option {option}" for option in options if option not in parser._option_string_actions), None)
-
-
-def unknown_key(command: str, words: list[str]) -> str | None:
+def unknown_key(command: str, words: Sequence[str]) -> str | None:
     keys = [found[1] for word in words if (found := re.match(r"\+{0,2}([a-z_]+(?:\.[\w-]+)+)=", word))]
     if command not in WITH_OVERRIDES:
         return None
@@ -65,7 +51,7 @@ def unknown_key(command: str, words: list[str]) -> str | None:
 
 def test_the_pages_have_commands() -> None:
     assert len(OURS) > 60
-    assert {typed.words[1] for typed in OURS} >= {command.words[0] for command in COMMANDS} - {"cluster"}
+    assert {typed.words[1] for typed in OURS} >= {words[0] for words, _ in commands()} - {"cluster"}
 
 
 @pytest.mark.parametrize("typed", OURS, ids=str)
@@ -83,10 +69,11 @@ def test_commands_named_in_the_text_exist() -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("nemo-uecr trainx x.yaml", "unknown command 'trainx'"),
-        ("nemo-uecr train x.yaml --resum", "unrecognized arguments: --resum"),
+        ("nemo-uecr trainx x.yaml", "unknown command trainx"),
+        ("nemo-uecr audit sgnal x", "unknown command sgnal"),
+        ("nemo-uecr train x.yaml --resum", "Unknown option: --resum"),
         ("nemo-uecr train x.yaml methods.name=grpo", "no key methods.name"),
-        ("nemo-uecr train", "the following arguments are required: CONFIG"),
+        ("nemo-uecr train", 'Command "train" parameter CONFIG requires an argument'),
         ("nemo-uecr evaluate m --engin vllm ...", "no option --engin"),
     ],
 )
@@ -123,18 +110,16 @@ def test_modules_of_commands_exist() -> None:
     assert [str(typed) for typed, module in ours if find_spec(module) is None] == []
 
 
-@pytest.mark.parametrize("processors", [1, 2, 64])
-def test_the_page_of_commands_is_current(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On whatever machine: a default that depends on it would differ from the page's."""
-    monkeypatch.setattr("os.cpu_count", lambda: processors)
-    page = (Path(ROOT) / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert page == cli_page(), "run: python -m nemo_uecr.cli.reference > docs/cli.md"
+def test_the_page_of_commands_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["nemo-uecr"])  # cyclopts asks how the program was started
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert page == commands_page(), "run: make pages"
 
 
 def test_the_page_of_commands_has_every_option() -> None:
-    page = cli_page()
-    for command in COMMANDS:
-        _, _, section = page.partition(f"## `nemo-uecr {command.name}`\n")
-        section = section.partition("\n## ")[0]
-        for option in parser_for(command.name)._option_string_actions:
-            assert option in ("-h", "--help") or option in section, f"{command.name} {option}"
+    page = commands_page()
+    for words, command in commands():
+        if words[0] != "cluster":
+            _, _, section = page.partition(f"# nemo-uecr {' '.join(words)}\n")
+            section = section.partition("\n#")[0]
+            assert [name for name in options(command) if name not in section] == [], words

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import functools
-import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli.table import COMMANDS
+from tests.cli.commands import find, options
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "paper-map.md"
@@ -56,14 +54,11 @@ def fault_of(row: Row) -> str | None:
 
 def command_fault(text: str) -> str | None:
     """A command's words, then options that it must have."""
-    words, dashes, options = text.partition(" --")
-    found = next((command for command in COMMANDS if command.name == words), None)
+    words, dashes, named = text.partition(" --")
+    found = find(tuple(words.split()))
     if found is None:
         return f"no command {words}"
-    parser = argparse.ArgumentParser()
-    import_module(found.module).add_arguments(parser)
-    known = set(re.findall(r"--[\w-]+", parser.format_usage()))
-    missing = [option for option in f"{dashes}{options}".split() if option not in known]
+    missing = [option for option in f"{dashes}{named}".split() if option not in options(found)]
     return f"no option {missing[0]} of {words}" if missing else None
 
 

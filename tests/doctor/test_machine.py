@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.cli.sizes import sizes
+from nemo_uecr.cli.look import sizes
 from nemo_uecr.doctor import devices, machine
 from tests.conftest import ROOT
 from tests.doctor.subjects import local, nemo

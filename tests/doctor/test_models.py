@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.cli.sizes import sizes
+from nemo_uecr.cli.look import sizes
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.doctor import models, weights
 from nemo_uecr.doctor.findings import Finding

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr.cli.look import sizes
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.cli.sizes import sizes
 from nemo_uecr.doctor import storage
 from tests.doctor.subjects import local, nemo
 

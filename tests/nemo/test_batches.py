@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.cli.replay_check import Outcome, compare
+from nemo_uecr.cli.replay import Outcome, compare
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import load_batch

@@ -26,7 +26,7 @@ def test_a_nemo_rl_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_nemo_rl_run_holds_its_folder_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nemo_uecr.cli.nemo_rl import train
+    from nemo_uecr.cli.train import train_nemo_rl as train
     from nemo_uecr.nemo_adapter import launcher
 
     folder = tmp_path / "run"

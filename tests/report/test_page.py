@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli import report as command
+from nemo_uecr.cli.runs import report
 from nemo_uecr.errors import RunFolderError, UecrError
 from nemo_uecr.report.page import render_page, write_report
 from nemo_uecr.report.run_folder import read_runs
@@ -237,9 +236,7 @@ def test_too_many_runs_are_refused(tmp_path: Path) -> None:
 
 def test_command_writes_beside_the_first_run(make_run: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run("uecr", steps=2)
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    assert command.run(parser.parse_args([str(folder)])) == 0
+    assert report(folder) == 0
     assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
     assert (folder / "report.html").is_file()
 
@@ -260,19 +257,15 @@ def test_open_asks_for_a_browser_only_where_there_is_a_screen(
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("webbrowser.open", lambda address: not opened.append(address))
     folder = make_run("uecr", steps=2)
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    assert command.run(parser.parse_args([str(folder), "--open"])) == 0
+    assert report(folder, open_=True) == 0
     address = (folder / "report.html").as_uri()
     assert opened == [address] * asked
     assert (f"its address is {address}" in capsys.readouterr().out) is (asked == 0)
 
 
 def test_command_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
     with pytest.raises(UecrError, match=r"has no config\.yaml"):
-        command.run(parser.parse_args([str(tmp_path)]))
+        report(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli.table import COMMANDS
 from tests.local.tiny import Assets, assets
 from tests.slurm.one_host import OneHostSlurm, failed
 from tests.slurm.page import ROOT, at_home, conversion_job, evaluation_job
@@ -89,8 +88,6 @@ def test_an_evaluation_that_advances_in_no_attempt(
 
 def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
     """The conversion of docs/cluster.md, of a Hugging Face model, which needs no training with Megatron."""
-    if not any(command.words == ("convert",) for command in COMMANDS):
-        pytest.skip("this version of nemo-uecr has no command 'convert'")
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
         pytest.skip("megatron-bridge is not installed")
     out = tmp_path / "converted"

@@ -1,0 +1,142 @@
+"""What several commands share: parameter types, loading a configuration, optional packages, writing JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter, validators
+
+from nemo_uecr.errors import ConfigError, DependencyError
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.load import LoadedConfig
+    from nemo_uecr.config.nemo_schema import AnyConfig
+
+__all__ = [
+    "AtLeastOne", "ConfigFile", "Json", "Override", "Seed", "as_dependency_error", "family",
+    "is_nemo_rl", "load_and_report", "objective_of", "refuse_output", "require_extra", "summary", "write_json",
+]  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+
+def _shown_default(value: object) -> object:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    if value is False:
+        return "off"
+    return repr(value) if "\n" in str(value) else value
+
+
+def family(name: str, summary: str | None = None) -> App:
+    """An app for commands that begin with the same word: no `--no-` forms, and lists as `--name A B C`."""
+    parameter = Parameter(negative=(), consume_multiple=True, show_default=_shown_default)
+    return App(name=name, help=summary, default_parameter=parameter, suppress_keyboard_interrupt=False)
+
+
+ConfigFile = Annotated[str, Parameter(help="YAML configuration file.")]
+Override = Annotated[str, Parameter(help="`key=value` changes one value, for example method.name=grpo train.steps=10.")]
+Json = Annotated[Path | None, Parameter(name="--json", help="Also write the result to this file.")]
+AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Seed = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**63))]
+
+#: Each extra of the package and the modules that it brings.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "local": ("transformers", "tokenizers", "jinja2"),
+    "verify": ("math_verify",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "plots": ("matplotlib",),
+    "data": ("pyarrow", "huggingface_hub"),
+    "study": ("matplotlib", "scipy"),
+    "ray": ("ray",),
+    "convert": ("transformers", "megatron", "accelerate", "einops", "psutil", "six", "triton"),
+}
+
+
+def require_extra(*extras: str) -> None:
+    """Refuse to start when a module of an extra is missing.
+
+    Raises:
+        DependencyError: naming the extra.
+    """
+    for extra in extras:
+        missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
+        if missing:
+            raise _missing(missing[0], extra)
+
+
+def as_dependency_error(error: ModuleNotFoundError) -> DependencyError | None:
+    """The same failure as a message that names the extra; None for a module that no extra brings."""
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return None if extra is None else _missing(module, extra)
+
+
+def _missing(module: str, extra: str) -> DependencyError:
+    return DependencyError(f"{module} is not installed; run: pip install 'nemo-uecr[{extra}]'")
+
+
+def is_nemo_rl(config: str, overrides: Sequence[str]) -> bool:
+    """Whether the configuration names NeMo-RL as its back end."""
+    from nemo_uecr.config.nemo_load import backend_of
+
+    return backend_of(config, overrides) == "nemo_rl"
+
+
+def load_and_report(config: str, overrides: Sequence[str]) -> LoadedConfig:
+    """Load a configuration of the local back end and log the settings that its method does not use."""
+    from nemo_uecr.config.load import load_config
+    from nemo_uecr.config.unused import unused_line
+
+    loaded = load_config(config, overrides)
+    line = unused_line(loaded.config, loaded.origins)
+    if line is not None:
+        logger.info(line)
+    return loaded
+
+
+def objective_of(config: AnyConfig) -> str:
+    """The objective of a configuration: the loss of `config` with the method's equation of `core`."""
+    from nemo_uecr.config.objective import objective
+    from nemo_uecr.core.invariants import check_names
+    from nemo_uecr.core.methods import METHODS
+
+    method = METHODS[config.method.name]
+    check_names(method)
+    return objective(config, advantage=method.equation)
+
+
+def summary(config: AnyConfig, origins: Mapping[str, str], *, prefix: str) -> str:
+    """The objective and the settings that the method does not use, each on a line of its own."""
+    from nemo_uecr.config.unused import unused_line
+
+    unused = unused_line(config, origins)
+    lines = [f"objective: {objective_of(config)}", *([] if unused is None else [unused])]
+    return "".join(f"{prefix}{line}\n" for line in lines)
+
+
+def refuse_output(out: Path, *inputs: Path) -> None:
+    """Refuse, before hours of work, an output file without a folder to stand in, or that would overwrite an input.
+
+    Raises:
+        ConfigError: it is one of these.
+    """
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: expected the name of a file in a folder that exists")
+    if any(out.exists() and given.exists() and out.samefile(given) for given in inputs):
+        raise ConfigError(f"{out} is the input itself and would be lost; name another file")
+
+
+def write_json(path: Path | None, content: object) -> None:
+    """Write the file whole where one is asked for."""
+    from nemo_uecr.files import replace_file
+
+    if path is not None:
+        replace_file(path, (json.dumps(content, indent=1) + "\n").encode())

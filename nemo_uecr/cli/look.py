@@ -1,0 +1,234 @@
+"""Commands that look before a run: `plan`, `doctor` and `config`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter, validators
+
+from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, is_nemo_rl, summary, write_json
+from nemo_uecr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.config.schema import Config
+    from nemo_uecr.doctor.findings import Finding
+    from nemo_uecr.plan.hardware import Device
+    from nemo_uecr.plan.records import Plan
+    from nemo_uecr.plan.setting import Lengths
+    from nemo_uecr.plan.shapes import ModelShape
+
+__all__ = ["config", "doctor", "plan", "sizes"]
+
+Answer = tuple["Plan", list[str], list[tuple[str, Any]]]
+"""A plan, changes that would make it fit, and the same run with its teacher placed otherwise."""
+
+
+def plan(
+    config: ConfigFile,
+    /,
+    *overrides: Override,
+    device: Literal["h200", "h100", "a100", "cpu"] | None = None,
+    memory: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
+    response_tokens: AtLeastOne | None = None,
+    prompt_tokens: AtLeastOne | None = None,
+    json: Json = None,
+) -> None:
+    """Layout, memory and time of a run, from its configuration alone; nothing is loaded and no GPU is needed.
+
+    The sizes of a model come from its folder's config.json, or from a table for the hub names of Qwen3. For a teacher
+    that is yet to be made, name the model that it is made from. A run that cannot fit or divide is refused with what
+    would: exit code 2.
+
+        nemo-uecr plan examples/configs/uecr_qwen3_4b.yaml teacher.model_name=Qwen/Qwen3-8B data.subset=null
+        nemo-uecr plan CONFIG cluster.nodes=2 --response-tokens 5000 --json plan.json
+
+    Args:
+        device: Device of the run (default: h200; for a local run on a CPU: cpu).
+        memory: Memory of each device in GiB, in place of the table's.
+        response_tokens: Mean response for the times (default: the longest).
+        prompt_tokens: Mean prompt (default: the longest).
+    """
+    from nemo_uecr.plan.hardware import CPU, GPUS
+    from nemo_uecr.plan.records import GIB, as_json
+    from nemo_uecr.plan.setting import Lengths
+    from nemo_uecr.plan.text import plan_text, side_by_side
+
+    def chosen(default: str) -> Device:
+        found = CPU if (device or default) == "cpu" else GPUS[device or default]
+        return found if memory is None else replace(found, memory=int(memory * GIB))
+
+    def lengths(loaded: Config | NemoConfig) -> Lengths:
+        longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
+        for name, mean in (("prompt", prompt_tokens), ("response", response_tokens)):
+            if mean is not None and mean > longest[name]:
+                raise ConfigError(f"--{name}-tokens: got a mean of {mean}, but the longest {name} has {longest[name]}")
+        return Lengths(prompt_tokens or longest["prompt"], response_tokens or longest["response"])
+
+    nemo = is_nemo_rl(config, overrides)
+    if nemo:
+        from nemo_uecr.config.nemo_load import load_nemo_config
+
+        if device == "cpu":
+            raise ConfigError("--device: got cpu, but NeMo-RL's workers need GPUs; expected h200, h100 or a100")
+        loaded = load_nemo_config(config, overrides)
+        made, advice, others = _plan_nemo(loaded, chosen("h200"), lengths(loaded))
+    else:
+        from nemo_uecr.config.load import load_config
+        from nemo_uecr.plan.hardware import EFFICIENCY
+        from nemo_uecr.plan.local import local_plan
+
+        local = load_config(config, overrides).config
+        on = chosen("h200" if local.device == "cuda" else "cpu")
+        made, advice, others = local_plan(local, on, EFFICIENCY, lengths(local), sizes=sizes), [], []
+    sys.stdout.write(plan_text(made))
+    if others:
+        sys.stdout.write("\n" + side_by_side(others))
+    columns = {name: {"refused": other} if isinstance(other, str) else as_json(other) for name, other in others}
+    write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice, "placements": columns})
+    if made.faults:
+        hint = f"; what fits: {', or '.join(advice)}" if advice else ""
+        if nemo and made.misfits and not advice:
+            hint = "; no single change that was tried is enough: use more GPUs or smaller models"
+        raise ConfigError("; ".join(made.faults) + hint)
+
+
+def _plan_nemo(config: NemoConfig, device: Device, lengths: Lengths) -> Answer:
+    from nemo_uecr.config.methods import needs_of
+    from nemo_uecr.plan.advice import what_fits
+    from nemo_uecr.plan.hardware import EFFICIENCY
+    from nemo_uecr.plan.nemo import nemo_plan, placements, variant
+
+    made = nemo_plan(config, device, EFFICIENCY, lengths)
+    advice = what_fits(config, device, EFFICIENCY, lengths) if made.misfits else []
+    columns: list[tuple[str, Any]] = []
+    for name, changes in placements(config) if needs_of(config.method.name).needs_teacher else ():
+        try:
+            columns.append((name, nemo_plan(variant(config, changes), device, EFFICIENCY, lengths)))
+        except ConfigError as error:
+            columns.append((name, str(error)))
+    return made, advice, columns
+
+
+def sizes(name: str, role: str) -> ModelShape:
+    """Sizes of a model; the demo's come from their recipe, so that nothing is trained to know them.
+
+    Args:
+        name: folder, hub name, `demo:student` or `demo:teacher`.
+        role: section of the configuration, for messages.
+
+    Raises:
+        ConfigError: the demo has no such model.
+        DataError: the sizes are not known.
+    """
+    from nemo_uecr.plan.shapes import ModelShape, shape_of
+
+    if not name.startswith("demo:"):
+        return shape_of(name, role=role)
+    from nemo_uecr.demo.recipe import DEMO_RECIPE
+    from nemo_uecr.demo.tokenizer import MODEL_MAX_LENGTH, build_tokenizer
+
+    models = {"demo:student": DEMO_RECIPE.student, "demo:teacher": DEMO_RECIPE.teacher}
+    if name not in models:
+        raise ConfigError(f"{role}.model_name: got {name!r}, expected one of {', '.join(models)}")
+    shape = models[name].shape
+    return ModelShape(
+        vocabulary=len(build_tokenizer()),
+        hidden=shape.hidden_size,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.key_value_heads,
+        head_dim=shape.head_dim,
+        feed_forward=shape.intermediate_size,
+        tied=True,
+        qk_norm=True,
+        qkv_bias=False,
+        output_bias=False,
+        positions=MODEL_MAX_LENGTH,
+    )
+
+
+def doctor(config: ConfigFile | None = None, /, *overrides: Override, ray_port: int = 9900, json: Json = None) -> int:
+    """Check this machine, and with CONFIG everything that the configuration names. One line a check: ok, warn or fail.
+
+    Run it where the run will run: on a compute node, inside the container. Nothing is downloaded. Exit code: 0 when
+    nothing fails, 1 when a check fails, 2 when the configuration cannot be used.
+
+        nemo-uecr doctor
+        nemo-uecr doctor examples/configs/uecr_qwen3_4b.yaml teacher.model_name=/models/teacher data.subset=null
+
+    Args:
+        ray_port: Port of the Ray head; the default is that of slurm/*.sbatch.
+    """
+    from nemo_uecr.cluster.ports import head_port
+    from nemo_uecr.doctor.findings import worst
+    from nemo_uecr.doctor.run import examine
+    from nemo_uecr.doctor.subject import read_subject
+
+    head_port(ray_port)
+    subject = None if config is None else read_subject(config, overrides)
+    findings: list[Finding] = []
+    for finding in examine(subject, ray_port=ray_port, sizes=sizes):
+        findings.append(finding)
+        remedy = f"\n      {'':<26}  -> {finding.remedy}" if finding.remedy else ""
+        sys.stdout.write(f"{finding.status:<4}  {finding.check:<26}  {' '.join(finding.message.split())}{remedy}\n")
+        sys.stdout.flush()
+    counts = {status: sum(one.status == status for one in findings) for status in ("ok", "warn", "fail")}
+    sys.stdout.write(", ".join(f"{count} {status}" for status, count in counts.items()) + "\n")
+    write_json(json, {"format": "nemo_uecr.doctor/1", "counts": counts, "findings": [asdict(one) for one in findings]})
+    return 1 if worst(findings) == "fail" else 0
+
+
+def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: Override) -> None:
+    """Show or check a configuration.
+
+    Args:
+        action: `show`: the complete configuration as YAML, every value with the file it comes from. `check`: validate
+            it, see that the problem files are there, and print the objective as one equation.
+    """
+    from nemo_uecr.config.load import load_config
+    from nemo_uecr.config.nemo_load import load_nemo
+    from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.config.show import annotated_yaml
+
+    loaded = (load_nemo if is_nemo_rl(config, overrides) else load_config)(config, overrides)
+    if action == "show":
+        sys.stdout.write(annotated_yaml(loaded.config, loaded.origins))
+        sys.stdout.write(summary(loaded.config, loaded.origins, prefix="# "))
+        return
+    found = ""
+    if isinstance(loaded.config, NemoConfig):
+        found = _check_nemo(loaded.config)
+    else:
+        _check_files(loaded.config)
+    sys.stdout.write(summary(loaded.config, loaded.origins, prefix="") + found)
+
+
+def _check_nemo(config: NemoConfig) -> str:
+    """Check problems and models, and NeMo-RL's own schema where it can be imported; says what was checked."""
+    from nemo_uecr.nemo_adapter.preflight import check_problems, check_visible_models
+
+    check_problems(config)
+    looked_at = check_visible_models(config)
+    if importlib.util.find_spec("nemo_rl") is None:
+        native = "NeMo-RL cannot be imported here: its own schema was not checked"
+    else:
+        from nemo_uecr.nemo_adapter.launcher import check_schema
+
+        native = f"NeMo-RL {check_schema(config)}: its schema accepts the run"
+    models = "" if looked_at else "a model's folder is not here: its layout and lengths are checked at the start\n"
+    return f"{models}{native}\n"
+
+
+def _check_files(config: Config) -> None:
+    from nemo_uecr.data.benchmarks import check_benchmark_files
+    from nemo_uecr.data.prepared import training_file
+
+    if not config.data.train.startswith("demo:"):
+        training_file(Path(config.data.train), "data.train")
+    benchmarks = config.evaluation.benchmarks
+    check_benchmark_files({name: path for name, path in benchmarks.items() if not path.startswith("demo:")})
