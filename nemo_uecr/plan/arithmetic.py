@@ -15,6 +15,7 @@ __all__ = [
     "checkpointed_bytes",
     "forward_bytes",
     "forward_flops",
+    "gathered_bytes",
     "kept_bytes",
     "kv_token_bytes",
     "local_kept_bytes",
@@ -53,6 +54,14 @@ def kv_token_bytes(shape: ModelShape, tensor: int, width: int) -> int:
 def residual_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
     """The hidden states between two layers; sequence parallelism cuts them over the tensor ranks."""
     return BF16 * shape.hidden * tokens // (grid.tensor if grid.sequence else 1)
+
+
+def gathered_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
+    """What a sequence-parallel output layer gathers before its product: 2 H T, on the last pipeline stage.
+
+    Megatron keeps this buffer in the process until the model leaves the GPU.
+    """
+    return BF16 * shape.hidden * tokens if grid.sequence else 0
 
 
 def kept_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:

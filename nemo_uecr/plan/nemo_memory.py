@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nemo_uecr.plan import arithmetic as bytes_of
 from nemo_uecr.plan.arithmetic import BF16, FP32, INT64
-from nemo_uecr.plan.records import Item
+from nemo_uecr.plan.records import GIB, Item
 from nemo_uecr.plan.setting import Setting
 from nemo_uecr.plan.shapes import ModelShape, parameters
 from nemo_uecr.plan.shards import Grid, fullest_stage, stage_parameters
@@ -28,7 +28,7 @@ def refit_items(setting: Setting) -> tuple[Item, ...]:
     """The student's weights beside vLLM's, and the largest tensor on its way; the optimizer is in host memory."""
     table = BF16 * setting.student.vocabulary * setting.student.hidden
     return (
-        _processes(setting),
+        *_processes(setting),
         _weights("student", setting.student, setting.grid),
         _vllm_weights(setting),
         Item("largest tensor on its way", table, "the embedding, gathered whole, 2 bytes a value"),
@@ -41,7 +41,7 @@ def rollout_items(setting: Setting) -> tuple[Item, ...]:
     share = int(setting.config.rollout.gpu_memory * setting.capacity)
     cache = max(0, share - weights.size - setting.efficiency.vllm_bytes)
     return (
-        _processes(setting),
+        *_processes(setting),
         weights,
         Item("vLLM activations and graphs", setting.efficiency.vllm_bytes, "assumed"),
         Item("KV cache", cache, f"rest of rollout.gpu_memory = {setting.config.rollout.gpu_memory} of the device"),
@@ -62,9 +62,10 @@ def teacher_scoring_items(setting: Setting, teacher: ModelShape, grid: Grid) -> 
         teacher, grid, tokens, setting.config.scoring.chunk_tokens, divided=False
     )  # fmt: skip
     return (
-        _process_item(setting, 1) if setting.dedicated else _processes(setting),
+        _process_item(setting, 1 if setting.dedicated else setting.processes),
         _weights("teacher", teacher, grid),
         _layer(teacher, grid, tokens),
+        *_gathered(teacher, grid, tokens),
         Item("logits", logits, "bfloat16 over all tokens, one chunk again"),
     )
 
@@ -80,9 +81,10 @@ def student_scoring_items(setting: Setting) -> tuple[Item, ...]:
         logits = max(logits, bytes_of.reference_logits_bytes(shape, grid, tokens, scoring.chunk_tokens))
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
     return (
-        _processes(setting),
+        *_processes(setting),
         _weights("student", shape, grid),
         _layer(shape, grid, tokens),
+        *_gathered(shape, grid, tokens),
         Item("logits", logits, how),
     )
 
@@ -110,12 +112,14 @@ def _train_stage(setting: Setting, stage: int) -> tuple[Item, ...]:
         logits = bytes_of.train_logits_bytes(shape, grid, tokens, setting.config.scoring.chunk_tokens)
     sharing = grid.data * grid.context
     items = [
-        _processes(setting),
+        *_processes(setting),
         Item("student weights", BF16 * held, f"{held:,} parameters of stage {stage}, 2 bytes"),
         Item("gradients", FP32 * held, "float32 buffer, 4 bytes a parameter, on every data-parallel rank"),
         Item("optimizer", bytes_of.optimizer_bytes(shape, grid, stage), f"12 bytes a parameter over {sharing} ranks"),
         Item("activations", kept, how),
     ]
+    if stage == grid.pipeline - 1:
+        items += _gathered(shape, grid, tokens)
     # The logits are gone before the layers run backward, so the larger of the two counts.
     if logits > working:
         items.append(Item("logits", logits, "bfloat16 logits and gradient, one chunk in float32"))
@@ -181,8 +185,18 @@ def _vllm_weights(setting: Setting) -> Item:
     return Item("vLLM weights", vllm_bytes(setting), how)
 
 
-def _processes(setting: Setting) -> Item:
-    return _process_item(setting, setting.processes)
+def _gathered(shape: ModelShape, grid: Grid, tokens: int) -> list[Item]:
+    size = bytes_of.gathered_bytes(shape, grid, tokens)
+    return [Item("gathered states", size, f"{tokens} tokens x {shape.hidden}, sequence parallel")] if size else []
+
+
+def _processes(setting: Setting) -> list[Item]:
+    """The processes of a GPU, and what a teacher that is off it may still hold."""
+    items = [_process_item(setting, setting.processes)]
+    if setting.teacher is not None and not setting.dedicated:
+        limit = setting.config.teacher.offload_limit_mebi
+        items.append(Item("teacher asleep", limit * GIB // 1024, f"at most, teacher.offload_limit_mebi = {limit}"))
+    return items
 
 
 def _process_item(setting: Setting, count: int) -> Item:

@@ -46,12 +46,12 @@ def rollout_seconds(setting: Setting) -> tuple[float, str]:
 
 
 def teacher_seconds(setting: Setting, teacher: ModelShape, grid: Grid) -> tuple[float, str]:
-    """One forward over every prompt and response, and the way onto the GPU and off it unless it stays there."""
+    """One forward over every prompt and response, and the way onto the GPU unless it stays there."""
     seconds = _forward(setting, teacher, grid)
     how = f"{_tera(_flops(setting, teacher))} on {grid.ranks} GPUs at {setting.efficiency.forward:.0%}"
     if setting.dedicated:
         return seconds, f"{how}; the student's GPUs wait"
-    moved = 2 * weight_bytes(teacher, grid)
+    moved = weight_bytes(teacher, grid)  # a frozen model is not copied back
     return seconds + moved / setting.device.host_link, f"{how}; {_gib(moved)} over the host link"
 
 
