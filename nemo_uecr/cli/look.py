@@ -36,6 +36,7 @@ def plan(
     memory: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
     response_tokens: AtLeastOne | None = None,
     prompt_tokens: AtLeastOne | None = None,
+    length_sigma: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=3))] = 0.9,
     json: Json = None,
 ) -> None:
     """Layout, memory and time of a run, from its configuration alone; nothing is loaded and no GPU is needed.
@@ -52,6 +53,7 @@ def plan(
         memory: Memory of each device in GiB, in place of the table's.
         response_tokens: Mean response for the times (default: the longest).
         prompt_tokens: Mean prompt (default: the longest).
+        length_sigma: Spread of ln(response length) before the cut, for the times; 0: all have the mean.
     """
     from nemo_uecr.plan.hardware import CPU, GPUS
     from nemo_uecr.plan.records import GIB, as_json
@@ -67,7 +69,7 @@ def plan(
         for name, mean in (("prompt", prompt_tokens), ("response", response_tokens)):
             if mean is not None and mean > longest[name]:
                 raise ConfigError(f"--{name}-tokens: got a mean of {mean}, but the longest {name} has {longest[name]}")
-        return Lengths(prompt_tokens or longest["prompt"], response_tokens or longest["response"])
+        return Lengths(prompt_tokens or longest["prompt"], response_tokens or longest["response"], length_sigma)
 
     nemo = is_nemo_rl(config, overrides)
     if nemo:

@@ -105,7 +105,7 @@ def plan_findings(subject: Subject, *, memory: int | None) -> list[Finding]:
     device = GPUS["h200"] if memory is None else replace(GPUS["h200"], name="GPU of this node", memory=memory)
     remedy = "nemo-uecr plan says what would fit"
     try:
-        plan = nemo_plan(subject.nemo, device, EFFICIENCY, Lengths(prompt=1, response=1))
+        plan = nemo_plan(subject.nemo, device, EFFICIENCY, Lengths(prompt=1, response=1, sigma=0.0))
     except ConfigError as error:
         return [fail("plan", str(error), remedy)]
     except UecrError:
@@ -138,7 +138,7 @@ def _needed_bytes(subject: Subject, sizes: Callable[[str, str], ModelShape]) -> 
     from nemo_uecr.plan.nemo import nemo_plan
     from nemo_uecr.plan.setting import Lengths
 
-    lengths = Lengths(prompt=1, response=1)  # of no influence on memory
+    lengths = Lengths(prompt=1, response=1, sigma=0.0)  # of no influence on memory
     if subject.nemo is not None:
         plan = nemo_plan(subject.nemo, GPUS["h200"], EFFICIENCY, lengths)
         return sum(item.size for item in plan.host)

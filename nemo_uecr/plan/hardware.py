@@ -51,6 +51,9 @@ class Efficiency:
     decode: float
     """Of memory bandwidth while generating."""
 
+    decode_step: float
+    """Seconds of a decoding step besides what it reads: vLLM's scheduler, launches, sampling."""
+
     forward: float
     """Of FLOP/s while scoring."""
 
@@ -64,4 +67,6 @@ class Efficiency:
     """Bytes of vLLM besides weights and KV cache: activations of its largest batch, CUDA graphs."""
 
 
-EFFICIENCY = Efficiency(decode=0.50, forward=0.45, train=0.40, process_bytes=3 * GIB // 2, vllm_bytes=3 * GIB)
+EFFICIENCY = Efficiency(
+    decode=0.50, decode_step=0.003, forward=0.45, train=0.40, process_bytes=3 * GIB // 2, vllm_bytes=3 * GIB
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from nemo_uecr.config.methods import needs_of
@@ -10,7 +11,7 @@ from nemo_uecr.plan.arithmetic import BF16, FP32
 from nemo_uecr.plan.hardware import Device, Efficiency
 from nemo_uecr.plan.mismatches import other_columns, too_long
 from nemo_uecr.plan.records import GIB, Item, Phase, Plan, RankLine
-from nemo_uecr.plan.setting import check_numbers
+from nemo_uecr.plan.setting import check_numbers, response_lengths
 from nemo_uecr.plan.shapes import ModelShape, parameters
 
 if TYPE_CHECKING:
@@ -130,14 +131,17 @@ def _rollout(run: _Run, lengths: Lengths) -> Phase:
         ),
         Item("logits being drawn from", drawn, "four float32 copies of one token's logits for each response"),
     )
-    waves = -(-run.responses // at_once)
-    read = lengths.response * (
-        waves * FP32 * parameters(shape) + run.responses * (lengths.prompt + lengths.response / 2) * token
+    ends = response_lengths(lengths, run.config.rollout.max_response_tokens, run.responses)
+    random.Random(0).shuffle(ends)
+    waves = [max(ends[first : first + at_once]) for first in range(0, run.responses, at_once)]
+    read = sum(
+        length * (FP32 * parameters(shape) + at_once * (lengths.prompt + length / 2) * token) for length in waves
     )
-    flops = run.responses * lengths.response * bytes_of.forward_flops(shape, lengths.whole)
-    launches = waves * lengths.response * shape.layers * LAYER_SECONDS[_kind(run)]
+    flops = at_once * sum(waves) * bytes_of.forward_flops(shape, lengths.whole)
+    launches = sum(waves) * shape.layers * LAYER_SECONDS[_kind(run)]
     work = max(read / (run.device.bandwidth * run.efficiency.decode), flops / (run.flops * run.efficiency.forward))
-    how = f"{waves} x {lengths.response} decoding steps: {work:.1f} s of work, {launches:.1f} s of launches"
+    mean = sum(waves) / len(waves)
+    how = f"{len(waves)} x {mean:.0f} decoding steps: {work:.1f} s of work, {launches:.1f} s of launches"
     return Phase("rollout", "the device", items, work + launches, how)
 
 
@@ -210,7 +214,8 @@ def _assumptions(run: _Run, lengths: Lengths) -> tuple[str, ...]:
     device, efficiency = run.device, run.efficiency
     share = f"{efficiency.decode:.0%} of bandwidth while generating, {efficiency.forward:.0%} of FLOP/s while scoring"
     return (
-        f"every response has {lengths.response} tokens after a prompt of {lengths.prompt} (times); memory takes the "
+        f"responses of {lengths.response} tokens on average, lognormal with sigma {lengths.sigma:g} and cut at "
+        f"{run.config.rollout.max_response_tokens}, after prompts of {lengths.prompt} (times); memory takes the "
         f"longest, {run.longest}",
         f"{device.name}: {run.flops / 1e9:,.0f} GFLOP/s, {device.bandwidth / 1e9:,.0f} GB/s; reached: {share}, "
         f"{efficiency.train:.0%} while training",

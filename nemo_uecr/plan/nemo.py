@@ -164,15 +164,17 @@ def _over_the_network(setting: Setting) -> list[str]:
 def _assumptions(setting: Setting) -> tuple[str, ...]:
     device, efficiency, lengths = setting.device, setting.efficiency, setting.lengths
     return (
-        f"every response has {lengths.response} tokens after a prompt of {lengths.prompt} (times); memory takes the "
+        f"responses of {lengths.response} tokens on average, lognormal with sigma {lengths.sigma:g} and cut at "
+        f"{setting.config.rollout.max_response_tokens}, after prompts of {lengths.prompt} (times); memory takes the "
         f"longest, {setting.longest}",
         f"{device.name}: {device.flops / 1e12:.0f} TFLOP/s bfloat16, {device.bandwidth / 1e12:.1f} TB/s, "
         f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
         f"{device.network / 1e9:.0f} GB/s between nodes",
-        f"reached: {efficiency.decode:.0%} of bandwidth while generating, {efficiency.forward:.0%} of FLOP/s while "
+        f"reached: {efficiency.decode:.0%} of bandwidth while generating, with {efficiency.decode_step * 1e3:g} ms a "
+        f"decoding step besides, {efficiency.forward:.0%} of FLOP/s while "
         f"scoring, {efficiency.train:.0%} while training",
         f"besides tensors: {efficiency.process_bytes / GIB:.1f} GiB a worker process, "
         f"{efficiency.vllm_bytes / GIB:.0f} GiB for vLLM's activations and graphs",
         "not counted: verification, the advantages (0.1 s for 1008 x 16,384 on one CPU thread), start-up, "
-        "fragmentation, uneven response lengths",
+        "fragmentation",
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from heapq import heapreplace
+
 from nemo_uecr.plan import arithmetic as bytes_of
 from nemo_uecr.plan.arithmetic import BF16, FP32
 from nemo_uecr.plan.nemo_memory import concurrent_responses, most_optimizer_bytes, vllm_bytes, weight_bytes
 from nemo_uecr.plan.records import GIB
-from nemo_uecr.plan.setting import Setting
+from nemo_uecr.plan.setting import Setting, response_lengths
 from nemo_uecr.plan.shapes import ModelShape
 from nemo_uecr.plan.shards import Grid, fullest_stage
 
@@ -20,6 +24,10 @@ __all__ = [
 ]
 
 
+#: Seeded deals of a batch's responses to the engines, over which the slowest engine is averaged.
+DEALS = 16
+
+
 def refit_seconds(setting: Setting) -> tuple[float, str]:
     """The optimizer and the student leave, vLLM's weights wake, and the student's are sent to them."""
     optimizer, weights = most_optimizer_bytes(setting), weight_bytes(setting.student, setting.grid)
@@ -28,21 +36,33 @@ def refit_seconds(setting: Setting) -> tuple[float, str]:
     return seconds, f"{_gib(optimizer + weights + vllm)} over the host link, {_gib(vllm)} between GPUs"
 
 
-def rollout_seconds(setting: Setting) -> tuple[float, str]:
-    """Every decoding step reads the weights once and the keys and values of the responses at work."""
-    device, efficiency, lengths = setting.device, setting.efficiency, setting.lengths
-    tensor = setting.config.rollout.tensor
+def rollout_seconds(setting: Setting) -> tuple[float, str, float]:
+    """The slowest engine ends the rollout; the third value is what the average one waits for it."""
     each = -(-setting.responses // setting.replicas)
-    at_once = max(1, min(each, concurrent_responses(setting, lengths.whole)))
-    waves = -(-each // at_once)
-    context = lengths.prompt + lengths.response / 2
+    at_once = max(1, min(each, concurrent_responses(setting, setting.lengths.whole)))
+    drawn = response_lengths(setting.lengths, setting.config.rollout.max_response_tokens, setting.responses)
+    dealer, slowest, average = random.Random(0), 0.0, 0.0
+    for _ in range(DEALS):
+        dealer.shuffle(drawn)
+        engines = [_engine_seconds(setting, drawn[one :: setting.replicas], at_once) for one in range(setting.replicas)]
+        slowest += max(engines) / DEALS
+        average += sum(engines) / len(engines) / DEALS
+    how = f"{each} responses an engine, {at_once} at once; {average:,.1f} s on the average one, which then waits"
+    return slowest + vllm_bytes(setting) / setting.device.host_link, how, slowest - average
+
+
+def _engine_seconds(setting: Setting, drawn: Sequence[float], at_once: int) -> float:
+    """Every decoding step reads the weights once and the keys and values of the responses at work."""
+    device, efficiency, prompt = setting.device, setting.efficiency, setting.lengths.prompt
+    tensor = setting.config.rollout.tensor
+    ends = [0.0] * at_once  # a response begins in the place that is free first
+    for length in drawn:
+        heapreplace(ends, ends[0] + length)
     token = bytes_of.kv_token_bytes(setting.student, tensor, BF16)
-    read = lengths.response * (waves * vllm_bytes(setting) + each * context * token)
-    flops = each * lengths.response * bytes_of.forward_flops(setting.student, int(2 * context)) / tensor
-    seconds = max(read / (device.bandwidth * efficiency.decode), flops / (device.flops * efficiency.forward))
-    seconds += vllm_bytes(setting) / device.host_link
-    how = f"{each} responses an engine, {at_once} at once; {_gib(read)} read at {efficiency.decode:.0%} of bandwidth"
-    return seconds, how
+    read = max(ends) * vllm_bytes(setting) + token * sum(length * (prompt + length / 2) for length in drawn)
+    flops = sum(drawn) * bytes_of.forward_flops(setting.student, 2 * prompt + setting.lengths.response) / tensor
+    work = max(read / (device.bandwidth * efficiency.decode), flops / (device.flops * efficiency.forward))
+    return work + max(ends) * efficiency.decode_step
 
 
 def teacher_seconds(setting: Setting, teacher: ModelShape, grid: Grid) -> tuple[float, str]:

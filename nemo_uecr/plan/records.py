@@ -39,6 +39,9 @@ class Phase:
     how: str
     """What the seconds are made of."""
 
+    waiting: float = 0.0
+    """Those of the seconds that the average device waits for the slowest."""
+
     @property
     def size(self) -> int:
         """Bytes on each working device."""
@@ -99,6 +102,11 @@ class Plan:
         return sum(phase.seconds for phase in self.phases)
 
     @property
+    def waiting(self) -> float:
+        """Share of the devices' time in a step that waits for the slowest of them."""
+        return sum(phase.waiting for phase in self.phases) / self.seconds
+
+    @property
     def fullest(self) -> Phase:
         """The phase with the most memory on a device."""
         return max(self.phases, key=lambda phase: phase.size)
@@ -109,4 +117,4 @@ def as_json(plan: Plan) -> dict[str, Any]:
     values = asdict(plan)
     for given, phase in zip(values["phases"], plan.phases, strict=True):
         given["size"] = phase.size
-    return values | {"seconds": plan.seconds, "fits": not plan.faults}
+    return values | {"seconds": plan.seconds, "waiting": plan.waiting, "fits": not plan.faults}

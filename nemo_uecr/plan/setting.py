@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from nemo_uecr.config.load import flat_values
@@ -18,20 +20,38 @@ if TYPE_CHECKING:
 
     from nemo_uecr.config.nemo_schema import NemoConfig
 
-__all__ = ["Lengths", "Setting", "check_numbers", "setting_of"]
+__all__ = ["Lengths", "Setting", "check_numbers", "response_lengths", "setting_of"]
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Mean tokens that the times are computed for; memory always takes the longest."""
+    """Tokens that the times are computed for; memory always takes the longest."""
 
     prompt: int
+    """Mean."""
+
     response: int
+    """Mean, responses that are cut at the longest included."""
+
+    sigma: float
+    """Standard deviation of the logarithm of a response's length before the cut; 0: all have the mean."""
 
     @property
     def whole(self) -> int:
         """Prompt and response."""
         return self.prompt + self.response
+
+
+def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
+    """Quantiles (i + 1/2) / count of min(exp(mu + sigma Z), longest), Z normal; mu gives them the stated mean."""
+    spread = [lengths.sigma * NormalDist().inv_cdf((place + 0.5) / count) for place in range(count)]
+    most = math.log(longest)
+    low, high = math.log(lengths.response) - spread[-1], most - spread[0]
+    for _ in range(60):
+        middle = (low + high) / 2
+        drawn = [math.exp(min(middle + one, most)) for one in spread]
+        low, high = (middle, high) if sum(drawn) < count * lengths.response else (low, middle)
+    return drawn
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ def plan_text(plan: Plan) -> str:
     lines += ["phases of a step: memory of each device, seconds"]
     for phase in plan.phases:
         lines += _phase(phase, plan.capacity)
-    lines.append(f"  {'whole step':<18}{plan.seconds:>27,.1f} s")
+    waiting = f"   {plan.waiting:.0%} of the GPUs' time waits in the rollout's tail" if plan.waiting else ""
+    lines.append(f"  {'whole step':<18}{plan.seconds:>27,.1f} s{waiting}")
     lines += ["", "host memory of a node, besides device memory"]
     lines += [*_items(plan.host), f"  {'together':<28}{_size(sum(item.size for item in plan.host)):>12}"]
     lines += ["", f"disk: {_size(plan.checkpoint.size)} a checkpoint ({plan.checkpoint.how})"]

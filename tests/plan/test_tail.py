@@ -1,0 +1,107 @@
+"""Response lengths of a plan and the rollout that waits for the longest, against a simulation token by token."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from statistics import NormalDist, fmean
+from typing import Any
+
+import pytest
+
+from nemo_uecr.plan import arithmetic, nemo_seconds
+from nemo_uecr.plan.hardware import EFFICIENCY, GPUS
+from nemo_uecr.plan.nemo import nemo_plan
+from nemo_uecr.plan.setting import Lengths, Setting, response_lengths, setting_of
+from tests.plan.test_nemo_plan import config_of
+
+NORMAL = NormalDist()
+CUT, MEAN = 600, 200
+EIGHT_NODES = (
+    "cluster.nodes=8", "student.parallel.tensor=4", "student.parallel.sequence=true", "teacher.parallel.tensor=4",
+    "teacher.parallel.sequence=true", "student.model_name=Qwen/Qwen3-1.7B", "teacher.model_name=Qwen/Qwen3-4B",
+)  # fmt: skip
+
+
+def mean_of_cut(mu: float, sigma: float, cut: float) -> float:
+    """E min(X, c) = exp(mu + s^2 / 2) F((ln c - mu - s^2) / s) + c (1 - F((ln c - mu) / s)) of a lognormal X."""
+    place = (math.log(cut) - mu) / sigma
+    return math.exp(mu + sigma**2 / 2) * NORMAL.cdf(place - sigma) + cut * (1 - NORMAL.cdf(place))
+
+
+def mu_of(mean: float, sigma: float, cut: float) -> float:
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean_of_cut(middle, sigma, cut) < mean else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("sigma", [0.6, 0.9, 1.2])
+def test_lengths_are_those_of_the_closed_form(sigma: float) -> None:
+    drawn = response_lengths(Lengths(200, 5357, sigma), 16_384, 1008)
+    mu = mu_of(5357, sigma, 16_384)
+    assert fmean(drawn) == pytest.approx(5357)
+    assert drawn[504] == pytest.approx(math.exp(mu), rel=0.01)
+    at_the_cut = sum(length == pytest.approx(16_384) for length in drawn) / 1008
+    assert at_the_cut == pytest.approx(1 - NORMAL.cdf((math.log(16_384) - mu) / sigma), abs=0.002)
+
+
+def test_lengths_without_spread_or_room_are_all_the_same() -> None:
+    assert response_lengths(Lengths(1, 50, 0.0), 100, 4) == pytest.approx([50] * 4)
+    assert response_lengths(Lengths(1, 100, 0.9), 100, 4) == pytest.approx([100] * 4)
+
+
+def simulated(setting: Setting, at_once: int, batches: int) -> float:
+    """Seconds of the slowest engine, each token of each engine in turn, over random batches."""
+    draws, mu = random.Random(1), mu_of(MEAN, setting.lengths.sigma, CUT)
+    rate = setting.device.bandwidth * setting.efficiency.decode
+    weights = nemo_seconds.vllm_bytes(setting)
+    token = arithmetic.kv_token_bytes(setting.student, 1, 2)
+    each = setting.responses // setting.replicas
+    ends = []
+    for _ in range(batches):
+        engines = []
+        for _ in range(setting.replicas):
+            queue = [min(math.exp(draws.gauss(mu, setting.lengths.sigma)), CUT) for _ in range(each)]
+            active: list[tuple[float, int]] = []
+            seconds = 0.0
+            while queue or active:
+                active += [(queue.pop(0), 0) for _ in range(min(at_once - len(active), len(queue)))]
+                read = weights + token * sum(setting.lengths.prompt + place for _, place in active)
+                seconds += read / rate + setting.efficiency.decode_step
+                active = [(length, place + 1) for length, place in active if length > place + 1]
+            engines.append(seconds)
+        ends.append(max(engines))
+    return fmean(ends)
+
+
+@pytest.mark.parametrize(("sigma", "at_once"), [(0.6, 16), (1.2, 16), (0.9, 5)])
+def test_a_rollout_ends_with_its_slowest_engine(sigma: float, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 responses on 8 engines, all at work at once or five at a time."""
+    changes = ("rollout.prompts_per_step=16", "train.minibatch_responses=128", f"rollout.max_response_tokens={CUT}")
+    setting = setting_of(config_of(*changes), GPUS["h100"], EFFICIENCY, Lengths(100, MEAN, sigma))
+    monkeypatch.setattr(nemo_seconds, "concurrent_responses", lambda *given: at_once)
+    planned, _, waiting = nemo_seconds.rollout_seconds(setting)
+    planned -= nemo_seconds.vllm_bytes(setting) / setting.device.host_link
+    assert planned == pytest.approx(simulated(setting, at_once, 60), rel=0.02)
+    assert 0 < waiting < planned
+
+
+def test_sixty_four_gpus() -> None:
+    """Figures of another simulation, tokens in pieces of 128; with sigma 0 those of a plan without a tail."""
+    found: dict[tuple[float, float], Any] = {}
+    for sigma in (0.0, 0.6, 0.9, 1.2):
+        for step in (0.0, 0.003):
+            efficiency = replace(EFFICIENCY, decode_step=step)
+            plan = nemo_plan(config_of(*EIGHT_NODES), GPUS["h100"], efficiency, Lengths(200, 5357, sigma))
+            found[sigma, step] = plan.seconds
+            assert plan.waiting < 0.02 if sigma == 0 else 0.2 < plan.waiting < 0.4
+    assert found == pytest.approx(
+        {
+            (0.0, 0.0): 40.6, (0.6, 0.0): 93.0, (0.9, 0.0): 105.4, (1.2, 0.0): 114.2,
+            (0.0, 0.003): 56.6, (0.6, 0.003): 142.2, (0.9, 0.003): 154.6, (1.2, 0.003): 163.4,
+        },
+        rel=0.02,
+    )  # fmt: skip
