@@ -23,7 +23,12 @@ from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.parts import Evaluate
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
-from nemo_uecr.nemo_adapter.preflight import check_models, check_problems, check_visible_models
+from nemo_uecr.nemo_adapter.preflight import (
+    check_conversions,
+    check_models,
+    check_problems,
+    check_visible_models,
+)
 from nemo_uecr.nemo_adapter.replacing import restoring
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
@@ -58,6 +63,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
     check_visible_models(config)
     version = upstream.check()
     check_models(config)
+    check_conversions(config)
     spec, plan = run_spec(config), teacher_plan(config)
     evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
     folder = run_folder.make_folder(config)

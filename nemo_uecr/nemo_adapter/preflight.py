@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,18 @@ from nemo_uecr.data.hub import has_hub_form, only_here
 from nemo_uecr.data.model_files import Fields
 from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, own_code
 from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.files import file_sha256, replace_file
+from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.problem_rows import selected_rows, text_field
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
 from nemo_uecr.plan.nemo_faults import cut_faults, mismatches_of, teacher_alone_faults
+from nemo_uecr.plan.records import GIB
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 
-__all__ = ["check_models", "check_problems", "check_teacher_alone", "check_visible_models", "check_visible_teacher"]
+__all__ = [
+    "check_conversions", "check_models", "check_problems", "check_teacher_alone", "check_visible_models",
+    "check_visible_teacher",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +90,40 @@ def check_models(config: NemoConfig) -> None:
     if shape is not None:
         _refuse(config, shape, teacher_shape)
     _check_tokenizers(config.student.model_name, teacher)
+
+
+def check_conversions(config: NemoConfig) -> None:
+    """Refuse Megatron weights that NeMo-RL made of a model folder which holds other weights by now.
+
+    NeMo-RL finds its conversions by the folder's name alone. The sha256 of the weight files stands beside each.
+
+    Raises:
+        DataError: the folder has changed since, or nothing says what the conversion was made of.
+    """
+    names = {"student": (config.student.model_name, config.student.megatron_checkpoint)}
+    if (teacher := _teacher_of(config)) is not None:
+        names["teacher"] = (teacher, config.teacher.megatron_checkpoint)
+    for role, (name, checkpoint) in names.items():
+        if checkpoint is None and Path(name).is_dir():
+            _check_conversion(Path(name), upstream.conversion_folder(name), role)
+
+
+def _check_conversion(folder: Path, converted: Path, role: str) -> None:
+    started = time.monotonic()
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.bin"))]
+    found = {path.name: file_sha256(path) for path in files}
+    size = sum(path.stat().st_size for path in files) / GIB
+    log.info("%s: %.1f GiB of weight files hashed in %.0f s", role, size, time.monotonic() - started)
+    record = converted.with_name(f"{converted.name}.sha256.json")
+    if not (converted / "iter_0000000").exists():
+        record.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(record, json.dumps(found, indent=1).encode())
+    elif not record.is_file() or json.loads(record.read_bytes()) != found:
+        reason = "was made of other weights" if record.is_file() else "does not say which weights it was made of"
+        raise DataError(
+            f"{role}.model_name: NeMo-RL's conversion of {folder} {reason}; remove {converted}, and the start of the "
+            "run makes it again"
+        )
 
 
 def check_visible_teacher(config: NemoConfig, *, longest: int) -> None:

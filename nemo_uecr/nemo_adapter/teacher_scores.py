@@ -10,7 +10,7 @@ from nemo_uecr.data.batch_file import SavedBatch, save_batch
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.preflight import check_teacher_alone, check_visible_teacher
+from nemo_uecr.nemo_adapter.preflight import check_conversions, check_teacher_alone, check_visible_teacher
 from nemo_uecr.nemo_adapter.scorer import score
 from nemo_uecr.nemo_adapter.teacher_batch import header_of, rows_of
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
@@ -45,6 +45,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     check_visible_teacher(config, longest=longest)
     upstream.check()
     check_teacher_alone(config, longest=longest)
+    check_conversions(config)
     native = upstream.master_config_class()(**master_config(config, prompt_file="unused"))
     tokenizer = upstream.start(native)
     upstream.register_worker()

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from nemo_uecr.nemo_adapter import megatron_state, substitutes
@@ -104,6 +105,7 @@ TABLE = f"""
 {_SAMPLING} TrainingSamplingParams: top_k top_p temperature ...
 {_VENVS} create_local_venv_on_each_node: py_executable venv_name
 {_WORKER_OPTIONS} get_runtime_env_for_policy_worker: policy_worker_name
+{_WORKER_OPTIONS} get_megatron_checkpoint_dir
 """
 
 #: The same for what only the workers' own environment can import; checked there, when the worker's class is made.
@@ -231,6 +233,13 @@ def master_config_class() -> Any:
 def grpo_module() -> Any:
     """The module of the training loop and its set-up."""
     return importlib.import_module(_GRPO)
+
+
+def conversion_folder(model: str) -> Path:
+    """Where NeMo-RL keeps the Megatron weights that it makes of a Hugging Face folder: by the folder's name alone."""
+    return Path(importlib.import_module(_WORKER_OPTIONS).get_megatron_checkpoint_dir()) / (
+        f"model_{model.replace('/', '_')}"
+    )
 
 
 def megatron_score_forward(worker: Any, data: Any, after_forward: Callable[..., dict[str, Any]]) -> list[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,15 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.errors import ConfigError, DataError, UecrError
-from nemo_uecr.nemo_adapter import launcher, teacher_scores
+from nemo_uecr.nemo_adapter import launcher, teacher_scores, upstream
 from nemo_uecr.nemo_adapter.errors import UpstreamError
-from nemo_uecr.nemo_adapter.preflight import check_models, check_problems, check_teacher_alone, check_visible_models
+from nemo_uecr.nemo_adapter.preflight import (
+    check_conversions,
+    check_models,
+    check_problems,
+    check_teacher_alone,
+    check_visible_models,
+)
 from nemo_uecr.nemo_adapter.teacher_batch import rows_of
 from tests.config.test_nemo import CONFIGS
 
@@ -101,6 +109,7 @@ def test_models_that_are_not_there(change: str, message: str, tmp_path: Path, mo
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher.upstream, "check", lambda: "0.7.0")
     monkeypatch.setattr(launcher, "check_models", lambda config: None)
+    monkeypatch.setattr(launcher, "check_conversions", lambda config: None)
     (tmp_path / "file").write_text("")
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*world(tmp_path), f"run.folder={tmp_path}/file/run"])
     with pytest.raises(UecrError, match=r"run\.folder: .* cannot be made"):
@@ -326,6 +335,30 @@ def test_a_teacher_alone_that_is_not_there(change: str, message: str, tmp_path: 
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*world(tmp_path), change.format(tmp_path)])
     with pytest.raises((DataError, ConfigError), match=message):
         check_teacher_alone(config, longest=6)
+
+
+def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The teacher is made again in its folder, with the sizes and times of the old one."""
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", world(tmp_path))
+    made = tmp_path / "cache" / "model_teacher"
+    monkeypatch.setattr(upstream, "conversion_folder", lambda name: made.with_name(f"model_{Path(name).name}"))
+    weights = tmp_path / "teacher" / "model-00001-of-00001.safetensors"
+    weights.write_bytes(b"old weights")
+    check_conversions(config)
+    (made / "iter_0000000").mkdir(parents=True)
+    check_conversions(config)
+    before = weights.stat()
+    weights.write_bytes(b"new weights")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(DataError, match=rf"^teacher\.model_name: .* was made of other weights; remove {made}, "):
+        check_conversions(config)
+    shutil.rmtree(made)
+    check_conversions(config)
+    (made / "iter_0000000").mkdir(parents=True)
+    check_conversions(config)
+    made.with_name("model_teacher.sha256.json").unlink()
+    with pytest.raises(DataError, match=r"^teacher\.model_name: .* does not say which weights"):
+        check_conversions(config)
 
 
 def test_problems_for_exactly_one_step_are_enough(tmp_path: Path) -> None:
