@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 demo: $(STAMP) ## train the shipped demo and open its report
-	OMP_WAIT_POLICY=passive $(BIN)/nemo-uecr demo $(ARGS)
+	$(BIN)/nemo-uecr demo $(ARGS)
 
 study: $(STAMP) ## a study of a minute that shows the machinery; STUDY=FILE names another
 	OMP_WAIT_POLICY=passive $(BIN)/nemo-uecr study $(STUDY) $(ARGS)

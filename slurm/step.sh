@@ -25,8 +25,8 @@ watch_step() { # PID: heartbeats until the step has ended; sets STEP_CODE
       ((SECONDS - failed < grace)) || kill -KILL "$pid" 2>/dev/null
     fi
     supervisor_is_alive || kill -KILL "$pid" 2>/dev/null
-  done
-  wait "$pid"
+  done 2>/dev/null # bash itself would say "Killed", with the whole command line
+  wait "$pid" 2>/dev/null
   STEP_CODE=$?
 }
 

@@ -9,7 +9,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.cli.common import ConfigFile, Override, family, load_and_report, require_extra
 from nemo_uecr.cli.train import train_until
@@ -39,9 +39,12 @@ def smoke(config: ConfigFile, /, *overrides: Override) -> None:
     from nemo_uecr.stopping import listening
 
     folder = Path(load_and_report(config, overrides).config.run.folder).resolve()
-    _connect()
-    with listening() as stop:  # after connecting: Ray sets a handler of its own
-        folders = train_everywhere(partial(train_replica, os.path.abspath(config), tuple(overrides)), folder, stop)
+    ray = _connect()
+    try:
+        with listening() as stop:  # after connecting: Ray sets a handler of its own
+            folders = train_everywhere(partial(train_replica, os.path.abspath(config), tuple(overrides)), folder, stop)
+    finally:
+        ray.shutdown()  # it prints the last lines of its actors, and the job's last line is ours
     difference = largest_difference(list(folders.values()))
     names = ", ".join(folders)
     if not difference <= TOLERANCE:
@@ -56,7 +59,8 @@ def train_replica(config: str, overrides: tuple[str, ...], folder: Path, stop: S
     return train_until(load_and_report(config, [*overrides, f"run.folder={folder}"]), resume=True, stop=stop)
 
 
-def _connect() -> None:
+def _connect() -> Any:
+    os.environ["RAY_DEDUP_LOGS"] = "0"  # read at the import; else lines end in "[repeated 4x across cluster]", coloured
     require_extra("ray")
     import ray
 
@@ -64,6 +68,7 @@ def _connect() -> None:
     if not address:
         raise DependencyError("RAY_ADDRESS is not set; start this command through sbatch, see docs/cluster.md")
     ray.init(address=address)
+    return ray
 
 
 @app.command

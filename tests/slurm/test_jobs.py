@@ -85,6 +85,7 @@ def test_two_nodes_form_one_cluster_and_train(
     end = slurm.wait_for_end(job, log)
     assert (end.state, end.said("2 of 2 nodes, 16 of 16 GPUs")) == ("COMPLETED", True), end.lines
     assert not end.said("\x1b["), "Ray's colours in a file"
+    assert not end.said("[repeated "), "lines that Ray held back"
     assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
     assert metrics(tmp_path / "run" / "n1") == metrics(tmp_path / "run" / "n2")
     assert len(metrics(tmp_path / "run" / "n1")) == 3
@@ -191,7 +192,9 @@ def test_a_dead_srun(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit(LONG)
     training(slurm, log)
     kill("srun --nodes=2", "cluster node --job")
-    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: srun ended with code 137")
+    end = slurm.wait_for_end(job, log)
+    failed(end, "slurm: FAILED: node n1: srun ended with code 137")
+    assert not end.said("Killed"), "bash's own word, with the whole command line"
 
 
 def test_scancel_in_the_middle(slurm: OneHostSlurm, submit: Submit) -> None:

@@ -47,3 +47,19 @@ def test_the_clone(tmp_path: Path) -> None:
     (tmp_path / "clone").symlink_to(ROOT)
     [line] = run(tmp_path, "bash", "-c", 'source "$ROOT/slurm/common.sh"; echo "$ROOT"', ROOT="clone")
     assert line == f"{tmp_path}/clone"
+
+
+def test_a_killed_step_is_told_by_its_code_alone() -> None:
+    """bash's own word on a child that a signal ended would be `Killed`, with the whole command line."""
+    script = """
+    source slurm/step.sh
+    supervisor_is_alive() { :; }
+    LOGS=/nonexistent HEARTBEAT_S=600 GRACE_S=60 CANCELLED='' STOP_SIGNAL='' STOP_KILLS=''
+    sleep 600 &
+    step=$!
+    { sleep 0.5 && kill -KILL $step; } &
+    watch_step $step
+    echo "code $STEP_CODE"
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout + done.stderr == "code 137\n"
