@@ -123,6 +123,9 @@ class NemoDataConfig(Section):
     max_prompt_tokens: Count
     """Longest prompt in tokens, chat template included."""
 
+    long_prompts: Literal["refuse", "drop"]
+    """What is done about longer prompts of the training: `refuse` ends the start, `drop` leaves them out."""
+
     shuffle: bool
     """Whether problems are drawn in a random order."""
 

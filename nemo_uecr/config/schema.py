@@ -93,7 +93,10 @@ class DataConfig(Section):
     """Handed to the chat template; false is the non-thinking mode."""
 
     max_prompt_tokens: Count
-    """Longest prompt in tokens, chat template included; a longer one is an error."""
+    """Longest prompt in tokens, chat template included."""
+
+    long_prompts: Literal["refuse", "drop"]
+    """What is done about longer prompts of the training: `refuse` ends the start, `drop` leaves them out."""
 
     shuffle: bool
     """Whether problems are drawn in a seeded random order, a new one each pass over the file."""

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 from nemo_uecr.data.chat import rendered
 from nemo_uecr.data.hub import has_hub_form
 from nemo_uecr.data.model_files import read_object
+from nemo_uecr.data.prepared import training_file
 from nemo_uecr.data.pretrained import ModelLoadError
 from nemo_uecr.data.pretrained import load_tokenizer as loaded_tokenizer
+from nemo_uecr.data.problems import load_problems
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.doctor.weights import broken_config, broken_weights
 from nemo_uecr.errors import DataError
+from nemo_uecr.local.prompts import encode_prompts
+from nemo_uecr.nemo_adapter.preflight import long_prompts
 from nemo_uecr.plan.shards import rollout_fault
 
 if TYPE_CHECKING:
@@ -90,9 +94,30 @@ def tokenizer_findings(subject: Subject) -> list[Finding]:
     except DataError as error:
         return [fail("student tokenizer", str(error), tokenizer_remedy(subject.student))]
     findings = [ok("student tokenizer", f"{len(student)} tokens"), chat_finding(student, subject)]
+    if findings[-1].status != "fail" and Path(subject.train_file).exists():
+        findings.append(_prompts_finding(student, subject))
     if subject.teacher is not None:
         findings.append(_compared(student, subject.teacher))
     return findings
+
+
+def _prompts_finding(tokenizer: Any, subject: Subject) -> Finding:
+    """Whether every training prompt is short enough, counted as the run counts it."""
+    dropped = 0
+    try:
+        if subject.nemo is not None:
+            dropped = len(long_prompts(subject.nemo, tokenizer))
+        elif subject.local is not None:
+            data = subject.local.data
+            problems = load_problems(
+                training_file(Path(data.train), "data.train"),
+                question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key,
+            )  # fmt: skip
+            dropped = len(problems) - len(encode_prompts(problems, tokenizer, data))
+    except DataError as error:
+        return fail("prompt length", str(error), "see what it names")
+    said = f"{dropped} are dropped" if dropped else "every one fits"
+    return ok("prompt length", f"{said}: the training prompts, counted with this tokenizer and its chat template")
 
 
 def tokenizer_remedy(name: str) -> str:

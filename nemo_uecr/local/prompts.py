@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nemo_uecr.config.schema import DataConfig
-from nemo_uecr.data.chat import chat_ids
+from nemo_uecr.data.chat import fitting_prompts
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 
@@ -29,20 +29,21 @@ def encode_prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBa
     """Encode every problem; a tokenizer without a chat template gets the plain text.
 
     Raises:
-        DataError: If a prompt is longer than ``data.max_prompt_tokens``.
+        DataError: If a prompt is too long and ``data.long_prompts`` says refuse, or empty.
     """
-    prompts = []
-    for problem in problems:
-        text = data.prompt_template.replace("{question}", problem.question)
-        token_ids = _token_ids(text, tokenizer, data)
-        if len(token_ids) > data.max_prompt_tokens:
-            raise DataError(
-                f"problem {problem.id!r} has a prompt of {len(token_ids)} tokens; expected at most "
-                f"data.max_prompt_tokens={data.max_prompt_tokens}. Raise the limit or drop the problem"
-            )
-        if not token_ids:
-            raise DataError(f"problem {problem.id!r} has an empty prompt; expected at least one token")
-        prompts.append(Prompt(problem, tuple(token_ids)))
+    found = fitting_prompts(
+        tokenizer,
+        [(problem.id, problem.question) for problem in problems],
+        template=data.prompt_template,
+        system=data.system_prompt,
+        thinking=data.enable_thinking,
+        most=data.max_prompt_tokens,
+        drop=data.long_prompts == "drop",
+    )
+    prompts = [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
+    for prompt in prompts:
+        if not prompt.token_ids:
+            raise DataError(f"problem {prompt.problem.id!r} has an empty prompt; expected at least one token")
     return prompts
 
 
@@ -66,14 +67,3 @@ def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, respon
             f"a sequence of up to {length + response}; the {model.name} reads at most {model.context} "
             f"(max_position_embeddings in its config.json). Lower {key} or drop the long problems"
         )
-
-
-def _token_ids(text: str, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[int]:
-    if tokenizer.chat_template is None:
-        if data.system_prompt is not None:
-            raise DataError(
-                "data.system_prompt is set, but the student's tokenizer has no chat template that could place it; "
-                "write it into data.prompt_template"
-            )
-        return list(tokenizer(text)["input_ids"])
-    return chat_ids(tokenizer, text, system=data.system_prompt, thinking=data.enable_thinking)

@@ -11,7 +11,7 @@ import torch
 
 from nemo_uecr.config.continuation import check_same_configuration
 from nemo_uecr.config.load import dump_config, flat_values
-from nemo_uecr.config.schema import Config
+from nemo_uecr.config.schema import Config, DataConfig
 from nemo_uecr.config.written import written_config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.prepared import training_file
@@ -185,12 +185,13 @@ def _models(config: Config, student_name: str, device: torch.device, locate: Loc
 def _problems(config: Config, models: Models, locate: Locate) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
     data = config.data
 
-    def prompts(path: Path) -> list[Prompt]:
+    def prompts(path: Path, data: DataConfig) -> list[Prompt]:
         problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
         return encode_prompts(problems, models.student.tokenizer, data)
 
-    benchmarks = {name: prompts(Path(locate(path))) for name, path in config.evaluation.benchmarks.items()}
-    training = prompts(training_file(Path(locate(data.train)), "data.train"))
+    whole = data.model_copy(update={"long_prompts": "refuse"})  # a benchmark is never cut
+    benchmarks = {name: prompts(Path(locate(path)), whole) for name, path in config.evaluation.benchmarks.items()}
+    training = prompts(training_file(Path(locate(data.train)), "data.train"), data)
     for model in (models.student, models.teacher):
         if model is not None:
             check_context(training, model, "rollout.max_response_tokens", config.rollout.max_response_tokens)

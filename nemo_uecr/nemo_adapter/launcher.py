@@ -28,6 +28,7 @@ from nemo_uecr.nemo_adapter.preflight import (
     check_models,
     check_problems,
     check_visible_models,
+    dropped_prompts,
 )
 from nemo_uecr.nemo_adapter.replacing import restoring
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
@@ -64,12 +65,13 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
     version = upstream.check()
     check_models(config)
     check_conversions(config)
+    dropped = dropped_prompts(config)
     spec, plan = run_spec(config), teacher_plan(config)
     evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
     folder = run_folder.make_folder(config)
-    native_config = upstream.master_config_class()(
-        **master_config(config, prompt_file=str(_prompt_file(config, folder)))
-    )
+    values = master_config(config, prompt_file=str(_prompt_file(config, folder)))
+    values["data"]["train"]["dropped"] = dropped
+    native_config = upstream.master_config_class()(**values)
     log.info("NeMo-RL %s, method %s, %d responses a step", version, spec.method_name, spec.responses)
     records = {"origins": origins, "objective": objective, "version": version}
     with restoring(*upstream.registries()):

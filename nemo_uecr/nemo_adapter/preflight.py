@@ -13,9 +13,11 @@ from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_checks import teacher_alone
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.benchmarks import check_benchmark_files
+from nemo_uecr.data.chat import fitting_prompts
 from nemo_uecr.data.hub import has_hub_form, only_here
 from nemo_uecr.data.model_files import Fields
 from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, own_code
+from nemo_uecr.data.rows import Row
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.files import file_sha256, replace_file
 from nemo_uecr.nemo_adapter import upstream
@@ -27,7 +29,7 @@ from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, sh
 
 __all__ = [
     "check_conversions", "check_models", "check_problems", "check_teacher_alone", "check_visible_models",
-    "check_visible_teacher",
+    "check_visible_teacher", "dropped_prompts", "long_prompts",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -39,8 +41,17 @@ def check_problems(config: NemoConfig) -> None:
     Raises:
         DataError: naming file and key.
     """
-    data, needed = config.data, config.rollout.prompts_per_step
-    rows = selected_rows(
+    data, rows = config.data, _chosen_rows(config)
+    for row in rows:
+        text_field(row, data.question_key, data.train, "data.question_key")
+        text_field(row, data.answer_key, data.train, "data.answer_key")
+    _check_enough(config, len(rows))
+    check_benchmark_files(config.evaluation.benchmarks)
+
+
+def _chosen_rows(config: NemoConfig) -> list[Row]:
+    data = config.data
+    return selected_rows(
         data.train,
         difficulty_key=data.difficulty_key,
         low=data.difficulty_low,
@@ -48,15 +59,43 @@ def check_problems(config: NemoConfig) -> None:
         subset=data.subset,
         seed=config.run.seed,
     )
-    for row in rows:
-        text_field(row, data.question_key, data.train, "data.question_key")
-        text_field(row, data.answer_key, data.train, "data.answer_key")
-    if len(rows) < needed:
+
+
+def _check_enough(config: NemoConfig, count: int) -> None:
+    needed = config.rollout.prompts_per_step
+    if count < needed:
         raise DataError(
-            f"{data.train}: {len(rows)} problems are left to train on; expected at least "
+            f"{config.data.train}: {count} problems are left to train on; expected at least "
             f"rollout.prompts_per_step={needed}, because no step would ever be filled"
         )
-    check_benchmark_files(config.evaluation.benchmarks)
+
+
+def dropped_prompts(config: NemoConfig) -> list[int]:
+    """Places among the chosen problems of those whose prompts are too long; none unless they are to be dropped.
+
+    Raises:
+        DataError: prompts are too long and are not to be dropped, or too few are left.
+    """
+    from transformers import AutoTokenizer
+
+    return long_prompts(config, _loaded(AutoTokenizer, config.student.model_name, "student", "tokenizer"))
+
+
+def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
+    """The same with the student's tokenizer at hand."""
+    data, rows = config.data, _chosen_rows(config)
+    asked = [text_field(row, data.question_key, data.train, "data.question_key") for row in rows]
+    kept = fitting_prompts(
+        tokenizer,
+        [(str(row.get("id", text[:60])), text) for row, text in zip(rows, asked, strict=True)],
+        template=data.prompt_template,
+        system=None,
+        thinking=data.enable_thinking,
+        most=data.max_prompt_tokens,
+        drop=data.long_prompts == "drop",
+    )
+    _check_enough(config, len(kept))
+    return [place for place in range(len(rows)) if place not in kept]
 
 
 def check_visible_models(config: NemoConfig) -> bool:

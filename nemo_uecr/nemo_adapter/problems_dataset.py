@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nemo_uecr.nemo_adapter import upstream
@@ -21,6 +22,7 @@ class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
         difficulty_high: float | None,
         problem_count: int | None,
         seed: int,
+        dropped: Sequence[int],
         **unread: Any,
     ) -> None:
         """Read and select; NeMo-RL hands over its whole section, the rest of which it reads itself."""
@@ -34,6 +36,7 @@ class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
             subset=problem_count,
             seed=seed,
         )
+        left_out = frozenset(dropped)
         self.task_name = "problems"
         self.val_dataset = None
         self.dataset = Dataset.from_list(
@@ -45,6 +48,7 @@ class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
                     ],
                     "task_name": self.task_name,
                 }
-                for row in rows
+                for place, row in enumerate(rows)
+                if place not in left_out
             ]
         )

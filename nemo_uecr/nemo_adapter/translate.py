@@ -93,7 +93,7 @@ def _loss(config: NemoConfig) -> dict[str, Any]:
 
 def _data(config: NemoConfig, prompt_file: str) -> dict[str, Any]:
     data = config.data
-    train = {
+    train: dict[str, Any] = {
         "dataset_name": DATASET_FQN,
         "data_path": data.train,
         "question_key": data.question_key,
@@ -102,6 +102,7 @@ def _data(config: NemoConfig, prompt_file: str) -> dict[str, Any]:
         "difficulty_low": data.difficulty_low,
         "difficulty_high": data.difficulty_high,
         "problem_count": data.subset,
+        "dropped": [],
         "seed": config.run.seed,
         "prompt_file": prompt_file,
         "system_prompt_file": None,

@@ -112,6 +112,22 @@ def test_equal_tokenizers(tmp_path: Path) -> None:
     assert "</think>" in found["chat template"].message
 
 
+def test_prompts_are_counted_as_the_run_counts_them(tmp_path: Path) -> None:
+    student, rows = save_tokenizer(tmp_path / "s"), tmp_path / "p.jsonl"
+    questions = ["1+1" * 40, *["1+1"] * 129]
+    rows.write_text(
+        "".join(json.dumps({"question": text, "final_answer": "2", "difficulty": 6}) + "\n" for text in questions)
+    )
+    given = [f"data.train={rows}", f"student.model_name={student}", "data.max_prompt_tokens=100"]
+    given += ["data.prompt_template={question}", f"teacher.model_name={student}"]
+    for change, status, said in (
+        ("data.long_prompts=refuse", "fail", "1 of 130 prompts have more than data.max_prompt_tokens=100"),
+        ("data.long_prompts=drop", "ok", "1 are dropped"),
+    ):
+        found = {one.check: one for one in models.tokenizer_findings(nemo(*given, change))}["prompt length"]
+        assert (found.status, found.message[: len(said)]) == (status, said)
+
+
 @needs_real_files
 def test_the_real_tokenizer_of_qwen3() -> None:
     folder = FOLDER / "qwen3_tokenizer"

@@ -269,7 +269,8 @@ def test_template_that_refuses_is_one_line() -> None:
 def test_empty_and_long_prompts_are_refused() -> None:
     tokenizer = build_tokenizer()
     with pytest.raises(
-        DataError, match=r"problem 'p7' has a prompt of \d+ tokens; expected at most data.max_prompt_tok"
+        DataError,
+        match=r"1 of 1 prompts have more than data.max_prompt_tokens=40 tokens; the first is problem 'p7' with \d+",
     ):
         encode_prompts([Problem("p7", "12" * 40, "2")], tokenizer, data("data.max_prompt_tokens=40"))
     tokenizer.chat_template = "{{ '' }}"

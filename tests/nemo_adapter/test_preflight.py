@@ -23,6 +23,7 @@ from nemo_uecr.nemo_adapter.preflight import (
     check_problems,
     check_teacher_alone,
     check_visible_models,
+    long_prompts,
 )
 from nemo_uecr.nemo_adapter.teacher_batch import rows_of
 from tests.config.test_nemo import CONFIGS
@@ -110,6 +111,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(launcher.upstream, "check", lambda: "0.7.0")
     monkeypatch.setattr(launcher, "check_models", lambda config: None)
     monkeypatch.setattr(launcher, "check_conversions", lambda config: None)
+    monkeypatch.setattr(launcher, "dropped_prompts", lambda config: [])
     (tmp_path / "file").write_text("")
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*world(tmp_path), f"run.folder={tmp_path}/file/run"])
     with pytest.raises(UecrError, match=r"run\.folder: .* cannot be made"):
@@ -335,6 +337,27 @@ def test_a_teacher_alone_that_is_not_there(change: str, message: str, tmp_path: 
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*world(tmp_path), change.format(tmp_path)])
     with pytest.raises((DataError, ConfigError), match=message):
         check_teacher_alone(config, longest=6)
+
+
+def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
+    """With the tokenizer and template of the run, as the local back end counts them."""
+    pytest.importorskip("transformers")
+    from nemo_uecr.demo.tokenizer import build_tokenizer
+
+    given = world(tmp_path)
+    sums = {place: "1+1" * (40 if place in (3, 70) else 1) for place in range(128)}
+    rows = [{"id": f"p{place}", "question": text, "final_answer": "2", "difficulty": 6} for place, text in sums.items()]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = build_tokenizer()
+    changes = [*given, "data.prompt_template={question}", "data.max_prompt_tokens=100"]
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", changes)
+    with pytest.raises(DataError, match=r"^2 of 128 prompts .* is problem 'p3' with 1\d\d\. Raise the limit"):
+        long_prompts(config, tokenizer)
+    dropping = [*changes, "data.long_prompts=drop"]
+    assert long_prompts(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", dropping), tokenizer) == [3, 70]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:127]))
+    with pytest.raises(DataError, match="125 problems are left to train on"):
+        long_prompts(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", dropping), tokenizer)
 
 
 def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
