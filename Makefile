@@ -147,7 +147,7 @@ docs: $(VENV)/.docs ## the documents as a site in site/, without a network; any 
 pages: $(STAMP) ## write the pages that come from the code again: configuration, metrics, commands
 	$(BIN)/python -m nemo_uecr.config.reference > docs/configuration.md
 	$(BIN)/python -m nemo_uecr.config.reference nemo_rl > docs/configuration-nemo-rl.md
-	$(BIN)/python -m nemo_uecr.telemetry.reference > docs/metrics.md
+	$(BIN)/python tools/metrics_page.py > docs/metrics.md
 	$(BIN)/python -c "from nemo_uecr.cli.main import commands_page as page; print(page(), end='')" > docs/cli.md
 
 bench: $(STAMP) ## time and memory of the advantages and of token scoring

@@ -300,7 +300,7 @@ def batch(run: Run, /, *, out: Out = None) -> int:
     require_extra("data", "plots")
     from nemo_uecr.audit.batch_facts import batch_audit, read_lines
     from nemo_uecr.config.written import written_config
-    from nemo_uecr.report.run_folder import read_run
+    from nemo_uecr.telemetry.run_folder import read_run
 
     found = read_run(run)
     config = written_config(run / "config.yaml")
@@ -357,7 +357,7 @@ def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) ->
     require_extra("data", "plots")
     from nemo_uecr.audit.efficiency import Run as CostedRun
     from nemo_uecr.audit.efficiency import efficiency_audit
-    from nemo_uecr.report.run_folder import read_runs
+    from nemo_uecr.telemetry.run_folder import read_runs
 
     runs = []
     for each in read_runs([run] if baseline is None else [run, baseline]):

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 def _measure(folder: Path, name: str, args: argparse.Namespace) -> StepCost:
     """One run in a process of its own."""
     from nemo_uecr.bench.steps import step_cost
-    from nemo_uecr.report.run_folder import read_run
+    from nemo_uecr.telemetry.run_folder import read_run
 
     overrides = [
         *args.overrides,

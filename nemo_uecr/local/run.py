@@ -31,8 +31,7 @@ from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.clients import Choice, open_clients
-from nemo_uecr.telemetry.progress import Progress
-from nemo_uecr.telemetry.sinks import StepLog, truncate_records
+from nemo_uecr.telemetry.sinks import Progress, StepLog, truncate_records
 
 log = logging.getLogger(__name__)
 

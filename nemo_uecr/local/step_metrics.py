@@ -15,8 +15,8 @@ from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
-from nemo_uecr.telemetry import statistics as batch_statistics
-from nemo_uecr.telemetry.of_method import identity_metrics, method_metrics
+from nemo_uecr.telemetry import metrics as batch_metrics
+from nemo_uecr.telemetry.metrics import identity_metrics, method_metrics
 
 MEBI = 1_048_576
 
@@ -34,8 +34,8 @@ def step_metrics(
     clip = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
     return {
         **method_metrics(scored, advantages, settings, noise=config.method.scoring_noise),
-        **batch_statistics.ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, **clip),
-        **batch_statistics.length_metrics(scored.mask_BT, batch.truncated()),
+        **batch_metrics.ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, **clip),
+        **batch_metrics.length_metrics(scored.mask_BT, batch.truncated()),
         **identity_metrics(residuals),
         **_policy(batch, scored, outcome, with_kl=config.loss.reference_kl > 0),
         **_counts(batch, outcome, config),

@@ -33,8 +33,7 @@ from nemo_uecr.local.step_metrics import check_ratios, step_metrics
 from nemo_uecr.local.stopwatch import Stopwatch, timing
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, update
 from nemo_uecr.stopping import RunStopped, StopRequest
-from nemo_uecr.telemetry.progress import Progress
-from nemo_uecr.telemetry.sinks import StepLog, append_record, check_record
+from nemo_uecr.telemetry.sinks import Progress, StepLog, append_record, check_record
 from nemo_uecr.verifier.extract import Checked
 from nemo_uecr.verifier.pool import check_response
 

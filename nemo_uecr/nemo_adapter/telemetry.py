@@ -10,8 +10,7 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.facts import GLOBAL_STEPS, trained_rows, trained_tokens
 from nemo_uecr.nemo_adapter.loss import PREFIX
-from nemo_uecr.telemetry import statistics
-from nemo_uecr.telemetry.of_method import identity_metrics, method_metrics
+from nemo_uecr.telemetry.metrics import identity_metrics, length_metrics, method_metrics
 
 
 def step_metrics(context: StepContext, data: Any, result: Any) -> dict[str, float]:
@@ -24,7 +23,7 @@ def step_metrics(context: StepContext, data: Any, result: Any) -> dict[str, floa
     batch = outcome.batch
     return {
         **method_metrics(batch, outcome.advantages, outcome.settings, noise=spec.scoring_noise),
-        **statistics.length_metrics(batch.mask_BT, outcome.truncated_B),
+        **length_metrics(batch.mask_BT, outcome.truncated_B),
         **identity_metrics(outcome.residuals),
         **_policy(context, result),
         **_counts(context, data),

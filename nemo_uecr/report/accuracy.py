@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from nemo_uecr.evaluation.samples import read_samples, rewards_by_benchmark
 from nemo_uecr.report.markup import DASH, points, text
-from nemo_uecr.report.run_folder import RunFolder, read_samples
 from nemo_uecr.report.section import Section, run_key
+from nemo_uecr.telemetry.run_folder import RunFolder
 
 #: A run with more evaluations than this shows the first, the best, the last and some between.
 SHOWN_EVALUATIONS = 9
@@ -54,14 +55,12 @@ def _change(run: RunFolder, before: dict[str, Any], other: RunFolder, after: dic
 
 
 def _problem_means(run: RunFolder, step: int) -> dict[str, dict[str, float]]:
-    """Share of right samples of each problem, by set."""
-    right: dict[str, dict[str, list[float]]] = {}
-    for sample in read_samples(run, step):
-        problems = right.setdefault(str(sample["benchmark"]), {})
-        problems.setdefault(str(sample["problem"]), []).append(float(sample["verdict"] == "correct"))
+    """Share of right samples of each problem, by set; none when the samples are not there."""
+    path = run.path / "evaluations" / f"step-{step:06d}.jsonl"
+    rewards = rewards_by_benchmark(read_samples(path)) if path.is_file() else {}
     return {
         name: {problem: sum(values) / len(values) for problem, values in problems.items()}
-        for name, problems in right.items()
+        for name, problems in rewards.items()
     }
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.fragment import fault_of
-from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import Section, run_key
+from nemo_uecr.telemetry.run_folder import RunFolder
 
 FOLDER, FRAGMENT = "audits", "section.html"
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from nemo_uecr.config.dotted import flattened
 from nemo_uecr.report.markup import DASH, text
-from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import Section, run_key
+from nemo_uecr.telemetry.run_folder import RunFolder
 
 
 def configuration_section(runs: list[RunFolder]) -> Section:

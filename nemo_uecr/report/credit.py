@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.report.run_folder import BatchFiles, RunFolder
+from nemo_uecr.telemetry.run_folder import BatchFiles, RunFolder
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nemo_uecr.report.credit import PAGE_TOKENS, credit_maps
-from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import Section
+from nemo_uecr.telemetry.run_folder import RunFolder
 
 FRAME = """
 <p class="note">Each token of a sampled response, coloured by the advantage that trained it: before, when the whole

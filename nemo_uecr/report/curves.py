@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from nemo_uecr.report.lines import LARGE, SMALL, SMOOTH_FROM, Panel, Series, smoothing_window
 from nemo_uecr.report.markup import text
-from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import Section, figure, readings, run_key
+from nemo_uecr.telemetry.run_folder import RunFolder
 
 #: (metric, title, unit, metrics of the band's two ends, shown in percent)
 DYNAMICS: tuple[tuple[str, str, str, tuple[str, str] | None, bool], ...] = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nemo_uecr.report.chart import axis_marks
 from nemo_uecr.report.lines import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Panel, Series, axes_of
 from nemo_uecr.report.markup import equation, points, text
-from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import Section, figure, readings, run_key
+from nemo_uecr.telemetry.run_folder import RunFolder
 
 #: Bottom to top in the stacked chart: (metric, name, style)
 SHARES = (

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from nemo_uecr.report.markup import DASH, equation, number, text
-from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import Section, run_key
+from nemo_uecr.telemetry.run_folder import RunFolder
 
 HOLDS, VIOLATED, MONITORED, UNMEASURED = "holds", "violated", "monitored", "not measured"
 FIRST_RATIO = "first_ratio"

@@ -9,8 +9,8 @@ from nemo_uecr.report.accuracy import Lift, difference_of, lift_of
 from nemo_uecr.report.identities import HOLDS, VIOLATED, verdicts
 from nemo_uecr.report.lines import ticks
 from nemo_uecr.report.markup import DASH, duration, equation, points, shown_change, signed_points, text
-from nemo_uecr.report.run_folder import RunFolder
 from nemo_uecr.report.section import run_key
+from nemo_uecr.telemetry.run_folder import RunFolder
 
 SEEDS = "The intervals are over problems; another training seed may move a run by more."
 

@@ -19,8 +19,8 @@ from nemo_uecr.report.groups import groups_section
 from nemo_uecr.report.identities import identities_section
 from nemo_uecr.report.markup import data_block, text
 from nemo_uecr.report.overview import masthead
-from nemo_uecr.report.run_folder import RunFolder, read_runs
 from nemo_uecr.report.section import Section
+from nemo_uecr.telemetry.run_folder import RunFolder, read_runs
 
 #: Runs on one page: as many as the page has colours.
 MOST_RUNS = 8

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nemo_uecr.report.run_folder import Record, RunFolder
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.run_checks import check_run
 from nemo_uecr.study.runner import finished_run
+from nemo_uecr.telemetry.run_folder import RunFolder
+from nemo_uecr.telemetry.sinks import Record
 
 #: Phases of a step whose seconds are compared between arms.
 PHASES = ("rollout", "verify", "score_student", "score_teacher", "score_reference", "advantage", "update")

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.report.run_folder import Record, RunFolder
 from nemo_uecr.study.cells import Cell
+from nemo_uecr.telemetry.run_folder import RunFolder
+from nemo_uecr.telemetry.sinks import Record
 
 #: Paths change when a study is moved; the name of what they lead to does not decide a number.
 PATHS = ("run.folder", "student.model_name", "teacher.model_name", "data.train")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nemo_uecr.report.run_folder import RunFolder, read_run
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.workers import work_on
+from nemo_uecr.telemetry.run_folder import RunFolder, read_run
 
 #: Trains one cell, in a worker process; returns an error line, or None.
 Work = Callable[[Cell], str | None]

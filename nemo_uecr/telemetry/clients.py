@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,12 +59,19 @@ def open_clients(folder: Path, choice: Choice) -> list[Client]:
     """The clients that a run asks for.
 
     Raises:
-        DependencyError: one that is asked for is not installed, or does not start.
+        DependencyError: A client is not installed, or does not start.
         ConfigError: MLflow is asked for online and no server is named.
     """
     clients: list[Client] = []
-    if choice.tensorboard != OFF and (board := _tensorboard(folder / "tensorboard", choice.tensorboard)) is not None:
-        clients.append(board)
+    if choice.tensorboard != OFF:
+        try:
+            clients.append(TensorBoard(folder / "tensorboard"))
+        except ImportError as missing:
+            if choice.tensorboard == "on":
+                raise DependencyError(
+                    "telemetry.tensorboard is on, but TensorBoard is not installed; "
+                    "pip install 'nemo-uecr[tensorboard]'"
+                ) from missing
     if choice.wandb != OFF:
         clients.append(Wandb(folder, choice))
     if choice.mlflow != OFF:
@@ -89,8 +96,6 @@ class TensorBoard:
 
         self._folder = folder
         self._events = SummaryWriter(str(folder))
-        self._hook = threading.excepthook
-        threading.excepthook = self._unless_ours
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write scalars."""
@@ -98,19 +103,13 @@ class TensorBoard:
             for name, value in metrics.items():
                 self._events.add_scalar(name, value, step)
             self._events.flush()
-        except OSError as error:
-            error.filename = str(self._folder)  # a failed write does not know it
+        except OSError as error:  # raised by the writer's thread, without a name
+            error.filename = str(self._folder)
             raise
 
     def close(self, *, failed: bool) -> None:
         """Close the event file."""
         self._events.close()
-        threading.excepthook = self._hook
-
-    def _unless_ours(self, failed: threading.ExceptHookArgs) -> None:
-        """The writer's thread hands its error over to our next call; its traceback says no more."""
-        if type(failed.thread).__module__.partition(".")[0] != "tensorboard":
-            self._hook(failed)
 
 
 class Wandb:
@@ -119,8 +118,6 @@ class Wandb:
     def __init__(self, folder: Path, choice: Choice) -> None:
         """Start or continue the run."""
         wandb = _module("wandb", "telemetry.wandb")
-        # Neither the terminal nor W&B's own lines belong into the run's output.
-        settings = wandb.Settings(console="off", silent=True)
         try:
             self._run = wandb.init(
                 project=choice.project,
@@ -130,7 +127,7 @@ class Wandb:
                 mode=choice.wandb,
                 dir=str(folder),
                 config=dict(choice.parameters),
-                settings=settings,
+                settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.errors.Error as error:
             raise DependencyError(
@@ -142,13 +139,12 @@ class Wandb:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the step; a failing service is reported once and left alone, since the metrics file has everything."""
-        if not self._alive:
-            return
-        try:
-            self._run.log(dict(metrics), step=step)
-        except self._errors as error:
-            self._alive = False
-            log.warning("W&B fails (%s); the run goes on without it", error)
+        if self._alive:
+            try:
+                self._run.log(dict(metrics), step=step)
+            except self._errors as error:
+                self._alive = False
+                log.warning("W&B fails (%s); the run goes on without it", error)
 
     def close(self, *, failed: bool) -> None:
         """Finish the run."""
@@ -161,11 +157,18 @@ class Mlflow:
     def __init__(self, folder: Path, choice: Choice) -> None:
         """Start or continue the run."""
         mlflow = _module("mlflow", "telemetry.mlflow")
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table that it makes
-        self._entities = mlflow.entities
-        self._errors = mlflow.exceptions.MlflowException
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it reports every table that it creates
+        self._entities, self._errors = mlflow.entities, mlflow.exceptions.MlflowException
+        address = os.environ.get("MLFLOW_TRACKING_URI", "")
+        if choice.mlflow == OFFLINE:
+            address = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        elif not address:
+            raise ConfigError(
+                "telemetry.mlflow is online, but MLFLOW_TRACKING_URI is not set; expected the server's address there. "
+                "Set it, or set telemetry.mlflow=offline"
+            )
         try:
-            self._client = mlflow.MlflowClient(tracking_uri=_mlflow_address(folder, choice.mlflow))
+            self._client = mlflow.MlflowClient(tracking_uri=address)
             self._id = self._find_or_make(folder, choice)
         except (self._errors, ImportError) as error:
             raise DependencyError(
@@ -195,52 +198,25 @@ class Mlflow:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the step; a failing server is reported once and left alone, since the metrics file has everything."""
-        if not self._alive:
-            return
-        now = int(1000 * time.time())
-        values = [self._entities.Metric(name, float(value), now, step) for name, value in metrics.items()]
-        try:
-            self._client.log_batch(self._id, metrics=values)
-        except self._errors as error:
-            self._alive = False
-            log.warning("MLflow fails (%s); the run goes on without it", error)
+        if self._alive:
+            now = int(1000 * time.time())
+            values = [self._entities.Metric(name, float(value), now, step) for name, value in metrics.items()]
+            try:
+                self._client.log_batch(self._id, metrics=values)
+            except self._errors as error:
+                self._alive = False
+                log.warning("MLflow fails (%s); the run goes on without it", error)
 
     def close(self, *, failed: bool) -> None:
         """Finish the run."""
-        if not self._alive:
-            return
-        try:
-            self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED")
-        except self._errors as error:
-            log.warning("MLflow fails (%s); the run itself has ended", error)
-
-
-def _mlflow_address(folder: Path, mode: str) -> str:
-    if mode == OFFLINE:
-        return f"sqlite:///{(folder / 'mlflow.db').resolve()}"
-    address = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if not address:
-        raise ConfigError(
-            "telemetry.mlflow is online, but MLFLOW_TRACKING_URI is not set; expected the server's address there. "
-            "Set it, or set telemetry.mlflow=offline"
-        )
-    return address
-
-
-def _tensorboard(folder: Path, switch: str) -> TensorBoard | None:
-    try:
-        return TensorBoard(folder)
-    except ImportError as missing:
-        if switch == "auto":
-            return None
-        raise DependencyError(
-            "telemetry.tensorboard is on, but TensorBoard is not installed; pip install 'nemo-uecr[tensorboard]'"
-        ) from missing
+        if self._alive:
+            try:
+                self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED")
+            except self._errors as error:
+                log.warning("MLflow fails (%s); the run itself has ended", error)
 
 
 def _module(name: str, key: str) -> Any:
-    from importlib import import_module
-
     try:
         return import_module(name)
     except ImportError as missing:

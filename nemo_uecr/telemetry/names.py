@@ -1,6 +1,7 @@
 """Every metric once: name, unit, how it is reduced, what it means.
 
-A metric that a method does not have is absent from the records, never zero.
+A metric that a method does not have is absent from the records, never zero. `tools/metrics_page.py` writes
+docs/metrics.md from this table.
 """
 
 from __future__ import annotations
@@ -22,37 +23,17 @@ class Metric:
 _TABLE = (
     ("reward/task_mean", "1", "mean over responses", "verifier reward R^task"),
     ("reward/task_std", "1", "std over responses", "verifier reward R^task"),
-    (
-        "reward/teacher_mean",
-        "nats",
-        "mean over responses",
-        "teacher reward R^T, the token mean of the clipped gap",
-    ),
+    ("reward/teacher_mean", "nats", "mean over responses", "teacher reward R^T, token mean of the clipped gap"),
     ("reward/teacher_std", "nats", "std over responses", "teacher reward R^T"),
     ("reward/unified_mean", "1", "mean over responses", "R^U = R^task + alpha R^T"),
     ("reward/unified_std", "1", "std over responses", "R^U = R^task + alpha R^T"),
     ("group/count", "groups", "sum", "prompt groups in the batch"),
-    (
-        "group/degenerate_share",
-        "share",
-        "mean over groups",
-        "groups whose task rewards are all equal (zero variance)",
-    ),
+    ("group/degenerate_share", "share", "mean over groups", "groups whose task rewards are all equal (zero variance)"),
     ("group/all_right_share", "share", "mean over groups", "groups in which every response is rewarded"),
     ("group/all_wrong_share", "share", "mean over groups", "groups in which no response is rewarded"),
     ("group/mixed_share", "share", "mean over groups", "groups with unequal task rewards"),
-    (
-        "group/teacher_only_share",
-        "share",
-        "mean over groups",
-        "groups with equal task rewards whose teacher rewards R^T range over more than 0.05 nats",
-    ),
-    (
-        "group/below_noise_share",
-        "share",
-        "mean over groups",
-        "groups whose normalised reward has a standard deviation below method.scoring_noise",
-    ),
+    ("group/teacher_only_share", "share", "mean over groups", "degenerate groups whose R^T range over 0.05 nats"),
+    ("group/below_noise_share", "share", "mean over groups", "groups with a normalised std below method.scoring_noise"),
     ("advantage/mean", "1", "mean over tokens", "final token advantage"),
     ("advantage/std", "1", "std over tokens", "final token advantage"),
     ("advantage/min", "1", "min over tokens", "final token advantage"),
@@ -61,32 +42,12 @@ _TABLE = (
     ("advantage/unified_abs_mean", "1", "mean over responses", "magnitude of A^U"),
     ("advantage/task_abs_mean", "1", "mean over responses", "magnitude of A^task|U"),
     ("advantage/teacher_abs_mean", "1", "mean over responses", "magnitude of alpha A^T|U"),
-    (
-        "advantage/sign_flip_share",
-        "share",
-        "mean over responses of mixed groups",
-        "responses whose unified advantage A^U has another sign than the verifier's own advantage",
-    ),
-    (
-        "advantage/degenerate_abs_mean",
-        "1",
-        "mean over tokens of degenerate groups",
-        "magnitude of the final advantage where the verifier says nothing",
-    ),
-    (
-        "advantage/degenerate_abs_max",
-        "1",
-        "max over tokens of degenerate groups",
-        "magnitude of the final advantage where the verifier says nothing",
-    ),
-    ("policy/loss", "1", "token mean, mean over optimizer steps", "actor loss: surrogates plus reference KL"),
-    ("policy/pg_loss", "1", "token mean, mean over optimizer steps", "clipped surrogates alone"),
-    (
-        "policy/ref_kl",
-        "nats",
-        "token mean, mean over optimizer steps",
-        "low-variance KL estimate to the reference policy, before its coefficient",
-    ),
+    ("advantage/sign_flip_share", "share", "mean over responses of mixed groups", "A^U and A^task of other sign"),
+    ("advantage/degenerate_abs_mean", "1", "mean over tokens", "magnitude of the final advantage in degenerate groups"),
+    ("advantage/degenerate_abs_max", "1", "max over tokens", "magnitude of the final advantage in degenerate groups"),
+    ("policy/loss", "1", "token mean, mean over updates", "actor loss: surrogates plus reference KL"),
+    ("policy/pg_loss", "1", "token mean, mean over updates", "clipped surrogates alone"),
+    ("policy/ref_kl", "nats", "token mean, mean over updates", "low-variance KL to the reference, unscaled"),
     ("policy/ratio_mean", "1", "mean over tokens", "pi_theta / pi_old at the rollout temperature"),
     ("policy/ratio_min", "1", "min over tokens", "pi_theta / pi_old at the rollout temperature"),
     ("policy/ratio_max", "1", "max over tokens", "pi_theta / pi_old at the rollout temperature"),
@@ -96,21 +57,11 @@ _TABLE = (
     ("policy/entropy", "nats", "mean over tokens", "entropy of the old student policy at temperature 1"),
     ("policy/grad_norm", "1", "mean over optimizer steps", "gradient norm before clipping"),
     ("policy/learning_rate", "1", "last optimizer step", "learning rate"),
-    (
-        "policy/first_ratio_error",
-        "1",
-        "max over tokens of the first optimizer step",
-        "distance of the ratio from 1 before any update",
-    ),
+    ("policy/first_ratio_error", "1", "max over tokens", "|ratio - 1| in the first optimizer step, before any update"),
     ("response/length_mean", "tokens", "mean over responses", "sampled tokens, the end token included"),
     ("response/length_min", "tokens", "min over responses", "sampled tokens"),
     ("response/length_max", "tokens", "max over responses", "sampled tokens"),
-    (
-        "response/truncated_share",
-        "share",
-        "mean over responses",
-        "responses that reached the token limit without an end token",
-    ),
+    ("response/truncated_share", "share", "mean over responses", "responses at the token limit without an end token"),
     ("count/prompts", "prompts", "sum", "prompts drawn for the step"),
     ("count/unique_prompts", "prompts", "sum", "different problems among them"),
     ("count/trajectories", "responses", "sum", "responses generated"),
@@ -138,22 +89,12 @@ _TABLE = (
     ("ecr/weight_min", "1", "min over tokens", "token weight w"),
     ("ecr/weight_max", "1", "max over tokens", "token weight w"),
     ("identity/finite", "tokens", "max over responses", "advantages that are not finite"),
-    (
-        "identity/decomposition_error",
-        "1",
-        "max over responses",
-        "A^U - (A^task|U + alpha A^T|U), relative to max(1, sum of magnitudes)",
-    ),
+    ("identity/decomposition_error", "1", "max over responses", "A^U - (A^task|U + alpha A^T|U), relative"),
     ("identity/budget_error", "1", "max over responses", "mean of w over the response's tokens, minus 1"),
     ("identity/residual_bound", "1", "max over responses", "excess of q over 1 in magnitude"),
     ("identity/sign_kept", "tokens", "max over responses", "token weights that are not positive"),
-    (
-        "identity/log_weight",
-        "1",
-        "max over responses",
-        "mean log weight of a positive response (distilled_rl)",
-    ),
-    ("evaluation/avg", "share", "mean over sets", "avg@k of the evaluation after the step, all sets weighing the same"),
+    ("identity/log_weight", "1", "max over responses", "mean log weight of a positive response (distilled_rl)"),
+    ("evaluation/avg", "share", "mean over sets", "avg@k after the step, all sets weighing the same"),
     ("evaluation/low", "share", "2.5% quantile", "lower end of its 95% interval over problems"),
     ("evaluation/high", "share", "97.5% quantile", "upper end of its 95% interval over problems"),
     ("memory/peak_rss_mb", "MiB", "max", "peak resident memory of the process"),
@@ -203,16 +144,15 @@ SPLIT_VALUES = {
 }
 
 
-def _split_rows() -> Iterator[tuple[str, str, str, str]]:
+def _split_metrics() -> Iterator[Metric]:
     for split, bins in SPLITS.items():
         for suffix, whose in bins:
             for value, (unit, meaning) in SPLIT_VALUES.items():
-                yield f"{split}/{value}_{suffix}", unit, "mean over tokens", f"{meaning}; {whose}"
-            yield f"{split}/token_share_{suffix}", "share", "mean over tokens", f"tokens of the step; {whose}"
+                yield Metric(f"{split}/{value}_{suffix}", unit, "mean over tokens", f"{meaning}; {whose}")
+            yield Metric(f"{split}/token_share_{suffix}", "share", "mean over tokens", f"tokens of the step; {whose}")
     for suffix, whose in SPLITS["outcome"]:
-        yield f"outcome/length_mean_{suffix}", "tokens", "mean over responses", f"sampled tokens; {whose}"
-        yield f"outcome/teacher_reward_mean_{suffix}", "nats", "mean over responses", f"R^T; {whose}"
+        yield Metric(f"outcome/length_mean_{suffix}", "tokens", "mean over responses", f"sampled tokens; {whose}")
+        yield Metric(f"outcome/teacher_reward_mean_{suffix}", "nats", "mean over responses", f"R^T; {whose}")
 
 
-_ROWS = (*_TABLE, *_split_rows())
-METRICS: dict[str, Metric] = {row[0]: Metric(*row) for row in _ROWS}
+METRICS = {metric.name: metric for metric in (*(Metric(*row) for row in _TABLE), *_split_metrics())}

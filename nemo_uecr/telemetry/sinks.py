@@ -1,13 +1,14 @@
-"""Where step records go: a JSONL file always, and the clients that a run asks for."""
+"""Where a run's records go: JSONL files always, the clients that a run asks for, and progress for people."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TextIO
 
 from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import InvariantError, RunFolderError
@@ -15,43 +16,49 @@ from nemo_uecr.files import append_whole, replace_file
 from nemo_uecr.telemetry.clients import Client
 from nemo_uecr.telemetry.names import METRICS
 
+STEPS, EVALUATIONS = "metrics.jsonl", "evaluation.jsonl"
+Record = dict[str, Any]
+
 
 def append_record(path: Path, record: Mapping[str, object]) -> None:
-    """Append one JSON line, whole or not at all, and push it to disk.
+    """Append one JSON line, whole or not at all, and push it to disk; a kill leaves at most half of a last line."""
+    append_whole(path, _line(record))
 
-    A killed run leaves at most a half-written last line, which `truncate_records` drops; a full disk leaves none.
+
+def read_records(path: Path) -> tuple[list[Record], bool]:
+    """The records of a file in its order, and whether it ends in half of one; a missing file has none.
+
+    Raises:
+        RunFolderError: A line other than the last is no JSON object.
     """
-    append_whole(path, (json.dumps(record, allow_nan=False) + "\n").encode())
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    records: list[Record] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append({**decoded(line)})
+        except (ValueError, TypeError) as error:
+            if not line.endswith(b"\n"):  # the run is writing it, or was killed while writing
+                return records, True
+            raise RunFolderError(f"{path}:{number}: not a record ({error}); the file is corrupt") from error
+    return records, False
 
 
 def truncate_records(path: Path, *, last_step: int) -> None:
     """Drop records after ``last_step``, and a half-written last line, by writing the file anew."""
-    if not path.exists():
-        return
-    kept = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if line.endswith(b"\n") and _step_of(line, f"{path}:{number}") <= last_step:
-            kept.append(line)
-    replace_file(path, b"".join(kept))
+    if path.exists():
+        records, _ = read_records(path)
+        replace_file(path, b"".join(_line(record) for record in records if record["step"] <= last_step))
 
 
-def _step_of(line: bytes, where: str) -> int:
-    try:
-        step = decoded(line)["step"]
-        if not isinstance(step, int) or isinstance(step, bool):
-            raise TypeError("step is no integer")
-        return step
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{where}: not a step's record; the file was altered. Delete the line and run again with --resume"
-        ) from error
+def _line(record: Mapping[str, object]) -> bytes:
+    return (json.dumps(record, allow_nan=False) + "\n").encode()
 
 
 def check_record(step: int, metrics: Mapping[str, float]) -> None:
     """Refuse a step's metrics that could not be read later.
 
     Raises:
-        InvariantError: If a name is not in the table or a number is not finite.
+        InvariantError: A name is not in the table, or a number is not finite.
     """
     for name, value in metrics.items():
         if name not in METRICS:
@@ -65,7 +72,7 @@ class StepLog:
 
     def __init__(self, folder: Path, clients: Sequence[Client]) -> None:
         """Write into ``folder / "metrics.jsonl"`` and tell the clients."""
-        self._path = folder / "metrics.jsonl"
+        self._path = folder / STEPS
         self._clients = clients
 
     def __enter__(self) -> Self:
@@ -78,11 +85,7 @@ class StepLog:
             client.close(failed=kind is not None)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a step's metrics.
-
-        Raises:
-            InvariantError: If a name is not in the table or a number is not finite.
-        """
+        """Write a step's metrics."""
         check_record(step, metrics)
         append_record(self._path, {"step": step, **metrics})
         self._tell(step, metrics)
@@ -96,3 +99,52 @@ class StepLog:
     def _tell(self, step: int, metrics: Mapping[str, float]) -> None:
         for client in self._clients:
             client.write(step, metrics)
+
+
+class Progress:
+    """Reports steps and evaluations: below a bar on a terminal, as plain lines elsewhere."""
+
+    def __init__(self, *, total: int, style: str, stream: TextIO | None = None) -> None:
+        """Choose the form: ``style`` is "auto", "bar", "lines" or "off"."""
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        stream = sys.stderr if stream is None else stream
+        with_bar = style == "bar" or (style == "auto" and stream.isatty())
+        self._total = total
+        self._console = Console(file=stream, force_terminal=with_bar, quiet=style == "off", highlight=False)
+        columns = (BarColumn(24), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
+        self._bar = Bar(*columns, console=self._console, disable=not with_bar)
+        self._task = self._bar.add_task(f"step 0/{total}", total=total, start=False)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Report a finished step."""
+        shown = (
+            f"step {step}/{self._total}  reward {metrics['reward/task_mean']:.3f}  "
+            f"mixed groups {metrics['group/mixed_share']:.0%}  length {metrics['response/length_mean']:.1f}  "
+            f"grad {metrics['policy/grad_norm']:.3f}  {metrics['time/step_s']:.2f} s"
+        )
+        if self._bar.disable:
+            self._print(shown)
+            return
+        if not self._bar.live.is_started:
+            self._bar.start()
+            self._bar.reset(self._task, completed=step - 1)  # a resumed run does not begin at 0
+        self._bar.update(self._task, completed=step, description=shown, refresh=True)
+
+    def evaluation(self, step: int, record: Mapping[str, Any]) -> None:
+        """Report an evaluation."""
+        average = record["average"]
+        sets = "  ".join(f"{name} {100 * found['avg']:.1f}" for name, found in record["sets"].items())
+        self._print(
+            f"step {step}/{self._total}  avg@{record['samples']} {100 * average['avg']:.1f} "
+            f"[{100 * average['low']:.1f}, {100 * average['high']:.1f}]  {sets}  {record['seconds']:.1f} s"
+        )
+
+    def close(self) -> None:
+        """End the bar."""
+        self._bar.stop()
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)

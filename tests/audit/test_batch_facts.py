@@ -20,7 +20,7 @@ from nemo_uecr.cli.audit import intended_batch
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_config
 from nemo_uecr.errors import DataError
-from nemo_uecr.report.run_folder import read_run
+from nemo_uecr.telemetry.run_folder import read_run
 from tests.local import tiny
 
 Steps = list[dict[str, Any]]

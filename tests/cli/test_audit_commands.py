@@ -12,7 +12,7 @@ from nemo_uecr.config.load import dump_config, load_config
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.audits import audits_section
 from nemo_uecr.report.page import write_report
-from nemo_uecr.report.run_folder import read_runs
+from nemo_uecr.telemetry.run_folder import read_runs
 from tests.audit.made import Made, write_scores
 from tests.report.conftest import Story, write_run
 

@@ -14,7 +14,6 @@ from nemo_uecr.data.json_text import decoded, read_own_object
 from nemo_uecr.data.model_files import read_object as read_model_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import UecrError
-from nemo_uecr.report.run_folder import read_samples as read_run_samples
 from tests.report.conftest import Story, write_run
 
 DAMAGE = {
@@ -37,7 +36,7 @@ def plan(path: Path) -> object:
 
 
 def of_a_run(path: Path) -> object:
-    from nemo_uecr.report.run_folder import read_run
+    from nemo_uecr.telemetry.run_folder import read_run
 
     folder = path.parent / "run"
     write_run(folder, Story(steps=2, planned=2, evaluations=(), batches=()))
@@ -76,22 +75,10 @@ def test_a_damaged_line_is_one_line(tmp_path: Path, damage: str) -> None:
     for read in (
         lambda: next(parse_lines(path)),
         lambda: load_problems(path, question_key="question", answer_key="answer", id_key=None),
-        lambda: list(_run_samples(path)),
     ):
         with pytest.raises(UecrError) as found:
             read()
         assert len(str(found.value).splitlines()) == 1
-
-
-def _run_samples(path: Path) -> list[dict[str, object]]:
-    folder = path.parent / "run"
-    if not folder.exists():
-        write_run(folder, Story(steps=2, planned=2, evaluations=(), batches=()))
-    (folder / "evaluations").mkdir(exist_ok=True)
-    (folder / "evaluations" / "step-000000.jsonl").write_bytes(path.read_bytes() + b"{}\n")
-    from nemo_uecr.report.run_folder import read_run
-
-    return read_run_samples(read_run(folder), 0)
 
 
 def test_what_is_json_is_read() -> None:

@@ -206,9 +206,10 @@ def test_ratio_without_a_logarithm_names_its_response(tmp_path: Path, monkeypatc
 
 
 def test_metric_that_is_not_finite_stops_with_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nemo_uecr.telemetry import statistics
 
-    monkeypatch.setattr(statistics, "length_metrics", lambda *_: {"response/length_mean": float("nan")})
+    from nemo_uecr.telemetry import metrics
+
+    monkeypatch.setattr(metrics, "length_metrics", lambda *_: {"response/length_mean": float("nan")})
     with pytest.raises(InvariantError, match=r"metric response/length_mean is nan at step 1"):
         tiny.run(tmp_path / "run")
     assert failure(tmp_path / "run")["sample"] is None  # a mean belongs to no response

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_uecr.cli.main import entry_point
@@ -20,7 +20,6 @@ from nemo_uecr.config.load import load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.data.problems import Problem, load_problems
-from nemo_uecr.telemetry.sinks import truncate_records
 from tests.local import tiny
 from tests.reliability.commands import complaint
 
@@ -212,22 +211,3 @@ def refused_or_whole(path: Path) -> str | None:
     else:
         assert str(path) in message
     return message
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 400), st.integers(0, 7))
-def test_any_bit_flipped_in_the_metrics_of_a_run(tmp_path_factory: pytest.TempPathFactory, at: int, bit: int) -> None:
-    """Resuming refuses the file by name, or finds the step's records as they are; a line that is whole is kept."""
-    path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
-    whole = b"".join(json.dumps({"step": step, "reward/task_mean": 0.5}).encode() + b"\n" for step in (1, 2, 3))
-    content = bytearray(whole)
-    content[at % len(content)] ^= 1 << bit
-    path.write_bytes(bytes(content))
-    message = complaint(lambda: truncate_records(path, last_step=2))
-    if message is None:
-        kept = [line for line in bytes(content).splitlines(keepends=True) if line.endswith(b"\n")]
-        kept = [line for line in kept if json.loads(line)["step"] <= 2]
-        assert path.read_bytes() == b"".join(kept)
-    else:
-        assert str(path) in message
-        assert path.read_bytes() == bytes(content)  # nothing is thrown away

@@ -19,7 +19,7 @@ from nemo_uecr.config.load import load_config
 from nemo_uecr.config.written import read_written
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError, UecrError
 from nemo_uecr.evaluation.tables import read_rows
-from nemo_uecr.report.run_folder import read_run
+from nemo_uecr.telemetry.run_folder import read_run
 from tests.local import tiny
 from tests.reliability.commands import complaint, refused
 

@@ -6,14 +6,16 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nemo_uecr.evaluation.samples import Sample
 from nemo_uecr.report.accuracy import accuracy_section, difference_of, lift_of, shown_evaluations
 from nemo_uecr.report.overview import headline, masthead, outcome_of
-from nemo_uecr.report.run_folder import read_run, read_runs
+from nemo_uecr.telemetry.run_folder import read_run, read_runs
 
 RunMaker = Callable[..., Path]
 
@@ -40,12 +42,9 @@ def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *
         record = {"step": step, "samples": samples, "sets": entries, "average": averages, "seconds": 1.0}
         lines.append(json.dumps(record))
         rows = [
-            {
-                "benchmark": name,
-                "problem": str(p),
-                "sample": k,
-                "verdict": "correct" if k < share * samples else "wrong",
-            }
+            asdict(
+                Sample(name, str(p), k, "q", "a", "r", None, "correct" if k < share * samples else "wrong", 3, False)
+            )
             for name, values in sets.items()
             for p, share in enumerate(values)
             for k in range(samples)

@@ -14,7 +14,7 @@ from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.report.credit import chosen_rows, credit_maps, read_batch, spread, step_map
-from nemo_uecr.report.run_folder import read_run
+from nemo_uecr.telemetry.run_folder import read_run
 
 RunMaker = Callable[..., Path]
 PLENTY = 100_000

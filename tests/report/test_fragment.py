@@ -13,7 +13,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.audits import audits_section
 from nemo_uecr.report.fragment import fault_of
 from nemo_uecr.report.page import render_page
-from nemo_uecr.report.run_folder import read_runs
+from nemo_uecr.telemetry.run_folder import read_runs
 
 RunMaker = Callable[..., Path]
 ODD = 'a < b & c > "d" it\'s <meta> \u2212 \u00e9'

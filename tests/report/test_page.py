@@ -19,8 +19,8 @@ import pytest
 from nemo_uecr.cli.runs import report
 from nemo_uecr.errors import RunFolderError, UecrError
 from nemo_uecr.report.page import render_page, write_report
-from nemo_uecr.report.run_folder import read_runs
 from nemo_uecr.telemetry.names import METRICS
+from nemo_uecr.telemetry.run_folder import read_runs
 
 RunMaker = Callable[..., Path]
 VOID = {"meta", "link", "img", "br", "input", "hr"}

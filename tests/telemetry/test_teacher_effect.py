@@ -75,14 +75,6 @@ def test_another_batch_is_refused() -> None:
         teacher_effect(first, other, gaps)
 
 
-def test_where_nothing_was_sampled_the_two_may_differ() -> None:
-    """A batch is equal to itself also where it holds NaN beyond a response's end."""
-    first = batch([-0.5, -2.5, 0.0, -5.0], None)
-    old_BT = first.old_logp_BT.masked_fill(~first.mask_BT, float("nan"))
-    effects = teacher_effect(replace(first, old_logp_BT=old_BT), replace(first, old_logp_BT=old_BT.clone()), gaps)
-    assert [effect.largest for effect in effects] == [0.0, 0.0]
-
-
 def saved(path: Path, *, fp8: bool, seed: int = 0) -> Path:
     """A linear teacher over random hidden states, its weights rounded to FP8 or not."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,17 +1,47 @@
-"""The numbers of one step, from the records that `core` reads and returns.
+"""The numbers of one step, from the records that `core` reads and returns: the same for both back ends.
 
-Shape legend: B = responses, T = tokens, N = sampled tokens.
+Shape legend: B = responses, P = groups, T = tokens, N = sampled tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
+from nemo_uecr.telemetry.names import ENTROPY_EDGES, SPLITS
 
 #: The teacher tells the responses of a group apart when their rewards R^T range over more than this, nats (the paper).
 TEACHER_RANGE = 0.05
+#: Residuals whose name among the metrics says "error".
+ERROR_NAMES = {"budget": "budget_error", "decomposition": "decomposition_error"}
+
+
+def method_metrics(batch: ScoredBatch, advantages: Advantages, settings: Settings, *, noise: float) -> dict[str, float]:
+    """Rewards, groups, advantages, the teacher's gap, token weights, and their splits.
+
+    Args:
+        batch: the record that the method read.
+        advantages: what it made of it, in detail.
+        settings: its scalars.
+        noise: below this standard deviation a group is counted.
+    """
+    return {
+        **reward_metrics(batch, advantages, settings),
+        **group_metrics(batch, advantages, noise=noise),
+        **advantage_metrics(batch, advantages, settings),
+        **teacher_metrics(batch),
+        **credit_metrics(batch, advantages),
+        **split_metrics(batch, advantages),
+    }
+
+
+def identity_metrics(residuals: Mapping[str, float]) -> dict[str, float]:
+    """The worst residual of each identity by its metric's name."""
+    return {f"identity/{ERROR_NAMES.get(name, name)}": value for name, value in residuals.items()}
 
 
 def reward_metrics(batch: ScoredBatch, advantages: Advantages, settings: Settings) -> dict[str, float]:
@@ -127,6 +157,66 @@ def credit_metrics(batch: ScoredBatch, advantages: Advantages) -> dict[str, floa
         metrics["ecr/weight_min"] = float(weight_N.min())
         metrics["ecr/weight_max"] = float(weight_N.max())
     return metrics
+
+
+def split_metrics(batch: ScoredBatch, advantages: Advantages) -> dict[str, float]:
+    """Means over the tokens of each part of each split; a part without tokens, and what a method lacks, is absent."""
+    right_B = batch.task_reward_B > 0
+    part_N = {"outcome": (~right_B).long().unsqueeze(1).expand(batch.mask_BT.shape)[batch.mask_BT]}
+    part_N["position"] = quarter(batch.mask_BT)[batch.mask_BT]
+    if batch.teacher_entropy_BT is not None:
+        edges = torch.tensor(ENTROPY_EDGES, device=batch.mask_BT.device)
+        part_N["entropy_bin"] = torch.bucketize(batch.teacher_entropy_BT[batch.mask_BT].float(), edges, right=True)
+    values = _values(batch, advantages)
+    metrics = _response_metrics(batch, advantages, right_B)
+    for split, index_N in part_N.items():
+        metrics |= _means(split, index_N, values)
+    return metrics
+
+
+def quarter(mask_BT: Tensor) -> Tensor:
+    """[B, T] which quarter of its response a sampled token lies in, 0 to 3: ``floor(4 i / L)``, i counted from 0."""
+    place_BT = mask_BT.long().cumsum(dim=1) - 1
+    length_B1 = mask_BT.sum(dim=1, keepdim=True).clamp_min(1)
+    return (4 * place_BT // length_B1).clamp_(0, 3)
+
+
+def _values(batch: ScoredBatch, advantages: Advantages) -> dict[str, Tensor]:
+    mask_BT = batch.mask_BT
+    advantage_N = advantages.advantage_BT[mask_BT].double()
+    values = {"advantage_mean": advantage_N, "advantage_abs_mean": advantage_N.abs()}
+    if batch.teacher_logp_BT is not None:
+        gap_N = (batch.teacher_logp_BT - batch.old_logp_BT)[mask_BT].double()
+        values |= {"gap_mean": gap_N, "gap_abs_mean": gap_N.abs()}
+    if batch.teacher_entropy_BT is not None:
+        values["entropy_mean"] = batch.teacher_entropy_BT[mask_BT].double()
+    if advantages.weight_BT is not None:
+        values["weight_mean"] = advantages.weight_BT[mask_BT].double()
+    return values
+
+
+def _means(split: str, index_N: Tensor, values: dict[str, Tensor]) -> dict[str, float]:
+    suffixes = [suffix for suffix, _ in SPLITS[split]]
+    counts = torch.bincount(index_N, minlength=len(suffixes)).tolist()
+    metrics = {f"{split}/token_share_{s}": count / index_N.numel() for s, count in zip(suffixes, counts, strict=True)}
+    for name, value_N in values.items():
+        sums = torch.bincount(index_N, weights=value_N, minlength=len(suffixes)).tolist()
+        for suffix, total, count in zip(suffixes, sums, counts, strict=True):
+            if count:
+                metrics[f"{split}/{name}_{suffix}"] = total / count
+    return metrics
+
+
+def _response_metrics(batch: ScoredBatch, advantages: Advantages, right_B: Tensor) -> dict[str, float]:
+    values = {"length_mean": batch.mask_BT.sum(dim=1).double()}
+    if advantages.teacher_reward_B is not None:
+        values["teacher_reward_mean"] = advantages.teacher_reward_B.double()
+    return {
+        f"outcome/{name}_{suffix}": float(value_B[chosen_B].mean())
+        for name, value_B in values.items()
+        for suffix, chosen_B in (("right", right_B), ("wrong", ~right_B))
+        if bool(chosen_B.any())
+    }
 
 
 def ratio_metrics(ratio_N: Tensor, first_ratio_N: Tensor, *, clip_low: float, clip_high: float) -> dict[str, float]:

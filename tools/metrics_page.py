@@ -1,6 +1,6 @@
-"""The page of the metrics, written from the table of names.
+"""Write docs/metrics.md from the table of names in `nemo_uecr/telemetry/names.py`; a test holds the page current.
 
-`python -m nemo_uecr.telemetry.reference > docs/metrics.md` renews the page; a test holds it current.
+python tools/metrics_page.py > docs/metrics.md
 """
 
 from __future__ import annotations
@@ -10,21 +10,18 @@ from collections.abc import Iterator
 
 from nemo_uecr.telemetry.names import METRICS, Metric
 
-__all__ = ["metrics_page"]
-
 _OPENING = """\
 # Metrics
 
-Every metric of a training step, by the name under which it stands in `metrics.jsonl`, in TensorBoard, in Weights &
-Biases and in MLflow. This page is written from `nemo_uecr/telemetry/names.py` by
-`python -m nemo_uecr.telemetry.reference`; edit the table, not the page. In NeMo-RL's own logger the same names stand
-behind `train/`.
+Every metric of a training step, by its name in `metrics.jsonl`, TensorBoard, Weights & Biases and MLflow; NeMo-RL's
+own logger puts `train/` before it. `python tools/metrics_page.py` writes this page from
+`nemo_uecr/telemetry/names.py`: edit the table, not the page.
 
-A metric that a run does not have is absent, never zero: `grpo` has no line under `teacher/` or `ecr/`, a step
-without mixed groups has no `advantage/sign_flip_share`, and a part of a split without tokens has no mean. A value
-that is not a finite number stops the run of the local back end.
+A metric that a run does not have is absent, never zero: `grpo` has no line under `teacher/` or `ecr/`, a step without
+mixed groups has no `advantage/sign_flip_share`, and a part of a split without tokens has no mean. In the local back
+end a value that is not finite stops the run.
 
-`telemetry.tensorboard`, `telemetry.wandb` and `telemetry.mlflow` choose the clients besides the file
+`telemetry.tensorboard`, `telemetry.wandb` and `telemetry.mlflow` choose further clients
 ([configuration.md](configuration.md)). With `offline` nothing leaves the machine: W&B writes
 `RUN/wandb/offline-run-*`, which `wandb sync` uploads later; MLflow writes `RUN/mlflow.db`, which
 `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db` shows.

@@ -1,0 +1,153 @@
+"""Reads a run folder: finished, still in progress, or stopped by an error.
+
+What a run has not written yet (a later step, the final evaluation, the last half of a line) is left out, with a note.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.config.written import read_written
+from nemo_uecr.data.json_text import read_own_object
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, Record, read_records
+
+FIRST_FILES = ("config.yaml", "origins.json", "provenance.json", "tolerances.json")
+
+
+@dataclass(frozen=True)
+class BatchFiles:
+    """One saved batch: its tensors and the texts of its tokens."""
+
+    step: int
+    tensors: Path
+    texts: Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What one run has written so far.
+
+    Attributes:
+        path: the folder.
+        label: its name among the runs shown, unique.
+        config: resolved configuration, nested.
+        origins: where each dotted key came from.
+        provenance: versions, seeds, hashes, objective.
+        tolerances: declared before the first step.
+        steps: one record of metrics a step, in step order, each with ``step``.
+        evaluations: one record an evaluation, in step order.
+        batches: saved batches in step order.
+        failure: what stopped the run, if an error did.
+        notes: what is missing or incomplete, in sentences.
+    """
+
+    path: Path
+    label: str
+    config: Any
+    origins: dict[str, str]
+    provenance: Record
+    tolerances: dict[str, float]
+    steps: list[Record]
+    evaluations: list[Record]
+    batches: list[BatchFiles]
+    failure: Record | None
+    notes: tuple[str, ...]
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return str(self.config["method"]["name"])
+
+    @property
+    def planned_steps(self) -> int:
+        """Training steps that the configuration asks for."""
+        return int(self.config["train"]["steps"])
+
+    @property
+    def last_step(self) -> int:
+        """The last step with metrics; 0 before the first."""
+        return int(self.steps[-1]["step"]) if self.steps else 0
+
+    @property
+    def complete(self) -> bool:
+        """True when every step, and the evaluation that follows the last one, is there."""
+        if self.failure is not None or self.last_step < self.planned_steps:
+            return False
+        evaluated = bool(self.config.get("evaluation", {}).get("benchmarks"))
+        return not evaluated or (bool(self.evaluations) and self.evaluations[-1]["step"] >= self.planned_steps)
+
+    def has(self, metric: str) -> bool:
+        """True when at least one step has ``metric``."""
+        return any(metric in record for record in self.steps)
+
+    def values(self, metric: str) -> tuple[list[int], list[float]]:
+        """Steps and values of ``metric``, where the run has it."""
+        pairs = [(record["step"], record[metric]) for record in self.steps if metric in record]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def read_runs(paths: list[Path]) -> list[RunFolder]:
+    """Read the folders and give each a label that no other has: as much of its path as that takes.
+
+    Raises:
+        RunFolderError: One is no run folder, holds a file that cannot be read, or is given twice.
+    """
+    runs = [read_run(path) for path in paths]
+    places = [path.resolve() for path in paths]
+    if len(set(places)) < len(places):
+        raise RunFolderError(f"a run folder is given twice in {', '.join(map(str, paths))}; expected each once")
+    for depth in range(1, max((len(place.parts) for place in places), default=0) + 1):
+        labels = ["/".join(place.parts[-depth:]) for place in places]
+        if len(set(labels)) == len(labels):
+            return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
+    return runs
+
+
+def read_run(path: Path) -> RunFolder:
+    """Read one run folder.
+
+    Raises:
+        RunFolderError: It is no run folder, or a line of its records is corrupt.
+        DataError: A JSON file of it is truncated.
+    """
+    for name in FIRST_FILES:
+        if not (path / name).is_file():
+            raise RunFolderError(f"{path} has no {name}; expected the run folder that `nemo-uecr train` wrote")
+    notes: list[str] = []
+    failure = path / "failure" / "failure.json"
+    return RunFolder(
+        path=path,
+        label=path.resolve().name,
+        config=read_written(path / "config.yaml"),
+        origins=read_own_object(path / "origins.json"),
+        provenance=read_own_object(path / "provenance.json"),
+        tolerances=read_own_object(path / "tolerances.json"),
+        steps=_by_step(path / STEPS, notes),
+        evaluations=_by_step(path / EVALUATIONS, notes),
+        batches=list(_find_batches(path / "batches", notes)),
+        failure=read_own_object(failure) if failure.is_file() else None,
+        notes=tuple(notes),
+    )
+
+
+def _by_step(path: Path, notes: list[str]) -> list[Record]:
+    records, cut_off = read_records(path)
+    if cut_off:
+        notes.append(f"The last line of {path.name} is half-written and was left out.")
+    by_step = {record["step"]: record for record in records}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _find_batches(folder: Path, notes: list[str]) -> Iterator[BatchFiles]:
+    for tensors in sorted(folder.glob("step-*.safetensors")):
+        found = re.fullmatch(r"step-(\d+)", tensors.stem)
+        texts = tensors.with_suffix(".json")
+        if found is not None and texts.is_file():
+            yield BatchFiles(int(found.group(1)), tensors, texts)
+        elif found is not None:
+            notes.append(f"Batch {tensors.name} has no {texts.name} beside it and is left out of the credit map.")

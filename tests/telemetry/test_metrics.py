@@ -1,0 +1,253 @@
+"""The numbers of a step against hand values and a plain loop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.telemetry import metrics
+from nemo_uecr.telemetry.names import METRICS
+
+T, F = True, False
+
+
+@pytest.fixture
+def batch() -> ScoredBatch:
+    """Three groups of two: mixed, all wrong, all right. NaN where no token was sampled."""
+    nan = math.nan
+    mask = torch.tensor([[T, T, F], [T, F, F], [T, T, T], [T, F, F], [T, F, F], [T, F, F]])
+    old = torch.tensor([[-1.0, -2, nan], [-1, nan, nan], [-1, -1, -1], [-1, nan, nan], [-1, nan, nan], [-1, nan, nan]])
+    gap = torch.tensor([[1.0, -1, nan], [6, nan, nan], [0, 0, 0], [0, nan, nan], [0, nan, nan], [0, nan, nan]])
+    return ScoredBatch(
+        task_reward_B=torch.tensor([1.0, 0, 0, 0, 1, 1]),
+        group_B=torch.tensor([4, 4, 9, 9, 1, 1]),
+        mask_BT=mask,
+        old_logp_BT=old,
+        teacher_logp_BT=old + gap,
+        teacher_entropy_BT=torch.where(mask, 0.5, nan),
+    )
+
+
+@pytest.fixture
+def advantages() -> Advantages:
+    advantage = torch.tensor([[2.0, 1, 0], [-1, 0, 0], [0.5, -0.5, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]])
+    return Advantages(
+        advantage_BT=advantage,
+        advantage_unified_B=torch.tensor([1.0, -1, 0, 0, 0, 0]),
+        advantage_task_B=torch.tensor([0.5, -0.5, 0, 0, 0, 0]),
+        advantage_teacher_B=torch.tensor([0.25, -0.25, 0, 0, 0, 0]),
+        teacher_reward_B=torch.tensor([0.0, 5, 0, 0, 0, 0]),
+        unified_std_B=torch.tensor([1.0, 1, 1e-5, 1e-5, 0.5, 0.5]),
+    )
+
+
+def test_groups(batch: ScoredBatch, advantages: Advantages) -> None:
+    assert metrics.group_metrics(batch, advantages, noise=1e-3) == pytest.approx(
+        {
+            "group/count": 3.0,
+            "group/degenerate_share": 2 / 3,
+            "group/all_right_share": 1 / 3,
+            "group/all_wrong_share": 1 / 3,
+            "group/mixed_share": 1 / 3,
+            "group/teacher_only_share": 0.0,
+            "group/below_noise_share": 1 / 3,
+        }
+    )
+
+
+def test_groups_that_only_the_teacher_tells_apart(batch: ScoredBatch, advantages: Advantages) -> None:
+    """Ranges of R^T: 5 in the mixed group, 0.06 in the wrong one, 0.04 in the right one; only 0.06 is degenerate
+    and above 0.05."""
+    teacher_B = torch.tensor([0.0, 5, 0.06, 0, 0.01, 0.05])
+    found = metrics.group_metrics(batch, replace(advantages, teacher_reward_B=teacher_B), noise=1e-3)
+    assert found["group/teacher_only_share"] == pytest.approx(1 / 3)
+    without = metrics.group_metrics(batch, replace(advantages, teacher_reward_B=None), noise=1e-3)
+    assert "group/teacher_only_share" not in without
+
+
+def test_sign_flips_are_those_of_mixed_groups(batch: ScoredBatch, advantages: Advantages) -> None:
+    """One of the two mixed responses is pushed against the verifier; degenerate groups do not count."""
+    flipped = replace(advantages, advantage_unified_B=torch.tensor([-0.1, -1, 3, 3, 3, 3]))
+    found = metrics.advantage_metrics(batch, flipped, Settings(alpha=1.0))
+    assert found["advantage/sign_flip_share"] == 0.5
+    assert metrics.advantage_metrics(batch, advantages, Settings(alpha=1.0))["advantage/sign_flip_share"] == 0.0
+    tied = replace(batch, task_reward_B=torch.ones(6))
+    assert "advantage/sign_flip_share" not in metrics.advantage_metrics(tied, advantages, Settings(alpha=1.0))
+    no_teacher = Advantages(advantages.advantage_BT, advantage_task_B=advantages.advantage_task_B)
+    assert "advantage/sign_flip_share" not in metrics.advantage_metrics(batch, no_teacher, Settings())
+
+
+def test_ragged_groups_count_once_each() -> None:
+    """A group of four mixed responses and one of two wrong: half and half, although 4 of 6 responses are mixed."""
+    batch = ScoredBatch(
+        task_reward_B=torch.tensor([1.0, 0, 0, 0, 0, 0]),
+        group_B=torch.tensor([0, 0, 1, 0, 1, 0]),
+        mask_BT=torch.ones(6, 1, dtype=torch.bool),
+        old_logp_BT=torch.zeros(6, 1),
+    )
+    found = metrics.group_metrics(batch, Advantages(torch.zeros(6, 1)), noise=1e-3)
+    assert (found["group/mixed_share"], found["group/all_wrong_share"]) == pytest.approx((0.5, 0.5))
+    assert "group/below_noise_share" not in found
+
+
+def test_rewards(batch: ScoredBatch, advantages: Advantages) -> None:
+    found = metrics.reward_metrics(batch, advantages, Settings(alpha=0.5))
+    assert found["reward/task_mean"] == pytest.approx(0.5)
+    assert found["reward/task_std"] == pytest.approx(0.5)
+    assert found["reward/teacher_mean"] == pytest.approx(5 / 6)
+    # R^U = 1, 2.5, 0, 0, 1, 1
+    assert found["reward/unified_mean"] == pytest.approx(5.5 / 6)
+    no_teacher = metrics.reward_metrics(batch, Advantages(advantages.advantage_BT), Settings(alpha=0.5))
+    assert sorted(no_teacher) == ["reward/task_mean", "reward/task_std"]
+
+
+def test_advantages(batch: ScoredBatch, advantages: Advantages) -> None:
+    found = metrics.advantage_metrics(batch, advantages, Settings(alpha=2.0))
+    # nine tokens: 2, 1, -1, 0.5, -0.5 and four zeros; the unsampled zeros do not count
+    assert found["advantage/mean"] == pytest.approx(2 / 9)
+    assert found["advantage/abs_mean"] == pytest.approx(5 / 9)
+    assert (found["advantage/min"], found["advantage/max"]) == (-1.0, 2.0)
+    # the six tokens of the two degenerate groups: 0.5, -0.5, 0, 0, 0, 0
+    assert found["advantage/degenerate_abs_mean"] == pytest.approx(1 / 6)
+    assert found["advantage/degenerate_abs_max"] == 0.5
+    assert found["advantage/unified_abs_mean"] == pytest.approx(2 / 6)
+    assert found["advantage/teacher_abs_mean"] == pytest.approx(2.0 * 0.5 / 6)
+
+
+def test_teacher(batch: ScoredBatch) -> None:
+    found = metrics.teacher_metrics(batch)
+    # gaps 1, -1, 6 and six zeros; only 6 lies outside -5..5
+    assert found["teacher/gap_mean"] == pytest.approx(6 / 9)
+    assert found["teacher/gap_abs_mean"] == pytest.approx(8 / 9)
+    assert found["teacher/gap_clip_share"] == pytest.approx(1 / 9)
+    assert (found["teacher/gap_min"], found["teacher/gap_max"]) == (-1.0, 6.0)
+    assert found["teacher/entropy_mean"] == 0.5
+    assert found["teacher/entropy_std"] == 0.0
+
+
+def test_ratio() -> None:
+    ratio = torch.tensor([1.0, 0.5, 2.0, 1.2])
+    found = metrics.ratio_metrics(ratio, torch.tensor([1.0, 0.99]), clip_low=0.2, clip_high=0.3)
+    assert found["policy/clip_low_share"] == 0.25  # 0.5 < 0.8
+    assert found["policy/clip_high_share"] == 0.25  # 2.0 > 1.3, 1.2 is not
+    assert found["policy/first_ratio_error"] == pytest.approx(0.01)
+    expected = sum(r - 1 - math.log(r) for r in (1.0, 0.5, 2.0, 1.2)) / 4
+    assert found["policy/approx_kl"] == pytest.approx(expected, abs=1e-7)
+
+
+def test_lengths(batch: ScoredBatch) -> None:
+    truncated = torch.tensor([T, F, F, F, F, F])
+    assert metrics.length_metrics(batch.mask_BT, truncated) == pytest.approx(
+        {
+            "response/length_mean": 1.5,
+            "response/length_min": 1,
+            "response/length_max": 3,
+            "response/truncated_share": 1 / 6,
+        }
+    )
+
+
+def made(*, seed: int = 3) -> ScoredBatch:
+    """Six ragged responses with a hole and NaN outside, entropies over four decades."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.arange(9).unsqueeze(0) < torch.tensor([5, 2, 9, 1, 4, 3]).unsqueeze(1)
+    mask[2, 3] = False
+    old = -torch.rand(6, 9, generator=generator) - 0.1
+    fields = {
+        "old_logp_BT": old,
+        "teacher_logp_BT": old + torch.randn(6, 9, generator=generator),
+        "teacher_entropy_BT": 10.0 ** (4 * torch.rand(6, 9, generator=generator) - 3),
+    }
+    return ScoredBatch(
+        task_reward_B=torch.tensor([1.0, 0, 0, 1, 1, 0]),
+        group_B=torch.tensor([0, 0, 1, 1, 2, 2]),
+        mask_BT=mask,
+        **{name: value.masked_fill(~mask, math.nan) for name, value in fields.items()},
+    )
+
+
+def computed(batch: ScoredBatch, method: str = "uecr") -> Advantages:
+    settings = Settings(alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
+    return METHODS[method].compute(batch, settings, detail=True)
+
+
+def test_quarters() -> None:
+    """Five tokens: floor(4 i / 5) = 0 0 1 2 3. One token lies in the first quarter. A hole is no place."""
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1]]).bool()
+    found = metrics.quarter(mask)
+    assert found[0, :5].tolist() == [0, 0, 1, 2, 3]
+    assert int(found[1, 0]) == 0
+    assert found[2][mask[2]].tolist() == [0, 1, 2, 3]
+
+
+def test_against_a_plain_loop() -> None:
+    batch = made()
+    advantages = computed(batch)
+    found = metrics.split_metrics(batch, advantages)
+    lists: dict[str, list[float]] = {}
+    for row in range(6):
+        columns = batch.mask_BT[row].nonzero()[:, 0].tolist()
+        for place, column in enumerate(columns):
+            entropy = float(batch.teacher_entropy_BT[row, column])
+            gap = float(batch.teacher_logp_BT[row, column] - batch.old_logp_BT[row, column])
+            parts = (
+                "outcome/{}_" + ("right" if float(batch.task_reward_B[row]) > 0 else "wrong"),
+                "position/{}_q" + str(1 + 4 * place // len(columns)),
+                "entropy_bin/{}_e" + str(1 + sum(entropy >= edge for edge in (0.01, 0.1, 1.0))),
+            )
+            advantage = float(advantages.advantage_BT[row, column])
+            for part in parts:
+                for name, value in (
+                    ("advantage_mean", advantage),
+                    ("advantage_abs_mean", abs(advantage)),
+                    ("gap_mean", gap),
+                    ("gap_abs_mean", abs(gap)),
+                    ("entropy_mean", entropy),
+                    ("weight_mean", float(advantages.weight_BT[row, column])),
+                ):
+                    lists.setdefault(part.format(name), []).append(value)
+    tokens = int(batch.mask_BT.sum())
+    expected = {name: sum(values) / len(values) for name, values in lists.items()}
+    expected |= {
+        name.replace("gap_mean", "token_share"): len(values) / tokens
+        for name, values in lists.items()
+        if "/gap_mean" in name
+    }
+    lengths = batch.mask_BT.sum(dim=1)
+    for suffix, rows in (("right", [0, 3, 4]), ("wrong", [1, 2, 5])):
+        expected[f"outcome/length_mean_{suffix}"] = sum(int(lengths[row]) for row in rows) / 3
+        rewards = [float(advantages.teacher_reward_B[row]) for row in rows]
+        expected[f"outcome/teacher_reward_mean_{suffix}"] = sum(rewards) / 3
+    assert len([name for name in expected if name.startswith("entropy_bin/gap_mean")]) == 4
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert set(found) <= set(METRICS)
+
+
+def test_a_part_without_tokens_is_absent() -> None:
+    batch = made()
+    all_right = ScoredBatch(**(vars_of(batch) | {"task_reward_B": torch.ones(6)}))
+    found = metrics.split_metrics(all_right, computed(all_right))
+    assert found["outcome/token_share_wrong"] == 0.0
+    assert "outcome/gap_mean_wrong" not in found
+    assert "outcome/length_mean_wrong" not in found
+
+
+def test_grpo_has_no_metric_of_the_teacher_anywhere() -> None:
+    """Absent, not zero: nothing that the teacher's scores would be needed for."""
+    batch = ScoredBatch(**(vars_of(made()) | {"teacher_logp_BT": None, "teacher_entropy_BT": None}))
+    settings = Settings(std_floor=0.0, sample_std=False)
+    found = metrics.method_metrics(batch, METHODS["grpo"].compute(batch, settings, detail=True), settings, noise=1e-3)
+    words = ("teacher", "gap", "entropy", "weight", "ecr/", "unified", "sign_flip")
+    assert [name for name in found if any(word in name for word in words)] == []
+    assert "outcome/advantage_mean_right" in found
+    assert "position/advantage_abs_mean_q1" in found
+
+
+def vars_of(batch: ScoredBatch) -> dict[str, object]:
+    names = ("task_reward_B", "group_B", "mask_BT", "old_logp_BT", "teacher_logp_BT", "teacher_entropy_BT")
+    return {name: getattr(batch, name) for name in names}
