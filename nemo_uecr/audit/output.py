@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT = "nemo_uecr.audit/1"
-NUMBERS, PNG, SVG, SECTION = "numbers.json", "figure.png", "figure.svg", "section.html"
+NUMBERS, PNG, SVG, SECTION = "numbers.json", "figure.png", "figure.svg", "section.json"
 DOTS_PER_INCH = 110
 
 Numbers = dict[str, Any]
@@ -73,7 +71,8 @@ def write_audit(out: Path, audit: Audit) -> Path:
         with new_folder(out) as folder:
             (folder / NUMBERS).write_text(encoded, encoding="utf-8")
             draw_figure(audit, json.loads(encoded)["numbers"], folder)
-            (folder / SECTION).write_text(section_html(audit, (folder / SVG).read_bytes()), encoding="utf-8")
+            section = {"title": audit.title, "note": audit.note, "heads": audit.table.heads, "rows": audit.table.rows}
+            (folder / SECTION).write_text(json.dumps(section, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror or error}") from error
     return out
@@ -116,23 +115,6 @@ def draw_figure(audit: Audit, numbers: Numbers, folder: Path) -> None:
 
 #: The report's colours, in its order.
 COLOURS = ("#0b62b0", "#c44d12", "#087f5b", "#94478a", "#8f6c00", "#217fa3", "#666a70", "#8b1e45")
-
-
-def section_html(audit: Audit, svg: bytes) -> str:
-    """The audit as a fragment of the report; it asks nothing of the network."""
-    picture = base64.b64encode(svg).decode("ascii")
-    title, note = html.escape(audit.title), html.escape(audit.note)
-    return (
-        f'<article class="audit"><h3>{title}</h3><p class="note">{note}</p>'
-        f'<img alt="{title}" style="max-width:100%;background:#fff" src="data:image/svg+xml;base64,{picture}">'
-        f'<div class="scroll">{_table_html(audit.table)}</div></article>\n'
-    )
-
-
-def _table_html(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.heads)
-    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
-    return f'<table style="white-space:nowrap"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def text_table(table: Table) -> str:

@@ -6,10 +6,11 @@ Shape legend: B = responses, T = tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.json_text import decoded
+from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.telemetry.run_folder import BatchFiles, RunFolder
 
@@ -38,6 +39,15 @@ class SavedTexts:
     texts: dict[int, dict[str, Any]]
 
 
+def credit_data(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
+    """The maps of every run that saved a batch, for the page's script; None where none did."""
+    saved = [run for run in runs if run.batches]
+    if not saved:
+        return None
+    budget = PAGE_TOKENS // len(saved)
+    return {"runs": [{"label": run.label, "steps": credit_maps(run, token_budget=budget)} for run in saved]}
+
+
 def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
     """The first, middle and last saved batch of a run, ready for the page.
 
@@ -46,7 +56,7 @@ def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
         token_budget: tokens that may be shown of it.
 
     Raises:
-        RunFolderError: If a saved batch cannot be read or its parts disagree.
+        RunFolderError: The parts of a saved batch disagree.
     """
     chosen = spread(run.batches, SHOWN_STEPS)
     return [step_map(read_batch(files), token_budget=token_budget // len(chosen)) for files in chosen]
@@ -183,20 +193,13 @@ def _sums(change: Tensor, weight: Tensor | None) -> dict[str, float | None]:
 
 
 def _read_texts(files: BatchFiles, batch: ScoredBatch) -> dict[int, dict[str, Any]]:
-    try:
-        responses = decoded(files.texts.read_bytes())["responses"]
-        texts = {int(response["row"]): response | {"tokens": list(response["tokens"])} for response in responses}
-    except (ValueError, KeyError, TypeError, OverflowError) as error:  # the last: a row of 1e999
-        raise RunFolderError(
-            f"{files.texts} cannot be read ({error!r}); expected the texts of a saved batch"
-        ) from error
+    texts = {response["row"]: response for response in read_own_object(files.texts)["responses"]}
     counts = batch.mask_BT.sum(dim=1).tolist()
     for row, response in texts.items():
-        found, expected = len(response["tokens"]), counts[row] if 0 <= row < len(counts) else 0
-        if found != expected:
+        if len(response["tokens"]) != counts[row]:
             raise RunFolderError(
-                f"{files.texts} has {found} token texts for row {row}; expected {expected}, the sampled tokens of "
-                f"that row in {files.tensors.name}"
+                f"{files.texts} has {len(response['tokens'])} token texts for row {row}; expected {counts[row]}, the "
+                f"sampled tokens of that row in {files.tensors.name}"
             )
     return texts
 

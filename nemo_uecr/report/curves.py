@@ -1,4 +1,4 @@
-"""Training curves: the paper's training-dynamics figure first, every other metric behind a fold.
+"""The page's charts: training dynamics first, every other metric behind a fold, and the groups of each run.
 
 References:
     fig:qwen17b-training (reward, response length, actor entropy, gradient norm, advantage statistics,
@@ -7,9 +7,12 @@ References:
 
 from __future__ import annotations
 
-from nemo_uecr.report.lines import LARGE, SMALL, SMOOTH_FROM, Panel, Series, smoothing_window
-from nemo_uecr.report.markup import text
-from nemo_uecr.report.section import Section, figure, readings, run_key
+from collections.abc import Sequence
+from typing import Any
+
+from nemo_uecr.report.charts import LARGE, SMALL, SMOOTH_FROM, Panel, Series, smoothing_window
+from nemo_uecr.report.markup import points
+from nemo_uecr.telemetry.names import METRICS
 from nemo_uecr.telemetry.run_folder import RunFolder
 
 #: (metric, title, unit, metrics of the band's two ends, shown in percent)
@@ -25,36 +28,47 @@ DYNAMICS: tuple[tuple[str, str, str, tuple[str, str] | None, bool], ...] = (
 )
 #: These are read elsewhere on the page, or are constants of the run.
 SHOWN_ELSEWHERE = ("group/", "identity/", "advantage/task_abs_mean", "advantage/teacher_abs_mean")
+#: Bottom to top in the stacked chart: (metric, name, style)
+SHARES = (
+    ("group/all_right_share", "all right", "right"),
+    ("group/mixed_share", "mixed", "mixed"),
+    ("group/all_wrong_share", "all wrong", "wrong"),
+)
+DEGENERATE = ("group/degenerate_share", "degenerate")
+BELOW_NOISE = ("group/below_noise_share", "below scoring noise")
+#: (metric, name, formula of the legend)
+COMPONENTS = (
+    ("advantage/task_abs_mean", "verifier", "|A^task|U|"),
+    ("advantage/teacher_abs_mean", "teacher", "|alpha A^T|U|"),
+    ("advantage/degenerate_abs_mean", "degenerate groups", "|A|"),
+)
 
 
-def curves_section(runs: list[RunFolder]) -> Section:
-    """Curves of all runs over each other, one small chart a quantity."""
-    panels = [panel for entry in DYNAMICS if (panel := _dynamics_panel(runs, *entry, LARGE)) is not None]
+def curves(runs: Sequence[RunFolder]) -> tuple[list[Panel], list[Panel]]:
+    """The named curves of all runs over each other, and those of every other metric."""
+    panels = [panel for entry in DYNAMICS if (panel := _panel(runs, *entry, LARGE)) is not None]
     validation = validation_panel(runs)
     if validation is not None:
         panels.insert(min(1, len(panels)), validation)
-    if not panels:
-        return Section("curves", "Training curves", '<p class="empty">No step has been written yet.</p>')
-    others = _other_panels(runs)
-    body = [_legend(runs), f'<div class="charts">{"".join(map(figure, panels))}</div>', _note(runs)]
-    if others:
-        body.append(
-            f"<details><summary>Every other metric ({len(others)})</summary>"
-            f'<div class="charts small">{"".join(map(figure, others))}</div></details>'
-        )
-    return Section("curves", "Training curves", "".join(body), charts=readings(panels + others))
+    shown = {entry[0] for entry in DYNAMICS} | {end for entry in DYNAMICS for end in entry[3] or ()}
+    names = sorted({name for run in runs for record in run.steps for name in record} - shown - {"step"})
+    others = [
+        _panel(runs, name, name, _caption(name), None, False, SMALL)
+        for name in names
+        if not name.startswith(SHOWN_ELSEWHERE)
+    ]
+    return panels, [panel for panel in others if panel is not None]
 
 
-def validation_panel(runs: list[RunFolder]) -> Panel | None:
+def validation_panel(runs: Sequence[RunFolder]) -> Panel | None:
     """avg@k over the named sets at every evaluation, with its 95% interval."""
     series = []
     for colour, run in enumerate(runs):
         records = run.evaluations
-        if not records:
-            continue
-        average = {end: [float(record["average"][end]) for record in records] for end in ("avg", "low", "high")}
-        x = [int(record["step"]) for record in records]
-        series.append(Series(run.label, colour, x, average["avg"], average["low"], average["high"]))
+        if records:
+            ends = {end: [float(record["average"][end]) for record in records] for end in ("avg", "low", "high")}
+            x = [int(record["step"]) for record in records]
+            series.append(Series(run.label, colour, x, ends["avg"], ends["low"], ends["high"]))
     if not series:
         return None
     counts = sorted({int(record["samples"]) for run in runs for record in run.evaluations})
@@ -62,66 +76,69 @@ def validation_panel(runs: list[RunFolder]) -> Panel | None:
     return Panel("validation", title, "%, with 95% interval", tuple(series), points=True, percent=True, runs=True)
 
 
-def _dynamics_panel(
-    runs: list[RunFolder], metric: str, title: str, unit: str, ends: tuple[str, str] | None, percent: bool, most: int
+def _panel(
+    runs: Sequence[RunFolder],
+    metric: str,
+    title: str,
+    unit: str,
+    ends: tuple[str, str] | None,
+    percent: bool,
+    most: int,
 ) -> Panel | None:
     series = []
     for colour, run in enumerate(runs):
-        if not run.has(metric):
-            continue
-        x, y = run.values(metric)
-        banded = ends is not None and all(len(run.values(end)[1]) == len(y) for end in ends)
-        low, high = (run.values(ends[0])[1], run.values(ends[1])[1]) if banded and ends else (None, None)
-        series.append(Series(run.label, colour, x, y, low, high))
+        if run.has(metric):
+            x, y = run.values(metric)
+            low, high = (None, None) if ends is None else (run.values(end)[1] for end in ends)
+            series.append(Series(run.label, colour, x, y, low, high))
     if not series:
         return None
     return Panel(metric, title, unit, tuple(series), percent=percent, zero=ends is not None, runs=True, most=most)
 
 
-def _other_panels(runs: list[RunFolder]) -> list[Panel]:
-    shown = {entry[0] for entry in DYNAMICS} | {end for entry in DYNAMICS for end in entry[3] or ()}
-    names = sorted({name for run in runs for record in run.steps for name in record} - shown - {"step"})
-    told = metric_captions()
-    panels = []
-    for name in names:
-        if name.startswith(SHOWN_ELSEWHERE):
-            continue
-        panel = _dynamics_panel(runs, name, name, told.get(name, ""), None, False, SMALL)
-        if panel is not None:
-            panels.append(panel)
-    return panels
-
-
-def metric_captions() -> dict[str, str]:
-    """Meaning and unit of every metric, from the one table of metrics."""
-    from nemo_uecr.telemetry.names import METRICS
-
-    return {
-        name: metric.meaning
-        if metric.unit == "1" or metric.unit in metric.meaning
-        else f"{metric.meaning}, {metric.unit}"
-        for name, metric in METRICS.items()
-    }
-
-
-def _legend(runs: list[RunFolder]) -> str:
-    if len(runs) == 1:
+def _caption(name: str) -> str:
+    """Meaning and unit of a metric."""
+    if name not in METRICS:
         return ""
-    keys = "".join(
-        f'<button type="button" class="toggle" aria-pressed="true" data-run="{colour}">'
-        f"{run_key(run.label, colour)}{_method(run)}</button>"
-        for colour, run in enumerate(runs)
-    )
-    return f'<div class="legend" role="group" aria-label="Runs shown in the charts">{keys}</div>'
+    metric = METRICS[name]
+    told = metric.unit == "1" or metric.unit in metric.meaning
+    return metric.meaning if told else f"{metric.meaning}, {metric.unit}"
 
 
-def _method(run: RunFolder) -> str:
-    return "" if run.method == run.label else f" <small>{text(run.method)}</small>"
-
-
-def _note(runs: list[RunFolder]) -> str:
+def drawn_note(runs: Sequence[RunFolder]) -> str:
+    """What the lines of the charts are."""
     longest = max(len(run.steps) for run in runs)
-    drawn = "One point a step."
-    if longest >= SMOOTH_FROM:
-        drawn = f"Thin line: every step. Bold line: centred mean over {smoothing_window(longest)} steps."
-    return f'<p class="note">{drawn} Point at a chart, or focus it and use the arrow keys, to read values.</p>'
+    if longest < SMOOTH_FROM:
+        return "One point a step."
+    return f"Thin line: every step. Bold line: centred mean over {smoothing_window(longest)} steps."
+
+
+def groups(run: RunFolder, colour: int) -> dict[str, Any]:
+    """Shares of group kinds with their means over the steps, and the sizes of PUU's components."""
+    found: dict[str, Any] = {"label": run.label, "colour": colour, "shares": None, "components": None}
+    if all(run.has(metric) for metric, *_ in SHARES):
+        metrics = [(metric, name) for metric, name, _ in SHARES] + [DEGENERATE] * run.has(DEGENERATE[0])
+        series = tuple(Series(name, place, *run.values(metric)) for place, (metric, name) in enumerate(metrics))
+        found["shares"] = Panel(
+            f"groups-{colour}", "Kinds of groups", "share of groups", series,
+            percent=True, stacked=tuple(style for *_, style in SHARES),
+        )  # fmt: skip
+        found["keys"] = [(style, name, _mean(run, metric)) for metric, name, style in SHARES]
+        found["others"] = [(name, _mean(run, metric)) for metric, name in (DEGENERATE, BELOW_NOISE) if run.has(metric)]
+    series = tuple(
+        Series(name, place, *run.values(metric))
+        for place, (metric, name, _) in enumerate(COMPONENTS)
+        if run.has(metric)
+    )
+    if series:
+        found["components"] = Panel(
+            f"components-{colour}", "Advantage by component", "mean absolute value", series, zero=True
+        )
+        unified = run.has("advantage/unified_abs_mean")  # elsewhere the task advantage has a scale of its own
+        found["formulas"] = [formula if unified else "" for *_, formula in COMPONENTS]
+    return found
+
+
+def _mean(run: RunFolder, metric: str) -> str:
+    _, values = run.values(metric)
+    return f"{points(sum(values) / len(values))} %"

@@ -1,28 +1,26 @@
-"""Text to HTML: every string of a run passes through `text`, every data block through `data_block`."""
+"""Numbers, equations and data blocks as the page prints them; its templates escape every other string."""
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
 from typing import Any
 
+from markupsafe import Markup, escape
+
 #: Printed for a value that is not there, between the ends of an interval, and before a negative number.
 DASH, MINUS = "\u2013", "\u2212"
 
 
-def text(value: object) -> str:
-    """``value`` as HTML text, safe inside elements and quoted attributes."""
-    return html.escape(str(value), quote=True)
-
-
-def data_block(name: str, content: Any) -> str:
+def data_block(name: str, content: Any) -> Markup:
     """A JSON block for the page's script; no text in it can end the block or open a tag."""
     encoded = json.dumps(finite(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         encoded = encoded.replace(character, f"\\u{ord(character):04x}")
-    return f'<script type="application/json" id="{text(name)}">{_valid_unicode(encoded)}</script>'
+    # Lone surrogates cannot be written as UTF-8; a tokenizer's broken byte may decode to one.
+    encoded = encoded.encode("utf-8", "replace").decode("utf-8")
+    return Markup(f'<script type="application/json" id="{escape(name)}">{encoded}</script>')
 
 
 def finite(content: Any) -> Any:
@@ -36,16 +34,17 @@ def finite(content: Any) -> Any:
     return content
 
 
-def equation(plain: str) -> str:
+def equation(plain: str) -> Markup:
     """A plain-text equation as HTML: ``A^task|U`` gets a superscript, ``tau_delta`` Greek letter and subscript."""
-    escaped = text(plain)
+    escaped = str(escape(plain))
     for typed, printed in SIGNS.items():
         escaped = re.sub(typed, printed, escaped)
     escaped = re.sub(r"\^\{([^}]*)\}", r"<sup>\1</sup>", escaped)
     escaped = re.sub(r"\^([A-Za-z]+(?:\|[A-Za-z]+)?|\d+)", r"<sup>\1</sup>", escaped)
     base = rf"(?<![A-Za-z_])((?:{'|'.join(GREEK)})|[A-Za-z])"  # a setting such as clip_low is a name, no index
     escaped = re.sub(rf"{base}_(?:\{{([^}}]*)\}}|([A-Za-z]+|\d+))", r"\1<sub>\2\3</sub>", escaped)
-    return re.sub(rf"(?<![A-Za-z&])({'|'.join(GREEK)})(?![A-Za-z;])", r"&\1;", escaped).replace("&eps;", "&epsilon;")
+    escaped = re.sub(rf"(?<![A-Za-z&])({'|'.join(GREEK)})(?![A-Za-z;])", r"&\1;", escaped)
+    return Markup(escaped.replace("&eps;", "&epsilon;"))
 
 
 #: Typed signs and how they are printed, on text that is escaped already.
@@ -99,8 +98,3 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
-
-
-def _valid_unicode(encoded: str) -> str:
-    """Lone surrogates cannot be written as UTF-8; a tokenizer's broken byte may decode to one."""
-    return encoded.encode("utf-8", "replace").decode("utf-8")

@@ -1,88 +1,92 @@
-"""Puts the sections together into one file that asks nothing of the network."""
+"""Render a self-contained HTML report of one run, or of several side by side."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
 
 from nemo_uecr import __version__
+from nemo_uecr.config.dotted import flattened
+from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import replace_file
-from nemo_uecr.report.accuracy import accuracy_section
-from nemo_uecr.report.audits import audits_section
-from nemo_uecr.report.configuration import configuration_section
-from nemo_uecr.report.credit_section import credit_section
-from nemo_uecr.report.curves import curves_section
-from nemo_uecr.report.groups import groups_section
-from nemo_uecr.report.identities import identities_section
-from nemo_uecr.report.markup import data_block, text
-from nemo_uecr.report.overview import masthead
-from nemo_uecr.report.section import Section
+from nemo_uecr.report import curves, outcomes
+from nemo_uecr.report.charts import Panel, draw, reading
+from nemo_uecr.report.credit import credit_data
+from nemo_uecr.report.markup import DASH, data_block, equation, number, points, signed_points
 from nemo_uecr.telemetry.run_folder import RunFolder, read_runs
 
 #: Runs on one page: as many as the page has colours.
 MOST_RUNS = 8
-SCRIPTS = ("charts.js", "credit.js")
-STYLES = ("page.css", "credit.css")
+ASSETS = files("nemo_uecr.report") / "assets"
 
 
 def write_report(folders: list[Path], out: Path) -> Path:
-    """Write the report of one run, or of several side by side.
-
-    The page is written aside and renamed, so that ``out`` is never half a page.
-
-    Args:
-        folders: run folders.
-        out: the HTML file.
+    """Write the report of the runs; ``out`` is never half a page.
 
     Returns:
         The path written.
 
     Raises:
-        RunFolderError: If a folder is no run, a file in it cannot be read, or ``out`` cannot be written.
+        RunFolderError: A folder is no run, or there are too many.
     """
     if len(folders) > MOST_RUNS:
         raise RunFolderError(f"{len(folders)} runs were given; expected at most {MOST_RUNS} on one page. Give fewer")
-    page = render_page(read_runs(folders))
-    if not out.parent.is_dir():
-        raise RunFolderError(f"{out} cannot be written (no folder {out.parent}); expected a writable place. Give --out")
-    try:
-        replace_file(out, page.encode("utf-8"))
-    except OSError as error:
-        raise RunFolderError(
-            f"{out} cannot be written ({error.strerror}); expected a writable place. Give --out"
-        ) from error
+    replace_file(out, render_page(read_runs(folders)).encode("utf-8"))
     return out
 
 
 def render_page(runs: list[RunFolder]) -> str:
     """The whole page as text."""
-    found = [
-        curves_section(runs),
-        accuracy_section(runs),
-        groups_section(runs),
-        identities_section(runs),
-        credit_section(runs),
-        audits_section(runs),
-        configuration_section(runs),
-    ]
-    sections = [section for section in found if section is not None]
-    script = _asset(SCRIPTS)
-    title = f"{', '.join(run.label for run in runs)} · nemo_uecr report"
-    navigation = "".join(f'<a href="#{section.anchor}">{text(section.title)}</a>' for section in sections)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
-        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f'<title>{text(title)}</title><link rel="icon" href="data:,"><style>{_asset(STYLES)}</style></head>\n'
-        f'<body><div class="page">{masthead(runs)}<nav aria-label="Sections">{navigation}</nav>'
-        f"<main>{''.join(map(_section_html, sections))}</main>"
-        f"<footer>nemo_uecr {text(__version__)}</footer></div>\n{_data(sections)}"
-        f"<script>{script}</script></body></html>\n"
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters |= {"equation": equation, "number": number, "points": points, "signed": signed_points}
+    environment.globals["draw"] = draw
+    named, others = curves.curves(runs)
+    groups = [group for colour, run in enumerate(runs) if _has_chart(group := curves.groups(run, colour))]
+    panels = [*named, *others, *(group[part] for group in groups for part in ("shares", "components") if group[part])]
+    ends = [outcomes.outcome_of(run) for run in runs]
+    credit = credit_data(runs)
+    script = Markup("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("charts.js", "credit.js")))
+    template = environment.from_string((ASSETS / "page.html.jinja").read_text(encoding="utf-8"))
+    return template.render(
+        version=__version__,
+        policy=_policy(script),
+        script=script,
+        style=Markup("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "credit.css"))),
+        blocks=_blocks(panels, credit),
+        runs=runs,
+        headline=outcomes.headline(runs, ends),
+        scale=outcomes.scale(ends),
+        differences=outcomes.differences(runs, ends),
+        cards=[_card(run, end) for run, end in zip(runs, ends, strict=True)],
+        curves=named,
+        others=others,
+        drawn_note=curves.drawn_note(runs),
+        accuracy=outcomes.accuracy_tables(runs),
+        groups=groups,
+        verdicts=[outcomes.verdicts(run) for run in runs],
+        credit=credit,
+        audits=[
+            {"label": run.label, "colour": colour, "sections": found}
+            for colour, run in enumerate(runs)
+            if (found := _audits(run))
+        ],
+        configuration=_table([(run.config, run.origins) for run in runs]),
+        provenance=_table([(run.provenance, {}) for run in runs]),
     )
+
+
+def _has_chart(group: Mapping[str, Any]) -> bool:
+    return group["shares"] is not None or group["components"] is not None
 
 
 def _policy(script: str) -> str:
@@ -94,16 +98,54 @@ def _policy(script: str) -> str:
     )
 
 
-def _asset(names: tuple[str, ...]) -> str:
-    folder = files("nemo_uecr.report") / "assets"
-    return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+def _blocks(panels: Sequence[Panel], credit: Mapping[str, Any] | None) -> list[Markup]:
+    """What the script reads: the values of the charts, and the credit map."""
+    blocks = [data_block("chart-data", {panel.name: reading(panel) for panel in panels})]
+    return blocks if credit is None else [*blocks, data_block("credit-data", credit)]
 
 
-def _section_html(section: Section) -> str:
-    return f'<section id="{section.anchor}"><h2>{text(section.title)}</h2>{section.body}</section>'
+def _card(run: RunFolder, outcome: outcomes.Outcome) -> dict[str, Any]:
+    stopped = [] if run.failure is None else [run.failure.get("error", "The run left no reason.")]
+    return {
+        "run": run,
+        "status": outcomes.status(run),
+        "equation": outcomes.method_equation(run),
+        "objective": outcomes.objective(run),
+        "figures": outcomes.figures(run, outcome),
+        "warnings": [*run.notes, *stopped],
+    }
 
 
-def _data(sections: list[Section]) -> str:
-    charts = {name: chart for section in sections for name, chart in section.charts.items()}
-    blocks = {"chart-data": charts} | {name: block for section in sections for name, block in section.blocks.items()}
-    return "".join(data_block(name, block) for name, block in blocks.items())
+def _audits(run: RunFolder) -> list[dict[str, Any]]:
+    """The sections of a run's audits; one that is being written has another name."""
+    found = []
+    for path in sorted(run.path.glob("audits/*/section.json")):
+        if not path.parent.name.startswith("."):
+            picture = base64.b64encode(path.with_name("figure.svg").read_bytes()).decode("ascii")
+            found.append({**read_own_object(path), "picture": picture})
+    return found
+
+
+def _table(given: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> list[dict[str, Any]]:
+    """A row a dotted key: every run's value with its origin, and whether the values differ."""
+    flat = [
+        {key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in each.items()}
+        for each in (flattened(values) for values, _ in given)
+    ]
+    return [
+        {
+            "key": key,
+            "cells": [
+                (each.get(key, DASH), _origin(origins, key)) for each, (_, origins) in zip(flat, given, strict=True)
+            ],
+            "differs": len({each.get(key, DASH) for each in flat}) > 1,
+        }
+        for key in dict.fromkeys(key for each in flat for key in each)
+    ]
+
+
+def _origin(origins: Mapping[str, str], key: str) -> str:
+    """Where a key's value came from; a section given as a whole answers for the keys below it."""
+    parts = key.split(".")
+    names = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+    return next((str(origins[name]) for name in names if name in origins), "")

@@ -9,10 +9,7 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
-from nemo_uecr.errors import RunFolderError
-from nemo_uecr.report.audits import audits_section
 from nemo_uecr.report.page import write_report
-from nemo_uecr.telemetry.run_folder import read_runs
 from tests.audit.made import Made, write_scores
 from tests.report.conftest import Story, write_run
 
@@ -32,7 +29,7 @@ def test_an_audit_of_the_papers_size(tmp_path: Path, name: str, capsys: pytest.C
     assert entry_point(["audit", name, str(scores), *AUDITS[name]]) == 0
     out = tmp_path / "audits" / name
     assert f"audit: {out}" in capsys.readouterr().out
-    assert sorted(path.name for path in out.iterdir()) == ["figure.png", "figure.svg", "numbers.json", "section.html"]
+    assert sorted(path.name for path in out.iterdir()) == ["figure.png", "figure.svg", "numbers.json", "section.json"]
     numbers = json.loads((out / "numbers.json").read_text())["numbers"]
     responses = {
         "signal": 19 * 150 * 8,
@@ -127,9 +124,6 @@ def test_the_report_shows_the_audits_of_a_run(tmp_path: Path) -> None:
     assert '<section id="audits"><h2>Audits</h2>' in page
     assert "PUU signal in pseudo-groups" in page
     assert "data:image/svg+xml;base64," in page
-    (run / "audits" / "group-signal" / "section.html").write_text("<article>other")
-    with pytest.raises(RunFolderError, match="is no section of an audit"):
-        audits_section(read_runs([run]))
 
 
 def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

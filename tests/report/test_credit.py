@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save
 
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.data.batch_file import load_batch
-from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.errors import RunFolderError
 from nemo_uecr.report.credit import chosen_rows, credit_maps, read_batch, spread, step_map
 from nemo_uecr.telemetry.run_folder import read_run
 
@@ -113,24 +111,6 @@ def test_first_middle_and_last_batch_are_shown(make_run: RunMaker) -> None:
     assert [files.step for files in spread(run.batches, 3)] == [1, 10, 40]
 
 
-def test_truncated_tensors_are_refused(make_run: RunMaker) -> None:
-    folder = make_run("cut")
-    path = folder / "batches" / "step-000001.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"step-000001\.safetensors"):
-        credit_maps(read_run(folder), token_budget=PLENTY)
-
-
-@pytest.mark.parametrize("settings", ['{"alpha": "x"}', '{"alpha": -1e999}', '{"unheard": 1.0}', '{"rho": 2.0}'])
-def test_settings_that_are_none_are_refused(make_run: RunMaker, settings: str) -> None:
-    folder = make_run("altered")
-    path = folder / "batches" / "step-000001.safetensors"
-    saved = load_batch(path)
-    path.write_bytes(save(saved.tensors, metadata=saved.header | {"settings": settings}))
-    with pytest.raises(DataError, match=r"step-000001\.safetensors: the header"):
-        credit_maps(read_run(folder), token_budget=PLENTY)
-
-
 def test_texts_that_do_not_fit_the_mask_are_refused(make_run: RunMaker) -> None:
     folder = make_run("misfit")
     path = folder / "batches" / "step-000001.json"
@@ -138,22 +118,4 @@ def test_texts_that_do_not_fit_the_mask_are_refused(make_run: RunMaker) -> None:
     content["responses"][3]["tokens"].pop()
     path.write_text(json.dumps(content))
     with pytest.raises(RunFolderError, match=r"token texts for row 3; expected \d+"):
-        credit_maps(read_run(folder), token_budget=PLENTY)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{",
-        "[]",
-        '{"responses": [{"row": "x"}]}',
-        '{"responses": [{"row": 99, "tokens": ["a"]}]}',
-        '{"responses": [{"row": 0, "tokens": 7}]}',
-        '{"responses": [{"row": 1e999, "tokens": []}]}',
-    ],
-)
-def test_unreadable_texts_are_refused(make_run: RunMaker, content: str) -> None:
-    folder = make_run("unreadable")
-    (folder / "batches" / "step-000001.json").write_text(content)
-    with pytest.raises(RunFolderError, match=r"step-000001\.json"):
         credit_maps(read_run(folder), token_budget=PLENTY)

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.cli.runs import report
-from nemo_uecr.errors import RunFolderError, UecrError
 from nemo_uecr.report.page import render_page, write_report
 from nemo_uecr.telemetry.names import METRICS
 from nemo_uecr.telemetry.run_folder import read_runs
@@ -177,7 +175,7 @@ def test_stopped_run_says_why(make_run: RunMaker) -> None:
     (folder / "failure" / "failure.json").write_text(json.dumps({"step": 8, "error": "identity 'budget' <is> off"}))
     page = page_of(folder)
     assert "stopped at step 8" in page
-    assert "identity &#x27;budget&#x27; &lt;is&gt; off" in page
+    assert "identity &#39;budget&#39; &lt;is&gt; off" in page
 
 
 def test_run_before_its_first_step_has_a_page(make_run: RunMaker) -> None:
@@ -186,12 +184,6 @@ def test_run_before_its_first_step_has_a_page(make_run: RunMaker) -> None:
     assert page.count("has been written yet") == 3
     assert "✓" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert "save_batch_every" in page
-
-
-def test_metrics_of_half_a_line_have_a_note_on_the_page(make_run: RunMaker) -> None:
-    folder = make_run("cut", steps=0, evaluations=(), batches=())
-    (folder / "metrics.jsonl").write_text("{")
-    assert '<p class="warning">The last line of metrics.jsonl is half-written and was left out.</p>' in page_of(folder)
 
 
 def test_eight_long_runs_with_every_metric_stay_small(make_run: RunMaker) -> None:
@@ -214,59 +206,11 @@ def test_long_responses_are_cut_and_counted(make_run: RunMaker, monkeypatch: pyt
     assert len(one["text"]) == len(one["after"]) == 10 < one["count"]
 
 
-def test_report_replaces_the_old_page_whole(make_run: RunMaker) -> None:
-    folder = make_run("uecr", steps=2)
-    out = folder / "report.html"
-    out.write_text("old")
-    assert write_report([folder], out) == out
-    assert out.read_text().startswith("<!doctype html>")
-    assert list(folder.glob(".*part")) == []
-
-
-def test_page_that_cannot_be_written_is_one_line(make_run: RunMaker, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="cannot be written") as caught:
-        write_report([make_run("uecr", steps=2)], tmp_path / "nowhere" / "report.html")
-    assert "\n" not in str(caught.value)
-
-
-def test_too_many_runs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="expected at most 8"):
-        write_report([tmp_path / str(index) for index in range(9)], tmp_path / "out.html")
-
-
 def test_command_writes_beside_the_first_run(make_run: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run("uecr", steps=2)
     assert report(folder) == 0
     assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
     assert (folder / "report.html").is_file()
-
-
-@pytest.mark.parametrize(("screen", "asked"), [(None, 0), (":0", 1)])
-def test_open_asks_for_a_browser_only_where_there_is_a_screen(
-    make_run: RunMaker,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    screen: str | None,
-    asked: int,
-) -> None:
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
-    if screen is not None:
-        monkeypatch.setenv("DISPLAY", screen)
-    opened: list[str] = []
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr("webbrowser.open", lambda address: not opened.append(address))
-    folder = make_run("uecr", steps=2)
-    assert report(folder, open_=True) == 0
-    address = (folder / "report.html").as_uri()
-    assert opened == [address] * asked
-    assert (f"its address is {address}" in capsys.readouterr().out) is (asked == 0)
-
-
-def test_command_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UecrError, match=r"has no config\.yaml"):
-        report(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no command chromium; NEMO_UECR_CHROMIUM may name the binary")
@@ -285,3 +229,21 @@ def test_browser_fills_the_credit_map(make_run: RunMaker) -> None:
     assert 'class="detail"' in filled
     assert "<img" not in filled
     assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in filled
+
+
+def test_an_audits_section_is_shown_and_its_text_stays_text(make_run: RunMaker) -> None:
+    run = make_run("audited", steps=2)
+    assert 'id="audits"' not in page_of(run)
+    for name in ("odd", ".being-written"):
+        folder = run / "audits" / name
+        folder.mkdir(parents=True)
+        section = {"title": HOSTILE, "note": HOSTILE, "heads": [HOSTILE], "rows": [[HOSTILE]]}
+        (folder / "section.json").write_text(json.dumps(section))
+        (folder / "figure.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    page = page_of(run)
+    seen = outline(page)
+    assert [target for target in seen.fetched if target.startswith("data:image")] == [
+        "data:image/svg+xml;base64," + base64.b64encode(b"<svg xmlns='http://www.w3.org/2000/svg'/>").decode()
+    ]
+    assert seen.handlers == []
+    assert page.count("&lt;img src=x onerror=alert(1)&gt;") == 5  # title, its picture's name, note, head, cell

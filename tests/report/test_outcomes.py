@@ -1,4 +1,4 @@
-"""The avg@k table and the change with its paired interval."""
+"""The avg@k table, the change with its paired interval, and the verdicts on the identities."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from typing import Any
 
 import pytest
 
+from nemo_uecr.errors import RunFolderError
 from nemo_uecr.evaluation.samples import Sample
-from nemo_uecr.report.accuracy import accuracy_section, difference_of, lift_of, shown_evaluations
-from nemo_uecr.report.overview import headline, masthead, outcome_of
-from nemo_uecr.telemetry.run_folder import read_run, read_runs
+from nemo_uecr.report.outcomes import difference_of, headline, metric_of, outcome_of, shown_evaluations, verdicts
+from nemo_uecr.report.page import render_page
+from nemo_uecr.telemetry.names import METRICS
+from nemo_uecr.telemetry.run_folder import RunFolder, read_run, read_runs
 
 RunMaker = Callable[..., Path]
 
 
 def plain(html: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+def section(runs: list[RunFolder], name: str) -> str:
+    return render_page(runs).split(f'<section id="{name}">')[1].split("</section>")[0]
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -55,7 +61,7 @@ def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *
 
 def test_table_shows_the_figures_of_the_file(make_run: RunMaker) -> None:
     folder = make_run("one")
-    shown = plain(accuracy_section([read_run(folder)]).body)
+    shown = plain(section(read_runs([folder]), "accuracy"))
     for record in records(folder):
         for cell in (*record["sets"].values(), record["average"]):
             expected = f"{100 * cell['avg']:.1f} {100 * cell['low']:.1f}\u2013{100 * cell['high']:.1f}"
@@ -65,7 +71,7 @@ def test_table_shows_the_figures_of_the_file(make_run: RunMaker) -> None:
 def test_best_of_each_column_is_bold(make_run: RunMaker) -> None:
     folder = make_run("best", steps=2)
     write_evaluations(folder, {0: {"a": [0.5, 0.5], "b": [1.0, 0.5]}, 2: {"a": [1.0, 0.5], "b": [0.5, 0.5]}}, samples=2)
-    table = accuracy_section([read_run(folder)]).body.split("<details>")[0]
+    table = section([read_run(folder)], "accuracy").split("<details>")[0]
     # a: 50 -> 75, b: 75 -> 50, average: 62.5 both times, so both are best
     assert re.findall(r"<b>([\d.]+)</b>", table) == ["75.0", "62.5", "75.0", "62.5"]
 
@@ -75,7 +81,7 @@ def test_lift_and_its_paired_interval_by_hand(make_run: RunMaker) -> None:
     before = {"a": [0.0, 0.5, 0.5, 0.0], "b": [0.5, 0.5]}
     after = {"a": [0.5, 0.5, 1.0, 1.0], "b": [0.5, 1.0]}
     write_evaluations(folder, {0: before, 2: after}, samples=2)
-    lift = lift_of(read_run(folder))
+    lift = outcome_of(read_run(folder)).lift
     # changes a: .5 0 .5 1, mean .5, squares 0 .25 0 .25 -> variance .5/3 = 1/6, of the mean 1/24
     # changes b: 0 .5, mean .25, squares 1/16 + 1/16 -> variance 1/8, of the mean 1/16
     # average over two sets: change (.5 + .25)/2 = .375, error sqrt(1/24 + 1/16)/2
@@ -96,7 +102,7 @@ def test_difference_of_two_runs_by_hand(make_run: RunMaker) -> None:
     assert difference is not None
     assert difference.change == pytest.approx(-0.25, abs=1e-12)
     assert (difference.low, difference.high) == (pytest.approx(-0.25 - 0.49), pytest.approx(-0.25 + 0.49))
-    assert "other \u221225.0 points (\u221274.0 to +24.0, no clear difference)" in plain(masthead(runs))
+    assert "other \u221225.0 points (\u221274.0 to +24.0, no clear difference)" in plain(render_page(runs))
 
 
 def test_runs_on_other_problems_are_not_paired(make_run: RunMaker) -> None:
@@ -104,20 +110,20 @@ def test_runs_on_other_problems_are_not_paired(make_run: RunMaker) -> None:
     write_evaluations(one, {2: {"a": [0.5, 1.0]}}, samples=2)
     write_evaluations(other, {2: {"a": [0.5, 0.5, 0.5]}}, samples=2)
     runs = read_runs([one, other])
-    assert "paired by problem" not in plain(masthead(runs))
+    assert "paired by problem" not in plain(render_page(runs)).split("Training curves")[0]
 
 
 def test_lift_without_samples_has_no_interval(make_run: RunMaker) -> None:
     folder = make_run("bare")
     (folder / "evaluations" / "step-000000.jsonl").unlink()
-    lift = lift_of(read_run(folder))
+    lift = outcome_of(read_run(folder)).lift
     assert lift is not None
     assert lift.low is None
     assert not lift.clear
 
 
 def test_one_evaluation_gives_no_lift(make_run: RunMaker) -> None:
-    assert lift_of(read_run(make_run("single", evaluations=(40,)))) is None
+    assert outcome_of(read_run(make_run("single", evaluations=(40,)))).lift is None
 
 
 def test_headline_subtracts_the_figures_that_it_shows(make_run: RunMaker) -> None:
@@ -125,7 +131,7 @@ def test_headline_subtracts_the_figures_that_it_shows(make_run: RunMaker) -> Non
     before, after = [0.5, 0, 0, 0, 0, 0, 0], [0.5, 1, 1, 1, 1, 1, 1]
     write_evaluations(folder, {0: {"a": before}, 2: {"a": after}}, samples=2)
     # 1/14 is 7.1 %, 13/14 is 92.9 %; 12/14 would be 85.7
-    shown = plain(masthead(read_runs([folder])))
+    shown = plain(render_page(read_runs([folder])))
     assert "raised avg@2 by 85.8 points, from 7.1 to 92.9 %" in shown
     assert "+85.8 points" in shown
 
@@ -155,11 +161,67 @@ def test_many_evaluations_keep_first_best_and_last(make_run: RunMaker) -> None:
 
 def test_runs_side_by_side_share_one_table(make_run: RunMaker) -> None:
     runs = read_runs([make_run("uecr"), make_run("grpo", method="grpo", seed=1)])
-    shown = plain(accuracy_section(runs).body)
+    shown = plain(section(runs, "accuracy"))
     assert "uecr step 0" in shown
     assert "grpo step 0" in shown
 
 
 def test_no_evaluation_is_said(make_run: RunMaker) -> None:
     run = read_run(make_run("none", evaluations=()))
-    assert "No evaluation has been written yet" in accuracy_section([run]).body
+    assert "No evaluation has been written yet" in section([run], "accuracy")
+
+
+def with_metric(folder: Path, step: int, metric: str, value: float) -> RunFolder:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records[step - 1][metric] = value
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return read_run(folder)
+
+
+def test_declared_identities_hold_with_their_worst_residual(make_run: RunMaker) -> None:
+    run = with_metric(make_run("good"), 17, "identity/budget_error", 9e-7)
+    budget = next(verdict for verdict in verdicts(run) if verdict.name == "budget")
+    assert (budget.word, budget.worst, budget.step, budget.tolerance) == ("holds", 9e-7, 17, 1e-6)
+    assert {verdict.word for verdict in verdicts(run)} == {"holds"}
+
+
+@pytest.mark.parametrize("value", [1.1e-6, -2e-6])
+def test_residual_above_tolerance_is_violated(make_run: RunMaker, value: float) -> None:
+    run = with_metric(make_run("bad"), 17, "identity/budget_error", value)
+    budget = next(verdict for verdict in verdicts(run) if verdict.name == "budget")
+    assert (budget.word, budget.step) == ("violated", 17)
+    assert "✗ violated" in section([run], "identities")
+
+
+def test_residual_that_is_no_number_is_refused(make_run: RunMaker) -> None:
+    """No run writes one: its log takes finite numbers only."""
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl:17"):
+        with_metric(make_run("bad"), 17, "identity/budget_error", float("nan"))
+
+
+def test_counts_allow_none_at_all(make_run: RunMaker) -> None:
+    run = with_metric(make_run("count"), 3, "identity/sign_kept", 1.0)
+    assert next(verdict.word for verdict in verdicts(run) if verdict.name == "sign_kept") == "violated"
+
+
+def test_monitored_identity_has_no_verdict(make_run: RunMaker) -> None:
+    run = with_metric(make_run("monitored", method="ecr_no_projection"), 5, "identity/budget_error", 0.2)
+    budget = next(verdict for verdict in verdicts(run) if verdict.name == "budget")
+    assert (budget.word, budget.worst) == ("monitored", 0.2)
+    assert "violated" not in section([run], "identities").split("</p>")[1]
+
+
+def test_identity_without_metric_is_not_called_held(make_run: RunMaker) -> None:
+    run = read_run(make_run("early", steps=0))
+    assert {verdict.word for verdict in verdicts(run)} == {"not measured"}
+
+
+def test_method_without_projection_declares_less(make_run: RunMaker) -> None:
+    names = [verdict.name for verdict in verdicts(read_run(make_run("grpo", method="grpo")))]
+    assert names == ["finite", "first_ratio"]
+
+
+def test_every_identity_has_a_metric() -> None:
+    from nemo_uecr.core.invariants import IDENTITIES
+
+    assert {name for name in IDENTITIES if metric_of(name) not in METRICS} == set()

@@ -1,0 +1,359 @@
+"""What came of each run, as the page's template reads it: accuracy, its paired change, the identities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from nemo_uecr.evaluation.samples import read_samples, rewards_by_benchmark
+from nemo_uecr.report.charts import ticks
+from nemo_uecr.report.markup import DASH, duration, points, shown_change, signed_points
+from nemo_uecr.telemetry.run_folder import RunFolder
+from nemo_uecr.telemetry.sinks import Record
+
+#: A run with more evaluations than this shows the first, the best, the last and some between.
+SHOWN_EVALUATIONS = 9
+#: Beside other runs, only the first, the best and the last are shown.
+SHOWN_BESIDE = 2
+AVERAGE = "Average"
+HOLDS, VIOLATED, MONITORED, UNMEASURED = "holds", "violated", "monitored", "not measured"
+MARKS = {HOLDS: "✓", VIOLATED: "✗", MONITORED: "○", UNMEASURED: DASH}
+FIRST_RATIO = "first_ratio"
+FIRST_RATIO_STATEMENT = "the importance ratio of a batch's first update is 1"
+
+
+# Accuracy
+
+
+@dataclass(frozen=True)
+class Lift:
+    """Change of the average over sets, as shares; its interval is paired by problem, None where problems differ."""
+
+    change: float
+    low: float | None
+    high: float | None
+
+    @property
+    def clear(self) -> bool:
+        """True when the 95% interval leaves out zero."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """First and last evaluation of a run.
+
+    Attributes:
+        samples: k of avg@k.
+        before: average of the first evaluation with its interval; None when there is none.
+        after: the same of the last; None when there is only one.
+        lift: the change; None when there is none.
+    """
+
+    samples: int | None
+    before: Mapping[str, float] | None
+    after: Mapping[str, float] | None
+    lift: Lift | None
+
+
+def outcome_of(run: RunFolder) -> Outcome:
+    """What the evaluations of a run say so far."""
+    records = run.evaluations
+    if not records:
+        return Outcome(None, None, None, None)
+    if len(records) == 1:
+        return Outcome(int(records[0]["samples"]), records[0]["average"], None, None)
+    lift = _change(run, records[0], run, records[-1])
+    return Outcome(int(records[-1]["samples"]), records[0]["average"], records[-1]["average"], lift)
+
+
+def difference_of(run: RunFolder, other: RunFolder) -> Lift | None:
+    """How far ``other`` lies above ``run`` at the last evaluation of each; None when one has none."""
+    if not run.evaluations or not other.evaluations:
+        return None
+    return _change(run, run.evaluations[-1], other, other.evaluations[-1])
+
+
+def _change(run: RunFolder, before: Record, other: RunFolder, after: Record) -> Lift:
+    change = after["average"]["avg"] - before["average"]["avg"]
+    error = _paired_error(_problem_means(run, before["step"]), _problem_means(other, after["step"]))
+    if error is None:
+        return Lift(change, None, None)
+    return Lift(change, change - 1.96 * error, change + 1.96 * error)
+
+
+def _problem_means(run: RunFolder, step: int) -> dict[str, dict[str, float]]:
+    """Share of right samples of each problem, by set; none when the samples are not there."""
+    path = run.path / "evaluations" / f"step-{step:06d}.jsonl"
+    rewards = rewards_by_benchmark(read_samples(path)) if path.is_file() else {}
+    return {
+        name: {problem: sum(values) / len(values) for problem, values in problems.items()}
+        for name, problems in rewards.items()
+    }
+
+
+def _paired_error(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> float | None:
+    """Standard error of the equal-weight mean over sets of the mean change a problem."""
+    if not before or before.keys() != after.keys():
+        return None
+    variance = 0.0
+    for name, problems in before.items():
+        if problems.keys() != after[name].keys() or len(problems) < 2:
+            return None
+        changes = [after[name][problem] - share for problem, share in problems.items()]
+        mean = sum(changes) / len(changes)
+        variance += sum((change - mean) ** 2 for change in changes) / (len(changes) - 1) / len(changes)
+    return math.sqrt(variance) / len(before)
+
+
+def accuracy_tables(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
+    """avg@k and pass@k, one row an evaluation, one column a set; None before the first evaluation."""
+    if not any(run.evaluations for run in runs):
+        return None
+    counts = sorted({int(record["samples"]) for run in runs for record in run.evaluations})
+    sets = list(dict.fromkeys(name for run in runs for record in run.evaluations for name in record["sets"]))
+    most = SHOWN_EVALUATIONS if len(runs) == 1 else SHOWN_BESIDE
+    shown = [(colour, run, record) for colour, run in enumerate(runs) for record in shown_evaluations(run, most)]
+    return {
+        "counts": counts,
+        "avg": _table(shown, [*sets, AVERAGE], "avg"),
+        "pass": _table(shown, sets, "pass"),
+    }
+
+
+def _table(shown: Sequence[tuple[int, RunFolder, Record]], columns: list[str], figure: str) -> dict[str, Any]:
+    cells = [
+        [record["average"] if name == AVERAGE else record["sets"].get(name) for name in columns] for *_, record in shown
+    ]
+    best = [max(round(row[place][figure], 9) for row in cells if row[place]) for place in range(len(columns))]
+    return {
+        "columns": columns,
+        "rows": [
+            {
+                "label": run.label,
+                "colour": colour,
+                "step": int(record["step"]),
+                "first": not number or shown[number - 1][0] != colour,
+                "cells": [
+                    None if cell is None else {**cell, "value": cell[figure], "best": round(cell[figure], 9) == top}
+                    for cell, top in zip(cells[number], best, strict=True)
+                ],
+            }
+            for number, (colour, run, record) in enumerate(shown)
+        ],
+    }
+
+
+def shown_evaluations(run: RunFolder, most: int) -> list[Record]:
+    """All evaluations of a run, or of many ``most`` from first to last and the best."""
+    records = run.evaluations
+    if len(records) <= most:
+        return records
+    last = len(records) - 1
+    keep = {round(index * last / (most - 1)) for index in range(most)}
+    keep.add(max(range(len(records)), key=lambda index: records[index]["average"]["avg"]))
+    return [records[index] for index in sorted(keep)]
+
+
+# The head of the page
+
+
+def headline(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> Markup:
+    """One sentence that the figures below carry."""
+    if len(runs) > 1:
+        return _headline_of_many(runs, outcomes)
+    run, outcome = runs[0], outcomes[0]
+    name = Markup('<em class="run-0">{}</em>').format(run.method)
+    if outcome.lift is None or outcome.before is None or outcome.after is None:
+        return name + f": {run.last_step} of {run.planned_steps} steps"
+    span = f"from {points(outcome.before['avg'])} to {points(outcome.after['avg'])} %"
+    span += "" if run.complete else ", so far"
+    if outcome.lift.low is not None and not outcome.lift.clear:
+        return name + f": avg@{outcome.samples} shows no clear change, {span}"
+    verb = "raised" if outcome.lift.change > 0 else "lowered"
+    change = points(abs(shown_change(outcome.before["avg"], outcome.after["avg"])))
+    return name + f" {verb} avg@{outcome.samples} by {change} points, {span}"
+
+
+def _headline_of_many(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> Markup:
+    ended = [(o.after["avg"], colour) for colour, o in enumerate(outcomes) if o.after is not None]
+    if len(ended) < len(runs):
+        return Markup("{} runs side by side").format(len(runs))
+    ended.sort(key=lambda pair: pair[0], reverse=True)
+    part = Markup('<span><em class="run-{}">{}</em> {}</span>')
+    parts = Markup(", ").join(part.format(colour, runs[colour].label, points(value)) for value, colour in ended[:4])
+    more = f" and {len(ended) - 4} more" if len(ended) > 4 else ""
+    counts = sorted({outcome.samples for outcome in outcomes if outcome.samples is not None})
+    when = "after training" if all(run.complete for run in runs) else "at the last evaluation"
+    return Markup("avg@{} {}, in %: ").format("/".join(map(str, counts)), when) + parts + more
+
+
+def differences(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """How the other runs end against the first, with paired intervals: two points on a scale do not say that."""
+    ends = [outcome.after or outcome.before for outcome in outcomes]
+    found = []
+    for colour, run in enumerate(runs[1:], start=1):
+        difference, first, last = difference_of(runs[0], run), ends[0], ends[colour]
+        if first is not None and last is not None and difference is not None and difference.low is not None:
+            change = signed_points(shown_change(first["avg"], last["avg"]))
+            found.append({"label": run.label, "colour": colour, "change": change, "lift": difference})
+    return found
+
+
+def scale(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+    """Before and after of every run as points with intervals on one axis; places are percent of its width."""
+    records = [record for outcome in outcomes for record in (outcome.before, outcome.after) if record is not None]
+    if not records:
+        return None
+    low = max(0.0, min(record["low"] for record in records) - 0.02)
+    high = min(1.0, max(record["high"] for record in records) + 0.02)
+    marks = ticks(100 * low, 100 * max(high, low + 0.05), 6)
+    left, width = marks[0] / 100, (marks[-1] - marks[0]) / 100
+
+    def place(value: float) -> str:
+        return f"{(value - left) / width * 100:.2f}%"
+
+    def span(start: float, end: float) -> str:
+        return f"left:{place(start)};width:{(end - start) / width * 100:.2f}%"
+
+    rows = []
+    for colour, outcome in enumerate(outcomes):
+        if outcome.before is None:
+            continue
+        both = [(kind, r) for kind, r in (("before", outcome.before), ("after", outcome.after)) if r is not None]
+        ends = sorted(record["avg"] for _, record in both)
+        rows.append(
+            {
+                "colour": colour,
+                "travel": span(*ends) if len(ends) == 2 else None,
+                "marks": [
+                    {"kind": kind, "span": span(r["low"], r["high"]), "place": place(r["avg"]), "avg": r["avg"]}
+                    for kind, r in both
+                ],
+            }
+        )
+    samples = next(outcome.samples for outcome in outcomes if outcome.samples is not None)
+    return {"samples": samples, "rows": rows, "axis": [(place(mark / 100), f"{mark:g}") for mark in marks]}
+
+
+def figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str, str]]:
+    """The numbers of a run's card: name, value, and what stands small below it."""
+    found = []
+    ends_of_run = ((run.evaluations[:1], outcome.before), (run.evaluations[-1:], outcome.after))
+    for record, average in ends_of_run:
+        if average is not None:
+            ends = f"{points(average['low'])} to {points(average['high'])}"
+            name = f"avg@{outcome.samples} at step {record[0]['step']}"
+            found.append((name, f"{points(average['avg'])} %", ends))
+    if outcome.lift is not None and outcome.before is not None and outcome.after is not None:
+        ends = ""
+        if outcome.lift.low is not None and outcome.lift.high is not None:
+            ends = f"{signed_points(outcome.lift.low)} to {signed_points(outcome.lift.high)}, paired by problem"
+        change = signed_points(shown_change(outcome.before["avg"], outcome.after["avg"]))
+        found.append(("Change", f"{change} points", ends))
+    found.append(("Steps", str(run.last_step), f"of {run.planned_steps}"))
+    _, steps = run.values("time/step_s")
+    seconds = [(record["step"], float(record["seconds"])) for record in run.evaluations]
+    if steps:  # a step's time holds its evaluation
+        whole = sum(steps) + sum(taken for step, taken in seconds if step == 0)
+        found.append(("Time", duration(whole), f"of it {duration(sum(taken for _, taken in seconds))} evaluation"))
+    else:
+        found.append(("Time", DASH, ""))
+    judged = verdicts(run)
+    broken = [verdict.name for verdict in judged if verdict.word == VIOLATED]
+    holds = "✓ hold" if any(verdict.word == HOLDS for verdict in judged) else DASH
+    found.append(("Identities", f"✗ {', '.join(broken)} violated" if broken else holds, ""))
+    return found
+
+
+def status(run: RunFolder) -> tuple[str, str]:
+    """Whether the run ended: the style and the words."""
+    if run.failure is not None:
+        return "stopped", f"✗ stopped at step {run.failure.get('step', '?')}"
+    if run.complete:
+        return "complete", "✓ complete"
+    if run.last_step < run.planned_steps:
+        return "open", f"… step {run.last_step} of {run.planned_steps}"
+    return "open", "… final evaluation missing"
+
+
+def method_equation(run: RunFolder) -> str:
+    """The method's equation on one line; empty for a method this version does not know."""
+    from nemo_uecr.core.methods import METHODS
+
+    method = METHODS.get(run.method)
+    return "" if method is None else method.equation
+
+
+def objective(run: RunFolder) -> list[str]:
+    """The loss and the values of the settings; the advantage stands above it already."""
+    known, whole = method_equation(run), str(run.provenance.get("objective", ""))
+    parts = whole.split(known) if known else [whole]
+    return [shown for part in parts if (shown := part.strip("; "))]
+
+
+# Identities
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One identity over a run.
+
+    Attributes:
+        name: identity.
+        statement: what should hold.
+        tolerance: largest allowed residual; None for one that is only monitored.
+        worst: largest residual met; None when no step has it.
+        step: where.
+        word: the verdict in a word.
+    """
+
+    name: str
+    statement: str
+    tolerance: float | None
+    worst: float | None
+    step: int | None
+    word: str
+
+    @property
+    def badge(self) -> str:
+        """The verdict with its mark."""
+        return f"{MARKS[self.word]} {self.word}"
+
+
+def verdicts(run: RunFolder) -> list[Verdict]:
+    """Every identity that the run's method declares or monitors, and the first ratio."""
+    from nemo_uecr.core.invariants import EXACT, IDENTITIES
+    from nemo_uecr.core.methods import METHODS
+
+    method = METHODS.get(run.method)
+    declared, monitored = ((), ()) if method is None else (method.identities, method.monitored)
+    found = []
+    for name in (*declared, *monitored):
+        tolerance = 0.0 if name in EXACT else run.tolerances.get(name)
+        found.append(
+            _verdict(run, name, IDENTITIES[name].statement, metric_of(name), tolerance if name in declared else None)
+        )
+    metric, tolerance = "policy/first_ratio_error", run.tolerances.get(FIRST_RATIO)
+    return [*found, _verdict(run, FIRST_RATIO, FIRST_RATIO_STATEMENT, metric, tolerance)]
+
+
+def metric_of(identity: str) -> str:
+    """Name of the metric that logs an identity's worst residual of a step."""
+    from nemo_uecr.telemetry.metrics import identity_metrics
+
+    return next(iter(identity_metrics({identity: 0.0})))
+
+
+def _verdict(run: RunFolder, name: str, statement: str, metric: str, tolerance: float | None) -> Verdict:
+    steps, values = run.values(metric)
+    if not values:
+        return Verdict(name, statement, tolerance, None, None, UNMEASURED)
+    index = max(range(len(values)), key=lambda i: abs(values[i]))
+    worst = abs(values[index])
+    word = MONITORED if tolerance is None else HOLDS if worst <= tolerance else VIOLATED
+    return Verdict(name, statement, tolerance, worst, steps[index], word)
