@@ -79,8 +79,8 @@ class UecrLoss:
             return (first,)
         if OPD_COLUMN not in data:
             raise ContractError(
-                f"a training batch without the column {OPD_COLUMN}; expected the method's second advantage: a data "
-                "plane with columns of its own dropped it, which only NeMo-RL's synchronous loop does not"
+                f"a training batch without the column {OPD_COLUMN}; expected the method's second advantage: NeMo-RL's "
+                "data plane drops it, use its synchronous loop"
             )
         return (first, (at_predicting_position(data[OPD_COLUMN]), self._opd_coef))
 

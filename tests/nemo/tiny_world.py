@@ -249,11 +249,11 @@ class TinyTokenizer:
     def batch_decode(self, ids: Any, skip_special_tokens: bool = True) -> list[str]:
         return [" ".join(map(str, row.tolist())) for row in ids]
 
-    def decode(self, ids: list[int]) -> str:
-        return " ".join(map(str, ids))
+    def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
+        return " ".join(map(str, ids.tolist() if isinstance(ids, torch.Tensor) else ids))
 
     def __call__(self, text: str, return_tensors: Any = None, add_special_tokens: bool = False) -> Any:
-        return SimpleNamespace(input_ids=torch.zeros(1, 0))
+        return SimpleNamespace(input_ids=torch.zeros(1, 0, dtype=torch.long))
 
 
 class TinyProblems(torch.utils.data.Dataset):  # type: ignore[type-arg]
