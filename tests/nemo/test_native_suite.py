@@ -1,4 +1,4 @@
-"""NeMo-RL's own unit tests pass with our substitutions installed as they do without."""
+"""NeMo-RL's own unit tests pass with our substitutions entered before and left after each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def substituted():
         grpo._create_advantage_estimator = lambda config: substitute(config) or native(config)
         yield
 """
-BARE = "from nemo_uecr.nemo_adapter import upstream\nupstream.check()\n"
 
 
 def outcomes(plugin: str, folder: Path) -> dict[str, str]:
@@ -56,6 +55,6 @@ def outcomes(plugin: str, folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_native_suite_is_unmoved(nemo_rl: str, tmp_path: Path) -> None:
-    ours, bare = outcomes(PLUGIN, tmp_path / "ours"), outcomes(BARE, tmp_path / "bare")
-    assert sum(result == "PASSED" for result in bare.values()) > 90
-    assert ours == bare
+    found = outcomes(PLUGIN, tmp_path / "ours")
+    assert len(found) > 90
+    assert {name for name, result in found.items() if result != "PASSED"} == set()
