@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import shlex
@@ -188,9 +187,11 @@ def _step_counts(text: str) -> list[int]:
 
 def worst_residuals(folder: Path) -> dict[str, float]:
     """Largest residual of every identity over the steps of a run, by metric name."""
+    from nemo_uecr.telemetry.sinks import STEPS, read_records
+
     worst: dict[str, float] = {}
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        for name, value in json.loads(line).items():
+    for record in read_records(folder / STEPS)[0]:
+        for name, value in record.items():
             if name.startswith("identity/") or name == "policy/first_ratio_error":
                 worst[name] = max(worst.get(name, 0.0), value)
     return worst

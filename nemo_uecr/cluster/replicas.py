@@ -6,7 +6,6 @@ without a GPU and before a long run.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from nemo_uecr.cluster.job import LOOKING_S, node_resource, nodes_of
 from nemo_uecr.errors import UecrError, first_line
 from nemo_uecr.stopping import RunStopped, StopRequest
+from nemo_uecr.telemetry.sinks import STEPS, read_records
 
 __all__ = ["Outcome", "ReplicaError", "Work", "largest_difference", "train_everywhere"]
 
@@ -137,8 +137,7 @@ def _folders(outcomes: dict[str, Outcome]) -> dict[str, Path]:
 
 
 def _metrics(folder: Path) -> list[dict[str, float]]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records, _ = read_records(folder / STEPS)
     return [
-        {name: float(value) for name, value in json.loads(line).items() if not name.startswith(MEASURED)}
-        for line in lines
+        {name: float(value) for name, value in record.items() if not name.startswith(MEASURED)} for record in records
     ]

@@ -41,7 +41,7 @@ from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_
 
 log = logging.getLogger(__name__)
 
-#: Seconds to wait for a folder: a killed evaluation gives its lock up only once the system has buried it.
+#: Seconds to wait for a folder: the system takes a moment to release the lock of a killed evaluation.
 LOCK_WAIT = 5.0
 #: Builds an engine for a model, given its tokens and the longest prompt.
 EngineFactory = Callable[[str, Settings, Tokens, int], Engine]
@@ -96,7 +96,7 @@ def evaluate(
             wanted.sort(key=lambda each: len(each.request.prompt_ids))
             longest = max(len(each.request.prompt_ids) for each in wanted)
             engine = (engine_of or build_engine)(model, settings, tokens, longest)
-            if not there:  # after the model is loaded: a model that cannot be leaves no settings behind
+            if not there:  # only now, so that a model that cannot be loaded leaves no settings behind
                 replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
             _generate(wanted, engine, settings, tokens, path)
         return write_result(folder, record, read_samples(path))
