@@ -115,7 +115,7 @@ class Progress:
         self._total = total
         self._console = Console(file=stream, force_terminal=with_bar, quiet=style == "off", highlight=False)
         columns = (BarColumn(24), TextColumn("{task.description}"), TimeRemainingColumn(compact=True))
-        self._bar = Bar(*columns, console=self._console, disable=not with_bar)
+        self._bar = Bar(*columns, console=self._console, auto_refresh=False, disable=not with_bar)
         self._task = self._bar.add_task(f"step 0/{total}", total=total, start=False)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -17,7 +17,7 @@ from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
 from nemo_uecr.errors import DataError, DependencyError, RunFolderError
 from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Generation, Request, Tokens, load_tokens
 from nemo_uecr.evaluation.runner import evaluate, sample_seed
-from nemo_uecr.evaluation.samples import SAMPLES, read_samples
+from nemo_uecr.evaluation.samples import SAMPLES
 from nemo_uecr.evaluation.settings import Settings
 from nemo_uecr.stopping import JOB_PROGRESS
 from tests.evaluation.tiny import save_tokenizer
@@ -177,13 +177,3 @@ def test_an_engine_that_is_not_installed_leaves_no_settings_behind(
     with pytest.raises(DependencyError, match="engine vllm needs vLLM"):
         evaluate("m", model, benchmarks, replace(SETTINGS, engine="vllm"), tmp_path / "out")
     run(model, benchmarks, tmp_path / "out")  # the other engine, as the line says, into the same folder
-
-
-def test_a_sample_that_stands_twice_is_refused(
-    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
-) -> None:
-    run(model, benchmarks, tmp_path / "out")
-    path = tmp_path / "out" / SAMPLES
-    path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
-    with pytest.raises(DataError, match="duplicate sample"):
-        read_samples(path)

@@ -82,17 +82,6 @@ def test_odd_labels_stay_one_cell_in_every_format() -> None:
     assert (parser.stack, parser.cells) == ([], 9)
 
 
-def test_ties_share_their_mark() -> None:
-    """Two best: both bold, and the next value is the second."""
-    table = build_table([row("grpo", 3, 1), row("puu", 3, 1), row("uecr", 2, 1)], layout="main", k=12)
-    assert [[line[1].rank, line[2].rank] for line in table.lines] == [[1, 1], [1, 1], [2, 1]]
-
-
-def test_a_method_without_a_benchmark_has_a_dash() -> None:
-    table = build_table([ROWS[0], Row("grpo", {"average": Score(1, 0, 2)})], layout="main", k=12)
-    assert table.lines[1][1].text == "\u2013"
-
-
 def test_rows_of_an_evaluation_and_of_a_training_run(tmp_path: Path) -> None:
     entry = {"avg": 0.25, "low": 0.2, "high": 0.3, "problems": 30}
     (tmp_path / "ev").mkdir()

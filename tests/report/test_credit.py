@@ -100,12 +100,6 @@ def test_evenly_mixed_groups_come_first(make_run: RunMaker) -> None:
     assert [spread_of[first], spread_of[second]] == sorted(spread_of.values(), reverse=True)[:2]
 
 
-def test_token_budget_drops_responses_but_never_all(make_run: RunMaker) -> None:
-    saved = read_batch(read_run(make_run("uecr")).batches[0])
-    assert 1 <= len(chosen_rows(saved, token_budget=200)) < 24
-    assert len(chosen_rows(saved, token_budget=1)) == 1
-
-
 def test_first_middle_and_last_batch_are_shown(make_run: RunMaker) -> None:
     run = read_run(make_run("many", batches=(1, 5, 10, 15, 20, 40)))
     assert [files.step for files in spread(run.batches, 3)] == [1, 10, 40]

@@ -122,10 +122,6 @@ def test_lift_without_samples_has_no_interval(make_run: RunMaker) -> None:
     assert not lift.clear
 
 
-def test_one_evaluation_gives_no_lift(make_run: RunMaker) -> None:
-    assert outcome_of(read_run(make_run("single", evaluations=(40,)))).lift is None
-
-
 def test_headline_subtracts_the_figures_that_it_shows(make_run: RunMaker) -> None:
     folder = make_run("sevenths", steps=2)
     before, after = [0.5, 0, 0, 0, 0, 0, 0], [0.5, 1, 1, 1, 1, 1, 1]
@@ -164,11 +160,6 @@ def test_runs_side_by_side_share_one_table(make_run: RunMaker) -> None:
     shown = plain(section(runs, "accuracy"))
     assert "uecr step 0" in shown
     assert "grpo step 0" in shown
-
-
-def test_no_evaluation_is_said(make_run: RunMaker) -> None:
-    run = read_run(make_run("none", evaluations=()))
-    assert "No evaluation has been written yet" in section([run], "accuracy")
 
 
 def with_metric(folder: Path, step: int, metric: str, value: float) -> RunFolder:
@@ -214,11 +205,6 @@ def test_monitored_identity_has_no_verdict(make_run: RunMaker) -> None:
 def test_identity_without_metric_is_not_called_held(make_run: RunMaker) -> None:
     run = read_run(make_run("early", steps=0))
     assert {verdict.word for verdict in verdicts(run)} == {"not measured"}
-
-
-def test_method_without_projection_declares_less(make_run: RunMaker) -> None:
-    names = [verdict.name for verdict in verdicts(read_run(make_run("grpo", method="grpo")))]
-    assert names == ["finite", "first_ratio"]
 
 
 def test_every_identity_has_a_metric() -> None:

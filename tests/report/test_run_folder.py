@@ -23,12 +23,6 @@ def test_finished_run(make_run: RunMaker) -> None:
     assert [batch.step for batch in run.batches] == [1, 20, 40]
 
 
-def test_run_in_progress_is_not_complete(make_run: RunMaker) -> None:
-    run = read_run(make_run("open", steps=23))
-    assert (run.last_step, run.planned_steps) == (23, 40)
-    assert not run.complete
-
-
 def test_run_without_benchmarks_is_complete_after_its_last_step_only(make_run: RunMaker) -> None:
     for steps, complete in ((23, False), (40, True)):
         folder = make_run(f"steps-{steps}", steps=steps, evaluations=())
@@ -75,12 +69,6 @@ def test_a_step_written_twice_counts_as_written_last(make_run: RunMaker) -> None
     run = read_run(folder)
     assert len(run.steps) == 2
     assert run.steps[1] == {"step": 2, "reward/task_mean": 0.75}
-
-
-def test_values_are_absent_where_the_run_has_none(make_run: RunMaker) -> None:
-    folder = make_run("gaps", steps=1)
-    (folder / "metrics.jsonl").write_text('{"step": 1, "a": 1.0}\n{"step": 2, "b": 2.0}\n{"step": 3, "a": 3.0}\n')
-    assert read_run(folder).values("a") == ([1, 3], [1.0, 3.0])
 
 
 def test_batch_without_texts_is_noted(make_run: RunMaker) -> None:
