@@ -6,21 +6,22 @@ A write that fails raises the system's own `OSError` with the path in it: the co
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from nemo_uecr.errors import RunFolderError
+from nemo_uecr.errors import DataError, RunFolderError
 
 __all__ = [
-    "LOCK", "append_whole", "check_writable", "file_sha256", "in_use", "locked", "new_folder", "recover_folder",
-    "replace_file", "replaced_file", "sync_folder",
+    "LOCK", "append_whole", "check_writable", "file_sha256", "in_use", "locked", "new_folder", "read_object",
+    "recover_folder", "replace_file", "replaced_file", "sync_folder",
 ]  # fmt: skip
 
 #: Name of the lock in a run folder.
@@ -195,3 +196,20 @@ def file_sha256(path: Path) -> str:
     """Hex digest of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The one JSON object of a file.
+
+    Raises:
+        DataError: If it is missing, cut short, or no object.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); expected a JSON object") from None
+    except ValueError as error:
+        raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: got {type(found).__name__}; expected one JSON object")
+    return found

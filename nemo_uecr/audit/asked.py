@@ -8,9 +8,8 @@ from pathlib import Path
 
 from nemo_uecr.audit.part_checks import read_plan
 from nemo_uecr.audit.schema import PLAN, RESPONSES
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import read_object, replace_file
 
 FORMAT = "nemo_uecr.asked/1"
 #: Names of all responses that the folder was ever asked for.
@@ -54,7 +53,7 @@ def _read(folder: Path) -> set[str]:
     path = folder / ASKED
     if not path.is_file():
         return set()  # scores that were written at once
-    ids = read_own_object(path).get("ids")
+    ids = read_object(path).get("ids")
     if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
         raise DataError(f"{path} has no list of names beside {PLAN}; expected the file as `score` writes it")
     return set(ids)

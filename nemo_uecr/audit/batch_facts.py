@@ -20,7 +20,7 @@ from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.record_checks import batch_arrays, check_records, mean_reward
 from nemo_uecr.audit.responses import first_repeated
-from nemo_uecr.data.rows import parse_row
+from nemo_uecr.data.problems import parse_row
 from nemo_uecr.errors import DataError
 
 Record = Mapping[str, Any]

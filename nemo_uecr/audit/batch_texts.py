@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import read_object
 
 NEEDED = ("problem", "question", "answer", "response")
 
@@ -21,7 +21,7 @@ def saved_texts(path: Path, *, responses: int) -> list[dict[str, Any]]:
     Raises:
         DataError: If the file cannot be read, has another number of responses, or one that lacks a text.
     """
-    rows = read_own_object(path).get("responses")
+    rows = read_object(path).get("responses")
     if not isinstance(rows, list) or len(rows) != responses:
         got = f"{len(rows)} responses" if isinstance(rows, list) else "no list of responses"
         raise DataError(f"{path} has {got}; expected the {responses} of the batch beside it, as the run wrote them")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.audit.sources import Encode, Rollout, Source, encode_text, evaluated, fixed, parse_lines, step_of
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.samples import SAMPLES, read_samples
 from nemo_uecr.evaluation.settings import SETTINGS
+from nemo_uecr.files import read_object
 from nemo_uecr.verifier.pool import check_response
 
 #: Fields of a JSONL row that must be there, with their types.
@@ -35,7 +35,7 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
     Raises:
         DataError: If the step is not known.
     """
-    plan = read_own_object(folder / SETTINGS)
+    plan = read_object(folder / SETTINGS)
     try:
         model, chat = str(plan["model"]["name"]), ChatSettings(**plan["chat"])
     except (KeyError, TypeError) as error:

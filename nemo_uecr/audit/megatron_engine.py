@@ -68,8 +68,7 @@ def _build(folder: str) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
     from transformers import AutoModelForCausalLM
 
-    from nemo_uecr.data.hub import only_here
-    from nemo_uecr.data.pretrained import load_pretrained
+    from nemo_uecr.data.models import load_pretrained, only_here
 
     whole = load_pretrained(
         AutoModelForCausalLM, folder, local_files_only=only_here(folder), dtype=torch.float32, use_safetensors=True

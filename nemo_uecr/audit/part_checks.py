@@ -14,9 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from nemo_uecr.audit.schema import FORMAT, PARTS, PLAN, RESPONSES, part_numbers, row_path, token_path
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError, ScoreError
-from nemo_uecr.files import file_sha256
+from nemo_uecr.files import file_sha256, read_object
 
 #: Rounding that a log-probability may lie above 0, or an entropy below it, in nats.
 TOLERANCE = 1e-4
@@ -32,7 +31,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
     path = folder / PLAN
     if not path.is_file():
         raise DataError(f"{folder} has no {PLAN}; expected a folder that `nemo-uecr score` wrote")
-    plan = read_own_object(path)
+    plan = read_object(path)
     if plan.get("format") != FORMAT:
         raise DataError(f"{path} has format {plan.get('format')!r}; expected {FORMAT!r}")
     for key in _REQUIRED:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.rows import parse_row
+from nemo_uecr.data.problems import parse_row
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.config.load import dump_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import save_batch
-from nemo_uecr.data.order import step_indices
+from nemo_uecr.data.reproducible import step_indices
 from nemo_uecr.files import new_folder
 
 Array = np.ndarray

@@ -23,7 +23,7 @@ from nemo_uecr.audit.parts import write_part
 from nemo_uecr.audit.progress import ProgressLine
 from nemo_uecr.audit.schema import ANCHOR, STUDENT
 from nemo_uecr.audit.synthetic import made_plan, made_row
-from nemo_uecr.data.pretrained import save_tokenizer
+from nemo_uecr.data.models import save_tokenizer
 from nemo_uecr.files import new_folder
 
 WRONG, RIGHT, OTHER = 0, 1, 2

@@ -7,7 +7,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from nemo_uecr.data.versions import installed
+from nemo_uecr.data.reproducible import installed
 
 __all__ = ["surroundings"]
 

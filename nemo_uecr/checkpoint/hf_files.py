@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes, hf_shapes, read_json
-from nemo_uecr.data.weight_files import INDEX, read_header, weight_names
+from nemo_uecr.data.models import INDEX, read_header, weight_names
 from nemo_uecr.errors import CheckpointError, DataError
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

@@ -13,7 +13,7 @@ from nemo_uecr.checkpoint.hf_files import read_hf_files
 from nemo_uecr.checkpoint.qwen3 import Shapes
 from nemo_uecr.checkpoint.room import writing, writing_temporary
 from nemo_uecr.checkpoint.work_folder import JOURNAL, WorkFolder
-from nemo_uecr.data.weight_files import INDEX, SINGLE
+from nemo_uecr.data.models import INDEX, SINGLE
 from nemo_uecr.errors import CheckpointError
 
 if TYPE_CHECKING:

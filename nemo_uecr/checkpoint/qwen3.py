@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.model_files import DecoderSizes, Fields, decoder_sizes, read_fields, read_object
+from nemo_uecr.data.models import DecoderSizes, Fields, decoder_sizes, read_fields
 from nemo_uecr.errors import CheckpointError, DataError
+from nemo_uecr.files import read_object
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 Shapes = dict[str, tuple[int, ...]]

@@ -12,7 +12,7 @@ from nemo_uecr.checkpoint.qwen3 import Qwen3, read_json
 from nemo_uecr.checkpoint.sequences import Scores, Sequences
 from nemo_uecr.checkpoint.verification import Agreement
 from nemo_uecr.checkpoint.work_folder import WorkFolder
-from nemo_uecr.data.versions import installed
+from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import CheckpointError
 
 NAME = "conversion.json"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, load_tokenizer
+from nemo_uecr.data.models import ModelLoadError, load_pretrained, load_tokenizer
 from nemo_uecr.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import CheckpointError
 from nemo_uecr.files import file_sha256, replace_file, sync_folder
 from nemo_uecr.stopping import note_progress
@@ -94,7 +93,7 @@ class WorkFolder:
 
 def _journal(path: Path) -> dict[str, Any] | None:
     try:
-        found = decoded((path / JOURNAL).read_bytes())
+        found = json.loads((path / JOURNAL).read_bytes())
     except (OSError, ValueError):
         return None
     whole = isinstance(found, dict) and "making" in found and isinstance(found.get("complete"), dict)

@@ -314,9 +314,9 @@ def batch(run: Run, /, *, out: Out = None) -> int:
 def intended_batch(config: Config, saved_steps: Sequence[int]) -> Intended:
     """What the configuration asks for; the order of the problems where the data is on this machine."""
     from nemo_uecr.audit.batch_facts import Intended
-    from nemo_uecr.data.order import step_indices
-    from nemo_uecr.data.prepared import training_file
+    from nemo_uecr.data.manifest import training_file
     from nemo_uecr.data.problems import load_problems
+    from nemo_uecr.data.reproducible import step_indices
     from nemo_uecr.demo.assets import locate
 
     rollout, data = config.rollout, config.data

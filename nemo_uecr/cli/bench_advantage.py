@@ -68,7 +68,7 @@ def _case(case: str, args: argparse.Namespace) -> dict[str, float]:
 def _versions() -> dict[str, str | None]:
     import platform
 
-    from nemo_uecr.data.versions import installed
+    from nemo_uecr.data.reproducible import installed
 
     return {"python": platform.python_version(), "torch": installed("torch")}
 

@@ -18,7 +18,6 @@ from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
     from nemo_uecr.data.benchmarks import LoadedBenchmark
-    from nemo_uecr.data.recall import Counts, Nearness
 
 __all__ = ["app"]
 
@@ -67,7 +66,7 @@ def prepare(
         seed: Seed of the draw.
         workers: Processes (default: one a processor).
     """
-    from nemo_uecr.data.answer_types import NAMES, checked_types
+    from nemo_uecr.data.filters import NAMES, checked_types
     from nemo_uecr.data.prepare import Settings
     from nemo_uecr.data.prepare import prepare as run
 
@@ -124,7 +123,7 @@ def screen(
         model: Sentence model, a folder or hub name; the default is the packaged one.
         hold_at: Cosine to hold a row at.
     """
-    from nemo_uecr.data.embedding_stage import screen_by_embedding
+    from nemo_uecr.data.embedding import screen_by_embedding
 
     done = screen_by_embedding(folder, model=model, hold_at=hold_at)
     rate = f", {done.embedded / done.seconds:.0f} rows a second" if done.embedded else ""
@@ -144,7 +143,7 @@ def apply(folder: Folder, /, *, review: Path | None = None) -> None:
         review: Filled review file (default: DIR/screening/review.csv).
     """
     from nemo_uecr.data.manifest import REVIEW
-    from nemo_uecr.data.revise import apply_verdicts
+    from nemo_uecr.data.prepare import apply_verdicts
 
     manifest = apply_verdicts(folder, review or folder / REVIEW)
     verdicts, counts = manifest["stages"][-1]["apply"], manifest["counts"]
@@ -161,9 +160,9 @@ def verify(folder: Folder, /, *, source: Path | None = None) -> int:
     Args:
         source: Also compare this source with the manifest.
     """
-    from nemo_uecr.data.manifest import faults, manifest_as_found, source_faults
+    from nemo_uecr.data.manifest import faults, read_manifest, source_faults
 
-    manifest = manifest_as_found(folder)
+    manifest = read_manifest(folder)
     found = faults(folder)
     if source is not None:
         found += source_faults(manifest, source)
@@ -180,28 +179,18 @@ def verify(folder: Folder, /, *, source: Path | None = None) -> int:
 
 
 @app.command
-def selftest(*benchmarks: str, screening: bool = False, clean: tuple[str, ...] = (), model: str | None = None) -> int:
-    """Test the verifier, and the screening, on benchmarks' own problems.
+def selftest(*benchmarks: str) -> int:
+    """Test the verifier on benchmarks' own answers.
 
     Every reference answer must verify against itself and its rewritten forms, and must not against others; what does
     not is listed. Exit code 1 when an answer fails against itself.
 
     Args:
         benchmarks: Files, NAME=FILE or known names.
-        screening: Also rewrite, cut and reword every problem, and count what the screening finds.
-        clean: With `--screening`: problems that must not be found.
-        model: With `--screening`: sentence model of `data screen` (default: without that step).
     """
     from nemo_uecr.data.benchmarks import load_benchmarks
-    from nemo_uecr.data.embedding import load_encoder
-    from nemo_uecr.data.recall import Nearness
 
-    loaded, others = load_benchmarks(list(benchmarks)), load_benchmarks(list(clean))
-    nearness = None if model is None else Nearness(load_encoder(model), HOLD_AT)
-    code = max(_test_verifier(benchmark) for benchmark in loaded.values())
-    if screening:
-        _test_screening(list(loaded.values()), list(others.values()), nearness)
-    return code
+    return max(_test_verifier(benchmark) for benchmark in load_benchmarks(list(benchmarks)).values())
 
 
 def _test_verifier(benchmark: LoadedBenchmark) -> int:
@@ -222,23 +211,3 @@ def _test_verifier(benchmark: LoadedBenchmark) -> int:
             f"is {failure.got.value}, expected {trial.expected.value}\n"
         )
     return int(failed["itself"] > 0)
-
-
-def _test_screening(benchmarks: list[LoadedBenchmark], clean: list[LoadedBenchmark], nearness: Nearness | None) -> None:
-    from nemo_uecr.data.planting import REWRITES
-    from nemo_uecr.data.planting_held_out import HELD_OUT
-    from nemo_uecr.data.recall import false_findings, planted_recall
-
-    sys.stdout.write("screening: removed + held, of rewritten problems\n")
-    for title, rewrites in (("on which thresholds were chosen", REWRITES), ("held out", HELD_OUT)):
-        sys.stdout.write(f"{title}:\n")
-        for name, counts in planted_recall(benchmarks, rewrites, nearness).items():
-            sys.stdout.write(_line(name, counts))
-    sys.stdout.write("other problems, which must not be found:\n")
-    for name, counts in false_findings(benchmarks, clean, nearness).items():
-        sys.stdout.write(_line(name, counts))
-
-
-def _line(name: str, counts: Counts) -> str:
-    by_model = "" if counts.near is None else f"; embedding {counts.near:>4}, together {counts.found:>4}"
-    return f"  {counts.removed:>4} + {counts.held:>4} of {counts.texts:>4}{by_model}  {name}\n"

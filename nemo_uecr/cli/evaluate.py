@@ -161,8 +161,7 @@ def check_model(name: str) -> None:
     Raises:
         DataError: it is one of these.
     """
-    from nemo_uecr.data.model_files import read_fields
-    from nemo_uecr.data.weight_files import read_header, weight_names
+    from nemo_uecr.data.models import read_fields, read_header, weight_names
     from nemo_uecr.evaluation.engines import check_model_place
 
     folder = Path(name)

@@ -228,7 +228,7 @@ def _check_nemo(config: NemoConfig) -> str:
 
 def _check_files(config: Config) -> None:
     from nemo_uecr.data.benchmarks import check_benchmark_files
-    from nemo_uecr.data.prepared import training_file
+    from nemo_uecr.data.manifest import training_file
 
     if not config.data.train.startswith("demo:"):
         training_file(Path(config.data.train), "data.train")

@@ -179,8 +179,7 @@ def compare(path: Path) -> Outcome:
         DataError: the file has no advantages, or no method.
     """
     from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.data.batch_file import arithmetic, load_batch, naming_file, scored_batch
-    from nemo_uecr.data.batch_settings import saved_settings
+    from nemo_uecr.data.batch_file import arithmetic, load_batch, naming_file, saved_settings, scored_batch
 
     saved = load_batch(path)
     if saved.method not in METHODS or "advantage" not in saved.tensors:

@@ -109,6 +109,6 @@ def unpack(archive: Path, folder: Path, /, *, max_gib: AtLeastOne = 64) -> None:
         folder: Folder to make.
         max_gib: Most that the files may take, GiB.
     """
-    from nemo_uecr.data.unpacking import unpack as read_archive
+    from nemo_uecr.data.archive import unpack as read_archive
 
     sys.stdout.write(f"{read_archive(archive, folder, max_gib=max_gib)} files: {folder}\n")

@@ -77,8 +77,7 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
 def _advantage(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Tensor:
     """Final advantages by the method and settings of the run that saved the batch."""
     from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.data.batch_file import naming_file
-    from nemo_uecr.data.batch_settings import saved_settings
+    from nemo_uecr.data.batch_file import naming_file, saved_settings
 
     if saved.method not in METHODS:
         raise DataError(f"the batch names method {saved.method!r}; expected one of {', '.join(METHODS)}")

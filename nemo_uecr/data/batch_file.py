@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.files import replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.core.records import Advantages, ScoredBatch
+    from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 
 FORMAT = "nemo_uecr.batch/1"
 REQUIRED = ("task_reward", "group", "mask", "old_logp")
@@ -42,7 +41,7 @@ class SavedBatch:
     @property
     def settings(self) -> dict[str, float]:
         """The method's settings in the run; empty in a file written by hand."""
-        settings: dict[str, float] = decoded(self.header.get("settings", "{}").encode())
+        settings: dict[str, float] = json.loads(self.header.get("settings", "{}"))
         return settings
 
 
@@ -80,7 +79,7 @@ def load_batch(path: Path) -> SavedBatch:
     """Read a batch and check that what every method needs is there.
 
     Raises:
-        DataError: If the file is missing, no safetensors file, or lacks a tensor, or its header's settings are none.
+        DataError: If the file is missing, no safetensors file, or lacks a tensor.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -97,18 +96,27 @@ def load_batch(path: Path) -> SavedBatch:
     missing = [name for name in REQUIRED if name not in tensors]
     if missing:
         raise DataError(f"{path}: no tensor {missing[0]!r}; expected {', '.join(REQUIRED)} and the teacher's scores")
-    saved = SavedBatch(tensors, header)
-    _check_settings(saved, path)
-    return saved
+    return SavedBatch(tensors, header)
 
 
-def _check_settings(saved: SavedBatch, path: Path) -> None:
+def saved_settings(saved: SavedBatch, where: Path | str) -> Settings:
+    """The method's settings in the header of a saved step.
+
+    Args:
+        saved: what `load_batch` read.
+        where: what an error message calls it.
+
+    Raises:
+        DataError: If they are not settings of a method.
+    """
+    from nemo_uecr.core.records import Settings
+
     try:
-        given = saved.settings
-    except ValueError as error:
-        raise DataError(f"{path}: the header's settings are no valid JSON ({error}); the file was altered") from error
-    if not isinstance(given, dict):
-        raise DataError(f"{path}: the header's settings are a {type(given).__name__}; expected an object")
+        return Settings(**saved.settings)  # type: ignore[arg-type]  # checked there
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: the header's settings: {error}. The file was altered or is of another version"
+        ) from error
 
 
 def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:

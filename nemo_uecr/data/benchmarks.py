@@ -1,4 +1,4 @@
-"""The benchmarks by name: where they come from and how their rows read."""
+"""Benchmarks and data sets by name: a local path is used as it is, anything else is fetched from the hub."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.data.hub import is_repository, locate
-from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.rows import ANSWER_KEYS, QUESTION_KEYS, Row, data_files, read_rows
-from nemo_uecr.data.texts import empty_box, text_of, usable
-from nemo_uecr.errors import DataError
+from nemo_uecr.data.models import has_hub_form
+from nemo_uecr.data.problems import (
+    ANSWER_KEYS,
+    QUESTION_KEYS,
+    Problem,
+    Row,
+    data_files,
+    empty_box,
+    read_rows,
+    text_of,
+    usable,
+)
+from nemo_uecr.errors import DataError, DependencyError
 
 #: A solution that ends in this marker has the answer after it.
 ANSWER_MARKER = "####"
@@ -143,3 +151,63 @@ def _problem(row: Row, where: str, number: str) -> Problem:
         raise DataError(f"{where}: the answer is {answer!r}; expected one that can be seen")
     identity = next((str(row[key]) for key in ID_KEYS if row.get(key) is not None), number)
     return Problem(identity, question, answer)
+
+
+# Data sets.
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a data set lies on disk.
+
+    Attributes:
+        name: what the user called it.
+        path: file or folder.
+        revision: commit of the hub's repository; None for local files, whose hashes say what they are.
+    """
+
+    name: str
+    path: Path
+    revision: str | None
+
+
+def locate(name: str, *, revision: str | None) -> Located:
+    """A local path, or the hub's data set of that name, downloaded.
+
+    Args:
+        name: path, or ``owner/name``.
+        revision: branch, tag or commit on the hub; None is its main branch.
+
+    Raises:
+        DataError: If it is neither, or empty, or the hub does not answer.
+    """
+    if not name.strip():  # an empty path is the current folder
+        raise DataError(f"the name of a data set is {name!r}; expected a file, a folder or a name on the hub")
+    path = Path(name).expanduser()
+    if path.exists() or not is_repository(name):
+        return Located(path.name if path.exists() else name, path, None)
+    return _download(name, revision)
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name that is no path here is taken for one of the hub's."""
+    return has_hub_form(name) and Path(name).suffix not in (".jsonl", ".parquet")
+
+
+def _download(name: str, revision: str | None) -> Located:
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError as missing:
+        raise DependencyError(f"fetching {name} needs huggingface_hub; pip install 'nemo-uecr[data]'") from missing
+    try:
+        # Returns the cached snapshot when the hub is offline and the revision is already on disk.
+        folder = huggingface_hub.snapshot_download(
+            name, repo_type="dataset", revision=revision, allow_patterns=["*.parquet", "*.jsonl"]
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise DataError(
+            f"{name}: no such file here, and the hub did not give it ({' '.join(str(error).split())[:160]}); "
+            "name a local .jsonl or .parquet file or check the network"
+        ) from error
+    return Located(name, Path(folder), Path(folder).name)

@@ -1,40 +1,43 @@
-"""Prepares training problems: load, filter, screen, sample; every row of the source is accounted for."""
+"""Prepared folders of training problems: filled from a source, and changed by a screening or a person's review.
+
+`prepare` loads, filters, screens and samples; every row of the source is accounted for.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import heapq
+import json
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
-from nemo_uecr.data.chunks import Work, judged_rows
-from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowRules, row_digest
-from nemo_uecr.data.hub import Located, locate
+from nemo_uecr.data.benchmarks import LoadedBenchmark, Located, load_benchmarks, locate
+from nemo_uecr.data.filters import FILTER_VERSION, Judged, Work, judged_rows, row_digest
 from nemo_uecr.data.manifest import (
-    HELD,
-    KEPT,
     MANIFEST,
-    REMOVED,
     REVIEW,
+    ROW_SETS,
     TARGETS,
     Manifest,
+    check_intact,
     describe_file,
     jsonl,
-    jsonl_line,
+    read_manifest,
     row_set_digest,
     write_manifest,
 )
-from nemo_uecr.data.normalise import NORMALISATION
-from nemo_uecr.data.review import has_verdicts, write_review
-from nemo_uecr.data.rows import data_files, fields_of
-from nemo_uecr.data.screening import RULES, targets_of
+from nemo_uecr.data.problems import data_files, fields_of
+from nemo_uecr.data.review import has_verdicts, held_lines, read_verdicts, write_review
+from nemo_uecr.data.screening import NORMALISATION, RULES, targets_of
 from nemo_uecr.errors import DataError
-from nemo_uecr.files import new_folder, recover_folder
+from nemo_uecr.files import file_sha256, new_folder, recover_folder
+
+Row = dict[str, Any]
+RowSets = dict[str, list[Row]]
+#: Review files whose verdicts were applied.
+REVIEWED = "screening/reviewed-*.csv"
 
 
 @dataclass(frozen=True)
@@ -76,110 +79,85 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
     benchmarks = load_benchmarks(list(settings.screens))
     if settings.difficulty is not None and fields.difficulty is None:
         raise DataError(f"{files[0]}: no field 'difficulty', but a difficulty range was asked for; leave it out")
-    work = Work(fields, RowRules(settings.difficulty, settings.types), tuple(targets_of(benchmarks.values())), RULES)
+    targets = tuple(targets_of(benchmarks.values()))
+    work = Work(fields, settings.difficulty, settings.types, targets, RULES)
+    rows, digests = _sorted_rows(judged_rows(files, work, workers=settings.workers))
+    if settings.sample is not None:
+        _draw(rows, settings.sample, settings.seed)
+    manifest: Manifest = {
+        "source": _source_record(source, files, asdict(fields)),
+        "settings": _settings_record(settings),
+        "screens": {name: _screen_record(benchmark) for name, benchmark in benchmarks.items()},
+        "stages": ["prepare"],
+        "counts": {"read": len(digests)},
+        "row_sets": {"source": {"rows": len(digests), "sha256": row_set_digest(digests)}},
+    }
     with new_folder(folder) as aside:
-        (aside / REMOVED).parent.mkdir()
-        writer = _Writer(aside)
-        with writer.open():
-            for judged in judged_rows(files, work, workers=settings.workers):
-                writer.add(judged)
-        writer.draw(settings.sample, settings.seed)
-        _write_targets(aside / TARGETS, benchmarks.values())
-        write_review(aside / REVIEW, jsonl(aside / HELD), target_texts(aside))
-        manifest = {
-            "source": _source_record(source, files, asdict(fields)),
-            "settings": _settings_record(settings),
-            "screens": {name: _screen_record(benchmark) for name, benchmark in benchmarks.items()},
-            "stages": ["prepare"],
-            **writer.summary(),
-        }
-        write_manifest(aside, manifest)
+        (aside / TARGETS).parent.mkdir()
+        _write(aside / TARGETS, _target_rows(benchmarks.values()))
+        _fill(aside, rows, manifest)
     return manifest
 
 
-def target_texts(folder: Path) -> dict[tuple[str, str], str]:
-    """Each screened problem's text by benchmark and id, as kept in a prepared folder."""
-    return {(row["benchmark"], row["problem"]): row["question"] for row in jsonl(folder / TARGETS)}
-
-
-class _Writer:
-    """Spools judged rows into the three files and counts."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[str, TextIO] = {}
-        self._reasons: Counter[str] = Counter()
-        self._seen: dict[bytes, int] = {}
-        self._digests: list[str] = []
-
-    def open(self) -> ExitStack:
-        """Open the files until the end of the block."""
-        stack = ExitStack()
-        for name in (KEPT, HELD, REMOVED):
-            self._files[name] = stack.enter_context((self._folder / name).open("w", encoding="utf-8"))
-        return stack
-
-    def add(self, judged: Judged) -> None:
-        """Write one row where it belongs."""
-        self._digests.append(judged.digest)
-        reason = judged.reason
-        detail: dict[str, Any] = {}
-        if judged.finding is not None:
-            detail = {"findings": [judged.finding.record()]}
-        if reason is None and (first := self._seen.setdefault(judged.key, judged.row)) != judged.row:
+def _sorted_rows(judged: Iterable[Judged]) -> tuple[RowSets, list[str]]:
+    """The rows as they are written: kept, held and removed; and the digest of every row of the source."""
+    rows: RowSets = {name: [] for name in ROW_SETS}
+    first_of: dict[bytes, int] = {}
+    digests = []
+    for each in judged:
+        digests.append(each.digest)
+        detail: Row = {} if each.finding is None else {"findings": [each.finding.record()]}
+        reason = each.reason
+        if reason is None and (first := first_of.setdefault(each.key, each.row)) != each.row:
             reason, detail = "duplicate_question", {"first_row": first}
-        if reason is not None:
-            self._remove(judged, reason, detail)
-        else:
-            record = judged.record | detail | {"digest": judged.digest}
-            self._files[KEPT if judged.finding is None else HELD].write(jsonl_line(record))
-
-    def draw(self, sample: int | None, seed: int) -> None:
-        """Keep the rows whose seeded rank is lowest: the same rows whatever the order of the source."""
-        if sample is None:
-            return
-        ranks = [_rank(row["digest"], row["row"], seed) for name in (KEPT, HELD) for row in jsonl(self._folder / name)]
-        if len(ranks) < sample:
-            raise DataError(f"{len(ranks)} rows pass the filters; expected at least the {sample} to sample")
-        limit = heapq.nsmallest(sample, ranks)[-1]
-        with (self._folder / REMOVED).open("a", encoding="utf-8") as removed:
-            for name in (KEPT, HELD):
-                chosen = self._folder / f"{name}.chosen"
-                with chosen.open("w", encoding="utf-8") as file:
-                    for row in jsonl(self._folder / name):
-                        if _rank(row["digest"], row["row"], seed) <= limit:
-                            file.write(jsonl_line(row))
-                        else:
-                            self._reasons["not_sampled"] += 1
-                            dropped = {"row": row["row"], "digest": row["digest"], "reason": "not_sampled"}
-                            removed.write(jsonl_line(dropped))
-                chosen.replace(self._folder / name)
-
-    def summary(self) -> Manifest:
-        """Counts and the source's row set, for the manifest."""
-        return {
-            "counts": {"read": len(self._digests), "reasons": dict(sorted(self._reasons.items()))},
-            "row_sets": {"source": {"rows": len(self._digests), "sha256": row_set_digest(self._digests)}},
-        }
-
-    def _remove(self, judged: Judged, reason: str, detail: dict[str, Any]) -> None:
-        self._reasons[reason] += 1
-        record = {"row": judged.row, "digest": judged.digest, "reason": reason} | detail
-        if judged.finding is not None:
-            record |= {"question": judged.record["question"], "answer": judged.record["answer"]}
-        self._files[REMOVED].write(jsonl_line(record))
+        if reason is None:
+            name = "kept" if each.finding is None else "held"
+            rows[name].append(each.record | detail | {"digest": each.digest})
+            continue
+        if each.finding is not None:
+            detail |= {"question": each.record["question"], "answer": each.record["answer"]}
+        rows["removed"].append({"row": each.row, "digest": each.digest, "reason": reason} | detail)
+    return rows, digests
 
 
-def _rank(digest: str, row: int, seed: int) -> tuple[str, int]:
-    return hashlib.sha256(f"{seed}:{digest}".encode()).hexdigest(), row
+def _draw(rows: RowSets, sample: int, seed: int) -> None:
+    """Keep the rows whose seeded rank is lowest: the same rows whatever the order of the source."""
+
+    def rank(row: Row) -> tuple[str, int]:
+        return hashlib.sha256(f"{seed}:{row['digest']}".encode()).hexdigest(), row["row"]
+
+    ranks = sorted(rank(row) for name in ("kept", "held") for row in rows[name])
+    if len(ranks) < sample:
+        raise DataError(f"{len(ranks)} rows pass the filters; expected at least the {sample} to sample")
+    for name in ("kept", "held"):
+        rows["removed"] += [
+            {"row": row["row"], "digest": row["digest"], "reason": "not_sampled"}
+            for row in rows[name]
+            if rank(row) > ranks[sample - 1]
+        ]
+        rows[name] = [row for row in rows[name] if rank(row) <= ranks[sample - 1]]
 
 
-def _write_targets(path: Path, benchmarks: Iterable[LoadedBenchmark]) -> None:
+def _fill(folder: Path, rows: RowSets, manifest: Manifest) -> None:
+    """Write the rows, the review file for those that are held, and last the manifest."""
+    for name, file in ROW_SETS.items():
+        _write(folder / file, rows[name])
+    texts = {(row["benchmark"], row["problem"]): row["question"] for row in jsonl(folder / TARGETS)}
+    write_review(folder / REVIEW, rows["held"], texts)
+    reasons = Counter(row["reason"] for row in rows["removed"])
+    manifest["counts"]["reasons"] = dict(sorted(reasons.items()))
+    write_manifest(folder, manifest)
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
     with path.open("w", encoding="utf-8") as file:
-        for benchmark in benchmarks:
-            for problem in benchmark.problems:
-                row = {"benchmark": benchmark.name, "problem": problem.id, "question": problem.question}
-                file.write(jsonl_line(row))
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _target_rows(benchmarks: Iterable[LoadedBenchmark]) -> Iterator[Row]:
+    for benchmark in benchmarks:
+        for problem in benchmark.problems:
+            yield {"benchmark": benchmark.name, "problem": problem.id, "question": problem.question}
 
 
 def _check_target(folder: Path) -> None:
@@ -187,7 +165,7 @@ def _check_target(folder: Path) -> None:
         raise DataError(f"{folder} holds other files; expected a new folder or one that was prepared before")
     if folder.is_file():
         raise DataError(f"{folder} is a file; expected the name of a folder")
-    if has_verdicts(folder / REVIEW) or any(folder.glob("screening/reviewed-*.csv")):
+    if has_verdicts(folder / REVIEW) or any(folder.glob(REVIEWED)):
         raise DataError(f"{folder} holds reviewed verdicts; choose another --out, or delete the folder yourself")
 
 
@@ -220,3 +198,69 @@ def _screen_record(benchmark: LoadedBenchmark) -> dict[str, object]:
         "revision": benchmark.revision,
         "files": [{"name": file.name} | describe_file(file) for file in benchmark.files],
     }
+
+
+# Changes of a prepared folder.
+
+
+def apply_verdicts(folder: Path, review: Path) -> Manifest:
+    """Return the held rows judged `keep` to the kept ones and remove those judged `drop`.
+
+    Raises:
+        DataError: If the folder was altered, or a held row has no verdict.
+    """
+    check_intact(folder)
+    rows: RowSets = {name: list(jsonl(folder / file)) for name, file in ROW_SETS.items()}
+    held = rows["held"]
+    if not held:
+        raise DataError(f"{folder}: no row is held; there is nothing to apply")
+    verdicts = read_verdicts(review, held_lines(held))
+    dropped = [
+        {name: row[name] for name in ("row", "digest", "findings", "question", "answer")} | {"reason": "screen_review"}
+        for row in held
+        if verdicts[row["row"]] == "drop"
+    ]
+    returned = [row for row in held if verdicts[row["row"]] == "keep"]
+    for row in returned:
+        del row["findings"]
+    rows = {
+        "kept": sorted([*rows["kept"], *returned], key=_number),
+        "held": [],
+        "removed": [*rows["removed"], *dropped],
+    }
+    stage = {"apply": {"sha256": file_sha256(review), "kept": len(returned), "dropped": len(dropped)}}
+    number = 1 + len(list(folder.glob(REVIEWED)))
+    return _rewrite(folder, rows, stage, {f"screening/reviewed-{number}.csv": review.read_bytes()})
+
+
+def hold(folder: Path, findings: Mapping[int, list[Row]], stage: Manifest) -> Manifest:
+    """Take kept rows aside for a person.
+
+    Args:
+        folder: a prepared folder.
+        findings: what was found, by row.
+        stage: what the manifest says about the stage.
+    """
+    check_intact(folder)
+    rows: RowSets = {name: list(jsonl(folder / file)) for name, file in ROW_SETS.items()}
+    near = [row | {"findings": findings[row["row"]]} for row in rows["kept"] if row["row"] in findings]
+    rows["kept"] = [row for row in rows["kept"] if row["row"] not in findings]
+    rows["held"] = sorted([*rows["held"], *near], key=_number)
+    return _rewrite(folder, rows, stage, {})
+
+
+def _number(row: Row) -> int:
+    return int(row["row"])
+
+
+def _rewrite(folder: Path, rows: RowSets, stage: Manifest, more: Mapping[str, bytes]) -> Manifest:
+    """Exchange the folder for one with these rows; ``more`` holds new files by name."""
+    manifest = read_manifest(folder)
+    manifest["stages"] = [*manifest["stages"], stage]
+    carried = {str(path.relative_to(folder)): path.read_bytes() for path in (folder / TARGETS, *folder.glob(REVIEWED))}
+    with new_folder(folder) as aside:
+        (aside / TARGETS).parent.mkdir()
+        for name, content in {**carried, **more}.items():
+            (aside / name).write_bytes(content)
+        _fill(aside, rows, manifest)
+    return manifest

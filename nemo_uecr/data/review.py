@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +16,6 @@ VERDICTS = ("keep", "drop")
 NEEDED = ("row", "verdict")
 #: Longest text of a cell, in characters; the csv module's own limit is shorter than the longest problems.
 LONGEST_CELL = 1 << 26
-_ROW = re.compile(r"[0-9]{1,15}")
 
 
 def write_review(path: Path, held: Iterable[Mapping[str, Any]], questions: Mapping[tuple[str, str], str]) -> None:
@@ -47,16 +45,21 @@ def write_review(path: Path, held: Iterable[Mapping[str, Any]], questions: Mappi
     path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
 
 
+def held_lines(held: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many lines of the review file each held row has: one for each finding."""
+    return {str(row["row"]): len(row["findings"]) for row in held}
+
+
 def has_verdicts(path: Path) -> bool:
     """Whether somebody has begun to fill in the file.
 
     Raises:
         DataError: If it is there and cannot be read.
     """
-    return path.is_file() and any(line["verdict"].strip() for line in _lines(path))
+    return path.is_file() and any(verdict for _, verdict in _lines(path))
 
 
-def review_fault(path: Path, held: Mapping[int, int]) -> str | None:
+def review_fault(path: Path, held: Mapping[str, int]) -> str | None:
     """Why a review file could not be filled in for these held rows; None when it can.
 
     Args:
@@ -66,23 +69,13 @@ def review_fault(path: Path, held: Mapping[int, int]) -> str | None:
     if not path.is_file():
         return "missing"
     try:
-        found = dict(Counter(line["row"].strip() for line in _lines(path)))
+        found = Counter(row for row, _ in _lines(path))
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
-    if found != {str(row): number for row, number in held.items()}:
-        return (
-            f"it has {sum(found.values())} lines on {len(found)} rows and {len(held)} are held; "
-            "expected a line for every held row and no other"
-        )
-    return None
+    return None if found == held else "expected a line for every held row and no other"
 
 
-def held_lines(held: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    """How many lines of the review file each held row has: one for each finding."""
-    return {row["row"]: len(row["findings"]) for row in held}
-
-
-def read_verdicts(path: Path, held: Mapping[int, int]) -> dict[int, str]:
+def read_verdicts(path: Path, held: Mapping[str, int]) -> dict[int, str]:
     """The verdict on every held row: dropped if any of its lines says drop.
 
     Args:
@@ -94,60 +87,36 @@ def read_verdicts(path: Path, held: Mapping[int, int]) -> dict[int, str]:
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected a review file with the column 'verdict' filled")
-    judged = [_verdict(line, f"{path}: record {number}") for number, line in enumerate(_lines(path), start=2)]
+    judged = _lines(path)
+    for row, verdict in judged:
+        if verdict not in VERDICTS:
+            raise DataError(f"{path}: verdict on row {row} is {verdict!r:.40}; expected {' or '.join(VERDICTS)}")
     counted = Counter(row for row, _ in judged)
-    for what, rows in (
-        ("no verdict on", held.keys() - counted.keys()),
-        ("not held", counted.keys() - held.keys()),
-        ("more than one line on", {row for row, number in counted.items() if number > held.get(row, number)}),
-    ):
-        if rows:
-            raise DataError(f"{path}: {what} row {min(rows)} ({len(rows)} in all); expected one for every held row")
+    wrong = sorted(row for row in counted.keys() | held.keys() if counted[row] != held.get(row))
+    if wrong:
+        raise DataError(
+            f"{path}: {counted[wrong[0]]} lines on row {wrong[0]!r:.40}, {held.get(wrong[0], 0)} expected "
+            f"({len(wrong)} such rows); expected every line of the file, each with a verdict"
+        )
     dropped = {row for row, verdict in judged if verdict == "drop"}
-    return {row: "drop" if row in dropped else "keep" for row in held}
+    return {int(row): "drop" if row in dropped else "keep" for row in held}
 
 
-def _verdict(line: Mapping[str, str], where: str) -> tuple[int, str]:
-    row, verdict = line["row"].strip(), line["verdict"].strip().lower()
-    if _ROW.fullmatch(row) is None:
-        raise DataError(f"{where}: row is {row!r:.40}; expected the row's number")
-    if verdict not in VERDICTS:
-        raise DataError(f"{where}: verdict on row {row} is {verdict!r:.40}; expected {' or '.join(VERDICTS)}")
-    return int(row), verdict
-
-
-def _lines(path: Path) -> list[dict[str, str]]:
-    """Row and verdict of every line, both as they are written.
+def _lines(path: Path) -> list[tuple[str, str]]:
+    """Row and verdict of every line.
 
     Raises:
-        DataError: If the file is no UTF-8, has no commas, or lacks one of the two columns.
+        DataError: If the file is no UTF-8, has no commas, or lacks one of the two columns: what spreadsheet programs
+            make of it.
     """
     csv.field_size_limit(LONGEST_CELL)
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), restval="")
     try:
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), restval="")
         columns = list(reader.fieldnames or ())
-        if any(columns.count(name) != 1 for name in NEEDED):
-            raise DataError(f"{path}: {_column_fault(columns)}")
-        return [{name: line[name] for name in NEEDED} for line in reader]
-    except csv.Error as error:
-        raise DataError(f"{path}: no readable CSV ({error}); expected the table of `nemo-uecr data prepare`") from error
-
-
-def _column_fault(columns: list[str]) -> str:
-    if len(columns) == 1 and (sign := next((sign for sign in ";\t|" if sign in columns[0]), None)):
-        return f"the columns are separated by {sign!r}; expected commas: save it as CSV with a comma as the separator"
-    return f"columns are {columns!r:.200}; expected at least row and verdict, each once"
-
-
-def _text(path: Path) -> str:
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        other = "UTF-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "another encoding"
-        raise DataError(
-            f"{path}: not UTF-8 but {other} (byte {error.start}); save it as CSV in UTF-8 and run the command again"
-        ) from error
-    if "\0" in text:
-        raise DataError(f"{path}: not UTF-8 but another encoding, such as UTF-16; save it as CSV in UTF-8")
-    return text
+        if not set(NEEDED) <= set(columns):
+            raise DataError(
+                f"{path}: columns are {columns!r:.200}; expected row and verdict: save it as CSV separated by commas"
+            )
+        return [(line["row"].strip(), line["verdict"].strip().lower()) for line in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: no readable CSV in UTF-8 ({error}); save it as CSV in UTF-8") from error

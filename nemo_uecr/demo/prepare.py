@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nemo_uecr.data.pretrained import save_pretrained
+from nemo_uecr.data.models import save_pretrained
 from nemo_uecr.demo.recipe import BENCH_FOLDER, RECIPE_FILE, ModelRecipe, recipe_from_json
 from nemo_uecr.demo.supervised import build_model, demonstrations, train_supervised
 from nemo_uecr.demo.task import read_questions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.data.model_files import read_object
-from nemo_uecr.data.pretrained import load_pretrained, refuse_kernels
+from nemo_uecr.data.models import load_pretrained, refuse_kernels
 from nemo_uecr.doctor.findings import Finding, fail
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import read_object
 
 if TYPE_CHECKING:
     from nemo_uecr.doctor.subject import Subject

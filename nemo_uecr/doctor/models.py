@@ -6,16 +6,14 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.chat import rendered
-from nemo_uecr.data.hub import has_hub_form
-from nemo_uecr.data.model_files import read_object
-from nemo_uecr.data.prepared import training_file
-from nemo_uecr.data.pretrained import ModelLoadError
-from nemo_uecr.data.pretrained import load_tokenizer as loaded_tokenizer
+from nemo_uecr.data.manifest import training_file
+from nemo_uecr.data.models import ModelLoadError, has_hub_form, rendered
+from nemo_uecr.data.models import load_tokenizer as loaded_tokenizer
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.doctor.weights import broken_config, broken_weights
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import read_object
 from nemo_uecr.local.prompts import encode_prompts
 from nemo_uecr.nemo_adapter.preflight import long_prompts
 from nemo_uecr.plan.shards import rollout_fault

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.data.json_text import decoded_row
-from nemo_uecr.data.prepared import training_file
+from nemo_uecr.data.manifest import training_file
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
-from nemo_uecr.errors import UecrError
+from nemo_uecr.errors import RunFolderError, UecrError
+from nemo_uecr.files import check_writable
 from nemo_uecr.plan.arithmetic import FP32, checkpoint_bytes
 from nemo_uecr.plan.records import GIB
 from nemo_uecr.plan.shapes import parameters
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["problems_finding", "shared_findings", "space_findings", "writable_finding"]
 
-PROBE = 2**20
 LOCAL_TYPES = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs", "aufs"}
 SHARED_TYPES = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "cifs", "9p", "virtiofs", "afs"}
 
@@ -38,18 +36,12 @@ def existing(path: Path) -> Path:
 
 
 def writable_finding(folder: str) -> Finding:
-    """Write a file of one MiB to the run folder's place and push it to disk."""
-    place = existing(Path(folder))
-    if not place.is_dir():
-        return fail("run folder", f"{place} is no folder", "choose another run.folder")
+    """Whether the run folder's place can be written."""
     try:
-        with tempfile.NamedTemporaryFile(dir=place, prefix=".nemo-uecr-doctor-") as file:
-            file.write(b"0" * PROBE)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        return fail("run folder", f"{place} cannot be written: {error.strerror}", "choose another run.folder")
-    return ok("run folder", f"{place} can be written")
+        check_writable(Path(folder))
+    except RunFolderError as error:
+        return fail("run folder", str(error), "choose another run.folder")
+    return ok("run folder", f"{existing(Path(folder))} can be written")
 
 
 def space_findings(subject: Subject, *, sizes: Callable[[str, str], ModelShape]) -> list[Finding]:
@@ -126,7 +118,7 @@ def problems_finding(subject: Subject) -> Finding:
     try:
         path = training_file(path, "data.train")
         with path.open("rb") as file:
-            first = decoded_row(file.readline(), dict)
+            first = json.loads(file.readline())
     except UecrError as error:
         return fail("problems", str(error), wanted)
     except (OSError, ValueError) as error:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from nemo_uecr.checkpoint.megatron_files import read_megatron_files
 from nemo_uecr.checkpoint.source import ITERATION, newest_iteration
-from nemo_uecr.data.model_files import read_fields, read_object
-from nemo_uecr.data.weight_files import read_header, weight_names
+from nemo_uecr.data.models import read_fields, read_header, weight_names
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.errors import CheckpointError, DataError
+from nemo_uecr.files import read_object
 
 __all__ = ["broken_config", "broken_safetensors", "broken_weights", "megatron_finding", "resume_finding"]
 

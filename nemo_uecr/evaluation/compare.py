@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.samples import SAMPLES, Sample, check_complete, read_samples, rewards_by_benchmark
 from nemo_uecr.evaluation.settings import SETTINGS, differences
+from nemo_uecr.files import read_object
 from nemo_uecr.stats import Difference, paired_bootstrap
 
 Result = Mapping[str, Any]
@@ -28,7 +28,7 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
     Raises:
         DataError: Problems, samples or decoding differ, or an evaluation is not finished.
     """
-    records = [read_own_object(path / SETTINGS) if path.is_dir() else None for path in (first, second)]
+    records = [read_object(path / SETTINGS) if path.is_dir() else None for path in (first, second)]
     if records[0] is not None and records[1] is not None:
         for key, ours, theirs in differences(records[0], records[1]):
             if not key.startswith("model."):

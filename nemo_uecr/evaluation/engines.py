@@ -13,11 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nemo_uecr.data.chat import chat_ids
-from nemo_uecr.data.hub import only_here
-from nemo_uecr.data.model_files import read_object
-from nemo_uecr.data.pretrained import ModelLoadError, check_objects, load_pretrained, load_tokenizer
+from nemo_uecr.data.models import ModelLoadError, chat_ids, check_objects, load_pretrained, load_tokenizer, only_here
 from nemo_uecr.errors import DataError, DependencyError
+from nemo_uecr.files import read_object
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

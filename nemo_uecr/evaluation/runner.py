@@ -13,7 +13,7 @@ from typing import Any
 
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.seeds import derive
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import (
     Engine,

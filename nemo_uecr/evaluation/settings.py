@@ -12,12 +12,11 @@ from typing import Any
 from nemo_uecr.config.dotted import flattened
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.filters import row_digest
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.data.manifest import row_set_digest
-from nemo_uecr.data.versions import installed
+from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.evaluation.engines import ChatSettings, Decoding
-from nemo_uecr.files import file_sha256
+from nemo_uecr.files import file_sha256, read_object
 
 SETTINGS = "settings.json"
 FORMAT = "nemo_uecr.evaluation/2"
@@ -81,7 +80,7 @@ def check_same_settings(folder: Path, record: dict[str, Any]) -> None:
     Raises:
         RunFolderError: naming the first key that differs.
     """
-    for key, ours, theirs in differences(record, read_own_object(folder / SETTINGS)):
+    for key, ours, theirs in differences(record, read_object(folder / SETTINGS)):
         raise RunFolderError(
             f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"
         )

@@ -14,10 +14,10 @@ from typing import Any
 
 from nemo_uecr.config.written import read_written
 from nemo_uecr.data.benchmarks import BENCHMARKS
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.samples import RESULT
 from nemo_uecr.evaluation.settings import SETTINGS
+from nemo_uecr.files import read_object
 
 EVALUATIONS = "evaluation.jsonl"
 CONFIG = "config.yaml"
@@ -135,7 +135,7 @@ def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
 
 def _read(folder: Path) -> tuple[dict[str, Any], str]:
     if (folder / RESULT).is_file():
-        result = read_own_object(folder / RESULT)
+        result = read_object(folder / RESULT)
         return result, str(result.get("label", folder.name))
     if (folder / EVALUATIONS).is_file():
         lines = (folder / EVALUATIONS).read_text(encoding="utf-8").splitlines()
@@ -147,7 +147,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _basis(folder: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """By column, what is known of how the numbers were taken; a training run says only how many problems it had."""
-    settings = read_own_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    settings = read_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     common = {what: json.dumps(settings[key], sort_keys=True) for key, what in BASIS.items() if key in settings}
     problems: dict[str, dict[str, str]] = {}
     for name, row in sets.items():

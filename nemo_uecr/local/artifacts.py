@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nemo_uecr.data.json_text import decoded, read_own_object
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.files import file_sha256
+from nemo_uecr.files import file_sha256, read_object
 from nemo_uecr.local.checkpoint import MANIFEST
 from nemo_uecr.telemetry.sinks import append_record
 
@@ -101,7 +101,7 @@ def _checkpoint_faults(folder: Path, listed: dict[str, dict[str, Any]], keep_las
         if fault is not None:
             faults.append(fault)
             continue
-        wanted = read_own_object(folder / name)
+        wanted = read_object(folder / name)
         added = sorted({str(path.relative_to(place)) for path in place.rglob("*")} - {MANIFEST, *wanted})
         faults += [f"{(place / file).relative_to(folder)}: not in the checkpoint's {MANIFEST}" for file in added]
         for file, digest in wanted.items():
@@ -162,7 +162,7 @@ def _read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         if not line:
             continue
         try:
-            entry = decoded(line)
+            entry = json.loads(line)
             content = {"step": int(entry["step"]), "bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
             name = PurePosixPath(str(entry["path"]))
             if name.is_absolute() or ".." in name.parts:

@@ -18,7 +18,7 @@ from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.sections import MethodConfig
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
-from nemo_uecr.data.seeds import derive
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.files import replace_file
 from nemo_uecr.local.scores import Scores

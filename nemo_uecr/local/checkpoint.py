@@ -17,10 +17,9 @@ from torch import Tensor
 
 from nemo_uecr.config.continuation import check_same_configuration
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.json_text import decoded, read_own_object
-from nemo_uecr.data.pretrained import save_pretrained
+from nemo_uecr.data.models import save_pretrained
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
-from nemo_uecr.files import file_sha256, new_folder
+from nemo_uecr.files import file_sha256, new_folder, read_object
 from nemo_uecr.local.models import TokenModel
 
 log = logging.getLogger(__name__)
@@ -129,7 +128,7 @@ class Checkpoints:
                 f"{folder}: no {MANIFEST}; expected a complete checkpoint. Delete the folder to use an earlier one"
             )
         try:
-            hashes = dict(decoded(manifest.read_bytes()))
+            hashes = dict(json.loads(manifest.read_bytes()))
         except (ValueError, TypeError) as error:
             raise _corrupt(folder, MANIFEST, f"unreadable ({error})") from error
         present = {path.name for path in folder.iterdir()} - {MANIFEST}
@@ -146,7 +145,7 @@ class Checkpoints:
 def _read_state(folder: Path) -> tuple[dict[str, object], Position]:
     """The configuration and the position that a checkpoint was saved with."""
     try:
-        state = read_own_object(folder / STATE)
+        state = read_object(folder / STATE)
     except DataError as error:
         raise _corrupt(folder, STATE, str(error)) from error
     configuration, position = state.get("config"), state.get("position")

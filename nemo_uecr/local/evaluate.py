@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.config.sections import EvaluationConfig
-from nemo_uecr.data.seeds import derive
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.evaluation.engines import Decoding
 from nemo_uecr.evaluation.samples import Evaluation, Sample, summarise, write_samples
 from nemo_uecr.local.failure import leave_evaluation_failure

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.data.manifest import MANIFEST
-from nemo_uecr.data.model_files import read_object
-from nemo_uecr.data.prepared import training_file
-from nemo_uecr.files import file_sha256
+from nemo_uecr.data.manifest import MANIFEST, training_file
+from nemo_uecr.files import file_sha256, read_object
 
 #: A model on the hub of which no complete copy lies here.
 HUB = "hub"

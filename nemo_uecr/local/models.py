@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from nemo_uecr.data.hub import only_here
-from nemo_uecr.data.pretrained import ModelLoadError, check_objects, load_pretrained, load_tokenizer, one_line
+from nemo_uecr.data.models import ModelLoadError, check_objects, load_pretrained, load_tokenizer, one_line, only_here
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import context_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nemo_uecr.config.schema import DataConfig
-from nemo_uecr.data.chat import fitting_prompts
+from nemo_uecr.data.models import fitting_prompts
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 

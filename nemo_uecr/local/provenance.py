@@ -15,10 +15,9 @@ from nemo_uecr.config.load import dump_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.data.batch_file import arithmetic
-from nemo_uecr.data.json_text import read_own_object
-from nemo_uecr.data.versions import installed
+from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.local.input_hashes import input_hashes
 from nemo_uecr.local.source import Source
 
@@ -77,7 +76,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
         RunFolderError: naming the file, when it is damaged.
     """
     try:
-        record = read_own_object(path)
+        record = read_object(path)
     except DataError as error:
         raise RunFolderError(f"{error}; expected the file as the run wrote it. {REMEDY}") from error
     digests = record.get("sha256")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from nemo_uecr.data.seeds import derive
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.evaluation.engines import Decoding, until_end
 from nemo_uecr.local.models import TokenModel

@@ -14,7 +14,7 @@ from nemo_uecr.config.load import dump_config, flat_values
 from nemo_uecr.config.schema import Config, DataConfig
 from nemo_uecr.config.written import written_config
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.data.prepared import training_file
+from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.files import locked, replace_file

@@ -15,8 +15,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
-from nemo_uecr.data.order import step_indices
-from nemo_uecr.data.seeds import derive
+from nemo_uecr.data.reproducible import derive, step_indices
 from nemo_uecr.errors import InvariantError, ScoreError
 from nemo_uecr.evaluation.engines import Decoding
 from nemo_uecr.local.artifacts import GROWING, checkpoint_entry, list_files

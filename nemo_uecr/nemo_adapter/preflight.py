@@ -13,11 +13,16 @@ from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_checks import teacher_alone
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.benchmarks import check_benchmark_files
-from nemo_uecr.data.chat import fitting_prompts
-from nemo_uecr.data.hub import has_hub_form, only_here
-from nemo_uecr.data.model_files import Fields
-from nemo_uecr.data.pretrained import ModelLoadError, load_pretrained, own_code
-from nemo_uecr.data.rows import Row
+from nemo_uecr.data.models import (
+    Fields,
+    ModelLoadError,
+    fitting_prompts,
+    has_hub_form,
+    load_pretrained,
+    only_here,
+    own_code,
+)
+from nemo_uecr.data.problems import Row
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.files import file_sha256, replace_file
 from nemo_uecr.nemo_adapter import upstream

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from nemo_uecr.data.prepared import training_file
-from nemo_uecr.data.rows import Row, read_rows
-from nemo_uecr.data.texts import text_of
+from nemo_uecr.data.manifest import training_file
+from nemo_uecr.data.problems import Row, read_rows, text_of
 from nemo_uecr.errors import DataError
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +15,9 @@ from nemo_uecr.config.load import dump_config
 from nemo_uecr.config.nemo_load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
-from nemo_uecr.data.versions import installed
+from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import check_writable, replace_file
 from nemo_uecr.telemetry.sinks import truncate_records
 
 PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")
@@ -54,13 +53,8 @@ def make_folder(config: NemoConfig) -> Path:
         RunFolderError: it cannot be made or written into.
     """
     folder = Path(config.run.folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError as error:
-        raise RunFolderError(f"run.folder: {folder} cannot be made ({error.strerror}); choose another") from error
-    if not writable:
-        raise RunFolderError(f"run.folder: {folder} cannot be written into; choose another")
+    check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nemo_uecr.data.batch_file import FORMAT, REQUIRED, SavedBatch, scored_batch
-from nemo_uecr.data.batch_settings import saved_settings
+from nemo_uecr.data.batch_file import FORMAT, REQUIRED, SavedBatch, saved_settings, scored_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.method_registry import REGISTRY
 

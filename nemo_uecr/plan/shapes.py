@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nemo_uecr.data.model_files import DecoderSizes, Fields, decoder_sizes, folder_of, read_fields
+from nemo_uecr.data.models import DecoderSizes, Fields, decoder_sizes, read_fields
 from nemo_uecr.errors import DataError
 
 __all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of", "shape_of_values"]
@@ -75,7 +75,7 @@ def shape_of(name: str, *, role: str) -> ModelShape:
     Raises:
         DataError: the folder has no readable configuration of a known architecture, or the name is not in the table.
     """
-    folder = folder_of(name)
+    folder = Path(name).expanduser()
     if (folder / "config.json").is_file():
         return _from_config(folder / "config.json", role)
     known = KNOWN.get(name.removesuffix("-Base"))

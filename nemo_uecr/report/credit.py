@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import read_object
 from nemo_uecr.telemetry.run_folder import BatchFiles, RunFolder
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def read_batch(files: BatchFiles) -> SavedTexts:
         DataError: If the tensors are truncated or one is missing, or the header's settings are none.
         RunFolderError: If the format or the texts do not fit.
     """
-    from nemo_uecr.data.batch_file import FORMAT, load_batch, scored_batch
-    from nemo_uecr.data.batch_settings import saved_settings
+    from nemo_uecr.data.batch_file import FORMAT, load_batch, saved_settings, scored_batch
 
     saved = load_batch(files.tensors)
     if saved.header.get("format") != FORMAT:
@@ -193,7 +192,7 @@ def _sums(change: Tensor, weight: Tensor | None) -> dict[str, float | None]:
 
 
 def _read_texts(files: BatchFiles, batch: ScoredBatch) -> dict[int, dict[str, Any]]:
-    texts = {response["row"]: response for response in read_own_object(files.texts)["responses"]}
+    texts = {response["row"]: response for response in read_object(files.texts)["responses"]}
     counts = batch.mask_BT.sum(dim=1).tolist()
     for row, response in texts.items():
         if len(response["tokens"]) != counts[row]:

@@ -14,9 +14,8 @@ from markupsafe import Markup
 
 from nemo_uecr import __version__
 from nemo_uecr.config.dotted import flattened
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.report import curves, outcomes
 from nemo_uecr.report.charts import Panel, draw, reading
 from nemo_uecr.report.credit import credit_data
@@ -122,7 +121,7 @@ def _audits(run: RunFolder) -> list[dict[str, Any]]:
     for path in sorted(run.path.glob("audits/*/section.json")):
         if not path.parent.name.startswith("."):
             picture = base64.b64encode(path.with_name("figure.svg").read_bytes()).decode("ascii")
-            found.append({**read_own_object(path), "picture": picture})
+            found.append({**read_object(path), "picture": picture})
     return found
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.data.json_text import decoded
-from nemo_uecr.data.pretrained import save_pretrained
+from nemo_uecr.data.models import save_pretrained
 from nemo_uecr.demo.recipe import Course, ModelShape
 from nemo_uecr.demo.task import LEVELS, Problem, distinct_problems, read_questions, write_rows
 from nemo_uecr.errors import RunFolderError
@@ -86,7 +85,7 @@ def teaching_seconds(files: TaskFiles, jobs: Iterable[ModelJob]) -> list[float]:
 
 def _seconds(path: Path) -> float:
     try:
-        return float(decoded(path.read_bytes())["seconds"])
+        return float(json.loads(path.read_bytes())["seconds"])
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunFolderError(
             f"{path}: no record of a model that was taught ({error}); delete the model's folder, and it is taught again"
@@ -168,12 +167,12 @@ def _claim(root: Path, task: TaskConfig) -> None:
         replace_file(path, content.encode())
         return
     try:
-        held = decoded(path.read_bytes())
+        held = json.loads(path.read_bytes())
     except ValueError as error:
         raise RunFolderError(
             f"{path}: no JSON ({error}); the file is damaged. Put the task back, or choose another folder"
         ) from error
-    if held != decoded(content.encode()):
+    if held != json.loads(content.encode()):
         raise RunFolderError(
             f"{path} describes another task than the study file; choose another folder, or put the task back"
         )

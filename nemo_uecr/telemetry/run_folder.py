@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.written import read_written
-from nemo_uecr.data.json_text import read_own_object
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import read_object
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, Record, read_records
 
 FIRST_FILES = ("config.yaml", "origins.json", "provenance.json", "tolerances.json")
@@ -124,13 +124,13 @@ def read_run(path: Path) -> RunFolder:
         path=path,
         label=path.resolve().name,
         config=read_written(path / "config.yaml"),
-        origins=read_own_object(path / "origins.json"),
-        provenance=read_own_object(path / "provenance.json"),
-        tolerances=read_own_object(path / "tolerances.json"),
+        origins=read_object(path / "origins.json"),
+        provenance=read_object(path / "provenance.json"),
+        tolerances=read_object(path / "tolerances.json"),
         steps=_by_step(path / STEPS, notes),
         evaluations=_by_step(path / EVALUATIONS, notes),
         batches=list(_find_batches(path / "batches", notes)),
-        failure=read_own_object(failure) if failure.is_file() else None,
+        failure=read_object(failure) if failure.is_file() else None,
         notes=tuple(notes),
     )
 

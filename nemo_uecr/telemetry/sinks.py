@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from nemo_uecr.data.json_text import decoded
 from nemo_uecr.errors import InvariantError, RunFolderError
 from nemo_uecr.files import append_whole, replace_file
 from nemo_uecr.telemetry.clients import Client
@@ -35,7 +34,7 @@ def read_records(path: Path) -> tuple[list[Record], bool]:
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append({**decoded(line)})
+            records.append({**json.loads(line)})
         except (ValueError, TypeError) as error:
             if not line.endswith(b"\n"):  # the run is writing it, or was killed while writing
                 return records, True

@@ -16,7 +16,6 @@ from nemo_uecr.audit.file_source import evaluation_source, jsonl_source
 from nemo_uecr.audit.judge import JudgedPair, read_judge
 from nemo_uecr.audit.output import write_audit
 from nemo_uecr.audit.rollouts import read_scores
-from nemo_uecr.audit.schema import PLAN
 from nemo_uecr.audit.signal import signal_audit
 from nemo_uecr.audit.step_judge import read_labels
 from nemo_uecr.audit.token_table import token_table
@@ -24,7 +23,6 @@ from nemo_uecr.errors import DataError
 from tests.audit.made import Made, write_scores
 from tests.audit.test_localization import audited, labelled, responses, scores_of
 
-DEEP = "[" * 100_000
 TIED = [Made("a", 0.0, [0.1]), Made("a", 0.0, [0.3])]
 ROW: dict[str, Any] = {"problem": "p", "response": "r", "prompt": "q", "checkpoint": 0, "truncated": False}
 
@@ -64,8 +62,6 @@ def test_a_judged_response_without_finite_scores_is_left_out_and_counted(tmp_pat
         ({"pair": ["a"], "first": "x", "second": "y"}, {"pair": "a", "preferred": "tie"}, "'pair' is"),
         ({"pair": "a", "first": "x", "second": "y"}, {"pair": {}, "preferred": "tie"}, "'pair' is {}"),
         ({"pair": "a", "first": "x", "second": "y"}, {"pair": "a", "preferred": ["tie"]}, "'preferred' is"),
-        ({"pair": "a", "first": "x", "second": "y"}, DEEP, "malformed JSON"),
-        (DEEP, {"pair": "a", "preferred": "tie"}, "malformed JSON"),
     ],
 )
 def test_pairs_and_key(tmp_path: Path, key: Any, verdict: Any, message: str) -> None:
@@ -107,16 +103,7 @@ def test_a_value_of_a_row_that_cannot_be_scored(tmp_path: Path, change: dict[str
         jsonl_source(lines(tmp_path / "rows.jsonl", ROW | change), step=None)
 
 
-def test_a_deep_row_and_a_deep_plan(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="malformed JSON"):
-        jsonl_source(lines(tmp_path / "rows.jsonl", DEEP), step=None)
-    write_scores(tmp_path / "s", TIED)
-    (tmp_path / "s" / PLAN).write_text(DEEP)
-    with pytest.raises(DataError, match=r"malformed JSON .it is nested too deep."):
-        read_scores(tmp_path / "s")
-
-
-@pytest.mark.parametrize("content", ["{}", "{", "[]", DEEP, '{"model": 1, "chat": {}}'])
+@pytest.mark.parametrize("content", ["{}", "{", "[]", '{"model": 1, "chat": {}}'])
 def test_a_damaged_plan_of_an_evaluation(tmp_path: Path, content: str) -> None:
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(DataError, match=r"plan\.json"):

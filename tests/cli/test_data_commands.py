@@ -85,9 +85,9 @@ def test_apply_reads_the_verdicts_or_says_in_one_line_why_not(tmp_path: Path) ->
     filled = (out / "screening/review.csv").read_text(encoding="utf-8").replace(",,", ",Keep,", 1)
     review = tmp_path / "mine.csv"
     for content, message in (
-        (filled.encode("utf-16"), "not UTF-8 but UTF-16"),
-        (filled.replace(",", ";").encode(), "separated by ';'"),
-        ((filled + filled.splitlines()[1] + "\n").encode(), "more than one line on row 4"),
+        (filled.encode("utf-16"), "no readable CSV in UTF-8"),
+        (filled.replace(",", ";").encode(), "expected row and verdict"),
+        ((filled + filled.splitlines()[1] + "\n").encode(), "2 lines on row '4', 1 expected"),
     ):
         review.write_bytes(content)
         failed = run("data", "apply", out, "--review", review)

@@ -50,9 +50,26 @@ def clean_rows(count: int) -> list[dict[str, object]]:
 
 def prepare_folder(source: Path, folder: Path, *screens: Path) -> Path:
     """A source prepared with every default of the command line but one process."""
-    from nemo_uecr.data.answer_types import NAMES
+    from nemo_uecr.data.filters import NAMES
     from nemo_uecr.data.prepare import Settings, prepare
 
     names = tuple(map(str, screens))
     prepare(Settings(str(source), None, names, None, frozenset(NAMES), None, 42, 1), folder)
     return folder
+
+
+def save_sentence_model(folder: Path) -> str:
+    """A BERT of random weights, as an ordinary model folder."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    from tests.evaluation.tiny import save_tokenizer
+
+    size = save_tokenizer(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=256,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    return str(folder)

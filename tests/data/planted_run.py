@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import random
 
-from nemo_uecr.data.planting import REWRITES
-from nemo_uecr.data.planting_held_out import HELD_OUT
 from tests.data.shared_files import FOLDER
+from tools.screen_recall import HELD_OUT, REWRITES
 
 
 def planted_texts() -> list[str]:

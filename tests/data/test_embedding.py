@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.data import embedding_stage
-from nemo_uecr.data.answer_types import NAMES
+from nemo_uecr.data import embedding
 from nemo_uecr.data.embedding import PACKAGED, load_encoder
+from nemo_uecr.data.filters import NAMES
 from nemo_uecr.data.manifest import faults, jsonl
 from nemo_uecr.data.prepare import Settings, prepare
 from nemo_uecr.errors import DataError
@@ -56,25 +56,25 @@ def prepared(tmp_path: Path) -> Path:
 
 
 def test_a_stopped_stage_goes_on_where_it_was(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = CountingEncoder(stop_after=len(BENCHMARK) + embedding_stage.SHARD_ROWS)
-    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: first)
+    first = CountingEncoder(stop_after=len(BENCHMARK) + embedding.SHARD_ROWS)
+    monkeypatch.setattr(embedding, "load_encoder", lambda _: first)
     with pytest.raises(KeyboardInterrupt):
-        embedding_stage.screen_by_embedding(prepared, model="m", hold_at=1.1)
+        embedding.screen_by_embedding(prepared, model="m", hold_at=1.1)
     assert faults(prepared) == []  # the progress is no part of the folder
     second = CountingEncoder(stop_after=10**9)
-    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: second)
+    monkeypatch.setattr(embedding, "load_encoder", lambda _: second)
     kept = len(list(jsonl(prepared / "train.jsonl")))
-    done = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=1.1)
-    assert done.embedded == kept - embedding_stage.SHARD_ROWS
+    done = embedding.screen_by_embedding(prepared, model="m", hold_at=1.1)
+    assert done.embedded == kept - embedding.SHARD_ROWS
     assert (done.rows, done.held) == (kept, 0)
     assert faults(prepared) == []
 
 
 def test_near_rows_are_held_with_both_texts(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = CountingEncoder(stop_after=10**9)
-    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: encoder)
+    monkeypatch.setattr(embedding, "load_encoder", lambda _: encoder)
     before = [row["row"] for row in jsonl(prepared / "train.jsonl")]
-    done = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    done = embedding.screen_by_embedding(prepared, model="m", hold_at=0.9)
     held = [row["row"] for row in jsonl(prepared / "screening/held.jsonl")]
     after = [row["row"] for row in jsonl(prepared / "train.jsonl")]
     assert done.held > 0
@@ -87,36 +87,36 @@ def test_near_rows_are_held_with_both_texts(prepared: Path, monkeypatch: pytest.
 
 def test_a_finished_stage_is_not_repeated(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = CountingEncoder(stop_after=10**9)
-    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: encoder)
-    first = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
-    again = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    monkeypatch.setattr(embedding, "load_encoder", lambda _: encoder)
+    first = embedding.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    again = embedding.screen_by_embedding(prepared, model="m", hold_at=0.9)
     assert (again.rows, again.held, again.embedded) == (first.rows, first.held, 0)
     assert again.manifest == first.manifest
-    lower = embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.8)  # another question
+    lower = embedding.screen_by_embedding(prepared, model="m", hold_at=0.8)  # another question
     assert len(lower.manifest["stages"]) == len(first.manifest["stages"]) + 1
 
 
 def test_verdicts_are_not_written_over(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding_stage, "load_encoder", lambda _: CountingEncoder(stop_after=10**9))
-    embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.9)
+    monkeypatch.setattr(embedding, "load_encoder", lambda _: CountingEncoder(stop_after=10**9))
+    embedding.screen_by_embedding(prepared, model="m", hold_at=0.9)
     review = prepared / "screening/review.csv"
     filled = review.read_text(encoding="utf-8").replace(",,", ",keep,", 1)
     review.write_text(filled, encoding="utf-8")
     with pytest.raises(DataError, match="verdicts that are not applied yet"):
-        embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.8)
+        embedding.screen_by_embedding(prepared, model="m", hold_at=0.8)
     assert review.read_text(encoding="utf-8") == filled
 
 
 def test_an_altered_folder_is_refused(prepared: Path) -> None:
     (prepared / "train.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(DataError, match="altered"):
-        embedding_stage.screen_by_embedding(prepared, model="m", hold_at=0.7)
+        embedding.screen_by_embedding(prepared, model="m", hold_at=0.7)
 
 
 @pytest.mark.real
 @needs_model
 def test_the_packaged_model_holds_a_paraphrase_and_nothing_else(prepared: Path) -> None:
-    done = embedding_stage.screen_by_embedding(prepared, model=PACKAGED, hold_at=0.7)
+    done = embedding.screen_by_embedding(prepared, model=PACKAGED, hold_at=0.7)
     assert [row["row"] for row in jsonl(prepared / "screening/held.jsonl")] == [301]
     assert done.held == 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.made import clean_rows, prepare_folder, write_benchmark, write_jsonl
+from tests.data.made import clean_rows, prepare_folder, save_sentence_model, write_benchmark, write_jsonl
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -20,11 +20,11 @@ PROGRAM = """
 import os, shutil, signal, sys
 from pathlib import Path
 import torch, transformers.models.bert.modeling_bert
-from nemo_uecr.data import embedding_stage
+from nemo_uecr.data import embedding
 
 torch.set_num_threads(1)
 model, prepared, hold_at = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
-embedding_stage.SHARD_ROWS = int(sys.argv[4])
+embedding.SHARD_ROWS = int(sys.argv[4])
 
 def attempt(folder, last):
     child = os.fork()
@@ -42,7 +42,7 @@ def attempt(folder, last):
     try:
         for name in ("fsync", "rename", "replace"):
             setattr(os, name, dying(getattr(os, name)))
-        embedding_stage.screen_by_embedding(folder, model=model, hold_at=hold_at)
+        embedding.screen_by_embedding(folder, model=model, hold_at=hold_at)
         os._exit(0)
     finally:
         os._exit(1)
@@ -70,23 +70,7 @@ print(last)
 """
 
 
-def save_sentence_model(folder: Path) -> str:
-    """A BERT of random weights, as an ordinary model folder."""
-    import torch
-    from transformers import BertConfig, BertModel
-
-    from tests.evaluation.tiny import save_tokenizer
-
-    size = save_tokenizer(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=256,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
-    return str(folder)
-
-
+@pytest.mark.slow
 def test_a_kill_before_any_write_changes_nothing(tmp_path: Path) -> None:
     from nemo_uecr.data.embedding import load_encoder
     from nemo_uecr.data.manifest import TARGETS, faults, jsonl

@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.answer_types import NAMES
-from nemo_uecr.data.manifest import faults, jsonl, read_manifest, source_faults
-from nemo_uecr.data.prepare import Settings, prepare
+from nemo_uecr.data.filters import NAMES
+from nemo_uecr.data.manifest import (
+    KEPT,
+    content_digest,
+    describe_file,
+    faults,
+    jsonl,
+    read_manifest,
+    source_faults,
+    training_file,
+)
+from nemo_uecr.data.prepare import Settings, apply_verdicts, prepare
 from nemo_uecr.data.problems import load_problems
-from nemo_uecr.data.revise import apply_verdicts
 from nemo_uecr.errors import DataError
 from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
 
@@ -163,27 +171,64 @@ def test_an_altered_folder_is_found(mixed: Path, tmp_path: Path) -> None:
     assert "more.jsonl: not in the manifest" in faults(out)
 
 
-def test_a_manifest_that_hides_a_row_is_found(mixed: Path, tmp_path: Path) -> None:
-    """File hashes adjusted to the change: the row sets still tell."""
-    from nemo_uecr.data.manifest import describe_file
+def test_an_edited_manifest_is_refused(mixed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(settings(mixed), out)
+    path = out / "manifest.json"
+    path.write_text(path.read_text().replace('"seed": 42', '"seed": 43'))
+    with pytest.raises(DataError, match="the manifest was altered"):
+        faults(out)
 
+
+def test_a_manifest_that_hides_a_row_is_found(mixed: Path, tmp_path: Path) -> None:
+    """Hashes adjusted to the change, by a fault of ours: the row sets still tell."""
     out = tmp_path / "out"
     prepare(settings(mixed), out)
     lines = (out / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (out / "train.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
     manifest = read_manifest(out)
     manifest["files"]["train.jsonl"] = describe_file(out / "train.jsonl")
+    manifest["sha256"] = content_digest(manifest)
     (out / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert any("not the source's rows" in fault for fault in faults(out))
+
+
+def test_odd_values_are_removed_with_a_reason_or_left_out(tmp_path: Path) -> None:
+    changes: list[tuple[Row, str | None]] = [
+        ({"question": "a lone \ud800 surrogate"}, "question_missing"),
+        ({"question": ["a", "list"]}, "question_missing"),
+        ({"final_answer": float("nan")}, "answer_missing"),
+        ({"final_answer": True}, "answer_missing"),
+        ({"topic": "\ud800"}, None),
+        ({"difficulty": float("inf")}, None),
+    ]
+    rows = [deepmath_row(f"Which number comes after {n}?") | change for n, (change, _) in enumerate(changes)]
+    prepare(settings(write_jsonl(tmp_path / "s.jsonl", rows), difficulty=None), tmp_path / "out")
+    gone = removed(tmp_path / "out")
+    assert [gone.get(number) for number in range(1, len(rows) + 1)] == [reason for _, reason in changes]
+    assert faults(tmp_path / "out") == []
+
+
+def test_a_prepared_folder_is_its_kept_rows_where_a_configuration_names_it(tmp_path: Path) -> None:
+    source, folder = write_jsonl(tmp_path / "s.jsonl", clean_rows(5)), tmp_path / "out"
+    prepare(settings(source), folder)
+    assert training_file(folder, "data.train") == training_file(folder / KEPT, "data.train") == folder / KEPT
+    with pytest.raises(DataError, match=r"data\.train: .*nowhere: no such file; give a JSONL file"):
+        training_file(tmp_path / "nowhere", "data.train")
+    prepare(settings(source, types=frozenset()), tmp_path / "none")
+    with pytest.raises(DataError, match="has no kept row"):
+        training_file(tmp_path / "none", "data.train")
+    content = bytearray((folder / KEPT).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / KEPT).write_bytes(content)
+    with pytest.raises(DataError, match=f"{KEPT} is not the one of the manifest; run `nemo-uecr data verify"):
+        training_file(folder, "data.train")
 
 
 def test_bad_sources_are_one_clear_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text(json.dumps(deepmath_row("Fine, said the owl?")) + "\n{\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"broken\.jsonl:2: malformed JSON"):
-        prepare(settings(broken), tmp_path / "out")
-    broken.write_bytes(json.dumps(deepmath_row("Fine, said the owl?")).encode() + b'\n{"question": "\xe9"}\n')
-    with pytest.raises(DataError, match=r"broken\.jsonl:2: not UTF-8 \(invalid continuation byte at byte 14\)"):
         prepare(settings(broken), tmp_path / "out")
     with pytest.raises(DataError, match="no field 'question' or 'problem'"):
         prepare(settings(write_jsonl(tmp_path / "odd.jsonl", [{"text": "x"}])), tmp_path / "out")

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from nemo_uecr.data.answer_types import NAMES, answer_type, checked_types
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
-from nemo_uecr.data.ngrams import NgramIndex, Target
-from nemo_uecr.data.normalise import exact_key, normalised, tight_key, words
-from nemo_uecr.data.planting import REWRITES
-from nemo_uecr.data.planting_held_out import HELD_OUT
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.recall import Counts, Nearness, false_findings, planted_recall
-from nemo_uecr.data.screening import RULES, Screen
-from nemo_uecr.errors import DataError
+from nemo_uecr.data.screening import RULES, NgramIndex, Screen, Target, exact_key, normalised, tight_key, words
 from tests.data.shared_files import FOLDER, needs_real_files
+from tools.screen_recall import HELD_OUT, REWRITES, Counts, Nearness, false_findings, planted_recall
 
 if TYPE_CHECKING:
     from nemo_uecr.data.embedding import Encoder
@@ -47,7 +41,7 @@ def test_signs_and_numbers_tell_problems_apart() -> None:
 
 
 def test_containment_by_hand() -> None:
-    target = Target("b", "1", "", ("a", "b", "c", "d", "e", "f"))
+    target = Target("b", "1", "", ("a", "b", "c", "d", "e", "f"), "")
     index = NgramIndex([target], order=2)  # ab bc cd de ef: 5 bigrams
     # x a b c y: xa ab bc cy, 2 of 4 shared, the smaller set has 4.
     found = index.nearest(["x", "a", "b", "c", "y"])
@@ -57,35 +51,13 @@ def test_containment_by_hand() -> None:
 
 
 def test_a_fragment_shorter_than_an_ngram_is_found_inside_a_target() -> None:
-    target = Target("b", "1", "", ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"))
+    target = Target("b", "1", "", ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"), "")
     index = NgramIndex([target], order=8)
     found = index.nearest(["three", "four", "five", "six", "seven"])
     assert found is not None
     assert found.score == 1.0
     assert index.nearest(["three", "four", "five"]) is None
     assert index.nearest(["three", "four", "six", "five", "seven"]) is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "name"),
-    [
-        ("42", "integer"), ("-1{,}000", "integer"), ("3.5", "decimal"), (r"\frac{3}{4}", "fraction"),
-        ("3/4", "fraction"),
-        ("Yes", "yes_no"), (r"\text{No}", "yes_no"), ("B", "choice"),
-        (r"\text{(C)}", "choice"), (r"\infty", "infinite"),
-        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "matrix"), ("(0, 1]", "interval"), (r"\{1, 2\}", "set"),
-        ("y = 2x + 1", "equation"), (r"\text{ellipse}", "text"), ("hyperbola", "text"), (r"2\sqrt{3}", "expression"),
-        ("x^2 - 1", "expression"),
-    ],
-)  # fmt: skip
-def test_answer_types(answer: str, name: str) -> None:
-    assert answer_type(answer) == name
-
-
-def test_an_unknown_type_is_named() -> None:
-    with pytest.raises(DataError, match="--keep-answers: got 'integers'"):
-        checked_types(("integer", "integers"), "--keep-answers")
-    assert checked_types(NAMES, "x") == frozenset(NAMES)
 
 
 PROBLEM = "Compute the sum $x \\times \\frac{1}{2}$ over all the positive cases x of that population."

@@ -24,12 +24,12 @@ def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
 def test_a_read_only_place_is_a_fail(folder: str) -> None:
     found = storage.writable_finding(folder)
     assert found.status == "fail"
-    assert "cannot be written" in found.message
+    assert "cannot write" in found.message
 
 
 def test_a_file_in_the_way_is_a_fail(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    assert "is no folder" in storage.writable_finding(str(tmp_path / "run")).message
+    assert "cannot write" in storage.writable_finding(str(tmp_path / "run")).message
 
 
 def test_checkpoints_that_do_not_fit_are_a_fail(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.data.pretrained import save_tokenizer
+from nemo_uecr.data.models import save_tokenizer
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.files import new_folder
 from nemo_uecr.local.checkpoint import Checkpoints, optimizer_tensors, restore_optimizer

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.data.batch_file import SavedBatch, load_batch
-from nemo_uecr.data.order import step_indices
 from nemo_uecr.data.problems import Problem
+from nemo_uecr.data.reproducible import step_indices
 from nemo_uecr.local.models import load_model
 from nemo_uecr.local.prompts import encode_prompts
 from nemo_uecr.local.rollout import Response

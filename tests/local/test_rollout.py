@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.seeds import derive
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.models import TokenModel, load_model

@@ -61,7 +61,7 @@ def test_a_prepared_folder_reaches_nemo_rls_loading(prepared: Path, tmp_path: Pa
 def test_both_back_ends_read_the_same_problems(prepared: Path, tmp_path: Path) -> None:
     from nemo_rl.data.datasets import load_response_dataset
 
-    from nemo_uecr.data.prepared import training_file
+    from nemo_uecr.data.manifest import training_file
     from nemo_uecr.data.problems import load_problems
 
     section = data_section(

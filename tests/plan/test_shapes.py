@@ -74,10 +74,10 @@ def test_a_base_model_has_its_sizes_and_fewer_positions() -> None:
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        ("{", "cannot be read"),
+        ("{", "malformed JSON"),
         (json.dumps({"model_type": "mamba"}), "model_type 'mamba'"),
         (json.dumps({"model_type": "llama", "mlp_bias": True}), "mlp_bias"),
-        ("[]", "holds a list; expected a JSON object"),
+        ("[]", "got list; expected one JSON object"),
         (json.dumps(WHOLE | {"num_hidden_layers": 0}), "has num_hidden_layers 0; expected a whole number above 0"),
         (json.dumps(WHOLE | {"hidden_size": "big"}), "has hidden_size 'big'; expected a whole number"),
         (json.dumps(WHOLE | {"vocab_size": True}), "has vocab_size True"),

@@ -6,33 +6,29 @@ import errno
 import json
 import os
 import shutil
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.data.manifest import faults
+from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
 from tests.local import tiny
-from tests.local.tiny import in_child
+from tests.local.tiny import in_child, outcome, same
 from tests.reliability.room import limited, with_room
 from tests.report.conftest import Story, write_run
 
 #: What a file of a library says that fails for its size, as far as it says anything of the system's.
 NO_ROOM = (os.strerror(errno.EFBIG), "os error 27")
-
-
-def errors_of(words: Sequence[str], bytes_a_file: int) -> tuple[int, list[str]]:
-    """A command in a process whose files may have so many bytes: its code, and its lines of error."""
-    code, text = limited(lambda: entry_point(words), bytes_a_file)
-    return code, [line for line in text.splitlines() if "nemo-uecr: error: " in line or "Error" in line]
+Words = Callable[[Path], list[str]]
 
 
 def files(folder: Path) -> dict[str, int]:
-    """Every file that a reader would see, and its size; a lock names its process, in as many digits as that has."""
+    """Every file that a reader would see, and its size."""
     found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    found = (path for path in found if path.name != "run.lock")
-    return {str(path.relative_to(folder)): path.stat().st_size for path in found}
+    return {str(path.relative_to(folder)): path.stat().st_size for path in found if path.name != "run.lock"}
 
 
 def is_whole(path: Path, size: int) -> bool:
@@ -45,7 +41,7 @@ def is_whole(path: Path, size: int) -> bool:
     return len(content) == size
 
 
-def fails_at_each_write(words: Callable[[Path], list[str]], tmp_path: Path, *, reset: Callable[[Path], None]) -> None:
+def fails_at_each_write(words: Words, tmp_path: Path, *, reset: Callable[[Path], None]) -> None:
     """Files one byte too small for each of what the command writes, one after the other, then room again.
 
     Args:
@@ -62,9 +58,10 @@ def fails_at_each_write(words: Callable[[Path], list[str]], tmp_path: Path, *, r
     for size in sorted(set(written.values()) - {0}):
         folder = tmp_path / "limited"
         reset(folder)
-        code, lines = errors_of(words(folder), size - 1)
+        code, text = limited(lambda folder=folder: entry_point(words(folder)), size - 1)  # type: ignore[misc]
+        lines = [line for line in text.splitlines() if "nemo-uecr: error: " in line or "Error" in line]
         assert (code, len(lines)) == (2, 1), (written, size, lines)
-        assert any(text in lines[0] for text in NO_ROOM), lines
+        assert any(reason in lines[0] for reason in NO_ROOM), lines
         assert str(folder) in lines[0], lines
         for name in files(folder).keys() - before.keys():
             assert is_whole(folder / name, written[name]), (name, size)
@@ -78,16 +75,21 @@ def emptied(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def test_an_evaluation(tmp_path: Path) -> None:
+def a_run(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    write_run(folder, Story(steps=4, planned=4, evaluations=(0, 4), batches=(1,), problems=2, samples=2))
+
+
+def evaluating(tmp_path: Path) -> Words:
     pytest.importorskip("math_verify")
     rows = [{"id": f"p{n}", "question": str(n), "answer": str(n)} for n in range(2)]
     (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["evaluate", str(tiny.assets().student), "--benchmarks", str(tmp_path / "set.jsonl"), "--samples", "2"]
     words += ["--batch", "2", "--max-tokens", "6", "--engine", "transformers", "--dtype", "float32", "--out"]
-    fails_at_each_write(lambda folder: [*words, str(folder)], tmp_path, reset=emptied)
+    return lambda folder: [*words, str(folder)]
 
 
-def test_scores_for_the_audits(tmp_path: Path) -> None:
+def scoring(tmp_path: Path) -> Words:
     pytest.importorskip("pyarrow", reason="scores are written with pyarrow (extra 'data')")
     rows = [
         {"problem": f"p{n}", "checkpoint": 0, "prompt": "1+1", "response": r"\boxed{2}", "answer": "2",
@@ -98,99 +100,63 @@ def test_scores_for_the_audits(tmp_path: Path) -> None:
     own = tiny.assets()
     words = ["score", str(tmp_path / "rows.jsonl"), "--teacher", str(own.teacher), "--student", str(own.student)]
     words += ["--dtype", "float32", "--device", "cpu", "--part", "2", "--out"]
-    fails_at_each_write(lambda folder: [*words, str(folder / "scores")], tmp_path, reset=emptied)
+    return lambda folder: [*words, str(folder / "scores")]
 
 
-def a_run(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    write_run(folder, Story(steps=4, planned=4, evaluations=(0, 4), batches=(1,), problems=2, samples=2))
+def preparing(tmp_path: Path) -> Words:
+    rows = [*clean_rows(40), deepmath_row(BENCHMARK[0]), deepmath_row(f"{BENCHMARK[1][:50]} and tell the other one.")]
+    source, benchmark = write_jsonl(tmp_path / "s.jsonl", rows), write_benchmark(tmp_path)
+    words = ["data", "prepare", "--source", str(source), "--screen", str(benchmark), "--workers", "1", "--out"]
+    return lambda folder: [*words, str(folder / "out")]
 
 
-def test_an_audit(tmp_path: Path) -> None:
-    """It asks for the seconds of a step, which a run has that has trained."""
-    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
-    pytest.importorskip("pyarrow", reason="audits ask for the extra 'data'")
-    trained = tiny.run(tmp_path / "trained")
-
-    def reset(folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(trained, folder)
-
-    fails_at_each_write(lambda folder: ["audit", "efficiency", str(folder)], tmp_path, reset=reset)
+def packing(tmp_path: Path) -> Words:
+    a_run(tmp_path / "run")
+    return lambda folder: ["pack", str(tmp_path / "run"), str(folder / "a.tar.gz")]
 
 
+def unpacking(tmp_path: Path) -> Words:
+    assert entry_point([*packing(tmp_path)(tmp_path)]) == 0
+    return lambda folder: ["unpack", str(tmp_path / "a.tar.gz"), str(folder / "new")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [evaluating, scoring, preparing, packing, unpacking])
+def test_a_command(tmp_path: Path, command: Callable[[Path], Words]) -> None:
+    fails_at_each_write(command(tmp_path), tmp_path / "there", reset=emptied)
+
+
+@pytest.mark.slow
 def test_a_report(tmp_path: Path) -> None:
     fails_at_each_write(lambda folder: ["report", str(folder)], tmp_path, reset=a_run)
 
 
-def test_an_archive_and_back(tmp_path: Path) -> None:
-    a_run(tmp_path / "run")
-    fails_at_each_write(
-        lambda folder: ["pack", str(tmp_path / "run"), str(folder / "a.tar.gz")], tmp_path, reset=emptied
-    )
-    fails_at_each_write(
-        lambda folder: ["unpack", str(tmp_path / "whole" / "a.tar.gz"), str(folder / "new")],
-        tmp_path / "back",
-        reset=emptied,
-    )
+def test_problems_that_do_not_fit_leave_those_from_before(tmp_path: Path) -> None:
+    words = preparing(tmp_path)(tmp_path)
+    assert entry_point(words) == 0
+    before = files(tmp_path / "out")
+    code, text = limited(lambda: entry_point([*words, "--sample", "30"]), 3_000)
+    assert (code, text.count("nemo-uecr: error: ")) == (2, 1)
+    assert f"{tmp_path / 'out'}: {NO_ROOM[0]}" in text
+    assert files(tmp_path / "out") == before
+    assert faults(tmp_path / "out") == []
 
 
-def test_a_model_of_a_study(tmp_path: Path) -> None:
-    """Its weights are written by a library with an error of its own, in a process of its own; none is there half."""
-    for package in ("scipy", "matplotlib"):
-        pytest.importorskip(package, reason="the study extra is not installed")
-    from tests.study.made import study_file
-
-    code, lines = errors_of(["study", str(study_file(tmp_path))], 100_000)
-    assert (code, len(lines)) == (2, 1), lines
-    models = tmp_path / "study" / "task" / "models"
-    assert lines[0].startswith(f"nemo-uecr: error: {models}/"), lines
-    assert lines[0].endswith("File too large; make room, or write elsewhere, and run the command again"), lines
-    assert ".tmp" not in lines[0].removeprefix(f"nemo-uecr: error: {models}/")
-    assert [path for path in models.iterdir() if not path.name.startswith(".")] == []
-
-
-def test_a_model_of_the_demo(tmp_path: Path) -> None:
-    """The process that teaches it says why in one line, which its parent shows."""
-    from nemo_uecr.demo import prepare
-    from nemo_uecr.demo.recipe import BENCH_FOLDER, RECIPE_FILE, recipe_to_json
-    from tests.demo.test_assets import tiny as recipe
-
-    (tmp_path / BENCH_FOLDER).mkdir()
-    (tmp_path / RECIPE_FILE).write_text(recipe_to_json(recipe(1)))
-    said = in_child(lambda: with_room(3_000, lambda: prepare.main([str(tmp_path), "student", "0"])))[1]
-    assert said == f"SystemExit: student: {tmp_path / 'student'} cannot be written: File too large"
-
-
-def test_the_events_of_tensorboard(tmp_path: Path) -> None:
-    """They take more room than the metrics. A thread of the library writes them, whose traceback would say no more."""
-    pytest.importorskip("tensorboard")
+@pytest.mark.parametrize(
+    "bytes_a_file", [2_000, *(pytest.param(size, marks=pytest.mark.slow) for size in (50, 400, 9_000, 30_000))]
+)
+def test_a_run(tmp_path: Path, bytes_a_file: int) -> None:
+    """Whichever file does not fit: one line, files that are whole or absent, and the same run afterwards."""
+    busy = ("checkpoint.every=1", "telemetry.save_batch_every=1", "evaluation.every=1")
+    busy += (f"evaluation.benchmarks={{a: {tiny.assets().problems}}}",)
     folder = tmp_path / "run"
-    own = (tiny.assets(), folder, "telemetry.tensorboard=on", "train.steps=6")
-    metrics = (tiny.run(tmp_path / "whole", "train.steps=6") / "metrics.jsonl").stat().st_size
-
-    def command() -> int:
-        threading.excepthook = threading.__excepthook__  # not pytest's, which shows nothing
-        return entry_point(tiny.train_words(*own))
-
-    code, said = limited(command, metrics)
-    assert (code, said.count("\n")) == (2, 1), said
-    assert said.startswith(f"nemo-uecr: error: cannot write {folder / 'tensorboard'}: File too large; "), said
-    assert entry_point([*tiny.train_words(*own), "--resume"]) == 0
-
-
-def test_a_figure_of_a_study(tmp_path: Path) -> None:
-    """The other files of a study go through the same writer; a figure is drawn by a library."""
-    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
-    from nemo_uecr.study.figures import draw_costs
-    from nemo_uecr.study.summary import Cost
-
-    def draw() -> None:
-        draw_costs(tmp_path, [Cost(arm="grpo", variant="one", step_seconds=1.0, seconds={"update": 1.0}, ratio=None)])
-
-    draw()
-    before = files(tmp_path)
-    assert len(before) == 2
-    assert in_child(lambda: with_room(min(before.values()) - 1, draw))[1].startswith("OSError: [Errno 27]")
-    assert files(tmp_path) == before
-    assert list(tmp_path.rglob(".*tmp")) == []
+    code, text = in_child(lambda: with_room(bytes_a_file, lambda: tiny.run(folder, *busy) and None))
+    assert code == 2, text
+    assert any(reason in text for reason in NO_ROOM), text
+    for path in folder.rglob("*.json*"):
+        assert is_whole(path, 0), path
+    for path in folder.rglob("*.safetensors"):
+        assert safetensors.torch.load_file(path), path
+    assert list(folder.rglob(".*tmp")) == []
+    tiny.run(folder, *busy, resume=True)
+    assert same(outcome(folder), outcome(tiny.run(tmp_path / "whole", *busy))) == []

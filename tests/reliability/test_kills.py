@@ -1,4 +1,4 @@
-"""kill -9 in a step, an evaluation, an audit: what follows is what would have been without it, bit for bit."""
+"""kill -9 in a step or an evaluation: what follows is what would have been without it, bit for bit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def die_inside(module: Any, name: str, *, call: int) -> None:
     setattr(module, name, dying)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [part if part == "save" else pytest.param(part, marks=pytest.mark.slow) for part in PARTS]
+)
 def test_a_step_killed_in_the_middle(tmp_path: Path, whole: dict[str, object], part: str) -> None:
     folder = tmp_path / "run"
 
@@ -59,6 +61,7 @@ def test_a_step_killed_in_the_middle(tmp_path: Path, whole: dict[str, object], p
     assert same(outcome(folder), whole) == []
 
 
+@pytest.mark.slow
 def test_an_evaluation_killed_in_the_middle(tmp_path: Path) -> None:
     """The command itself: samples that were there are kept, none is drawn twice, the result is the same."""
     pytest.importorskip("math_verify")
@@ -85,28 +88,3 @@ def test_an_evaluation_killed_in_the_middle(tmp_path: Path) -> None:
     assert sorted(again) == sorted((tmp_path / "whole" / "student" / "samples.jsonl").read_text().splitlines())
     results = [json.loads((tmp_path / name / "student" / "result.json").read_text()) for name in ("parts", "whole")]
     assert results[0]["sets"] == results[1]["sets"]
-
-
-def test_an_audit_killed_in_the_middle(tmp_path: Path) -> None:
-    """While its figure is drawn: its folder is absent, or the earlier one; then it is made."""
-    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
-    pytest.importorskip("pyarrow", reason="audits ask for the extra 'data'")
-    from nemo_uecr.audit import output
-
-    run = tiny.run(tmp_path / "run")
-    out = run / "audits" / "efficiency"
-    words = ["audit", "efficiency", str(run)]
-
-    def work() -> None:
-        die_inside(output, "draw_figure", call=1)
-        entry_point(words)
-
-    assert in_child(work)[0] == -signal.SIGKILL
-    assert not out.exists()
-    assert entry_point(words) == 0
-    made = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert sorted(made) == ["figure.png", "figure.svg", "numbers.json", "section.json"]
-    assert in_child(work)[0] == -signal.SIGKILL
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == made
-    assert entry_point(words) == 0
-    assert [path.name for path in out.parent.iterdir() if path.name != "efficiency"] == []

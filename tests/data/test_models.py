@@ -1,7 +1,8 @@
-"""Models by a hub name: refused at once where the hub does not answer, read from the cache where they lie there."""
+"""Model folders: damage and code are refused before anything is loaded; hub names do not wait for a dead network."""
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.data.embedding import load_encoder
-from nemo_uecr.data.hub import only_here
+from nemo_uecr.data.models import Fields, decoder_sizes, load_pretrained, only_here, read_header, weight_names
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import load_tokens
 
@@ -71,7 +72,7 @@ def _point_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_a_model_nobody_has_is_refused_without_waiting() -> None:
     with pytest.raises(DataError, match="sentence model 'owner/absent' cannot be loaded"):
         load_encoder("owner/absent")
-    with pytest.raises(DataError, match="model 'owner/absent' is no folder here, and the hub did not give it"):
+    with pytest.raises(DataError, match="owner/absent"):
         load_tokens("owner/absent")
 
 
@@ -79,7 +80,7 @@ def test_a_model_nobody_has_is_refused_without_waiting() -> None:
 def test_a_model_in_the_cache_is_read_without_waiting(tmp_path: Path) -> None:
     import torch
 
-    from tests.data.test_embedding_kills import save_sentence_model
+    from tests.data.made import save_sentence_model
 
     place = tmp_path / "cache" / "models--owner--small"
     save_sentence_model(place / "snapshots" / COMMIT)
@@ -100,3 +101,49 @@ def test_a_folder_is_no_question_for_the_hub(tmp_path: Path, monkeypatch: pytest
 def test_a_hub_that_answers_is_asked_for_the_files() -> None:
     assert not only_here("owner/absent")
     assert not only_here("no name of the hub at all")
+
+
+CONFIG = {
+    "model_type": "qwen3", "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 16, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_sizes_of_a_decoder() -> None:
+    sizes = decoder_sizes(Fields(CONFIG, "config.json"))
+    assert (sizes.head_dim, sizes.query, sizes.key_value) == (128, 512, 256)
+    assert decoder_sizes(Fields(CONFIG | {"model_type": "llama"}, "config.json")).head_dim == 2
+    for change, message in (
+        ({"vocab_size": 0}, "vocab_size 0; expected a whole number above 0"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3; expected a divisor"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings 'no'; expected true or false"),
+    ):
+        with pytest.raises(DataError, match=message):
+            decoder_sizes(Fields(CONFIG | change, "config.json"))
+    with pytest.raises(DataError, match="does not state 'hidden_size'"):
+        decoder_sizes(Fields({key: value for key, value in CONFIG.items() if key != "hidden_size"}, "config.json"))
+
+
+def test_weight_files_are_held_against_their_headers(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    path = tmp_path / "model.safetensors"
+    assert weight_names(tmp_path) == [path.name]
+    save_file({"a": torch.zeros(2, 3, dtype=torch.bfloat16)}, path)
+    assert {name: (each.dtype, each.shape) for name, each in read_header(path).items()} == {"a": ("BF16", (2, 3))}
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="truncated shard or no safetensors file"):
+        read_header(path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "2", "b": "1", "c": "2"}}))
+    assert weight_names(tmp_path) == ["1", "2"]
+
+
+def test_a_kernel_of_the_hub_is_refused(tmp_path: Path) -> None:
+    """transformers would fetch and run it."""
+    from transformers import AutoConfig
+
+    for values in ({"attn_implementation": "owner/kernel"}, {"text_config": {"experts_implementation": {"": "o/k"}}}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | values))
+        with pytest.raises(DataError, match="a kernel: code to be fetched and run"):
+            load_pretrained(AutoConfig, str(tmp_path), local_files_only=True)

@@ -1,4 +1,4 @@
-"""The processes that judge rows end with the one that started them."""
+"""Answer types, and the processes that judge rows."""
 
 from __future__ import annotations
 
@@ -11,20 +11,43 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr.data.filters import NAMES, answer_type, checked_types
+from nemo_uecr.errors import DataError
 from tests.data.made import clean_rows, write_jsonl
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        ("42", "integer"), ("-1{,}000", "integer"), ("3.5", "decimal"), (r"\frac{3}{4}", "fraction"),
+        ("3/4", "fraction"),
+        ("Yes", "yes_no"), (r"\text{No}", "yes_no"), ("B", "choice"),
+        (r"\text{(C)}", "choice"), (r"\infty", "infinite"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "matrix"), ("(0, 1]", "interval"), (r"\{1, 2\}", "set"),
+        ("y = 2x + 1", "equation"), (r"\text{ellipse}", "text"), ("hyperbola", "text"), (r"2\sqrt{3}", "expression"),
+        ("x^2 - 1", "expression"),
+    ],
+)  # fmt: skip
+def test_answer_types(answer: str, name: str) -> None:
+    assert answer_type(answer) == name
+
+
+def test_an_unknown_type_is_named() -> None:
+    with pytest.raises(DataError, match="--keep-answers: got 'integers'"):
+        checked_types(("integer", "integers"), "--keep-answers")
+    assert checked_types(NAMES, "x") == frozenset(NAMES)
+
 
 #: Starts two processes, says which they are, and waits to be killed.
 PROGRAM = """
 import multiprocessing, sys, time
 from pathlib import Path
-from nemo_uecr.data.chunks import Work, judged_rows
-from nemo_uecr.data.filters import RowRules
-from nemo_uecr.data.rows import fields_of
+from nemo_uecr.data.filters import Work, judged_rows
+from nemo_uecr.data.problems import fields_of
 from nemo_uecr.data.screening import RULES
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    work = Work(fields_of(path), RowRules(None, frozenset()), (), RULES)
-    rows = judged_rows([path], work, workers=2)
+    rows = judged_rows([path], Work(fields_of(path), None, frozenset(), (), RULES), workers=2)
     next(rows)
     print(*[child.pid for child in multiprocessing.active_children()], flush=True)
     time.sleep(600)
@@ -47,7 +70,6 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     assert parent.stdout is not None
     children = [int(word) for word in parent.stdout.readline().split()]
     assert len(children) == 2
-    assert all(map(alive, children))
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
