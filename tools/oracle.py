@@ -81,8 +81,9 @@ def command(*words: object) -> str:
 
 
 def hashed(tensor: Any) -> Numbers:
-    """A tensor's hash, and the values at a few places."""
+    """A tensor's hash, and the values at a few places; the sign of a zero does not count."""
     flat = tensor.contiguous().flatten()
+    flat = flat + 0.0 if tensor.is_floating_point() else flat
     places = sorted({0, len(flat) // 3, len(flat) // 2, len(flat) - 1})
     return {
         "dtype": str(tensor.dtype),

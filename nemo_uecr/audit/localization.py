@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nemo_uecr.audit.judged_steps import Judged, candidates, judged_responses
 from nemo_uecr.audit.localization_figure import NOTE, draw, summary_table
@@ -23,12 +22,12 @@ from nemo_uecr.audit.schema import STUDENT
 from nemo_uecr.audit.share import Sampler
 from nemo_uecr.audit.step_judge import Labels
 from nemo_uecr.audit.token_table import TokenTable, token_table
-from nemo_uecr.core import ecr
-from nemo_uecr.core.layout import Block
+from nemo_uecr.core.methods.uecr import Rule, projected, without_entropy
+from nemo_uecr.core.methods.view import View
 from nemo_uecr.core.records import ScoredBatch, Settings
 
 Array = np.ndarray
-Rule = Callable[[ScoredBatch, Block, Tensor], ecr.Residual]
+RuleOf = Callable[[View], Rule]
 
 #: Label of the variants in the figure's order; the shuffles are reported by their mean.
 PUU, NO_ENTROPY, FULL = "PUU", "no entropy", "full ECR"
@@ -94,21 +93,21 @@ def localization_audit(
     return Audit("localization", "ECR credit localization", NOTE, numbers, summary_table(numbers), draw, (9.2, 3.3))
 
 
-def _projected(settings: Settings) -> Rule:
+def _projected(settings: Settings) -> RuleOf:
     tau_delta, tau_entropy = settings.need("tau_delta", "uecr"), settings.need("tau_entropy", "uecr")
-    return lambda batch, block, sign: ecr.projected(batch, block, sign, tau_delta=tau_delta, tau_entropy=tau_entropy)
+    return lambda view: projected(view, tau_delta, tau_entropy)
 
 
-def _without_entropy(settings: Settings) -> Rule:
+def _without_entropy(settings: Settings) -> RuleOf:
     tau_delta = settings.need("tau_delta", "ecr_no_entropy")
-    return lambda batch, block, sign: ecr.without_entropy(batch, block, sign, tau_delta=tau_delta)
+    return lambda view: without_entropy(view, tau_delta)
 
 
-def _weights(batch: ScoredBatch, settings: Settings, rule: Rule) -> list[Array]:
+def _weights(batch: ScoredBatch, settings: Settings, rule_of: RuleOf) -> list[Array]:
     """Token weights of every response by the training code; A^task|U is negative on all of them."""
     rho = settings.need("rho", "uecr")
-    sign_b = torch.full((1,), -1.0, dtype=torch.float64)
-    return [(1.0 + rho * rule(batch, block, sign_b).q[0]).numpy() for block in batch.blocks]
+    rule, sign_b = rule_of(View(batch)), torch.full((1,), -1.0, dtype=torch.float64)
+    return [(1.0 + rho * rule(block, sign_b).q[0]).numpy() for block in batch.blocks]
 
 
 def _shuffled_gaps(

@@ -103,14 +103,11 @@ def load_and_report(config: str, overrides: Sequence[str]) -> LoadedConfig:
 
 
 def objective_of(config: AnyConfig) -> str:
-    """The objective of a configuration: the loss of `config` with the method's equation of `core`."""
+    """The objective of a configuration: the loss of `config` with the method's equation."""
     from nemo_uecr.config.objective import objective
-    from nemo_uecr.core.invariants import check_names
-    from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.method_registry import REGISTRY
 
-    method = METHODS[config.method.name]
-    check_names(method)
-    return objective(config, advantage=method.equation)
+    return objective(config, advantage=REGISTRY[config.method.name].equation)
 
 
 def summary(config: AnyConfig, origins: Mapping[str, str], *, prefix: str) -> str:

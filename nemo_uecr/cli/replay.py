@@ -77,7 +77,7 @@ def _write(path: Path, name: str, words: Sequence[str], out: Path) -> None:
         raise ConfigError(f"method {name!r} is unknown; expected one of {', '.join(METHODS)}")
     refuse_output(out, path)
     method, settings = METHODS[name], parse_settings(words)
-    own = {key: parameter.default for key, parameter in method.entry.parameters.items()}
+    own = {key: parameter.default for key, parameter in method.parameters.items()}
     check_parameters(name, dict(settings.parameters))
     settings = replace(settings, parameters={**own, **settings.parameters})
     saved = load_batch(path)

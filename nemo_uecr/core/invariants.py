@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.checks import token_counts
-from nemo_uecr.core.methods.base import Method
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
-from nemo_uecr.errors import ConfigError, InvariantError
+from nemo_uecr.errors import InvariantError
+from nemo_uecr.method_registry import Entry
 
 #: (batch, settings, advantages) -> [B] residual of each response, 0 when the identity holds exactly.
 ResidualOf = Callable[[ScoredBatch, Settings, Advantages], Tensor]
@@ -57,7 +56,7 @@ def budget(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Te
         prop:invariants.
     """
     weight_BT = _present(advantages.weight_BT, "weight").to(torch.float64)
-    return (_token_sum(batch, weight_BT) / token_counts(batch) - 1.0).abs()
+    return (_token_sum(batch, weight_BT) / batch.token_counts_B - 1.0).abs()
 
 
 def residual_bound(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
@@ -74,7 +73,7 @@ def sign_kept(batch: ScoredBatch, settings: Settings, advantages: Advantages) ->
 def log_weight(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
     """``|mean_t log w|`` over the sampled tokens where the advantage is positive (geometric mean 1); [B]."""
     weight_BT = _present(advantages.weight_BT, "weight").to(torch.float64)
-    mean_B = _token_sum(batch, weight_BT.log()) / token_counts(batch)
+    mean_B = _token_sum(batch, weight_BT.log()) / batch.token_counts_B
     return mean_B.abs() * (_present(advantages.advantage_task_B, "advantage_task") > 0)
 
 
@@ -93,19 +92,8 @@ IDENTITIES: dict[str, Identity] = {
 EXACT = frozenset({"finite", "sign_kept"})
 
 
-def check_names(method: Method) -> None:
-    """Refuse a method that names an identity that does not exist, before anything is computed.
-
-    Raises:
-        ConfigError: Naming it.
-    """
-    for name in (*method.identities, *method.monitored):
-        if name not in IDENTITIES:
-            raise ConfigError(f"method {method.name} names the identity '{name}'; expected {', '.join(IDENTITIES)}")
-
-
 def check_identities(
-    method: Method,
+    method: Entry,
     batch: ScoredBatch,
     settings: Settings,
     advantages: Advantages,
@@ -124,14 +112,12 @@ def check_identities(
         Worst residual by identity name, monitored ones included.
 
     Raises:
-        ConfigError: If the method names an identity that does not exist.
         InvariantError: If a declared identity is violated, naming the worst response.
     """
     if "alpha" not in method.settings:
         # A configured alpha that the method ignores is no part of its decomposition.
         settings = replace(settings, alpha=0.0)
     worst: dict[str, float] = {}
-    check_names(method)
     for name in (*method.identities, *method.monitored):
         identity = IDENTITIES[name]
         residual_B = identity.residual(batch, settings, advantages)

@@ -1,6 +1,6 @@
 """PUU: the teacher's mean log-ratio joins the verifier reward before group normalisation.
 
-Shape legend: B = responses, T = tokens.
+Shape legend: B = responses, b x t = some responses by their tokens.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.checks import check_finite, token_counts
 from nemo_uecr.core.groups import Groups, denominator
-from nemo_uecr.core.layout import Block
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch
-from nemo_uecr.errors import ScoreError
 
 
 @dataclass(frozen=True)
@@ -34,21 +31,21 @@ class UnifiedAdvantage:
     std_B: Tensor
 
 
-def gap(batch: ScoredBatch, block: Block) -> Tensor:
-    """Teacher-to-old-policy gap of a block, 0 where the mask is False.
+def gap(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
+    """Teacher-to-old-policy gap ``delta_t = log pi_T(y_t) - log pi_old(y_t)``, both at temperature 1.
 
-    ``delta_t = log pi_T(y_t) - log pi_old(y_t)``, both at temperature 1.
+    Args:
+        teacher_logp: [b, t] nats.
+        old_logp: [b, t] nats.
+        mask: [b, t] bool.
 
     Returns:
-        [b, t] nats, the dtype of the scores, a fresh tensor.
+        [b, t] nats, a fresh tensor, 0 where the mask is False.
 
     References:
         eq:teacher-token-reward.
     """
-    if batch.teacher_logp_BT is None:
-        raise ScoreError("the batch has no teacher_logp; expected teacher scores, which this method needs")
-    delta = block.of(batch.teacher_logp_BT) - block.of(batch.old_logp_BT)
-    return delta.masked_fill_(~block.of(batch.mask_BT), 0.0)
+    return (teacher_logp - old_logp).masked_fill_(~mask, 0.0)
 
 
 def teacher_reward(batch: ScoredBatch) -> Tensor:
@@ -66,12 +63,13 @@ def teacher_reward(batch: ScoredBatch) -> Tensor:
         eq:unified-reward; the clip is that of eq:app-puu-audit-reward.
     """
     total_B = torch.empty(batch.responses, dtype=torch.float64, device=batch.mask_BT.device)
+    teacher_BT, old_BT = batch.scores("teacher_logp"), batch.old_logp_BT
     for block in batch.blocks:
-        delta = gap(batch, block)
+        delta = gap(block.of(teacher_BT), block.of(old_BT), block.of(batch.mask_BT))
         # The clip would hide an infinite gap, so finiteness is read off the unclipped sum.
-        check_finite(batch, block, delta.sum(dim=1, dtype=torch.float64), ("teacher_logp", "old_logp"))
+        batch.check_finite(block, delta.sum(dim=1, dtype=torch.float64), "teacher_logp", "old_logp")
         total_B[block.rows] = delta.clamp_(-GAP_CLIP, GAP_CLIP).sum(dim=1, dtype=torch.float64)
-    return total_B / token_counts(batch)
+    return total_B / batch.token_counts_B
 
 
 def unified_advantage(

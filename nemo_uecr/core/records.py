@@ -1,32 +1,45 @@
 """The records that every back end hands to the mathematics and gets back.
 
-Shape legend: B = responses in the batch, T = tokens (padded), N = tokens of all responses (packed).
+Shape legend: B = responses in the batch, T = tokens (padded), N = tokens of all responses (packed), b x t = a block.
 Token fields are ``[B, T]``; in a packed batch they are ``[N]`` and ``offsets`` delimits the responses.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
-from nemo_uecr.core.checks import check_responses, check_tokens
-from nemo_uecr.core.layout import Block, cut
-from nemo_uecr.errors import ConfigError
+from nemo_uecr.errors import ConfigError, ScoreError
 
 #: Added to every group standard deviation (the paper's audits state the value).
 EPSILON = 1e-6
 #: R^T and the OPD advantage clip the gap to this many nats on both sides.
 GAP_CLIP = 5.0
+#: Tokens in one block. On CPU the temporaries of a block stay in the second-level cache; a GPU wants few launches.
+CPU_BLOCK_TOKENS = 65_536
+GPU_BLOCK_TOKENS = 16_777_216
+#: Token fields with log-probabilities or entropies, in nats.
+SCORE_FIELDS = ("old_logp", "teacher_logp", "teacher_entropy", "initial_logp")
 
-#: Beyond these, float32 products of settings and scores overflow.
-LARGEST = 1e12
-SMALLEST_SCALE = 1e-12
-#: Integers up to here are exact as floating-point numbers.
-LARGEST_INTEGER = 2**53
+
+@dataclass(frozen=True)
+class Block:
+    """A rectangle of responses ``rows`` by the columns in which any of them has a sampled token."""
+
+    rows: slice
+    index: slice | tuple[slice, slice]
+    packed: bool
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """The [b, t] view of a [B, T] or packed [N] tensor."""
+        view = tokens[self.index]
+        return view.unsqueeze(0) if self.packed else view
 
 
 @dataclass(frozen=True)
@@ -60,9 +73,13 @@ class ScoredBatch:
     sample_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse shapes and types that no method could use."""
-        check_responses(self)
-        check_tokens(self)
+        """Refuse shapes and types that no method could use.
+
+        Raises:
+            ScoreError: naming the field.
+        """
+        _check_responses(self)
+        _check_tokens(self)
 
     @property
     def responses(self) -> int:
@@ -72,7 +89,69 @@ class ScoredBatch:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """Blocks that cover every sampled token once, trimmed to the columns in use."""
-        return cut(self.mask_BT, self.offsets)
+        if self.offsets is not None:
+            ends = itertools.pairwise(self.offsets.tolist())
+            return tuple(Block(slice(row, row + 1), slice(*span), packed=True) for row, span in enumerate(ends))
+        blocks = []
+        budget = CPU_BLOCK_TOKENS if self.mask_BT.device.type == "cpu" else GPU_BLOCK_TOKENS
+        height = max(1, budget // max(1, self.mask_BT.shape[1]))
+        for start in range(0, self.responses, height):
+            rows = slice(start, min(start + height, self.responses))
+            used = self.mask_BT[rows].view(torch.uint8).amax(dim=0).nonzero()
+            columns = slice(int(used[0]), int(used[-1]) + 1) if used.numel() else slice(0, 0)
+            blocks.append(Block(rows, (rows, columns), packed=False))
+        return tuple(blocks)
+
+    @cached_property
+    def token_counts_B(self) -> Tensor:
+        """[B] float64 number of sampled tokens, at least 1 each.
+
+        Raises:
+            ScoreError: If a response has none.
+        """
+        counts_B = torch.empty(self.responses, dtype=torch.float64, device=self.mask_BT.device)
+        for block in self.blocks:
+            counts_B[block.rows] = block.of(self.mask_BT).sum(dim=1).to(torch.float64)
+        empty = (counts_B == 0).nonzero()
+        if empty.numel():
+            raise ScoreError(
+                f"{self.name_of(int(empty[0]))} has no sampled token; expected at least one (an immediate end token "
+                "counts). Drop the prompt's whole group or sample it again"
+            )
+        return counts_B
+
+    def scores(self, name: str) -> Tensor:
+        """A score field, [B, T], by its name in `SCORE_FIELDS`.
+
+        Raises:
+            ScoreError: If the batch has none.
+        """
+        found: Tensor | None = getattr(self, f"{name}_BT")
+        if found is None:
+            raise ScoreError(f"the batch has no {name}; expected these scores, which the method reads")
+        return found
+
+    def check_finite(self, block: Block, row_sums_b: Tensor, *fields: str) -> None:
+        """Raise when a row sum is not finite, naming sample, position and field.
+
+        A float64 sum of float32 values is finite exactly when every value is, so the usual case needs no extra pass.
+        """
+        if bool(row_sums_b.isfinite().all()):
+            return
+        mask = block.of(self.mask_BT)
+        for name in fields:
+            values = block.of(self.scores(name))
+            bad = (~values.isfinite() & mask).nonzero()
+            if bad.numel():
+                row, column = int(bad[0, 0]), int(bad[0, 1])
+                first = block.index[1].start if isinstance(block.index, tuple) else 0
+                raise ScoreError(
+                    f"{name} of {self.name_of(block.rows.start + row)} at token {first + column} is "
+                    f"{float(values[row, column])}; expected a finite number of nats. Score the response again; "
+                    "scores are never filled in"
+                )
+        row = int((~row_sums_b.isfinite()).nonzero()[0])
+        raise ScoreError(f"scores of {self.name_of(block.rows.start + row)} overflow when summed; expected finite nats")
 
     def name_of(self, row: int) -> str:
         """How an error message calls response ``row``."""
@@ -108,43 +187,37 @@ class Settings:
     parameters: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse values outside the paper's ranges."""
+        """Refuse values outside the paper's ranges.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
         for name in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef"):
             value = getattr(self, name)
-            if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-                raise ConfigError(f"{name} has {value.bit_length()} bits; expected a magnitude of at most {LARGEST:g}")
             if value is not None and not math.isfinite(value):
                 raise ConfigError(f"{name} is {value}; expected a finite number")
-            if value is not None and abs(value) > LARGEST:
-                raise ConfigError(f"{name} is {value}; expected a magnitude of at most {LARGEST:g}")
         if self.rho is not None and not 0.0 <= self.rho < 1.0:
             raise ConfigError(f"rho is {self.rho}; expected 0 <= rho < 1, so that every token weight stays positive")
         for name in ("tau_delta", "tau_entropy"):
             value = getattr(self, name)
-            if value is not None and value < SMALLEST_SCALE:
-                raise ConfigError(f"{name} is {value}; expected a positive number of nats, at least {SMALLEST_SCALE:g}")
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} is {value}; expected a positive number of nats")
         for name in ("std_floor", "step", "seed"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")
-        _check_exact(self)
 
     def need(self, name: str, method: str) -> float:
-        """The value of ``name``; an error naming the key when it was not given."""
-        value = getattr(self, name)
+        """The value of a setting, or of one of the method's own parameters.
+
+        Raises:
+            ConfigError: If it was not given, naming its key.
+        """
+        value: float | None = getattr(self, name) if hasattr(self, name) else self.parameters.get(name)
         if value is None:
-            raise ConfigError(f"method {method} needs {name}, which was not given; set method.{name}")
-        return float(value)
-
-    def parameter(self, name: str, method: str) -> float:
-        """The value of one of the method's own parameters; an error naming the key when it was not given."""
-        if name not in self.parameters:
-            raise ConfigError(f"method {method} needs parameters.{name}; set method.parameters.{name}")
-        return float(self.parameters[name])
-
-    def need_int(self, name: str, method: str) -> int:
-        """Like `need`, for the integer settings."""
-        return int(self.need(name, method))
+            key = name if hasattr(self, name) else f"parameters.{name}"
+            raise ConfigError(f"method {method} needs {key}, which was not given; set method.{key}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -191,8 +264,48 @@ class Advantages:
         }
 
 
-def _check_exact(settings: Settings) -> None:
-    for name in ("step", "seed"):
-        value = getattr(settings, name)
-        if value is not None and value > LARGEST_INTEGER:
-            raise ConfigError(f"{name} has {len(str(value))} digits; expected at most {LARGEST_INTEGER} (2**53)")
+def _check_responses(batch: ScoredBatch) -> None:
+    reward_B, responses = batch.task_reward_B, batch.responses
+    if reward_B.ndim != 1 or responses == 0 or batch.group_B.shape != reward_B.shape:
+        raise ScoreError(
+            f"task_reward has shape {list(reward_B.shape)} and group {list(batch.group_B.shape)}; expected [B], one "
+            "value for each of at least two responses"
+        )
+    if batch.group_B.is_floating_point():
+        raise ScoreError(f"group has dtype {batch.group_B.dtype}; expected integers (the prompt index)")
+    unusable = (~reward_B.isfinite()).nonzero()
+    if unusable.numel():
+        row = int(unusable[0])
+        raise ScoreError(
+            f"task_reward of {batch.name_of(row)} is {float(reward_B[row])}; expected a finite number. "
+            "One bad reward would spoil its whole group"
+        )
+    if batch.sample_ids is not None and len(batch.sample_ids) != responses:
+        raise ScoreError(f"{len(batch.sample_ids)} sample ids for {responses} responses; expected one each")
+
+
+def _check_tokens(batch: ScoredBatch) -> None:
+    mask = batch.mask_BT
+    if mask.dtype != torch.bool:
+        raise ScoreError(f"mask has dtype {mask.dtype}; expected bool")
+    if batch.offsets is None and (mask.ndim != 2 or mask.shape[0] != batch.responses):
+        raise ScoreError(f"mask has shape {list(mask.shape)}; expected [{batch.responses}, T]")
+    if batch.offsets is not None:
+        ends = batch.offsets.tolist()
+        if mask.ndim != 1 or len(ends) != batch.responses + 1 or [0, *sorted(ends[1:-1]), len(mask)] != ends:
+            raise ScoreError(
+                f"offsets run {ends[:1]} to {ends[-1:]} in {len(ends)} values; expected {batch.responses + 1} "
+                f"ascending values from 0 to the {mask.shape[0]} tokens of a packed mask [N]"
+            )
+    for name in (*SCORE_FIELDS, "segments"):
+        tensor = getattr(batch, f"{name}_BT")
+        if tensor is not None and tensor.shape != mask.shape:
+            raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
+    for name in SCORE_FIELDS:
+        tensor = getattr(batch, f"{name}_BT")
+        wanted = (torch.float32, torch.float64)
+        if tensor is not None and (tensor.dtype not in wanted or tensor.dtype != batch.old_logp_BT.dtype):
+            raise ScoreError(
+                f"{name} has dtype {tensor.dtype}; expected float32 (or float64 throughout), because bf16 scores "
+                "lose the gap between teacher and student"
+            )

@@ -172,7 +172,7 @@ def _models(config: Config, student_name: str, device: torch.device, locate: Loc
         name, dtype = locate(config.teacher.model_name), config.teacher.dtype
         teacher = load_model(name, role="teacher", dtype=dtype, device=device, trained=False)
         check_same_tokens(student, teacher)
-    if config.loss.reference_kl > 0 or method.entry.needs_initial:  # the initial student, also after a resume
+    if config.loss.reference_kl > 0 or method.needs_initial:  # the initial student, also after a resume
         name = locate(config.student.model_name)
         reference = load_model(name, role="student", dtype=config.student.dtype, device=device, trained=True)
     for frozen in (teacher, reference):

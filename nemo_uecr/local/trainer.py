@@ -171,11 +171,11 @@ class Trainer:
             )
         if models.teacher is not None:
             with watch.phase("score_teacher"):
-                wants_entropy = "teacher_entropy" in self._method.inputs
+                wants_entropy = "teacher_entropy" in self._method.scores
                 teacher = score(models.teacher, sequences, slices, temperatures=(1.0,), entropy=wants_entropy)
         if models.reference is not None:
             with watch.phase("score_reference"):
-                wanted = (config.rollout.temperature, *((1.0,) if self._method.entry.needs_initial else ()))
+                wanted = (config.rollout.temperature, *((1.0,) if self._method.needs_initial else ()))
                 reference = score(models.reference, sequences, slices, temperatures=wanted, entropy=False)
         prompts, per_prompt = config.rollout.prompts_per_step, config.rollout.responses_per_prompt
         return StepBatch(

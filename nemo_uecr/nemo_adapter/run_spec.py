@@ -99,4 +99,4 @@ class RunSpec:
 
     def teacher_request(self) -> ScoreRequest:
         """Temperature 1 whatever the student samples at; the entropy if the method reads it."""
-        return ScoreRequest((1.0,), "teacher_entropy" in self.method.inputs, self.vocabulary, self.chunk_tokens)
+        return ScoreRequest((1.0,), "teacher_entropy" in self.method.scores, self.vocabulary, self.chunk_tokens)

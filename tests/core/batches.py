@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.method_registry import REGISTRY
 from tests.core.reference import Response, Scalars
 
 SCALARS = Scalars(
@@ -19,16 +20,8 @@ SCALARS = Scalars(
     mix=0.4, bound=0.3, extrapolation=1.6,
 )  # fmt: skip
 #: Redistribution by zero-sum weights: unit mean weight, |q| <= 1 and the task sign are promised by exactly these.
-CONSERVING = (
-    "uecr",
-    "ecr_no_entropy",
-    "ecr_no_gap",
-    "ecr_full_advantage",
-    "ecr_alpha_zero",
-    "shuffled_entropy",
-)
-ECR_FAMILY = (*CONSERVING, "ecr_no_projection")
-NO_TEACHER = ("grpo",)
+CONSERVING = tuple(name for name, entry in REGISTRY.items() if "residual_bound" in entry.identities)
+ECR_FAMILY = tuple(name for name, entry in REGISTRY.items() if "rho" in entry.settings)
 
 
 def settings_of(scalars: Scalars, seed: int = 7) -> Settings:

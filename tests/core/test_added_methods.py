@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
-from nemo_uecr.errors import ConfigError, ScoreError
+from nemo_uecr.errors import ScoreError
 from tests.core.batches import SETTINGS, mixed_responses, padded, ragged, same_bits, valid
 from tests.core.reference import Response
 
@@ -102,28 +102,11 @@ def test_a_teacher_that_agrees_leaves_rlsd_at_grpo() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["rlsd", "g_opd"])
-def test_a_missing_or_wrong_parameter_is_named(name: str) -> None:
-    batch = padded(mixed_responses(1))
-    for key in METHODS[name].entry.parameters:
-        without = {other: value for other, value in SETTINGS.parameters.items() if other != key}
-        with pytest.raises(ConfigError, match=rf"method {name} needs parameters\.{key}; set method\.parameters\.{key}"):
-            METHODS[name].compute(batch, replace(SETTINGS, parameters=without))
-        for value in (-0.1, 11.0, math.nan):
-            with pytest.raises(ConfigError, match=rf"parameters\.{key}: got .*, expected a number from 0"):
-                METHODS[name].compute(batch, replace(SETTINGS, parameters={**SETTINGS.parameters, key: value}))
-
-
 def test_g_opd_refuses_a_batch_without_usable_initial_scores() -> None:
     batch = padded(mixed_responses(1))
-    with pytest.raises(ScoreError, match="no initial_logp; expected the initial student's scores"):
-        METHODS["g_opd"].compute(replace(batch, initial_logp_BT=None), SETTINGS)
     assert batch.initial_logp_BT is not None
     row, column = batch.mask_BT.nonzero()[-1].tolist()
     broken = batch.initial_logp_BT.clone()
     broken[row, column] = -math.inf
     with pytest.raises(ScoreError, match=rf"initial_logp of response {row} at token {column} is -inf"):
         METHODS["g_opd"].compute(replace(batch, initial_logp_BT=broken), SETTINGS)
-    half = replace(batch, initial_logp_BT=batch.initial_logp_BT.to(torch.float64))
-    with pytest.raises(ScoreError, match="initial_logp has shape"):
-        replace(half, initial_logp_BT=torch.zeros(2, 3, dtype=torch.float64))

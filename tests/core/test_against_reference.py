@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 
+from nemo_uecr.core.ecr import with_shuffled_entropy
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Advantages, ScoredBatch
-from nemo_uecr.core.shuffle import with_shuffled_entropy
 from tests.core import reference
 from tests.core.batches import (
     SCALARS,

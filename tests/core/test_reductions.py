@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from nemo_uecr.core.ecr import with_shuffled_entropy
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
-from nemo_uecr.core.shuffle import with_shuffled_entropy
 from tests.core.batches import (
     CONSERVING,
     ECR_FAMILY,

@@ -80,4 +80,4 @@ def test_the_pages_equations_are_those_of_the_methods() -> None:
 
     shown = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.M)) - {"method"}
     assert shown == {entry.name for entry in ADDED}
-    assert all(f"`{METHODS[name].entry.file}.py`" in PAGE for name in shown)
+    assert all(f"`{METHODS[name].file}.py`" in PAGE for name in shown)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core import ecr
-from nemo_uecr.core.methods import uecr as uecr_module
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import InvariantError, ScoreError
@@ -110,11 +109,8 @@ def test_score_that_the_method_does_not_read_is_checked_too(tmp_path: Path, monk
 def test_violated_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual is no longer centred, as if the projection had been forgotten."""
 
-    def uncentred(batch, block, sign_b, *, tau_delta, tau_entropy):  # type: ignore[no-untyped-def]
-        return ecr.without_projection(batch, block, sign_b, tau_delta=tau_delta, tau_entropy=tau_entropy)
-
     before = tiny.run(tmp_path / "good", "train.steps=1", "telemetry.save_batch_every=1")
-    monkeypatch.setattr(uecr_module.ecr, "projected", uncentred)
+    monkeypatch.setattr(ecr, "projected", ecr.unprojected)
     with pytest.raises(InvariantError, match=r"identity 'budget' .* at response \d \(step 1, problem p\d, row \d\)"):
         tiny.run(tmp_path / "run", "train.steps=1")
     record = failure(tmp_path / "run")

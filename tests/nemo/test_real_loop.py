@@ -21,7 +21,7 @@ def teacher_of(method: str) -> TinyTeacher | None:
     return TinyTeacher(TinyModel(9), []) if METHODS[method].needs_teacher else None
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.entry.needs_initial])
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.needs_initial])
 def test_every_method_trains(method: str) -> None:
     run = train_ours(spec_of(method), steps=3, teacher=teacher_of(method))
     assert len(run.metrics) == 3

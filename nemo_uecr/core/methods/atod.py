@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.layout import Block
-from nemo_uecr.core.methods.base import Method, weighted
-from nemo_uecr.core.methods.grpo import grpo_advantage
-from nemo_uecr.core.puu import gap, teacher_reward
-from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.core.methods.view import View
+from nemo_uecr.core.records import Advantages, Block
 
 #: Annealing length in steps, and the ends of both schedules. Second-hand figures: no official code is public.
 ANNEAL_STEPS = 80
@@ -18,18 +15,33 @@ KAPPA_LOW, KAPPA_FALL, RHO_RISE = 0.1, 0.9, 1.0
 FLAT_RANGE = 1e-8
 
 
+def atod(view: View, *, step: int) -> Advantages:
+    """``A = kappa(s) w_turn delta + rho(s) A^GRPO``, s completed steps."""
+    view.teacher_reward()
+    kappa, rho = schedule(step)
+    task_B = rho * view.grpo_B
+
+    def tokens(block: Block) -> dict[str, Tensor]:
+        delta = view.gap(block)
+        weight = turn_weight(view, block, delta)
+        return {"advantage_BT": (delta * weight).mul_(kappa).add_(view.column(task_B, block)), "weight_BT": weight}
+
+    return view.tokens(tokens)
+
+
 def schedule(step: int) -> tuple[float, float]:
     """``kappa(s) = max(0.1, 1 - 0.9 p)`` and ``rho(s) = 1 + p`` with ``p = min(s / 80, 1)``, s completed steps."""
     progress = min(step / ANNEAL_STEPS, 1.0)
     return max(KAPPA_LOW, 1.0 - KAPPA_FALL * progress), 1.0 + RHO_RISE * progress
 
 
-def turn_weight(batch: ScoredBatch, block: Block, delta: Tensor) -> Tensor:
+def turn_weight(view: View, block: Block, delta: Tensor) -> Tensor:
     """T-DUR weight of each token's turn, ``1 - (1 - d)(1 - h)``; [b, t].
 
     ``d`` is the turn's mean ``|delta|`` and ``h`` its mean ``-log pi_old``, each scaled to [0, 1] over the turns of
     the response. With one turn both are 1/2 by the flat-range rule, so the weight is constant 0.75.
     """
+    batch = view.batch
     if batch.segments_BT is None:
         return torch.full_like(delta, 0.75)
     mask, segments = block.of(batch.mask_BT), block.of(batch.segments_BT)
@@ -56,29 +68,3 @@ def _scaled(mean_K: Tensor, row_K: Tensor, rows: int) -> Tensor:
     range_K = (high_b - low_b)[row_K]
     flat_K = range_K < FLAT_RANGE
     return ((mean_K - low_b[row_K]) / range_K.masked_fill(flat_K, 1.0)).masked_fill(flat_K, 0.5)
-
-
-def _atod(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
-    task_B, std_B = grpo_advantage(batch, settings, "atod")
-    reward_B = teacher_reward(batch)  # also refuses scores that are not finite
-    kappa, rho = schedule(settings.need_int("step", "atod"))
-    out_BT = torch.zeros_like(batch.old_logp_BT)
-    weight_BT = torch.ones_like(batch.old_logp_BT) if detail else None
-    for block in batch.blocks:
-        mask = block.of(batch.mask_BT)
-        delta = gap(batch, block)
-        weight = turn_weight(batch, block, delta)
-        task_b1 = (rho * task_B[block.rows]).to(delta.dtype).unsqueeze(1)
-        block.of(out_BT).copy_((delta * weight).mul_(kappa).add_(task_b1).masked_fill_(~mask, 0.0))
-        if weight_BT is not None:
-            block.of(weight_BT).copy_(weight.masked_fill_(~mask, 1.0))
-    return weighted(batch, out_BT, weight_BT, task_B=task_B, std_B=std_B, reward_B=reward_B)
-
-
-ATOD = Method(
-    name="atod",
-    equation="A = kappa(s) w_turn delta + rho(s) A^GRPO; kappa 1 to 0.1 and rho 1 to 2 over 80 steps",
-    provenance="the paper's appendix on closest methods; schedule figures are second-hand; one turn gives w_turn 0.75",
-    identities=("finite",),
-    advantages=_atod,
-)

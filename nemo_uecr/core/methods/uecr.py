@@ -1,183 +1,132 @@
-"""UECR and its token-credit ablations: each is one residual rule and one component that it redistributes.
+"""UECR, its two stages alone, and its ablations.
 
-Shape legend: B = responses, T = tokens, b x t = one block of them.
+Shape legend: B = responses, b x t = one block of responses by tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from nemo_uecr.core import ecr
-from nemo_uecr.core.layout import Block
-from nemo_uecr.core.methods.base import Compute, Method
-from nemo_uecr.core.methods.unified import unified
+from nemo_uecr.core.ecr import Residual
+from nemo_uecr.core.methods.view import View
 from nemo_uecr.core.puu import UnifiedAdvantage
-from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
-from nemo_uecr.core.shuffle import with_shuffled_entropy
+from nemo_uecr.core.records import Advantages, Block
 
-#: (batch, block, sign of A^task|U [b], settings) -> the block's residual
-Rule = Callable[[ScoredBatch, Block, Tensor, Settings], ecr.Residual]
-
-#: What zero-sum weights promise: unit mean, |q| <= 1, the task component's sign, and PUU's exact decomposition.
-CONSERVING = ("finite", "decomposition", "budget", "residual_bound", "sign_kept")
+#: (block, sign of A^task|U [b]) -> the block's residual
+Rule = Callable[[Block, Tensor], Residual]
 
 
-@dataclass(frozen=True)
-class _Detail:
-    """Token-level tensors filled block by block."""
-
-    weight_BT: Tensor
-    residual_BT: Tensor
-    direction_BT: Tensor
-    confidence_BT: Tensor
-
-    @classmethod
-    def like(cls, tokens_BT: Tensor) -> _Detail:
-        return cls(torch.ones_like(tokens_BT), *(torch.zeros_like(tokens_BT) for _ in range(3)))
-
-    def fill(self, block: Block, residual: ecr.Residual, rho: float) -> None:
-        block.of(self.weight_BT).copy_(residual.q * rho + 1.0)
-        block.of(self.residual_BT).copy_(residual.q)
-        block.of(self.direction_BT).copy_(residual.direction)
-        block.of(self.confidence_BT).copy_(residual.confidence)
+def puu(view: View, *, alpha: float) -> Advantages:
+    """``A = A^U = (R^U - mean) / (Std(R^U) + eps)``, ``R^U = R^task + alpha R^T``: UECR with rho = 0."""
+    return view.broadcast(view.unified(alpha).unified_B)
 
 
-def _projected(batch: ScoredBatch, block: Block, sign_b: Tensor, settings: Settings) -> ecr.Residual:
-    tau_delta, tau_entropy = settings.need("tau_delta", "uecr"), settings.need("tau_entropy", "uecr")
-    return ecr.projected(batch, block, sign_b, tau_delta=tau_delta, tau_entropy=tau_entropy)
+def separate_norm(view: View, *, alpha: float) -> Advantages:
+    """``A = norm(R^task) + alpha norm(R^T)``, each over its own standard deviation."""
+    task_B = view.grpo_B
+    teacher_B = view.keep("advantage_teacher_B", view.normalised(view.teacher_reward())[0])
+    return view.broadcast(task_B + alpha * teacher_B)
 
 
-def _without_entropy(batch: ScoredBatch, block: Block, sign_b: Tensor, settings: Settings) -> ecr.Residual:
-    return ecr.without_entropy(batch, block, sign_b, tau_delta=settings.need("tau_delta", "ecr_no_entropy"))
+def uecr(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
+    """``A = A^U + rho A^task|U q`` with q the projection of ``1/2 c d``."""
+    parts = view.unified(alpha)
+    return _redistributed(view, parts, projected(view, tau_delta, tau_entropy), rho * parts.task_B, rho)
 
 
-def _without_projection(batch: ScoredBatch, block: Block, sign_b: Tensor, settings: Settings) -> ecr.Residual:
-    tau_delta = settings.need("tau_delta", "ecr_no_projection")
-    tau_entropy = settings.need("tau_entropy", "ecr_no_projection")
-    return ecr.without_projection(batch, block, sign_b, tau_delta=tau_delta, tau_entropy=tau_entropy)
+def ecr_no_entropy(view: View, *, alpha: float, rho: float, tau_delta: float) -> Advantages:
+    """UECR with c = 1 on every sampled token, projection recomputed."""
+    parts = view.unified(alpha)
+    return _redistributed(view, parts, without_entropy(view, tau_delta), rho * parts.task_B, rho)
 
 
-def _without_gap(batch: ScoredBatch, block: Block, sign_b: Tensor, settings: Settings) -> ecr.Residual:
-    return ecr.without_gap(batch, block, sign_b, tau_entropy=settings.need("tau_entropy", "ecr_no_gap"))
+def ecr_no_projection(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
+    """UECR with mu = 0: ``q = 1/2 c d``, and the response's task budget moves."""
+
+    def residual(block: Block, sign_b: Tensor) -> Residual:
+        return ecr.unprojected(view.direction(block, sign_b, tau_delta), *view.confidence(block, tau_entropy))
+
+    parts = view.unified(alpha)
+    return _redistributed(view, parts, residual, rho * parts.task_B, rho)
 
 
-def _task_component(parts: UnifiedAdvantage) -> Tensor:
-    return parts.task_B
+def ecr_no_gap(view: View, *, alpha: float, rho: float, tau_entropy: float) -> Advantages:
+    """UECR with ``q = 1/2 s (c - mean(c))``: confidence alone gives the direction."""
+
+    def residual(block: Block, sign_b: Tensor) -> Residual:
+        mask = block.of(view.batch.mask_BT)
+        return ecr.confidence_alone(*view.confidence(block, tau_entropy), mask, sign_b)
+
+    parts = view.unified(alpha)
+    return _redistributed(view, parts, residual, rho * parts.task_B, rho)
 
 
-def _whole_advantage(parts: UnifiedAdvantage) -> Tensor:
-    return parts.unified_B
+def ecr_full_advantage(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
+    """``A = A^U (1 + rho q)``: the weight multiplies the whole unified advantage."""
+    parts = view.unified(alpha)
+    return _redistributed(view, parts, projected(view, tau_delta, tau_entropy), rho * parts.unified_B, rho)
 
 
-def _given_alpha(settings: Settings) -> float:
-    return settings.need("alpha", "uecr")
+def ecr_alpha_zero(view: View, *, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
+    """UECR with alpha = 0: ``A = A^GRPO (1 + rho q)``."""
+    return uecr(view, alpha=0.0, rho=rho, tau_delta=tau_delta, tau_entropy=tau_entropy)
 
 
-def _zero_alpha(settings: Settings) -> float:
-    return 0.0
+def shuffled_entropy(
+    view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float, seed: int
+) -> Advantages:
+    """UECR with the teacher's entropies permuted within each response."""
+    return uecr(view.with_shuffled_entropy(seed), alpha=alpha, rho=rho, tau_delta=tau_delta, tau_entropy=tau_entropy)
 
 
-def _redistribution(
-    rule: Rule,
-    component: Callable[[UnifiedAdvantage], Tensor] = _task_component,
-    alpha: Callable[[Settings], float] = _given_alpha,
-) -> Compute:
-    """The computation ``A = A^U + rho X q`` for one residual rule and one redistributed component X.
+def projected(view: View, tau_delta: float, tau_entropy: float) -> Rule:
+    """Full ECR: the projection of ``1/2 c d``."""
+    return lambda block, sign_b: ecr.projected(
+        view.direction(block, sign_b, tau_delta), *view.confidence(block, tau_entropy)
+    )
 
-    The task component's form ``A^task|U (1 + rho q) + alpha A^T|U`` is the same number but not the same bits: at
-    rho = 0 it would not reproduce A^U.
+
+def without_entropy(view: View, tau_delta: float) -> Rule:
+    """ECR with c = 1 on every sampled token."""
+
+    def rule(block: Block, sign_b: Tensor) -> Residual:
+        d = view.direction(block, sign_b, tau_delta)
+        return ecr.projected(d, block.of(view.batch.mask_BT).to(d.dtype), torch.ones_like(d[:, :1]))
+
+    return rule
+
+
+def _redistributed(view: View, parts: UnifiedAdvantage, rule: Rule, moved_B: Tensor, rho: float) -> Advantages:
+    """``A = A^U + moved q`` for the residual q of each block, given the sign of its responses' task advantage.
+
+    ``A^task|U (1 + rho q) + alpha A^T|U`` is the same number but not the same bits: at rho = 0 it would not be A^U.
 
     References:
         eq:final-advantage, prop:invariants.
     """
+    sign_B = parts.task_B.sign()
+    centre_B = torch.empty_like(sign_B)
 
-    def compute(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
-        rho = settings.need("rho", "uecr")
-        parts, base = unified(batch, settings, "uecr", alpha=alpha(settings))
-        out_BT = base.advantage_BT
-        tokens = _Detail.like(out_BT) if detail else None
-        sign_B, moved_B = parts.task_B.sign(), rho * component(parts)
-        centre_B = torch.empty_like(sign_B)
-        for block in batch.blocks:
-            residual = rule(batch, block, sign_B[block.rows], settings)
-            centre_B[block.rows] = residual.centre
-            if tokens is not None:
-                tokens.fill(block, residual, rho)
-            # q is 0 where the mask is False, so what was broadcast there stays 0.
-            scale_b1 = moved_B[block.rows].to(out_BT.dtype).unsqueeze(1)
-            block.of(out_BT).add_(residual.q.mul_(scale_b1))
-            del residual  # or two blocks' temporaries would be alive at once
-        return replace(
-            base,
-            centre_B=centre_B.to(out_BT.dtype),
-            weight_BT=tokens.weight_BT if tokens else None,
-            residual_BT=tokens.residual_BT if tokens else None,
-            direction_BT=tokens.direction_BT if tokens else None,
-            confidence_BT=tokens.confidence_BT if tokens else None,
+    def tokens(block: Block) -> dict[str, Tensor]:
+        found = rule(block, sign_B[block.rows])
+        centre_B[block.rows] = found.centre
+        details = (
+            {
+                "weight_BT": found.q * rho + 1.0,
+                "residual_BT": found.q.clone(),
+                "direction_BT": found.direction,
+                "confidence_BT": found.confidence,
+            }
+            if view.detail
+            else {}
         )
+        moved = found.q.mul_(view.column(moved_B, block)).add_(view.column(parts.unified_B, block))
+        return {"advantage_BT": moved, **details}
 
-    return compute
-
-
-_full = _redistribution(_projected)
-
-
-def _shuffled(batch: ScoredBatch, settings: Settings, detail: bool) -> Advantages:
-    ecr.check_entropy(batch)
-    return _full(with_shuffled_entropy(batch, seed=settings.need_int("seed", "shuffled_entropy")), settings, detail)
-
-
-UECR = Method(
-    name="uecr",
-    equation="A = A^U + rho A^task|U q; q = 1/2 c (d - mu), d = tanh(s delta / 2 tau_delta), c = exp(-H / tau_entropy)",
-    provenance="eq:local-signal, eq:projection-weights, eq:final-advantage",
-    identities=CONSERVING,
-    advantages=_full,
-)
-ECR_NO_ENTROPY = Method(
-    name="ecr_no_entropy",
-    equation="UECR with c = 1 and the projection recomputed",
-    provenance="tab:component-ablation, 'w/o entropy'",
-    identities=CONSERVING,
-    advantages=_redistribution(_without_entropy),
-)
-ECR_NO_PROJECTION = Method(
-    name="ecr_no_projection",
-    equation="UECR with mu = 0, so q = 1/2 c d and the response's task budget moves",
-    provenance="tab:component-ablation, 'w/o projection'",
-    identities=("finite", "decomposition"),
-    monitored=("budget",),
-    advantages=_redistribution(_without_projection),
-)
-ECR_FULL_ADVANTAGE = Method(
-    name="ecr_full_advantage",
-    equation="A = A^U (1 + rho q): the weight multiplies the whole unified advantage",
-    provenance="the paper's additional controls, item 4",
-    identities=CONSERVING,
-    advantages=_redistribution(_projected, component=_whole_advantage),
-)
-ECR_ALPHA_ZERO = Method(
-    name="ecr_alpha_zero",
-    equation="UECR with alpha = 0: A = A^GRPO (1 + rho q)",
-    provenance="the paper's additional controls, item 5",
-    identities=CONSERVING,
-    advantages=_redistribution(_projected, alpha=_zero_alpha),
-)
-ECR_NO_GAP = Method(
-    name="ecr_no_gap",
-    equation="UECR with q = 1/2 s (c - mean(c)): confidence alone gives the direction",
-    provenance="the paper's additional controls, item 6; the form is not in the paper (its literal d = s gives q = 0)",
-    identities=CONSERVING,
-    advantages=_redistribution(_without_gap),
-)
-SHUFFLED_ENTROPY = Method(
-    name="shuffled_entropy",
-    equation="UECR with the teacher entropies permuted within each response",
-    provenance="the permutation control of the credit-localization audit",
-    identities=CONSERVING,
-    advantages=_shuffled,
-)
+    found = view.tokens(tokens)
+    return replace(found, centre_B=centre_B.to(found.advantage_BT.dtype))

@@ -1,0 +1,157 @@
+"""What a method sees: the batch, quantities of responses computed once, one loop over blocks.
+
+Shape legend: B = responses, T = tokens, b x t = one block of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.core import ecr, puu
+from nemo_uecr.core.groups import Groups, normalised
+from nemo_uecr.core.records import Advantages, Block, ScoredBatch
+from nemo_uecr.errors import ScoreError
+
+#: Rounding may leave an entropy this far below zero; anything lower is a sign error in the scorer.
+ENTROPY_ROUNDING = 1e-4
+#: Token fields of `Advantages` that are made with ``detail`` alone.
+DETAILS = frozenset({"weight_BT", "residual_BT", "direction_BT", "confidence_BT"})
+
+
+class View:
+    """A batch as a method sees it.
+
+    Attributes:
+        batch: the responses with their scores.
+        detail: whether token-level details were asked for.
+
+    Group normalisation divides by ``max(sigma, std_floor) + eps``, sigma being the sample form where ``sample_std``.
+    """
+
+    def __init__(
+        self, batch: ScoredBatch, *, std_floor: float = 0.0, sample_std: bool = False, detail: bool = False
+    ) -> None:
+        self.batch, self.detail = batch, detail
+        self._floor, self._sample = std_floor, sample_std
+        self._kept: dict[str, Tensor] = {}
+
+    # -- responses ---------------------------------------------------------------------------------------------------
+
+    def teacher_reward(self) -> Tensor:
+        """[B] float64 R^T, nats. Refuses empty responses and log-probabilities that are not finite."""
+        return self.keep("teacher_reward_B", puu.teacher_reward(self.batch))
+
+    @cached_property
+    def grpo_B(self) -> Tensor:
+        """[B] float64 ``A^GRPO = (R^task - mean) / (Std(R^task) + eps)``.
+
+        References:
+            eq:grpo-adv.
+        """
+        advantage_B, std_B = self.normalised(self.batch.task_reward_B)
+        self.keep("unified_std_B", std_B)
+        return self.keep("advantage_task_B", advantage_B)
+
+    def normalised(self, value_B: Tensor) -> tuple[Tensor, Tensor]:
+        """A group-normalised value and its group standard deviation; [B] float64 each."""
+        return normalised(value_B, self._groups, floor=self._floor, sample=self._sample)
+
+    def unified(self, alpha: float) -> puu.UnifiedAdvantage:
+        """PUU's components in float64, kept as part of the result."""
+        parts = puu.unified_advantage(
+            self.batch.task_reward_B,
+            self.teacher_reward(),
+            self._groups,
+            alpha=alpha,
+            floor=self._floor,
+            sample=self._sample,
+        )
+        self.keep("advantage_unified_B", parts.unified_B)
+        self.keep("advantage_task_B", parts.task_B)
+        self.keep("advantage_teacher_B", parts.teacher_B)
+        self.keep("unified_std_B", parts.std_B)
+        return parts
+
+    @cached_property
+    def _groups(self) -> Groups:
+        _ = self.batch.token_counts_B  # an empty response is an error for every method
+        return Groups.of(self.batch.group_B)
+
+    def keep(self, field: str, value_B: Tensor) -> Tensor:
+        """Return a [B] quantity as it is, and store it in the dtype of the scores as a field of the result."""
+        self._kept[field] = value_B.to(self.batch.old_logp_BT.dtype)
+        return value_B
+
+    def with_shuffled_entropy(self, seed: int) -> View:
+        """The same batch with the teacher's entropies permuted within each response."""
+        shuffled = ecr.with_shuffled_entropy(self.batch, seed=seed)
+        return View(shuffled, std_floor=self._floor, sample_std=self._sample, detail=self.detail)
+
+    # -- tokens ------------------------------------------------------------------------------------------------------
+
+    def gap(self, block: Block, behind: str = "old_logp") -> Tensor:
+        """Teacher-to-old-policy gap delta, or to the scores named; [b, t] nats, fresh, 0 where the mask is False."""
+        teacher, other = self.batch.scores("teacher_logp"), self.batch.scores(behind)
+        return puu.gap(block.of(teacher), block.of(other), block.of(self.batch.mask_BT))
+
+    def direction(self, block: Block, sign_b: Tensor, tau_delta: float) -> Tensor:
+        """Direction d of the credit, [b, t], 0 where the mask is False."""
+        return ecr.direction(self.gap(block), sign_b, tau_delta)
+
+    def count(self, block: Block) -> Tensor:
+        """Sampled tokens of each response, [b, 1]."""
+        return self.batch.token_counts_B[block.rows].unsqueeze(1)
+
+    def confidence(self, block: Block, tau_entropy: float) -> tuple[Tensor, Tensor]:
+        """Relative confidence [b, t] and its scale [b, 1], from entropies that are finite and not negative."""
+        mask = block.of(self.batch.mask_BT)
+        entropy = block.of(self.batch.scores("teacher_entropy")).masked_fill(~mask, 0.0)
+        self.batch.check_finite(block, entropy.sum(dim=1, dtype=torch.float64), "teacher_entropy")
+        relative, lowest_b1 = ecr.relative_confidence(entropy, mask, tau_entropy)
+        if bool((lowest_b1 < -ENTROPY_ROUNDING).any()):
+            row = int(lowest_b1[:, 0].argmin())
+            raise ScoreError(
+                f"teacher_entropy of {self.batch.name_of(block.rows.start + row)} falls to "
+                f"{float(lowest_b1[row, 0]):.6g} nats; expected +H >= 0. Some kernels return sum p log p, which is "
+                "minus the entropy"
+            )
+        return relative, (lowest_b1.clamp_min(0.0) * (-1.0 / tau_entropy)).exp()
+
+    def column(self, value_B: Tensor, block: Block) -> Tensor:
+        """The block's responses of a [B] quantity, [b, 1] in the dtype of the scores."""
+        return value_B[block.rows].to(self.batch.old_logp_BT.dtype).unsqueeze(1)
+
+    def tokens(self, formula: Callable[[Block], dict[str, Tensor]]) -> Advantages:
+        """The result, filled block by block: the only loop over tokens.
+
+        Args:
+            formula: token fields of `Advantages` by name, for one block: [b, t], or [b, 1] for the same value on every
+                token. They are set to 0, weights to 1, where the mask is False, and must be finite there, as a gap is.
+                Details are kept where asked for.
+        """
+        tokens: dict[str, Tensor] = {}
+        for block in self.batch.blocks:
+            self._store(tokens, block, formula(block))  # in a call, so that one block's temporaries are alive at a time
+        return Advantages(**tokens, **self._kept)
+
+    def _store(self, tokens: dict[str, Tensor], block: Block, values: dict[str, Tensor]) -> None:
+        mask = block.of(self.batch.mask_BT)
+        for name, value in values.items():
+            if name in DETAILS and not self.detail:
+                continue
+            if name not in tokens:
+                make = torch.ones_like if name == "weight_BT" else torch.zeros_like
+                tokens[name] = make(self.batch.old_logp_BT, memory_format=torch.contiguous_format)
+            whole = block.of(tokens[name])
+            if name == "weight_BT":
+                whole.copy_(torch.where(mask, value, 1.0))
+            else:
+                torch.mul(value, mask, out=whole)  # several times faster than masked_fill or where
+
+    def broadcast(self, value_B: Tensor) -> Advantages:
+        """The result that gives every token of a response the response's advantage."""
+        return self.tokens(lambda block: {"advantage_BT": self.column(value_B, block)})
