@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nemo_uecr.audit.batch_texts import saved_texts
 from nemo_uecr.audit.sources import Rollout, Source, encode_question, evaluated, step_of
+from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
-from nemo_uecr.config.written import written_config
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.samples import read_samples

@@ -299,7 +299,7 @@ def batch(run: Run, /, *, out: Out = None) -> int:
     """
     require_extra("data", "plots")
     from nemo_uecr.audit.batch_facts import batch_audit, read_lines
-    from nemo_uecr.config.written import written_config
+    from nemo_uecr.config.load import written_config
     from nemo_uecr.telemetry.run_folder import read_run
 
     found = read_run(run)
@@ -428,7 +428,7 @@ def synthetic(
 def _settings(run: Path | None, words: Sequence[str], needed: Sequence[str]) -> Settings:
     """The method's settings: those of a run, then those given one by one; nothing has a default."""
     from nemo_uecr.cli.replay import parse_settings
-    from nemo_uecr.config.written import written_config
+    from nemo_uecr.config.load import written_config
 
     settings = parse_settings(words, None if run is None else written_config(run / "config.yaml").method)
     missing = [name for name in needed if getattr(settings, name) is None]

@@ -85,7 +85,7 @@ def _missing(module: str, extra: str) -> DependencyError:
 
 def is_nemo_rl(config: str, overrides: Sequence[str]) -> bool:
     """Whether the configuration names NeMo-RL as its back end."""
-    from nemo_uecr.config.nemo_load import backend_of
+    from nemo_uecr.config.load import backend_of
 
     return backend_of(config, overrides) == "nemo_rl"
 
@@ -93,7 +93,7 @@ def is_nemo_rl(config: str, overrides: Sequence[str]) -> bool:
 def load_and_report(config: str, overrides: Sequence[str]) -> LoadedConfig:
     """Load a configuration of the local back end and log the settings that its method does not use."""
     from nemo_uecr.config.load import load_config
-    from nemo_uecr.config.unused import unused_line
+    from nemo_uecr.config.objective import unused_line
 
     loaded = load_config(config, overrides)
     line = unused_line(loaded.config, loaded.origins)
@@ -112,7 +112,7 @@ def objective_of(config: AnyConfig) -> str:
 
 def summary(config: AnyConfig, origins: Mapping[str, str], *, prefix: str) -> str:
     """The objective and the settings that the method does not use, each on a line of its own."""
-    from nemo_uecr.config.unused import unused_line
+    from nemo_uecr.config.objective import unused_line
 
     unused = unused_line(config, origins)
     lines = [f"objective: {objective_of(config)}", *([] if unused is None else [unused])]

@@ -73,7 +73,7 @@ def plan(
 
     nemo = is_nemo_rl(config, overrides)
     if nemo:
-        from nemo_uecr.config.nemo_load import load_nemo_config
+        from nemo_uecr.config.load import load_nemo_config
 
         if device == "cpu":
             raise ConfigError("--device: got cpu, but NeMo-RL's workers need GPUs; expected h200, h100 or a100")
@@ -192,10 +192,8 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
         action: `show`: the complete configuration as YAML, every value with the file it comes from. `check`: validate
             it, see that the problem files are there, and print the objective as one equation.
     """
-    from nemo_uecr.config.load import load_config
-    from nemo_uecr.config.nemo_load import load_nemo
+    from nemo_uecr.config.load import annotated_yaml, load_config, load_nemo
     from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.config.show import annotated_yaml
 
     loaded = (load_nemo if is_nemo_rl(config, overrides) else load_config)(config, overrides)
     if action == "show":

@@ -16,7 +16,7 @@ from nemo_uecr.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.config.sections import MethodConfig
+    from nemo_uecr.config.schema import MethodConfig
     from nemo_uecr.core.records import Settings
 
 __all__ = ["Outcome", "compare", "parse_settings", "replay"]
@@ -102,7 +102,7 @@ def parse_settings(words: Sequence[str], run: MethodConfig | None = None) -> Set
         ConfigError: an unknown key, or a value that is no number.
     """
     from nemo_uecr.config.methods import core_settings
-    from nemo_uecr.config.sections import MethodConfig
+    from nemo_uecr.config.schema import MethodConfig
     from nemo_uecr.core.records import Settings
 
     defaults = {name: MethodConfig.model_fields[name].default for name in ("std_floor", "opd_coef")}

@@ -36,7 +36,7 @@ def score(config: ConfigFile, /, *overrides: Override, batch: Path, out: Path) -
         batch: Batch that a run of the NeMo-RL back end saved (telemetry.save_batch_every).
         out: File to write (safetensors).
     """
-    from nemo_uecr.config.nemo_load import load_nemo_config
+    from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.data.batch_file import load_batch
 
     if not is_nemo_rl(config, overrides):

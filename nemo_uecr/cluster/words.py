@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from nemo_uecr.config.dotted import flattened
-from nemo_uecr.config.nemo_load import backend_of
+from nemo_uecr.config.load import Layer, backend_of, flattened, overlay, override_layer
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.origins import overlay, values_of
-from nemo_uecr.config.overrides import override_layers
 from nemo_uecr.errors import ConfigError
 
 __all__ = ["command_words", "resource_overrides"]
@@ -40,8 +37,8 @@ def resource_overrides(config: str, overrides: Sequence[str], *, nodes: int, gpu
 
 def _given(overrides: Sequence[str]) -> dict[str, object]:
     """What the overrides set, by dotted key, however they spell it."""
-    layers = override_layers(overrides, NemoConfig)
-    return flattened(values_of(reduce(overlay, layers))) if layers else {}
+    layers = [override_layer(text, NemoConfig) for text in overrides]
+    return flattened(reduce(overlay, layers, Layer({}, {})).values)
 
 
 def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: int, gpus: int) -> list[str]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nemo_uecr.config.kinds import COLDEST, HOTTEST
-from nemo_uecr.config.methods import REQUIRED_SETTINGS, check_parameters, needs_of
-from nemo_uecr.config.nearest import nearest_name
+from nemo_uecr.config.methods import REQUIRED_SETTINGS, check_parameters, nearest_name, needs_of
 from nemo_uecr.method_registry import REGISTRY
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import AnyConfig
-    from nemo_uecr.config.schema import Config
-    from nemo_uecr.config.sections import MethodConfig
+    from nemo_uecr.config.schema import Config, MethodConfig
 
 __all__ = ["best_checkpoint", "decoding", "known_method", "method_settings", "microbatch", "minibatch", "teacher"]
+
+#: Between these temperatures logits / T stay within float32.
+COLDEST, HOTTEST = 1e-3, 1e3
 
 
 def known_method(name: str) -> str:

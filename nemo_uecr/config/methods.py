@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.config.nearest import nearest_name
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import REGISTRY, Entry
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.sections import MethodConfig
+    from nemo_uecr.config.schema import MethodConfig
 
 __all__ = [
-    "OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "check_parameters", "core_settings", "needs_of", "with_parameters",
+    "OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "check_parameters", "core_settings", "nearest_name", "needs_of",
+    "with_parameters",
 ]  # fmt: skip
 
 REQUIRED_SETTINGS = ("alpha", "rho", "tau_delta", "tau_entropy")
@@ -55,3 +57,16 @@ def check_parameters(method: str, parameters: dict[str, float]) -> None:
             raise ConfigError(f"{key}: no such parameter; {hint}")
         if name in REGISTRY[method].parameters:
             REGISTRY[method].parameters[name].check(key, value)
+
+
+def nearest_name(wrong: str, known: Iterable[str]) -> str:
+    """The known name most similar to a wrong one.
+
+    Args:
+        wrong: what was written.
+        known: every legal name; at least one.
+
+    Returns:
+        The most similar name; the first in alphabetical order among equals.
+    """
+    return max(sorted(known), key=lambda name: SequenceMatcher(None, wrong.lower(), name.lower()).ratio())

@@ -7,24 +7,22 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from nemo_uecr.config import cross_checks, nemo_checks
-from nemo_uecr.config.kinds import (
+from nemo_uecr.config.schema import (
+    Config,
     Count,
+    EvaluationConfig,
+    LossConfig,
+    MethodConfig,
     NonNegative,
     NonNegativeInt,
     Pair,
     Positive,
     PromptTemplate,
-    Share,
-    Text,
-)
-from nemo_uecr.config.schema import Config
-from nemo_uecr.config.sections import (
-    EvaluationConfig,
-    LossConfig,
-    MethodConfig,
     RunConfig,
     SamplingConfig,
     Section,
+    Share,
+    Text,
     TolerancesConfig,
 )
 

@@ -1,12 +1,15 @@
-"""The final objective of a configuration as one equation."""
+"""The final objective of a configuration as one equation, and the settings that it does not read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from nemo_uecr.config.load import DEFAULT
 from nemo_uecr.config.methods import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, needs_of
 from nemo_uecr.config.nemo_schema import AnyConfig
-from nemo_uecr.config.sections import MethodConfig
+from nemo_uecr.config.schema import MethodConfig
 
-__all__ = ["objective"]
+__all__ = ["objective", "unused_line", "unused_settings"]
 
 
 def objective(config: AnyConfig, *, advantage: str) -> str:
@@ -69,3 +72,28 @@ def _values(method: MethodConfig) -> list[str]:
 def _word(text: str) -> str:
     """A text as it stands, quoted where it would not look like one word: a separator may be the end of a line."""
     return text if text.isprintable() and " " not in text else repr(text)
+
+
+def unused_settings(config: AnyConfig, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """Keys that a file or an override states and that the method does not use.
+
+    Args:
+        config: the validated configuration.
+        origins: origin by dotted key; a default that nobody wrote is not reported.
+
+    Returns:
+        Dotted keys, in the order of the schema.
+    """
+    needs = needs_of(config.method.name)
+    idle = [f"method.{key}" for key in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS) if key not in needs.config_settings]
+    idle += [f"method.parameters.{key}" for key in config.method.parameters if key not in needs.parameters]
+    stated = [key for key in idle if origins[key] != DEFAULT]
+    if not needs.needs_teacher and config.teacher.model_name is not None:
+        stated.insert(0, "teacher.model_name")
+    return tuple(stated)
+
+
+def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:
+    """The report on one line, `not used by method grpo: method.alpha, ...`; None when everything is used."""
+    unused = unused_settings(config, origins)
+    return f"not used by method {config.method.name}: {', '.join(unused)}" if unused else None

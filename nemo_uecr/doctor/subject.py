@@ -64,8 +64,7 @@ def read_subject(path: str, overrides: Sequence[str]) -> Subject:
     Raises:
         ConfigError: it cannot be used at all.
     """
-    from nemo_uecr.config.load import load_config
-    from nemo_uecr.config.nemo_load import backend_of, load_nemo_config
+    from nemo_uecr.config.load import backend_of, load_config, load_nemo_config
 
     if backend_of(path, overrides) == "nemo_rl":
         return _of_nemo(load_nemo_config(path, overrides))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.dotted import flattened
+from nemo_uecr.config.load import flattened
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.manifest import row_set_digest

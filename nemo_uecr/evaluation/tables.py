@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.written import read_written
+from nemo_uecr.config.load import read_written
 from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.samples import RESULT

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.methods import core_settings
-from nemo_uecr.config.sections import MethodConfig
+from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
 from nemo_uecr.data.reproducible import derive

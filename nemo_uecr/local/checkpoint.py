@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nemo_uecr.config.continuation import check_same_configuration
+from nemo_uecr.config.load import check_same_configuration
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.models import save_pretrained
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError

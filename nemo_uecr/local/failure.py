@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from nemo_uecr.config.sections import MethodConfig
+from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import UecrError
 from nemo_uecr.evaluation.samples import SAMPLES, Sample, sample_lines

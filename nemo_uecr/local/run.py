@@ -9,10 +9,8 @@ from pathlib import Path
 
 import torch
 
-from nemo_uecr.config.continuation import check_same_configuration
-from nemo_uecr.config.load import dump_config, flat_values
+from nemo_uecr.config.load import check_same_configuration, dump_config, flat_values, written_config
 from nemo_uecr.config.schema import Config, DataConfig
-from nemo_uecr.config.written import written_config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import load_problems

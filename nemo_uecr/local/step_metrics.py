@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nemo_uecr.config.schema import Config
-from nemo_uecr.config.sections import TolerancesConfig
+from nemo_uecr.config.schema import Config, TolerancesConfig
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local.batch import StepBatch

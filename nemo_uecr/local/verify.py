@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.dotted import flattened
+from nemo_uecr.config.load import flattened, written_config
 from nemo_uecr.config.schema import Config
-from nemo_uecr.config.written import written_config
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local import provenance as made
 from nemo_uecr.local.artifacts import compare_files

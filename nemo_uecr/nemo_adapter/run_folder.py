@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import nemo_uecr
-from nemo_uecr.config.continuation import check_same_configuration
-from nemo_uecr.config.load import dump_config
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import check_same_configuration, dump_config, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.data.reproducible import installed

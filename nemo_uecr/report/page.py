@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nemo_uecr import __version__
-from nemo_uecr.config.dotted import flattened
+from nemo_uecr.config.load import flattened
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.report import curves, outcomes

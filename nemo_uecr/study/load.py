@@ -10,9 +10,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from nemo_uecr.config.files import read_chain
-from nemo_uecr.config.nearest import nearest_name
-from nemo_uecr.config.origins import values_of
+from nemo_uecr.config.load import read_chain
+from nemo_uecr.config.methods import nearest_name
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.study.schema import StudyConfig
 
@@ -25,7 +24,7 @@ def load_study(path: str | os.PathLike[str]) -> StudyConfig:
     """
     shown = os.fspath(path)
     try:
-        values = OmegaConf.to_container(OmegaConf.create(values_of(read_chain(shown))), resolve=True)
+        values = OmegaConf.to_container(OmegaConf.create(read_chain(shown).values), resolve=True)
         study = StudyConfig.model_validate(values)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{shown}: {str(error).splitlines()[0]}") from error

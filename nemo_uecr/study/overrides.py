@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nemo_uecr.config.load import load_config
-from nemo_uecr.config.origins import origins_of
-from nemo_uecr.config.overrides import override_layers
+from nemo_uecr.config.load import load_config, override_layer
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.study.cells import Cell
@@ -51,8 +49,7 @@ def _stated(study: StudyConfig) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _leaves_ours(where: str, text: str) -> None:
-    (layer,) = override_layers((text,), Config)
-    for key in origins_of(layer):
+    for key in override_layer(text, Config).origins:
         own = next((name for name in (*OWN, OWN_MAPPING) if f"{name}.".startswith(f"{key}.")), None)
         if key.startswith(f"{OWN_MAPPING}."):
             own = key

@@ -6,8 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from nemo_uecr.config.kinds import Count, LearningRate, Positive, Seed, Share, Text
-from nemo_uecr.config.sections import Section
+from nemo_uecr.config.schema import Count, LearningRate, Positive, Section, Seed, Share, Text
 from nemo_uecr.study import names
 
 __all__ = [

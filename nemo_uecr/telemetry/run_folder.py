@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.written import read_written
+from nemo_uecr.config.load import read_written
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, Record, read_records

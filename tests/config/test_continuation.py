@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.config.continuation import check_same_configuration
-from nemo_uecr.config.load import load_config
+from nemo_uecr.config.load import check_same_configuration, load_config
 from nemo_uecr.errors import CheckpointError
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"

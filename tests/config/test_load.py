@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.config.load import dump_config, flat_values, load_config
-from nemo_uecr.config.show import annotated_yaml
+from nemo_uecr.config.load import annotated_yaml, dump_config, flat_values, load_config
 from nemo_uecr.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local"  # the others: test_nemo.py
@@ -150,9 +149,8 @@ class TestFiles:
             ("- 1\n- 2\n", ": holds a list, expected a mapping of keys"),
             ("17\n", ": holds a single value, expected a mapping of keys"),
             ("run: \x01\n", ": not valid YAML: unacceptable character #x0001"),
-            (f"run: {'[' * 3000}{']' * 3000}", ": nested too deeply, expected sections of keys"),
         ],
-        ids=["duplicate", "unclosed", "tab", "python object", "list", "scalar", "control character", "deep"],
+        ids=["duplicate", "unclosed", "tab", "python object", "list", "scalar", "control character"],
     )  # fmt: skip
     def test_faults(self, tmp_path: Path, text: str, end: str) -> None:
         path = write(tmp_path, "run.yaml", text)
@@ -267,12 +265,6 @@ class TestOverrides:
     )
     def test_an_unknown_key_names_the_nearest(self, text: str, nearest: str) -> None:
         assert refusal(DEMO, text).endswith(f"the nearest known key is {nearest}")
-
-    def test_bytes_that_are_no_text(self) -> None:
-        """Python hands a byte that is no UTF-8 on as a lone surrogate, which no message could be written with."""
-        assert (
-            refusal(DEMO, "run.folder=a\udcff") == r"override 'run.folder=a\udcff': not UTF-8 text, expected key=value"
-        )
 
     def test_a_value_that_is_no_yaml(self) -> None:
         assert refusal(DEMO, "train.steps=[") == "override train.steps=[: the value is not valid YAML"

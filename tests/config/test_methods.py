@@ -9,9 +9,8 @@ import pytest
 
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.methods import core_settings
-from nemo_uecr.config.objective import objective
-from nemo_uecr.config.sections import MethodConfig
-from nemo_uecr.config.unused import unused_line, unused_settings
+from nemo_uecr.config.objective import objective, unused_line, unused_settings
+from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError

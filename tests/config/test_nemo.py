@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.config.load import flat_values, stated_values
+from nemo_uecr.config.load import backend_of, flat_values, load_nemo, load_nemo_config, stated_values
 from nemo_uecr.config.nemo_checks import packed, sequence_multiple
-from nemo_uecr.config.nemo_load import backend_of, load_nemo, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import PAPER

@@ -14,8 +14,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nemo_uecr.config.files import read_chain
-from nemo_uecr.config.origins import values_of
+from nemo_uecr.config.load import read_chain
 
 SOURCE = os.environ.get("NEMO_RL_SOURCE")
 pytestmark = [
@@ -78,4 +77,4 @@ def test_chains_merge_alike(tmp_path: Path, nemo_load: Callable[[str], object], 
         folder = tmp_path / str(number)
         folder.mkdir()
         path = write_chain(folder, rng)
-        assert values_of(read_chain(path)) == OmegaConf.to_container(nemo_load(path), resolve=False)
+        assert read_chain(path).values == OmegaConf.to_container(nemo_load(path), resolve=False)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.config.load import dump_config, load_config
-from nemo_uecr.config.written import read_written, written_config
+from nemo_uecr.config.load import dump_config, load_config, read_written, written_config
 from nemo_uecr.errors import ConfigError, RunFolderError
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
@@ -35,35 +34,19 @@ def test_what_a_run_wrote_comes_back(tmp_path: Path) -> None:
     assert written_config(path) == config
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["a: ${oc.env:HOME}", "a: {b: '${oc.env:HOME}'}", "a: [1, '${oc.env:HOME}']", r"a: 'x\\${oc.env:HOME}'"],
-)
+@pytest.mark.parametrize("text", ["${oc.env:HOME}", "x ${method.name}"])
 def test_nothing_is_looked_up(tmp_path: Path, text: str) -> None:
-    """Two backslashes are an escaped backslash, and the interpolation after them is one."""
-    assert "is yet to be resolved; expected the file as the run wrote it" in refusal(written(tmp_path, text))
-
-
-def test_a_name_is_no_place_for_an_interpolation_either(tmp_path: Path) -> None:
-    assert "yet to be resolved" in refusal(written(tmp_path, "'${oc.env:HOME}': 1"))
+    assert read_written(written(tmp_path, f"a: '{text}'")) == {"a": text}
 
 
 def test_an_escaped_dollar_is_text(tmp_path: Path) -> None:
     assert read_written(written(tmp_path, r"a: '\${oc.env:HOME}'")) == {"a": "${oc.env:HOME}"}
 
 
-def test_another_file_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "other.yaml").write_text("a: 1\n")
-    assert "inherits other files" in refusal(written(tmp_path, "defaults: other.yaml\n"))
-
-
-@pytest.mark.parametrize("text", ["- 1\n", "a: [\n", "a: 1\na: 2\n"])
-def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
-    assert "expected the resolved configuration" in refusal(written(tmp_path, text))
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    assert "expected the resolved configuration" in refusal(tmp_path / "config.yaml")
+@pytest.mark.parametrize("text", ["- 1\n", "a: [\n", None])
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "config.yaml" if text is None else written(tmp_path, text)
+    assert str(path) in refusal(path)
 
 
 @pytest.mark.parametrize(

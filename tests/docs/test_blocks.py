@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from nemo_uecr.cli.common import is_nemo_rl
-from nemo_uecr.config.load import load_config
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_config, load_nemo_config
 from tests.docs.pages import PAGES, ROOT, Block, blocks_of, has_own_test, name_of
 
 LANGUAGES = {"", "text", "math", "json", "yaml", "python"}

@@ -149,7 +149,7 @@ def check_records(run: Path) -> None:
 def main(tokenizer: str, target: str) -> None:
     """Make the models, hook the checks in before the loop, and train."""
     sys.path.insert(0, str(ROOT))
-    from nemo_uecr.config.nemo_load import load_nemo_config
+    from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.data.batch_file import load_batch
     from nemo_uecr.nemo_adapter import launcher, upstream
 

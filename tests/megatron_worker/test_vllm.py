@@ -95,7 +95,7 @@ def through_the_adapter(
     model: Any, ids: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor
 ) -> tuple[Any, torch.Tensor]:
     """The record of `core` that the adapter builds from a generated batch, and the column that its loop gets."""
-    from nemo_uecr.config.nemo_load import load_nemo_config
+    from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.nemo_adapter.context import StepContext
     from nemo_uecr.nemo_adapter.estimator import UecrEstimator
     from nemo_uecr.nemo_adapter.launcher import run_spec

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import DataError
 from tests.config.test_nemo import CONFIGS
 from tests.data.made import clean_rows, prepare_folder, write_benchmark, write_jsonl

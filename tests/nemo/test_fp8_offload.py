@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.translate import master_config
 from tests.config.test_nemo import CONFIGS, GIVEN

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import CheckpointError, RunFolderError

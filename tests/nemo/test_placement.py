@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.teachers import teacher_cluster
 from nemo_uecr.nemo_adapter.translate import master_config, teacher_gpus_of_nodes

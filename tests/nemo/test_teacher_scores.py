@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.megatron_worker.request import ScoreRequest

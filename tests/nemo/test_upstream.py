@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.errors import UpstreamError
 from nemo_uecr.nemo_adapter.signatures import expected_signatures

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request
 from nemo_uecr.nemo_adapter.evaluation import training_evaluation

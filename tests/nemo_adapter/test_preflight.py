@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.errors import ConfigError, DataError, UecrError
 from nemo_uecr.nemo_adapter import launcher, teacher_scores, upstream

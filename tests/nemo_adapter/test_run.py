@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.megatron_worker.request import ScoreRequest

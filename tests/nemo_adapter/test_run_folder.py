@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.nemo_load import load_nemo, load_nemo_config
+from nemo_uecr.config.load import load_nemo, load_nemo_config
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.nemo_adapter.run_folder import (
     begun_by_a_step,

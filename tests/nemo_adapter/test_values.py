@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import DataError, InvariantError
 from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
 from nemo_uecr.megatron_worker.layout import MicroBatch

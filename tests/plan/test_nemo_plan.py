@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan.advice import what_fits

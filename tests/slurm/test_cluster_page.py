@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_checks import data_parallel, student_gpus
-from nemo_uecr.config.nemo_load import load_nemo_config
 from tests.slurm.page import PAGE, ROOT, Shown, commands_of, conversion_job, evaluation_job, shown, smoke_job
 
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
