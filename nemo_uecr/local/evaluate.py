@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nemo_uecr.config.schema import Config
-from nemo_uecr.config.schema import EvaluationConfig
+from nemo_uecr.config.schema import Config, EvaluationConfig
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.evaluation.engines import Decoding
 from nemo_uecr.evaluation.samples import Evaluation, Sample, summarise, write_samples
