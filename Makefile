@@ -151,8 +151,8 @@ pages: $(STAMP) ## write the pages that come from the code again: configuration,
 	$(BIN)/python -c "from nemo_uecr.cli.main import commands_page as page; print(page(), end='')" > docs/cli.md
 
 bench: $(STAMP) ## time and memory of the advantages and of token scoring
-	$(BIN)/python -m nemo_uecr.cli.bench_advantage $(ARGS)
-	$(BIN)/python -m nemo_uecr.cli.bench_scoring $(ARGS)
+	$(BIN)/python -m benchmarks.advantage $(ARGS)
+	$(BIN)/python -m benchmarks.scoring $(ARGS)
 
 oracle: $(STAMP) ## compare with the frozen numbers of version 0.1.0; ARGS names parts
 	$(ONE_THREAD) $(BIN)/python tools/oracle.py check $(ARGS)

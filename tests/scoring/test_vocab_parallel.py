@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo_uecr.bench.collectives import CollectiveCount
+from benchmarks.collectives import CollectiveCount
 from nemo_uecr.scoring.agreement import Meeting
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.errors import ScoringInputError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli import bench_advantage
+from benchmarks import advantage as bench_advantage
 
 
 def bench(words: list[str]) -> int:
@@ -34,7 +34,7 @@ def test_figures_of_a_small_batch(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_both_cases_compute_the_same() -> None:
-    from nemo_uecr.bench.advantage import blocked, made_batch, plain
+    from benchmarks.advantage import blocked, made_batch, plain
 
     batch = made_batch(64, 300, 80)
     assert float((blocked(batch) - plain(batch)).abs().max()) < 1e-4

@@ -1,6 +1,6 @@
 """One case of the scoring benchmark in its own process: reads a job, writes one JSON line.
 
-Run as `python -m nemo_uecr.bench.scoring_worker JOB`, JOB being a `Job` in JSON. With more than one rank, each
+Run as `python -m benchmarks.scoring_worker JOB`, JOB being a `Job` in JSON. With more than one rank, each
 rank is such a process, with torchrun's variables in its environment.
 """
 
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemo_uecr.bench.collectives import CollectiveCount
-from nemo_uecr.bench.memory import can_reset_peak, peak_resident, reset_peak
-from nemo_uecr.bench.scoring_cases import BUILDERS, Inputs, Outcome, Run, hidden_inputs, logits_inputs
+from benchmarks.collectives import CollectiveCount
+from benchmarks.memory import can_reset_peak, peak_resident, reset_peak
+from benchmarks.scoring_cases import BUILDERS, Inputs, Outcome, Run, hidden_inputs, logits_inputs
 from nemo_uecr.scoring import native
 
 CHECKED_TOKENS = 16

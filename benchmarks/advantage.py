@@ -1,22 +1,27 @@
-"""Time and memory of the UECR advantage over a large batch, beside the plain padded form.
+"""Time and memory of the UECR advantage, beside the plain padded form. One thread, one process a case.
 
-Run as ``python -m nemo_uecr.bench.advantage CASE B T MEAN REPEATS``; prints one JSON line. One process a case, so that
-the peak memory is the case's own. Shape legend: B = responses, T = tokens.
+python -m benchmarks.advantage --json advantage.json
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import platform
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.bench.memory import peak_resident, reset_peak
+from benchmarks.child import output_of
+from benchmarks.memory import peak_resident, reset_peak
+from nemo_uecr.cli.common import write_json
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch, Settings
+from nemo_uecr.errors import UecrError
 
 SETTINGS = Settings(alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
 GROUP = 8
@@ -91,6 +96,53 @@ def measure(case: str, responses: int, tokens: int, mean_length: int, repeats: i
     }
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("--responses", type=int, default=1008, help="B (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=16384, help="T, padded (default: %(default)s)")
+    parser.add_argument("--mean-length", type=int, default=5400, help="mean response length (default: %(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="timed runs a case; the least counts (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
+    parser.add_argument("--case", choices=list(CASES), help="measure this one here and print its figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure."""
+    if args.responses < 8 or args.responses % 8 or min(args.tokens, args.mean_length, args.repeats) < 1:
+        raise UecrError("--responses must be a multiple of 8 and the other numbers at least 1")
+    size = (args.responses, args.tokens, args.mean_length, args.repeats)
+    if args.case is not None:
+        sys.stdout.write(json.dumps(measure(args.case, *size)) + "\n")
+        return 0
+    names = ("--responses", "--tokens", "--mean-length", "--repeats")
+    words = [word for name, number in zip(names, size, strict=True) for word in (name, str(number))]
+    found = {case: json.loads(output_of("benchmarks.advantage", ["--case", case, *words], threads=1)) for case in CASES}
+    ours, plain = found["blocked"], found["plain"]
+    result = {
+        "shape": [args.responses, args.tokens],
+        "mean_length": ours["mean_length"],
+        "cases": found,
+        "ratios": {
+            "plain_cpu": plain["cpu_s"] / ours["cpu_s"],
+            "plain_memory": plain["peak_extra_mb"] / ours["peak_extra_mb"] if ours["peak_extra_mb"] else None,
+        },
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+    sys.stdout.write(
+        f"[{args.responses} x {args.tokens}] advantages, mean length {ours['mean_length']:.0f}, one thread\n"
+    )
+    for case, figures in found.items():
+        sys.stdout.write(
+            f"{case:<8} {figures['cpu_s']:.3f} s CPU  {figures['wall_s']:.3f} s wall  "
+            f"{figures['peak_extra_mb']:.0f} MiB extra ({figures['peak_extra_per_output']:.2f} x output)\n"
+        )
+    write_json(args.json, result)
+    return 0
+
+
 if __name__ == "__main__":
-    name, *numbers = sys.argv[1:]
-    sys.stdout.write(json.dumps(measure(name, *(int(number) for number in numbers))) + "\n")
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    sys.exit(run(parser.parse_intermixed_args()))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.bench.steps import cost_lines, median_cost, ratio, step_cost
-from nemo_uecr.cli import bench_step
+from benchmarks import steps as bench_step
+from benchmarks.steps import cost_lines, median_cost, ratio, step_cost
 from tests.local.tiny import SMALL, assets
 
 

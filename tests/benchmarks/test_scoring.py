@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.bench import scoring, scoring_ratios
-from nemo_uecr.cli import bench_scoring
-from nemo_uecr.errors import ConfigError, UecrError
+from benchmarks import scoring
+from nemo_uecr.errors import UecrError
 
 TINY = scoring.Sizes(tokens=8, sharded_tokens=8, vocab=500, hidden=16, rounds=1, repetitions=1)
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    bench_scoring.add_arguments(parser)
+    scoring.add_arguments(parser)
     return parser.parse_args(arguments)
 
 
@@ -60,7 +59,7 @@ def test_absent_rivals_are_null_and_the_rest_stands(
     monkeypatch.setattr(scoring, "run_case", measured)
     out = tmp_path / "scoring.json"
     with caplog.at_level(logging.INFO):
-        assert bench_scoring.run(parsed("--quick", "--json", str(out))) == 0
+        assert scoring.run(parsed("--quick", "--json", str(out))) == 0
     said = [" ".join(message.split()) for message in caplog.messages]
     assert "round 1 dense/plain/float32 6 s" in said
     assert "round 1 dense/trl@128/float32 trl is not installed" in said
@@ -73,28 +72,6 @@ def test_absent_rivals_are_null_and_the_rest_stands(
     assert set(written) >= {"max_error", "versions"}
     assert "| dense/trl@128/float32 | absent: trl is not installed |" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["scoring.json"]
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("raise RuntimeError('built for another torch')", "RuntimeError: built for another torch"),
-        ("import no_such_module_at_all", "No module named 'no_such_module_at_all'"),
-        ("import os; os._exit(3)", "exit code 3"),
-    ],
-)
-def test_a_rival_that_fails_on_import_is_null_with_the_reason(
-    source: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "trl").mkdir()
-    (tmp_path / "trl" / "__init__.py").write_text(source + "\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(scoring, "missing", lambda case: None)
-    case = next(case for case in scoring.cases(TINY) if case.name == "dense/trl@8/float32")
-    result = scoring.run_case(case)
-    assert set(result) == {"absent"}
-    assert reason in result["absent"]
-    assert scoring_ratios.quotient(result, {"cpu_s": 1.0}) is None
 
 
 def test_a_fault_of_our_own_is_no_absence() -> None:
@@ -110,7 +87,7 @@ def test_the_best_setting_of_a_rival_counts() -> None:
         "sharded/nemo_rl@16/float32": {"cpu_s": 5.0},
         "sharded/nemo_rl@16/bfloat16": {"cpu_s": 1.0},
     }
-    assert scoring_ratios.best(results, "sharded/nemo_rl@", "float32") == {"cpu_s": 5.0}
+    assert scoring.best(results, "sharded/nemo_rl@", "float32") == {"cpu_s": 5.0}
 
 
 def test_rounds_keep_the_least_times_and_the_largest_memory() -> None:
@@ -122,8 +99,3 @@ def test_rounds_keep_the_least_times_and_the_largest_memory() -> None:
         "peak_extra_mb": 2.0,
         "error_logp": None,
     }
-
-
-def test_missing_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--json: no folder .*; make it first"):
-        bench_scoring.run(parsed("--json", str(tmp_path / "no" / "out.json")))

@@ -1,0 +1,1 @@
+"""Measurements of speed and memory, beside the package and not in the wheel."""

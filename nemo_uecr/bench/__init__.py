@@ -1,1 +1,0 @@
-"""Measurements against other ways of doing the same, one process a case."""
