@@ -1,28 +1,33 @@
-"""The model between the two formats: Megatron-Bridge's GPT model on one rank, in float32."""
+"""The model between the two formats: Megatron-Bridge's GPT model on one rank, in float32; and the files it becomes."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import pickle
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.checkpoint.qwen3 import hf_shapes
+from nemo_uecr.data.models import INDEX, SINGLE
 from nemo_uecr.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.checkpoint.qwen3 import Qwen3
+    from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes
 
+__all__ = ["Bridge", "names_alone", "write_weights"]
+
+#: Norms where Transformer Engine does not fuse them into the layer behind; the bridge names the fused ones only.
 NORMS = {
     "decoder.layers.*.input_layernorm.weight": "model.layers.*.input_layernorm.weight",
     "decoder.layers.*.pre_mlp_layernorm.weight": "model.layers.*.post_attention_layernorm.weight",
 }
-"""Norms where Transformer Engine does not fuse them into the layer behind; the bridge names the fused ones only."""
-
-
+#: Settings that belong to the model; the others are those of a conversion on a CPU.
 KEPT = frozenset({"rotary_base", "share_embeddings_and_output_weights"})
-"""Settings that are the model's own rather than those of a conversion on a CPU."""
 
 
 class Bridge:
@@ -32,7 +37,7 @@ class Bridge:
         """Read the folder's configuration.
 
         Args:
-            folder: config.json, and the weights where they are to be read.
+            folder: config.json, and the weights if they are to be read.
             model: its architecture.
         """
         from megatron.bridge import AutoBridge
@@ -43,7 +48,11 @@ class Bridge:
         _name_the_norms()
 
     def from_megatron(self, weights: Path) -> Any:
-        """The model with the weights of a distributed checkpoint, whatever its tensor and pipeline parallelism."""
+        """The model with the weights of a distributed checkpoint, whatever its tensor and pipeline parallelism.
+
+        Raises:
+            CheckpointError: If megatron-core cannot load them.
+        """
         from megatron.core import dist_checkpointing
         from megatron.core.dist_checkpointing.core import CheckpointingException
         from torch.distributed.checkpoint.api import CheckpointException
@@ -54,13 +63,11 @@ class Bridge:
             layout = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
             wanted = {"model": model.sharded_state_dict(metadata=layout)}
             state = dist_checkpointing.load(wanted, str(weights))["model"]
-        except CheckpointException as error:  # of torch: no Exception, with what each rank met
-            first = next(iter(error.failures.values()))[0]
-            raise CheckpointError(_unloadable(weights, first)) from error
-        except (
-            CheckpointingException, pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError
-        ) as error:  # fmt: skip
-            raise CheckpointError(_unloadable(weights, error)) from error
+        except (CheckpointException, CheckpointingException, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise CheckpointError(
+                f"{weights}: Megatron cannot load it ({type(error).__name__}: {first_line(error)}); a file is corrupt. "
+                "Copy it again"
+            ) from error
         model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
         return model.eval()
 
@@ -89,7 +96,7 @@ class Bridge:
             "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
             "params_dtype": torch.float32, "pipeline_dtype": torch.float32, "bf16": False, "fp16": False,
             "autocast_dtype": None,
-            # transformers 5 moved rope_theta to where the bridge does not look; without it 10000 would be taken.
+            # transformers 5 moved rope_theta to where the bridge does not look; it would take 10000.
             "rotary_base": self._architecture.rope_theta,
             "share_embeddings_and_output_weights": self._architecture.tied,
         }  # fmt: skip
@@ -108,11 +115,6 @@ class Bridge:
     def export(self, model: Any) -> Iterator[tuple[str, Tensor]]:
         """Every tensor under its Hugging Face name, float32."""
         yield from self._auto.export_hf_weights([model], cpu=True, show_progress=False)
-
-
-def _unloadable(weights: Path, error: BaseException) -> str:
-    reason = f"{type(error).__name__}: {first_line(error)}"
-    return f"{weights}: Megatron cannot load it ({reason}); a file is corrupt. Copy it again"
 
 
 def _plain_layers(config: Any) -> Any:
@@ -137,3 +139,53 @@ def _name_the_norms() -> None:
 
     registry.names_norms = True  # type: ignore[attr-defined]
     Qwen3Bridge.mapping_registry = registry
+
+
+@contextlib.contextmanager
+def names_alone(config: Path, model: Qwen3) -> Iterator[Path]:
+    """A temporary folder with a configuration and the names of its tensors: all that the bridge reads to export.
+
+    Args:
+        config: config.json of the model.
+        model: its architecture.
+    """
+    index = {"metadata": {}, "weight_map": dict.fromkeys(hf_shapes(model), SINGLE)}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_bytes(config.read_bytes())
+        (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+        yield folder
+
+
+def write_weights(
+    tensors: Iterable[tuple[str, Tensor]], shapes: Shapes, dtype: str, folder: Path, shard_bytes: int
+) -> None:
+    """Write every tensor once, into safetensors files of bounded size with an index.
+
+    Args:
+        tensors: names and values, in any order.
+        shapes: what is expected, in the order of the files.
+        dtype: to store.
+        folder: where to.
+        shard_bytes: most bytes of a file, unless one tensor alone has more.
+
+    Raises:
+        CheckpointError: If a tensor is missing, unknown, misshapen or not finite.
+    """
+    import torch
+    from huggingface_hub import save_torch_state_dict
+
+    state: dict[str, Tensor] = {}
+    for name, value in tensors:
+        if tuple(value.shape) != shapes.get(name):
+            wanted = list(shapes[name]) if name in shapes else "no such tensor"
+            raise CheckpointError(f"the bridge gave {name} as {list(value.shape)}; expected {wanted}")
+        if not bool(value.isfinite().all()):
+            raise CheckpointError(f"{name} is not finite: the run diverged. Convert an earlier checkpoint")
+        state[name] = value.to(getattr(torch, dtype), copy=True).contiguous()  # not a view of a fused tensor
+    lost = [name for name in shapes if name not in state]
+    if lost:
+        raise CheckpointError(f"the bridge gave no {lost[0]}; its version does not fit this model")
+    save_torch_state_dict({name: state[name] for name in shapes}, folder, max_shard_size=shard_bytes)
+    for path in folder.glob("*.safetensors"):  # safetensors lets nobody else read
+        path.chmod(folder.stat().st_mode & 0o666)

@@ -1,47 +1,85 @@
-"""A conversion from beginning to end: look, convert aside, verify, and only then give OUT its name."""
+"""The conversion from beginning to end: look, convert beside OUT, verify, and only then give OUT its name."""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.checkpoint.assets import asset_files, write_assets
-from nemo_uecr.checkpoint.bridge import Bridge
-from nemo_uecr.checkpoint.hf_files import HfFiles, check_hf_architecture, read_hf_files
-from nemo_uecr.checkpoint.hf_writer import names_folder, write_weights
-from nemo_uecr.checkpoint.megatron_files import MegatronFiles, check_megatron_architecture, read_megatron_files
+import nemo_uecr
+from nemo_uecr.checkpoint.bridge import Bridge, names_alone, write_weights
 from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
-from nemo_uecr.checkpoint.qwen3 import Qwen3, hf_shapes, read_qwen3
-from nemo_uecr.checkpoint.record import Verified, versions, write_record
-from nemo_uecr.checkpoint.recorded import read_recorded
-from nemo_uecr.checkpoint.request import Request, locate_model
-from nemo_uecr.checkpoint.room import unwritable, writing
-from nemo_uecr.checkpoint.sequences import (
+from nemo_uecr.checkpoint.proof import (
+    Agreement,
     Scores,
     Sequences,
+    compare,
     fixed_sequences,
     huggingface_scores,
     megatron_scores,
+    read_recorded,
 )
-from nemo_uecr.checkpoint.source import ASSETS, HUGGINGFACE, MEGATRON, Source, find_source, newest_iteration
-from nemo_uecr.checkpoint.verification import Agreement, compare
-from nemo_uecr.checkpoint.work_folder import (
-    JOURNAL,
-    WorkFolder,
-    only_one,
-    partial_of,
-    refuse_nested,
-    refuse_occupied,
+from nemo_uecr.checkpoint.qwen3 import Qwen3, hf_shapes, read_qwen3
+from nemo_uecr.checkpoint.reading import (
+    ASSETS,
+    HUGGINGFACE,
+    MEGATRON,
+    Weights,
+    check_architecture,
+    find_source,
+    newest_iteration,
+    read_weights,
 )
-from nemo_uecr.errors import CheckpointError, UecrError
-from nemo_uecr.files import file_sha256
+from nemo_uecr.data.models import check_objects
+from nemo_uecr.data.reproducible import installed
+from nemo_uecr.errors import CheckpointError
+from nemo_uecr.files import check_writable, file_sha256, new_folder, read_object
+
+__all__ = ["Job", "Request", "check", "convert", "prepare", "read_record"]
 
 logger = logging.getLogger(__name__)
+
+#: The evidence in OUT.
+RECORD = "conversion.json"
+FORMAT = "nemo_uecr.conversion/1"
+PACKAGES = ("torch", "transformers", "safetensors", "megatron-core", "megatron-bridge")
+GENERATION = "generation_config.json"
+#: Files of a tokenizer with its chat template.
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja",
+)  # fmt: skip
+GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class Request:
+    """One conversion.
+
+    Attributes:
+        ckpt: what to convert.
+        out: the folder to make.
+        into: `huggingface` or `megatron`; None: the one that CKPT is not.
+        model: folder or hub name of the Hugging Face model with the architecture; None: what CKPT names.
+        tokenizer: folder of the tokenizer; None: CKPT's, else the model's.
+        recorded: file of log-probabilities that the trained model gave; None: none was recorded.
+        tolerance: largest difference of two log-probabilities, in nats.
+        shard_bytes: most bytes of a weight file.
+    """
+
+    ckpt: Path
+    out: Path
+    into: str | None
+    model: str | None
+    tokenizer: Path | None
+    recorded: Path | None
+    tolerance: float
+    shard_bytes: int
 
 
 @dataclass(frozen=True)
@@ -50,19 +88,70 @@ class Job:
 
     Attributes:
         request: what was asked.
-        source: what CKPT is.
-        files: its weights, whole.
+        weights: what CKPT holds.
         config: folder of config.json.
         tokenizer: folder of the tokenizer.
         model: the architecture.
     """
 
     request: Request
-    source: Source
-    files: MegatronFiles | HfFiles
+    weights: Weights
     config: Path
     tokenizer: Path
     model: Qwen3
+
+
+def prepare(request: Request) -> Job:
+    """Refuse what can be refused before anything is written.
+
+    Raises:
+        CheckpointError: If CKPT cannot be converted, or OUT is occupied or lacks room.
+        DataError: If a file of the Hugging Face model is damaged.
+        RunFolderError: If OUT cannot be written.
+    """
+    out = request.out.absolute()
+    if request.ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT would go with them
+        raise CheckpointError(f"{out}: lies within the checkpoint {request.ckpt}; choose an --to outside of it")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
+    source = find_source(request.ckpt)
+    if request.into == source.kind:
+        raise CheckpointError(f"{request.ckpt}: already {source.kind}; expected a checkpoint of the other format")
+    weights = read_weights(source.kind, source.weights)
+    if source.kind == HUGGINGFACE and (request.model is not None or request.recorded is not None):
+        raise CheckpointError(f"{request.ckpt}: a Hugging Face model states what it is; leave --hf and --expect out")
+    config = _locate_model(request.model or source.model, request.ckpt)
+    model = read_qwen3(config)
+    check_architecture(weights, model, config)
+    job = Job(request, weights, config, request.tokenizer or source.tokenizer or config, model)
+    _assets(job)
+    if request.recorded is not None:
+        read_recorded(request.recorded, model.vocabulary)
+    check_writable(out)
+    place = next(path for path in out.parents if path.exists())
+    free = shutil.disk_usage(place).free
+    if free < weights.size:
+        raise CheckpointError(
+            f"{place}: {free / GIGABYTE:.3g} GB are free; the weights need {weights.size / GIGABYTE:.3g} GB. Make "
+            "room, or choose another --to"
+        )
+    return job
+
+
+def _locate_model(name: str | None, ckpt: Path) -> Path:
+    """A local folder with config.json, from the hub if the name is no folder here."""
+    if name is None:
+        raise CheckpointError(f"{ckpt}: does not say which model it is; name it: --hf FOLDER (one with config.json)")
+    if Path(name).is_dir():
+        return Path(name)
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=["config.json", GENERATION, *TOKENIZER]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{name}: no folder here, and the hub gives none ({reason}); name it: --hf") from error
 
 
 def convert(request: Request) -> Agreement:
@@ -75,139 +164,155 @@ def convert(request: Request) -> Agreement:
         How far the two models are apart.
 
     Raises:
-        CheckpointError: the input is incomplete or another architecture, OUT is occupied, or the verification found
-            another model. OUT does not exist then.
+        CheckpointError: If `prepare` refuses, or the verification finds another model. OUT does not exist then.
+        OSError: If it cannot be written to the end; the same.
     """
     job = prepare(request)
-    with only_one(request.out):
-        logger.info("%s: %s weights, %s", job.source.weights, job.source.kind, job.files.dtype)
-        making = _making(job)
-        try:
-            work = WorkFolder(partial_of(request.out), making)
-        except OSError as error:
-            raise unwritable(request.out.parent, error) from error
-        try:
-            make = _to_huggingface if job.source.kind == MEGATRON else _to_megatron
-            verified = make(job, work)
-            write_record(work, making, job.model, verified)
-        except UecrError:
-            shutil.rmtree(work.path, ignore_errors=True)
-            raise
-        except OSError as error:
-            failure = unwritable(work.path, error)
-            shutil.rmtree(work.path, ignore_errors=True)
-            raise failure from error
-        if request.out.is_dir():
-            request.out.rmdir()
-        work.finish(request.out)
-    return verified.agreement
+    logger.info("%s: %s weights, %s", job.weights.folder, job.weights.kind, job.weights.dtype)
+    with new_folder(request.out) as folder:
+        write = _to_huggingface if job.weights.kind == MEGATRON else _to_megatron
+        sequences, megatron, huggingface = write(job, folder)
+        agreement = compare(sequences, megatron, huggingface, request.tolerance, "Hugging Face")
+        _write_record(job, folder, {
+            "sequences": sequences, "megatron": megatron, "huggingface": huggingface,
+            "tolerance": request.tolerance, "agreement": asdict(agreement),
+        })  # fmt: skip
+    return agreement
 
 
-def prepare(request: Request) -> Job:
-    """All that is refused before anything is written.
-
-    Raises:
-        CheckpointError: OUT cannot be made there, or CKPT cannot be converted.
-    """
-    refuse_nested(request.ckpt, request.out)
-    refuse_occupied(request.out)
-    job = look(request)
-    asset_files(job.config, job.tokenizer)
-    if request.recorded is not None:
-        if not request.recorded.is_file():
-            raise CheckpointError(f"{request.recorded}: no such file; expected --expect FILE of log-probabilities")
-        read_recorded(request.recorded, job.model.vocabulary)
-    return job
-
-
-def look(request: Request) -> Job:
-    """Refuse what cannot be converted, before anything is written."""
-    source = find_source(request.ckpt)
-    if request.into == source.kind:
-        raise CheckpointError(f"{request.ckpt}: already {source.kind}; expected a checkpoint of the other format")
-    if source.kind == MEGATRON:
-        files = read_megatron_files(source.weights)
-        config = locate_model(request.model or source.model, request.ckpt)
-        model = read_qwen3(config)
-        check_megatron_architecture(files, model, config)
-        tokenizer = request.tokenizer or source.tokenizer or config
-        return Job(request, source, files, config, tokenizer, model)
-    if request.model is not None or request.recorded is not None:
-        raise CheckpointError(
-            f"{request.ckpt}: a Hugging Face model says itself what it is; leave --hf and --expect out"
-        )
-    weights = read_hf_files(source.weights)
-    model = read_qwen3(source.weights)
-    check_hf_architecture(weights, model)
-    return Job(request, source, weights, source.weights, request.tokenizer or source.weights, model)
-
-
-def _making(job: Job) -> dict[str, Any]:
-    """What decides the bytes of OUT; a resumed conversion must have the same."""
-    assets = asset_files(job.config, job.tokenizer)
-    return {
-        "direction": f"{job.source.kind} to {HUGGINGFACE if job.source.kind == MEGATRON else MEGATRON}",
-        "source": str(job.request.ckpt), "weights": str(job.source.weights), "model": str(job.config),
-        "dtype": job.files.dtype, "shard_bytes": job.request.shard_bytes, "versions": versions(),
-        "source_sha256": _hashes(job.files.files), "assets_sha256": _hashes(assets),
-    }  # fmt: skip
-
-
-def _hashes(files: Iterable[Path]) -> dict[str, str]:
-    return {path.name: file_sha256(path) for path in files}
-
-
-def _to_huggingface(job: Job, work: WorkFolder) -> Verified:
-    write_assets(work, "", job.config, job.tokenizer, job.files.dtype)
-    sequences = fixed_sequences(work.path, job.model.vocabulary)
-    shapes = hf_shapes(job.model)
-    with megatron_on_cpu(), names_folder(job.config / "config.json", shapes) as names:
+def _to_huggingface(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
+    """Write the model; return the sequences with their scores under Megatron's model and what transformers loads."""
+    _write_assets(job, folder)
+    sequences = fixed_sequences(folder, job.model.vocabulary)
+    with megatron_on_cpu(), names_alone(job.config / "config.json", job.model) as names:
         bridge = Bridge(names, job.model)
-        model = bridge.from_megatron(job.source.weights)
+        model = bridge.from_megatron(job.weights.folder)
         megatron = megatron_scores(model, sequences)
         if job.request.recorded is not None:
             rows, logp = read_recorded(job.request.recorded, job.model.vocabulary)
             compare(rows, megatron_scores(model, rows), logp, job.request.tolerance, "as recorded in training")
-        write_weights(bridge.export(model), shapes, job.files.dtype, work, job.request.shard_bytes)
+        write_weights(bridge.export(model), hf_shapes(job.model), job.weights.dtype, folder, job.request.shard_bytes)
         del bridge, model
-    gc.collect()
+    gc.collect()  # one model in memory at a time
     logger.info("verifying: transformers loads what was written")
-    huggingface = huggingface_scores(work.path, sequences)
-    return _verified(job, sequences, megatron, huggingface)
+    return sequences, megatron, huggingface_scores(folder, sequences)
 
 
-def _to_megatron(job: Job, work: WorkFolder) -> Verified:
-    sequences = fixed_sequences(job.tokenizer, job.model.vocabulary)
-    with megatron_on_cpu(), names_folder(job.config / "config.json", hf_shapes(job.model)) as names:
-        if not work.has_all("iter_"):
-            _save_megatron(job, work)
-        write_assets(work, ASSETS, job.config, job.tokenizer, job.files.dtype)
-        folder = newest_iteration(work.path)
-        check_megatron_architecture(read_megatron_files(folder), job.model, job.config)
-        logger.info("verifying: megatron-core loads what was written")
-        megatron = megatron_scores(Bridge(names, job.model).from_megatron(folder), sequences)
-    gc.collect()
-    huggingface = huggingface_scores(job.source.weights, sequences)
-    return _verified(job, sequences, megatron, huggingface)
-
-
-def _save_megatron(job: Job, work: WorkFolder) -> None:
+def _to_megatron(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
+    """Write the model; return the sequences with their scores under what megatron-core loads and CKPT."""
     import torch
 
-    for path in work.path.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-    bridge = Bridge(job.source.weights, job.model)
-    model = bridge.from_huggingface()
-    with writing(work.path):
-        bridge.save(model.to(getattr(torch, job.files.dtype)), work.path)
-    for settings in work.path.glob("iter_*/run_config.yaml"):
-        text = settings.read_text(encoding="utf-8")
-        settings.write_text(text.replace(str(work.path), str(job.request.out)), encoding="utf-8")
-    written = (path for path in work.path.rglob("*") if path.is_file() and path.name != JOURNAL)
-    work.complete(*(str(path.relative_to(work.path)) for path in written))
+    sequences = fixed_sequences(job.tokenizer, job.model.vocabulary)
+    with megatron_on_cpu():
+        bridge = Bridge(job.weights.folder, job.model)
+        bridge.save(bridge.from_huggingface().to(getattr(torch, job.weights.dtype)), folder)
+        del bridge
+        for settings in folder.glob("iter_*/run_config.yaml"):  # it names the folder that it was written into
+            text = settings.read_text(encoding="utf-8")
+            settings.write_text(text.replace(str(folder), str(job.request.out)), encoding="utf-8")
+        _write_assets(job, folder / ASSETS)
+        gc.collect()
+        logger.info("verifying: megatron-core loads what was written")
+        megatron = _written_megatron_scores(folder, sequences)
+    gc.collect()
+    return sequences, megatron, huggingface_scores(job.weights.folder, sequences)
 
 
-def _verified(job: Job, sequences: Sequences, megatron: Scores, huggingface: Scores) -> Verified:
-    agreement = compare(sequences, megatron, huggingface, job.request.tolerance, "Hugging Face")
-    return Verified(sequences, megatron, huggingface, job.request.tolerance, agreement)
+def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
+    """What megatron-core loads from a converted folder; within `megatron_on_cpu`."""
+    model, iteration = read_qwen3(folder / ASSETS), newest_iteration(folder)
+    check_architecture(read_weights(MEGATRON, iteration), model, folder / ASSETS)
+    with names_alone(folder / ASSETS / "config.json", model) as names:
+        return megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
+
+
+def _assets(job: Job) -> tuple[Path, ...]:
+    """What belongs to the model beside its weights: configuration, generation configuration, tokenizer, template."""
+    tokenizer = job.tokenizer
+    if not (tokenizer / "tokenizer.json").is_file() and not (tokenizer / "vocab.json").is_file():
+        raise CheckpointError(f"{tokenizer}: no tokenizer.json; expected the model's tokenizer. Name it: --tokenizer")
+    check_objects(job.config)
+    check_objects(tokenizer)
+    wanted = [job.config / "config.json", job.config / GENERATION, *(tokenizer / name for name in TOKENIZER)]
+    return tuple(path for path in wanted if path.is_file())
+
+
+def _write_assets(job: Job, folder: Path) -> None:
+    """Copy them; config.json names the dtype of the weights."""
+    folder.mkdir(exist_ok=True)
+    for file in _assets(job):
+        shutil.copyfile(file, folder / file.name)
+    config = {name: value for name, value in read_object(folder / "config.json").items() if name != "dtype"}
+    content = json.dumps({**config, "torch_dtype": job.weights.dtype}, indent=2)
+    (folder / "config.json").write_text(content, encoding="utf-8")
+    settings = folder / "tokenizer_config.json"
+    inside = settings.is_file() and read_object(settings).get("chat_template")
+    if not inside and not (folder / "chat_template.jinja").is_file():
+        logger.warning("%s has no chat template; the converted model has none either", job.tokenizer)
+    if not (folder / GENERATION).is_file():
+        logger.warning("%s has no %s; the converted model has none either", job.config, GENERATION)
+
+
+def _write_record(job: Job, folder: Path, evidence: dict[str, Any]) -> None:
+    content = {
+        "format": FORMAT,
+        "direction": f"{job.weights.kind} to {HUGGINGFACE if job.weights.kind == MEGATRON else MEGATRON}",
+        "source": str(job.request.ckpt), "weights": str(job.weights.folder), "model": str(job.config),
+        "dtype": job.weights.dtype, "shard_bytes": job.request.shard_bytes,
+        "versions": {"nemo_uecr": nemo_uecr.__version__, **{name: installed(name) for name in PACKAGES}},
+        "source_sha256": _hashes(job.weights.files, job.weights.folder),
+        "assets_sha256": {path.name: file_sha256(path) for path in _assets(job)},
+        "architecture": asdict(job.model),
+        "sha256": _hashes((path for path in sorted(folder.rglob("*")) if path.is_file()), folder),
+        "verification": evidence,
+    }  # fmt: skip
+    (folder / RECORD).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _hashes(files: Iterable[Path], folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): file_sha256(path) for path in files}
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The conversion.json of a finished conversion.
+
+    Raises:
+        CheckpointError: If the folder is no finished conversion.
+    """
+    if not (folder / RECORD).is_file():
+        raise CheckpointError(f"{folder}: no {RECORD}; expected a folder that nemo-uecr convert made")
+    found = read_object(folder / RECORD)
+    if found.get("format") != FORMAT:
+        raise CheckpointError(f"{folder / RECORD}: format {found.get('format')!r:.60}; expected {FORMAT!r}")
+    return found
+
+
+def check(out: Path, tolerance: float) -> Agreement:
+    """Score the fixed sequences again and compare with the other model's recorded log-probabilities.
+
+    Args:
+        out: a folder that `convert` made.
+        tolerance: in nats.
+
+    Returns:
+        How far the model in the folder is from the one that it was made from.
+
+    Raises:
+        CheckpointError: If it is another model, or a file changed since the conversion.
+    """
+    record = read_record(out)
+    recorded: dict[str, Any] = record["verification"]
+    sequences: Sequences = recorded["sequences"]
+    if record["direction"].endswith(MEGATRON):
+        with megatron_on_cpu():
+            now = _written_megatron_scores(out, sequences)
+        agreement = compare(sequences, now, recorded["huggingface"], tolerance, "Hugging Face")
+    else:
+        now = huggingface_scores(out, sequences)
+        agreement = compare(sequences, recorded["megatron"], now, tolerance, "Hugging Face")
+    for name, expected in record["sha256"].items():
+        if not (out / name).is_file() or file_sha256(out / name) != expected:
+            raise CheckpointError(
+                f"{out / name}: changed since the conversion, though the model is the same within rounding"
+            )
+    return agreement

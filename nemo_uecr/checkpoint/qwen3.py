@@ -1,14 +1,14 @@
-"""What a Qwen3 looks like on both sides: the numbers in config.json and the tensors that they call for."""
+"""The Qwen3 architecture: the numbers in config.json, and the tensors that either format stores for them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nemo_uecr.data.models import DecoderSizes, Fields, decoder_sizes, read_fields
-from nemo_uecr.errors import CheckpointError, DataError
-from nemo_uecr.files import read_object
+from nemo_uecr.errors import CheckpointError
+
+__all__ = ["Qwen3", "Shapes", "hf_shapes", "megatron_shapes", "read_qwen3"]
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 Shapes = dict[str, tuple[int, ...]]
@@ -31,31 +31,17 @@ def read_qwen3(folder: Path) -> Qwen3:
     """The architecture of a Hugging Face folder.
 
     Raises:
-        CheckpointError: no config.json, another architecture, or a number that is missing or none.
+        CheckpointError: If it is another architecture.
+        DataError: If config.json is missing, or lacks a number.
     """
     path = folder / "config.json"
-    try:
-        fields = read_fields(path, prefix="")
-        names = fields.values.get("architectures")
-        if names != [ARCHITECTURE]:
-            raise CheckpointError(f"{path}: architectures is {names!r:.80}; conversion knows [{ARCHITECTURE!r}] only")
-        fields.stated("head_dim")
-        sizes = decoder_sizes(fields)
-        return Qwen3(**vars(sizes), rope_theta=_rope_theta(fields), norm_eps=fields.number("rms_norm_eps"))
-    except DataError as error:
-        raise CheckpointError(str(error)) from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        CheckpointError: the file is missing or is no JSON object.
-    """
-    try:
-        return read_object(path)
-    except DataError as error:
-        raise CheckpointError(str(error)) from None
+    fields = read_fields(path, prefix="")
+    names = fields.values.get("architectures")
+    if names != [ARCHITECTURE]:
+        raise CheckpointError(f"{path}: architectures is {names!r:.80}; expected [{ARCHITECTURE!r}]")
+    fields.stated("head_dim")
+    sizes = decoder_sizes(fields)
+    return Qwen3(**vars(sizes), rope_theta=_rope_theta(fields), norm_eps=fields.number("rms_norm_eps"))
 
 
 def _rope_theta(fields: Fields) -> float:
@@ -65,9 +51,7 @@ def _rope_theta(fields: Fields) -> float:
         return fields.number("rope_theta")
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     if kind != "default":
-        raise CheckpointError(
-            f"{fields.where}: rotary embeddings are scaled ({kind!s:.60}); conversion knows plain ones only"
-        )
+        raise CheckpointError(f"{fields.where}: rotary embeddings are scaled ({kind!s:.60}); expected plain ones")
     return rope.number("rope_theta") if "rope_theta" in rope.values else fields.number("rope_theta")
 
 

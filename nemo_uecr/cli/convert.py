@@ -43,7 +43,7 @@ def convert(
         nemo-uecr convert models/Qwen3-4B --to models/Qwen3-4B-megatron
         nemo-uecr convert models/uecr-step-100 --check
 
-    An interrupted conversion goes on when the command is given again.
+    An interrupted conversion leaves no OUT; the same command starts over.
 
     Args:
         ckpt: The checkpoint.
@@ -57,7 +57,9 @@ def convert(
         tolerance: Largest difference of two log-probabilities, nats.
         shard_gb: Most gigabytes of a weight file.
     """
-    from nemo_uecr.checkpoint.request import Request
+    from nemo_uecr.checkpoint.convert import Request, prepare, read_record
+    from nemo_uecr.checkpoint.convert import check as check_again
+    from nemo_uecr.checkpoint.convert import convert as run
 
     if check == (to is not None):
         raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
@@ -68,9 +70,6 @@ def convert(
             recorded=expect, tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
         )  # fmt: skip
     if dry_run:
-        from nemo_uecr.checkpoint.convert import prepare
-        from nemo_uecr.checkpoint.record import read_record
-
         if request is None:
             read_record(ckpt)
         else:
@@ -78,14 +77,7 @@ def convert(
         sys.stdout.write(f"dry run: {request or ckpt}\n")
         return
     _require_bridge()
-    if request is None:
-        from nemo_uecr.checkpoint.check import check as check_again
-
-        agreement = check_again(ckpt, tolerance)
-    else:
-        from nemo_uecr.checkpoint.convert import convert as run
-
-        agreement = run(request)
+    agreement = check_again(ckpt, tolerance) if request is None else run(request)
     sys.stdout.write(
         f"{to or ckpt}: the same model; log-probabilities of {agreement.tokens} tokens differ by at most "
         f"{agreement.largest:.2g} nats\n"

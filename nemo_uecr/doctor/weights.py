@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from nemo_uecr.checkpoint.megatron_files import read_megatron_files
-from nemo_uecr.checkpoint.source import ITERATION, newest_iteration
+from nemo_uecr.checkpoint.reading import ITERATION, MEGATRON, newest_iteration, read_weights
 from nemo_uecr.data.models import read_fields, read_header, weight_names
 from nemo_uecr.doctor.findings import Finding, fail, ok, warn
 from nemo_uecr.errors import CheckpointError, DataError
@@ -65,8 +64,8 @@ def megatron_finding(key: str, folder: str) -> Finding:
     try:
         itself = (path / ".metadata").is_file() or ITERATION.fullmatch(path.name) is not None
         iteration = path if itself else newest_iteration(path)
-        files = read_megatron_files(iteration).files
-    except CheckpointError as error:
+        files = read_weights(MEGATRON, iteration).files
+    except (CheckpointError, DataError) as error:
         return fail(key, str(error), "it was not saved to its end, or is damaged; take another one")
     return ok(key, f"{iteration}, {sum(file.suffix == '.distcp' for file in files)} shards")
 

@@ -1,12 +1,9 @@
-"""What the tests with Megatron-Bridge share: the command in a process of its own, and when to skip."""
+"""What the tests with Megatron-Bridge share: the command, the scores of its result, and when to skip."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-import os
-import subprocess
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -33,16 +30,6 @@ def missing() -> str | None:
 
 
 marks = [pytest.mark.real, pytest.mark.skipif(missing() is not None, reason=f"{missing()} is not installed")]
-
-
-def command(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
-    """`nemo-uecr convert` as a user starts it."""
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "nemo_uecr", "convert", *map(str, arguments)],
-        cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
 
 
 def converted(*arguments: object) -> str:

@@ -1,4 +1,4 @@
-"""The comparison, the plan of weight files, and the folder in which a conversion works."""
+"""The comparison of two models, the record that training may leave, and the weight files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.checkpoint.hf_files import read_hf_files
-from nemo_uecr.checkpoint.hf_writer import plan_shards, write_weights
-from nemo_uecr.checkpoint.verification import compare
-from nemo_uecr.checkpoint.work_folder import WorkFolder
-from nemo_uecr.errors import CheckpointError
-from nemo_uecr.stopping import JOB_PROGRESS
+from nemo_uecr.checkpoint.bridge import write_weights
+from nemo_uecr.checkpoint.proof import compare, megatron_scores, read_recorded
+from nemo_uecr.checkpoint.reading import HUGGINGFACE, read_weights
+from nemo_uecr.errors import CheckpointError, ScoreError
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": (5, 2)}
 
@@ -27,9 +25,11 @@ def test_the_largest_difference_and_its_place() -> None:
         compare(tokens, ours, theirs, 1e-5, "Hugging Face")
 
 
-def test_a_number_that_is_none() -> None:
-    with pytest.raises(CheckpointError, match=r"sequence 0, token 1: got -1\.0 and nan"):
+def test_nan_is_no_agreement() -> None:
+    with pytest.raises(CheckpointError, match="nan"):
         compare([[1, 2]], [[-1.0]], [[float("nan")]], 1e-4, "Hugging Face")
+    with pytest.raises(ScoreError):
+        megatron_scores(lambda ids, *rest: torch.full((*ids.shape, 10), torch.nan), [[1, 2, 3]])
 
 
 def test_sequences_of_another_length_are_no_agreement() -> None:
@@ -37,11 +37,22 @@ def test_sequences_of_another_length_are_no_agreement() -> None:
         compare([[1, 2, 3]], [[-1.0, -2.0]], [[-1.0]], 1e-4, "Hugging Face")
 
 
-def test_weight_files_are_bounded() -> None:
-    # float32: a has 24 bytes, b 16, c 40.
-    assert plan_shards(SHAPES, "float32", 40) == [["a", "b"], ["c"]]
-    assert plan_shards(SHAPES, "float32", 39) == [["a"], ["b"], ["c"]]
-    assert plan_shards(SHAPES, "bfloat16", 40) == [["a", "b", "c"]]
+def test_recorded_log_probabilities(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "recorded.safetensors"
+    ids, lengths = torch.tensor([[1, 2, 3], [4, 5, 99]]), torch.tensor([3, 2])
+    whole = {"token_ids": ids, "lengths": lengths, "logp": torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, 0.0]])}
+    save_file(whole, path)
+    assert read_recorded(path, vocabulary=6) == ([[1, 2, 3], [4, 5]], [[-1.0, -2.0], [-3.0]])
+    wrong = ({"token_ids": ids + 3}, {"lengths": lengths + 1}, {"lengths": lengths - 1}, {"logp": whole["logp"][:1]})
+    for change in wrong:
+        save_file(whole | change, path)
+        with pytest.raises(CheckpointError, match="expected"):
+            read_recorded(path, vocabulary=6)
+    save_file({"token_ids": ids}, path)
+    with pytest.raises(CheckpointError, match="lengths"):
+        read_recorded(path, vocabulary=6)
 
 
 def values() -> dict[str, torch.Tensor]:
@@ -49,62 +60,22 @@ def values() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def test_a_complete_file_is_kept_and_a_damaged_one_written_again(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    write_weights(reversed(values().items()), SHAPES, "float32", WorkFolder(folder, {"from": "x"}), 39)
-    files = sorted(folder.glob("*.safetensors"))
-    before = [file.read_bytes() for file in files]
-    times = [file.stat().st_mtime_ns for file in files]
-    files[1].write_bytes(b"damaged")
-    again = WorkFolder(folder, {"from": "x"})
-    assert again.has(files[0].name)
-    assert not again.has(files[1].name)
-    write_weights(values().items(), SHAPES, "float32", again, 39)
-    assert [file.read_bytes() for file in files] == before
-    assert [file.stat().st_mtime_ns == time for file, time in zip(files, times, strict=True)] == [True, False, True]
-    assert read_hf_files(folder).shapes == SHAPES
-
-
-def test_a_folder_made_from_something_else_is_emptied(tmp_path: Path) -> None:
-    first = WorkFolder(tmp_path / "work", {"from": "x"})
-    (first.path / "file").write_text("1")
-    first.complete("file")
-    assert WorkFolder(tmp_path / "work", {"from": "x"}).has("file")
-    other = WorkFolder(tmp_path / "work", {"from": "y"})
-    assert not other.has("file")
-    assert not (other.path / "file").exists()
-
-
-def test_a_job_hears_of_new_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each attempt of a conversion writes its small files again; that brings it no nearer to its end."""
-    progress = tmp_path / "progress"
-    monkeypatch.setenv(JOB_PROGRESS, str(progress))
-    for content, advances in (("1", True), ("1", False), ("2", True)):
-        work = WorkFolder(tmp_path / "work", {})
-        (work.path / "file").write_text(content)
-        work.complete("file")
-        assert progress.exists() == advances
-        progress.unlink(missing_ok=True)
-
-
-def test_only_complete_files_get_the_name(tmp_path: Path) -> None:
-    work = WorkFolder(tmp_path / "work", {})
-    (work.path / "below").mkdir()
-    for name in ("whole", "part", "below/whole"):
-        (work.path / name).write_text(name)
-    work.complete("whole", "below/whole")
-    work.finish(tmp_path / "out")
-    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {"out/whole", "out/below/whole"}
+def test_weight_files_are_bounded_and_readable(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    write_weights(reversed(values().items()), SHAPES, "float32", folder, 39)  # a has 24 bytes, b 16, c 40
+    assert len(list(folder.glob("model-*-of-00003.safetensors"))) == 3
+    assert read_weights(HUGGINGFACE, folder).shapes == SHAPES
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"b": None}, "the bridge gave no b"),
-        ({"b": torch.zeros(5)}, r"the bridge gave b as \[5\]; expected \[4\]"),
-        ({"d": torch.zeros(1)}, "the bridge gave d unexpectedly"),
-        ({"c": torch.full((5, 2), float("inf"))}, "c has numbers that are not finite"),
+        ({"b": None}, "no b"),
+        ({"b": torch.zeros(5)}, r"b as \[5\]; expected \[4\]"),
+        ({"d": torch.zeros(1)}, "d as"),
+        ({"c": torch.full((5, 2), float("inf"))}, "c is not finite"),
     ],
 )
 def test_what_the_bridge_gives_is_held_against_the_architecture(
@@ -112,4 +83,5 @@ def test_what_the_bridge_gives_is_held_against_the_architecture(
 ) -> None:
     given = {name: value for name, value in (values() | change).items() if value is not None}
     with pytest.raises(CheckpointError, match=message):
-        write_weights(given.items(), SHAPES, "float32", WorkFolder(tmp_path / "work", {}), 39)
+        write_weights(given.items(), SHAPES, "float32", tmp_path, 39)
+    assert not any(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Hugging Face to Megatron and back, the traps on the way, and kills in the middle."""
+"""Hugging Face to Megatron and back, the traps on the way, and a kill in the middle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from nemo_uecr.checkpoint.bridge import Bridge
 from tests.checkpoint.folders import hf_model
-from tests.checkpoint.real import ROOT, command, converted, marks, refused, tensors, transformers_logp
+from tests.checkpoint.real import ROOT, converted, marks, refused, tensors, transformers_logp
 from tests.checkpoint.trained import load_and_score
 from tests.megatron_worker.ranks import run_ranks
 
@@ -64,7 +63,7 @@ def test_the_trainer_gets_a_configuration_of_its_own(whole: Path, megatron: Path
     assert "megatron.bridge.models.gpt_provider.default_layer_spec" in text
     assert "use_cpu_initialization: false" in text
     assert "rotary_base: 1000000.0" in text
-    assert ".partial" not in text
+    assert ".tmp" not in text
     assert json.loads((megatron / "conversion.json").read_text())["direction"] == "huggingface to megatron"
 
 
@@ -80,74 +79,12 @@ def test_a_lost_rope_base_is_found(megatron: Path, tmp_path: Path, monkeypatch: 
     assert "not the same model" in line
 
 
-def test_exchanged_shards_in_the_result_are_found(megatron: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    out = tmp_path / "out"
-    converted(megatron, "--to", out, "--shard-gb", SMALL)
-    first, second = "model.layers.0.self_attn.o_proj.weight", "model.layers.1.self_attn.o_proj.weight"
-    home = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
-    files = {name: load_file(out / name) for name in {home[first], home[second]}}
-    one, other = files[home[first]][first], files[home[second]][second]
-    files[home[first]][first], files[home[second]][second] = other.clone(), one.clone()
-    for name, content in files.items():
-        save_file(content, out / name)
-    line = refused(out, "--check", leaves=tmp_path)
-    assert "not the same model: log-probabilities differ by" in line
-
-
 def test_a_change_too_small_for_the_scores_is_found_by_its_hash(megatron: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     converted(megatron, "--to", out)
     with (out / "generation_config.json").open("a") as file:
         file.write(" ")
     assert "generation_config.json: changed since the conversion" in refused(out, "--check", leaves=tmp_path)
-
-
-def kill_when(partial: Path, pattern: str, *arguments: object) -> None:
-    """Start the command and kill -9 it when a file is there."""
-    killed = command(*arguments, cwd=partial.parent)
-    deadline = time.monotonic() + 200
-    while not list(partial.glob(pattern)):
-        assert killed.poll() is None, killed.communicate()[1][-3000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=20)  # no process of its own outlives it, or this would wait for its end
-
-
-@pytest.mark.parametrize(
-    ("moment", "damage"),
-    [
-        ("model-00001-of-*.safetensors", False),
-        ("model-00002-of-*.safetensors", True),  # when the first one is noted as complete
-    ],
-    ids=["as it was left", "with a damaged shard"],
-)
-def test_killed_on_the_way_to_huggingface(megatron: Path, tmp_path: Path, moment: str, damage: bool) -> None:
-    """No OUT when the first weight files are there, and the same command finishes it."""
-    out, partial = tmp_path / "out", tmp_path / ".out.partial"
-    arguments = (megatron, "--to", out, "--shard-gb", SMALL)
-    kill_when(partial, moment, *arguments)
-    assert not out.exists()
-    if damage:
-        shard = next(partial.glob("model-00001-of-*.safetensors"))
-        shard.write_bytes(b"x" * shard.stat().st_size)
-    assert "the same model" in converted(*arguments)
-    assert "the same model" in converted(out, "--check")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-
-
-@pytest.mark.parametrize("moment", ["iter_*/metadata.json", "huggingface/config.json"])
-def test_killed_on_the_way_to_megatron(whole: Path, moment: str, tmp_path: Path) -> None:
-    """Before and after the checkpoint's files are noted as complete."""
-    out, partial = tmp_path / "out", tmp_path / ".out.partial"
-    kill_when(partial, moment, whole, "--to", out)
-    assert not out.exists()
-    assert "the same model" in converted(whole, "--to", out)
-    assert "the same model" in converted(out, "--check")
-    assert ".partial" not in (out / "iter_0000000" / "run_config.yaml").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 VERIFIED = """

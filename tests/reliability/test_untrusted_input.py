@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.checkpoint.megatron_files import read_megatron_files
-from nemo_uecr.checkpoint.metadata_pickle import KNOWN, read_metadata
+from nemo_uecr.checkpoint.reading import KNOWN, MEGATRON, read_metadata, read_weights
 from nemo_uecr.data.embedding import load_encoder
 from nemo_uecr.data.models import load_tokenizer
 from nemo_uecr.errors import CheckpointError, DataError
@@ -106,11 +105,11 @@ def test_a_checkpoints_table_of_contents_runs_nothing(tmp_path: Path) -> None:
     save({"decoder.final_layernorm.weight": torch.zeros(4)}, checkpoint_id=weights, no_dist=True)
     (weights / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
     torch.save({"iteration": 1}, weights / "common.pt")
-    read_megatron_files(weights)
+    read_weights(MEGATRON, weights)
     for protocol in (0, 2, 4):
         (weights / ".metadata").write_bytes(pickle.dumps([Runs(ran)], protocol=protocol))
         with pytest.raises(CheckpointError, match=r"(posix|os)\.system"):
-            read_megatron_files(weights)
+            read_weights(MEGATRON, weights)
     assert not ran.exists()
 
 

@@ -1,0 +1,200 @@
+"""The proof that two models are the same: log-probabilities of fixed sequences under each, compared token by token.
+
+Shape suffixes: B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_uecr.data.models import load_pretrained, load_tokenizer
+from nemo_uecr.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Agreement", "Scores", "Sequences", "compare", "fixed_sequences", "huggingface_scores", "megatron_scores",
+    "read_recorded",
+]  # fmt: skip
+
+TEXTS = (
+    "What is the sum of the first ten odd numbers? Adding 1, 3, 5, ... up to 19 gives 10 squared: \\boxed{100}.",
+    "def area(radius: float) -> float:\n    return 3.14159 * radius**2  # \u03c0r\u00b2, for r > 0\n",
+)
+#: Sequences of random tokens, their length, and the seed.
+RANDOM, LENGTH, SEED = 6, 48, 20
+#: Tensors of a file for `--expect`.
+RECORDED = ("token_ids", "lengths", "logp")
+
+Sequences = list[list[int]]
+Scores = list[list[float]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two models are apart.
+
+    Attributes:
+        largest: largest absolute difference of two log-probabilities, in nats.
+        tokens: number of log-probabilities that were compared.
+    """
+
+    largest: float
+    tokens: int
+
+
+def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
+    """Two texts in the tokenizer's tokens, and random tokens from the whole vocabulary.
+
+    Raises:
+        CheckpointError: If the tokenizer has tokens that the model lacks.
+        DataError: If no tokenizer can be read.
+    """
+    import torch
+
+    loaded = load_tokenizer(str(tokenizer), local_files_only=True)
+    texts = [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    largest = max((token for text in texts for token in text), default=0)
+    if max(largest, len(loaded) - 1) >= vocabulary:
+        raise CheckpointError(
+            f"{tokenizer}: {len(loaded)} tokens; the model has {vocabulary}. Name the model's own: --tokenizer FOLDER"
+        )
+    generator = torch.Generator().manual_seed(SEED)
+    drawn: Sequences = torch.randint(0, vocabulary, (RANDOM, LENGTH), generator=generator).tolist()
+    return [*(text for text in texts if len(text) > 1), *drawn]
+
+
+def megatron_scores(model: Any, sequences: Sequences) -> Scores:
+    """Log-probabilities under megatron-core's model, one rank; in nats, from the second token on.
+
+    Raises:
+        ScoreError: If one is not finite.
+    """
+    import torch
+
+    def logits(ids_BT: Tensor) -> Tensor:
+        width = ids_BT.shape[1]
+        positions_BT = torch.arange(width).expand_as(ids_BT)
+        future = torch.triu(torch.ones(1, 1, width, width, dtype=torch.bool), 1)
+        found: Tensor = model(ids_BT, positions_BT, future)
+        return found
+
+    return _scores(logits, sequences)
+
+
+def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
+    """Log-probabilities under the model that transformers loads from a folder, in float32.
+
+    Raises:
+        CheckpointError: If transformers finds tensors missing, unexpected or misshapen.
+        DataError: If it cannot load the folder.
+        ScoreError: If a log-probability is not finite.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, loading = load_pretrained(
+        AutoModelForCausalLM, str(folder), local_files_only=True,
+        dtype=torch.float32, use_safetensors=True, output_loading_info=True, attn_implementation="eager",
+    )  # fmt: skip
+    odd = sorted({*loading["missing_keys"], *loading["unexpected_keys"], *map(str, loading["mismatched_keys"])})
+    if odd:
+        raise CheckpointError(f"{folder}: transformers finds {odd[0]} missing, unexpected or misshapen")
+    model.eval()
+    return _scores(lambda ids_BT: model(input_ids=ids_BT).logits, sequences)
+
+
+def _scores(logits: Callable[[Tensor], Tensor], sequences: Sequences) -> Scores:
+    import torch
+
+    from nemo_uecr.scoring.dense import score_logits
+
+    found: Scores = []
+    with torch.no_grad():
+        for sequence in sequences:
+            ids = torch.tensor([sequence])
+            scores = score_logits(logits(ids)[0, :-1].float(), ids[0, 1:], temperatures=(1.0,), entropy=False)
+            found.append(scores.logp_KN[0].tolist())
+    return found
+
+
+def compare(sequences: Sequences, megatron: Scores, other: Scores, tolerance: float, whose: str) -> Agreement:
+    """Compare token by token.
+
+    max_t |log p_Megatron(y_t | y_<t) - log p_other(y_t | y_<t)| <= tolerance
+
+    Args:
+        sequences: the tokens.
+        megatron: log-probabilities in nats from the second token on, under Megatron's model.
+        other: the same under the other model.
+        tolerance: in nats.
+        whose: names the other in the message.
+
+    Returns:
+        The agreement.
+
+    Raises:
+        CheckpointError: If a difference is above the tolerance or not a number; with its place.
+    """
+    worst, where, tokens = 0.0, (0, 0), 0
+    for row, (ours, theirs) in enumerate(zip(megatron, other, strict=True)):
+        for column, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+            tokens += 1
+            apart = abs(left - right)
+            if not math.isfinite(apart):
+                raise CheckpointError(f"sequence {row}, token {column + 1}: got {left} and {right}; expected numbers")
+            if apart > worst:
+                worst, where = apart, (row, column)
+    if worst > tolerance:
+        row, column = where
+        raise CheckpointError(
+            f"not the same model: log-probabilities differ by {worst:.3g} nats (tolerance {tolerance:g}) at sequence "
+            f"{row}, token {column + 1} ({sequences[row][column + 1]}): Megatron {megatron[row][column]:.6f}, "
+            f"{whose} {other[row][column]:.6f}"
+        )
+    return Agreement(worst, tokens)
+
+
+def read_recorded(path: Path, vocabulary: int) -> tuple[Sequences, Scores]:
+    """Log-probabilities that the trained model itself gave, to hold a checkpoint against.
+
+    A checkpoint whose shards were exchanged after it was written loads as another model, and a conversion of it is
+    faithful to that one. Only a record from outside the checkpoint can tell.
+
+    Args:
+        path: safetensors with token_ids [B, T] int64, lengths [B] int64 and logp [B, T] float32, in nats at
+            temperature 1; logp[:, t] belongs to token t, and column 0 is not read.
+        vocabulary: of the model.
+
+    Returns:
+        The tokens of each row, and its log-probabilities from the second token on.
+
+    Raises:
+        CheckpointError: If the file does not hold this.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+        ids_BT, lengths_B, logp_BT = (tensors[name] for name in RECORDED)
+    except (OSError, SafetensorError, KeyError) as error:
+        raise CheckpointError(f"{path}: got {error}; expected safetensors with {', '.join(RECORDED)}") from error
+    if ids_BT.dim() != 2 or logp_BT.shape != ids_BT.shape or lengths_B.shape != ids_BT.shape[:1]:
+        shapes = f"token_ids {list(ids_BT.shape)}, lengths {list(lengths_B.shape)}, logp {list(logp_BT.shape)}"
+        raise CheckpointError(f"{path}: got {shapes}; expected [B, T], [B] and [B, T]")
+    rows, logp = [], []
+    for ids_T, length, logp_T in zip(ids_BT.tolist(), lengths_B.tolist(), logp_BT.tolist(), strict=True):
+        if not 2 <= length <= len(ids_T) or not all(0 <= token < vocabulary for token in ids_T[:length]):
+            raise CheckpointError(
+                f"{path}: got a row of {length} tokens from {min(ids_T)} to {max(ids_T)}; expected 2 to {len(ids_T)} "
+                f"tokens from 0 to {vocabulary - 1}, the model's vocabulary"
+            )
+        rows.append(ids_T[:length])
+        logp.append(logp_T[1:length])
+    return rows, logp

@@ -1,0 +1,332 @@
+"""Recognises a checkpoint and reads from headers and tables of contents what it holds; no weight is loaded.
+
+Three kinds of folder: a Hugging Face model, a Megatron distributed checkpoint, and a step that NeMo-RL saved.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import re
+import zipfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes, hf_shapes, megatron_shapes
+from nemo_uecr.data.models import INDEX, read_header, weight_names
+from nemo_uecr.errors import CheckpointError, first_line
+from nemo_uecr.files import read_object
+
+__all__ = [
+    "ASSETS", "BYTES", "HUGGINGFACE", "ITERATION", "MEGATRON", "Source", "Weights", "check_architecture", "find_source",
+    "newest_iteration", "read_metadata", "read_weights",
+]  # fmt: skip
+
+HUGGINGFACE, MEGATRON = "huggingface", "megatron"
+#: Folder beside converted Megatron weights: config.json, generation_config.json and the tokenizer.
+ASSETS = "huggingface"
+TRACKER = "latest_checkpointed_iteration.txt"
+STEP = re.compile(r"(tmp_|old_)?step_\d+")
+ITERATION = re.compile(r"iter_(\d+)")
+#: What a finished step of NeMo-RL has.
+STEP_PARTS = ("config.yaml", "training_info.json", "policy/weights", "policy/tokenizer")
+#: What a finished Megatron checkpoint has beside its shards; metadata.json is written last.
+MEGATRON_PARTS = ("metadata.json", ".metadata", "common.pt")
+FORMAT = "torch_dist"
+#: Prefixes of the model's tensors in a Megatron checkpoint, which may hold the optimizer's too.
+MODEL = ("embedding.", "decoder.", "output_layer.")
+LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+#: A vocabulary is padded to a multiple of up to 128 on each of up to 64 tensor-parallel ranks, all powers of two.
+PADDINGS = tuple(2**power for power in range(14))
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+# Which folder, and what it is.
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a conversion reads.
+
+    Attributes:
+        kind: `huggingface` or `megatron`.
+        weights: the Hugging Face folder, or the folder of one Megatron iteration.
+        model: name or folder of the Hugging Face model with the architecture; None: the checkpoint names none.
+        tokenizer: folder of the tokenizer that was trained with; None: the model's.
+    """
+
+    kind: str
+    weights: Path
+    model: str | None
+    tokenizer: Path | None
+
+
+def find_source(ckpt: Path) -> Source:
+    """Recognise a checkpoint.
+
+    Raises:
+        CheckpointError: If it does not exist, is none of the three kinds, or is incomplete.
+    """
+    if not ckpt.is_dir():
+        raise CheckpointError(f"{ckpt}: no such folder; expected a checkpoint")
+    name = ckpt.resolve().name
+    if STEP.fullmatch(name) or (ckpt / "policy").is_dir():
+        return _nemo_rl_step(ckpt)
+    if (ckpt / "metadata.json").is_file() or (ckpt / ".metadata").is_file() or ITERATION.fullmatch(name):
+        return _megatron(ckpt, ckpt.resolve().parent)
+    if (ckpt / TRACKER).is_file() or any(ITERATION.fullmatch(path.name) for path in ckpt.iterdir()):
+        return _megatron(newest_iteration(ckpt), ckpt)
+    if (ckpt / "config.json").is_file():
+        return Source(HUGGINGFACE, ckpt, str(ckpt), ckpt)
+    raise CheckpointError(
+        f"{ckpt}: no checkpoint; expected a Megatron folder (iter_0000000, or the one above), a step_N that NeMo-RL "
+        "saved, or a Hugging Face model (config.json)"
+    )
+
+
+def newest_iteration(folder: Path) -> Path:
+    """The iteration that Megatron's tracker names, or the newest where there is no tracker.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    tracker = folder / TRACKER
+    if tracker.is_file():
+        text = tracker.read_text(encoding="utf-8").strip()  # a number, or a word such as "release"
+        name = f"iter_{int(text):07d}" if text.isdecimal() else text
+        if not name or not (folder / name).is_dir():
+            raise CheckpointError(
+                f"{tracker}: there is no {name or 'iteration'}, which it names; incomplete checkpoint"
+            )
+        return folder / name
+    numbered = {int(match[1]): path for path in folder.iterdir() if (match := ITERATION.fullmatch(path.name))}
+    if not numbered:
+        raise CheckpointError(f"{folder}: no iter_ folder in it; the checkpoint is incomplete")
+    return numbered[max(numbered)]
+
+
+def _megatron(weights: Path, beside: Path) -> Source:
+    assets = beside / ASSETS
+    known = assets if (assets / "config.json").is_file() else None
+    return Source(MEGATRON, weights, None if known is None else str(known), known)
+
+
+def _nemo_rl_step(step: Path) -> Source:
+    if step.resolve().name.startswith(("tmp_", "old_")):
+        raise CheckpointError(f"{step}: NeMo-RL had not finished this step; convert a folder named step_N")
+    for part in STEP_PARTS:
+        if not (step / part).exists():
+            raise CheckpointError(f"{step}: no {part}; the NeMo-RL checkpoint is incomplete. Convert another step")
+    policy = _yaml(step / "config.yaml").get("policy") or {}
+    if not policy.get("model_name"):
+        raise CheckpointError(f"{step / 'config.yaml'}: no policy.model_name; expected NeMo-RL's configuration")
+    weights = newest_iteration(step / "policy" / "weights")
+    return Source(MEGATRON, weights, policy["model_name"], step / "policy" / "tokenizer")
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    """A mapping in a YAML file; a tag that would construct a Python object is refused."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise CheckpointError(f"{path}: unreadable YAML ({first_line(error):.200})") from error
+    return found if isinstance(found, dict) else {}
+
+
+# Which weights it holds.
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The model's tensors in a folder.
+
+    Attributes:
+        kind: `huggingface` or `megatron`.
+        folder: the folder.
+        files: every file that the weights need.
+        shapes: of the tensors; in Megatron's format the layers are stacked in front.
+        dtype: their one dtype, as torch names it.
+    """
+
+    kind: str
+    folder: Path
+    files: tuple[Path, ...]
+    shapes: Shapes
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return BYTES[self.dtype] * sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def read_weights(kind: str, folder: Path) -> Weights:
+    """Read the headers or the table of contents, and hold the weight files against them.
+
+    Raises:
+        CheckpointError: If it is another format, a file is missing or cut short, or the tensors have several dtypes.
+        DataError: If a Hugging Face weight file is missing or cut short.
+    """
+    if kind == MEGATRON:
+        ends, tensors = _read_contents(folder)
+        extra = ["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []
+        names = [*MEGATRON_PARTS, *sorted(ends), *extra]
+        shapes = _stacked({name: shape for name, (_, shape) in tensors.items()})
+    else:
+        shards = weight_names(folder)
+        headers = [read_header(folder / name) for name in shards]
+        tensors = {name: (DTYPES.get(t.dtype, t.dtype), t.shape) for held in headers for name, t in held.items()}
+        names = [*([INDEX] if (folder / INDEX).is_file() else []), *shards]
+        shapes = {name: shape for name, (_, shape) in tensors.items()}
+    dtypes = sorted({dtype for dtype, _ in tensors.values()})
+    if len(dtypes) != 1 or dtypes[0] not in BYTES:
+        raise CheckpointError(f"{folder}: its tensors are {dtypes or 'none'}; expected one of {', '.join(BYTES)}")
+    return Weights(kind, folder, tuple(folder / name for name in names), shapes, dtypes[0])
+
+
+def _read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, tuple[int, ...]]]]:
+    """The bytes that each shard must have; dtype and shape of each tensor of the model."""
+    for name in MEGATRON_PARTS:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: no {name}; the checkpoint is incomplete. Convert another one")
+    kind = read_object(folder / "metadata.json").get("sharded_backend")
+    if kind != FORMAT:
+        raise CheckpointError(f"{folder}: its format is {kind}; expected {FORMAT}, Megatron's distributed checkpoint")
+    if not zipfile.is_zipfile(folder / "common.pt"):
+        raise CheckpointError(f"{folder / 'common.pt'}: truncated or corrupt. Copy the checkpoint again")
+    contents = read_metadata(folder / ".metadata")
+    ends: Counter[str] = Counter()
+    for place in contents.storage_data.values():
+        ends[place.relative_path] = max(ends[place.relative_path], place.offset + place.length)
+    for name, end in sorted(ends.items()):
+        size = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if size is None or size < end:
+            got = "missing shard" if size is None else f"truncated shard of {size} bytes"
+            raise CheckpointError(f"{folder / name}: {got}; expected {end} bytes. Copy the checkpoint again")
+    tensors = {
+        name: (str(entry.properties.dtype).removeprefix("torch."), tuple(entry.size))
+        for name, entry in contents.state_dict_metadata.items()
+        if hasattr(entry, "size") and name.startswith(MODEL)
+    }
+    return dict(ends), tensors
+
+
+def _stacked(shapes: Shapes) -> Shapes:
+    """Layers in front of the shape, also where the checkpoint numbers them in the name."""
+    found: Shapes = {}
+    layers: Counter[str] = Counter()
+    for name, shape in shapes.items():
+        numbered = LAYER.fullmatch(name)
+        if numbered is None:
+            found[name] = shape
+        else:
+            stacked = f"decoder.layers.{numbered[2]}"
+            layers[stacked] += 1
+            found[stacked] = (layers[stacked], *shape)
+    return found
+
+
+# `.metadata` is a pickle, and a pickle can run code: only names that a checkpoint needs are looked up.
+
+#: What torch and Megatron write, beside torch's dtypes. None of them does anything but hold values.
+KNOWN = {
+    "builtins": {"frozenset", "set"},
+    "collections": {"OrderedDict"},
+    "megatron.core.dist_checkpointing.strategies.torch": {"MCoreMetadata", "MCoreSavePlan"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+    "pathlib._local": {"PosixPath", "PurePosixPath"},
+    "torch": {"Size"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+    "torch.serialization": {"_get_layout"},
+}  # fmt: skip
+
+
+class _KnownOnly(pickle.Unpickler):
+    """Builds checkpoint records and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The class of that name, if a checkpoint needs it."""
+        import torch
+
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if name in KNOWN.get(module, ()) or is_dtype:
+            return super().find_class(module, name)
+        raise CheckpointError(
+            f"asks to load {f'{module}.{name}'!a}, which is no part of a checkpoint and could run code"
+        )
+
+
+def read_metadata(path: Path) -> Any:
+    """What a `.metadata` holds: the record `Metadata` of torch's distributed checkpoints.
+
+    Raises:
+        CheckpointError: If it names anything that is no part of a checkpoint, which is not looked up; or is damaged.
+    """
+    try:
+        return _KnownOnly(io.BytesIO(path.read_bytes())).load()
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}. Copy the checkpoint again from a source that you trust") from None
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointError(f"{path}: unreadable ({first_line(error)}). Copy the checkpoint again") from error
+
+
+# Whether they are the weights of an architecture.
+
+
+def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> None:
+    """Refuse weights that are not of this architecture.
+
+    Args:
+        weights: what the folder holds.
+        model: the architecture.
+        described_by: folder of the config.json that states it, for the message.
+
+    Raises:
+        CheckpointError: naming the first tensor that differs, or the first setting of run_config.yaml.
+    """
+    found = dict(weights.shapes)
+    if weights.kind == MEGATRON:
+        expected, remedy = megatron_shapes(model), f"Name the model that was trained: --hf FOLDER (now {described_by})"
+    else:
+        expected, remedy = hf_shapes(model), "Copy the model again"
+        if model.tied:  # some savers write the embedding twice
+            found.pop("lm_head.weight", None)
+    for name in sorted(expected.keys() | found.keys()):
+        got, wanted = found.get(name), expected.get(name)
+        if got != wanted and not (weights.kind == MEGATRON and _is_padded(name, got, wanted)):
+            raise CheckpointError(
+                f"{weights.folder}: {name} has shape {list(got) if got else 'none'}; the architecture asks for "
+                f"{list(wanted) if wanted else 'none'}. {remedy}"
+            )
+    path = weights.folder / "run_config.yaml"
+    if weights.kind == HUGGINGFACE or not path.is_file():  # Megatron alone does not write it
+        return
+    settings = _yaml(path).get("model") or {}
+    shapeless: dict[str, Any] = {
+        "rotary_base": model.rope_theta, "layernorm_epsilon": model.norm_eps, "num_attention_heads": model.heads,
+        "num_query_groups": model.kv_heads, "kv_channels": model.head_dim,
+        "share_embeddings_and_output_weights": model.tied, "vocab_size": model.vocabulary,
+    }  # fmt: skip
+    for name, value in shapeless.items():
+        if settings.get(name) is not None and settings[name] != value:
+            raise CheckpointError(
+                f"{path}: trained with {name} {settings[name]}; the architecture says {value}. {remedy}"
+            )
+
+
+def _is_padded(name: str, got: tuple[int, ...] | None, wanted: tuple[int, ...] | None) -> bool:
+    """Whether a vocabulary was padded for its tensor-parallel ranks."""
+    if got is None or wanted is None or not name.startswith(("embedding.", "output_layer.")):
+        return False
+    return got[1:] == wanted[1:] and any(got[0] == -(-wanted[0] // multiple) * multiple for multiple in PADDINGS)
