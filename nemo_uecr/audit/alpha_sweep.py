@@ -1,36 +1,36 @@
 """At which weight of the teacher a wrong response overtakes a right one, on fixed rollouts.
 
-Shape legend: B = responses, P = groups, G = mixed groups, K = problems, S = replicates, A = values of alpha.
+Shape legend: B = responses, P = groups, G = mixed groups, C = correct and W = incorrect responses of one group,
+K = problems, S = replicates, A = values of alpha.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from nemo_uecr.audit.alpha_figure import NOTE, draw, summary_table
-from nemo_uecr.audit.bootstrap import Resamples, interval, totals
-from nemo_uecr.audit.groups import GroupTable, group_table
-from nemo_uecr.audit.output import Audit, Numbers
-from nemo_uecr.audit.progress import ProgressLine
-from nemo_uecr.audit.rollouts import Scores
-from nemo_uecr.audit.schema import STUDENT
-from nemo_uecr.audit.teacher_reward import GAP_RANGE, TeacherRewards, checkpoint_counts, teacher_rewards
-from nemo_uecr.audit.thresholds import (
-    TIE,
-    conflict_rate,
-    first_alpha,
-    grid_mismatches,
-    margin,
-    quantile,
-    sweep_grid,
-    tie_point,
+from nemo_uecr.audit.groups import (
+    GAP_RANGE,
+    GroupTable,
+    TeacherRewards,
+    checkpoint_counts,
+    group_table,
+    teacher_rewards,
 )
+from nemo_uecr.audit.output import Audit, Numbers, Table, percent_axis
+from nemo_uecr.audit.store import STUDENT, Scores
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.puu import unified_advantage
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
+from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Array = np.ndarray
 
@@ -40,6 +40,15 @@ POINTS, TOP, DENSE = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), 8.0, 161
 SHARE, BELOW = 0.1, 10
 #: Where zero events get an upper bound: the trained setting.
 TRAINED = 1.0
+#: Utilities closer than this are tied (the paper's tolerance).
+TIE = 1e-6
+NOTE = (
+    "Fixed rollouts: teacher score against the checkpoint that generated the response, clipped at 5 nats a token. "
+    "(a) group-balanced share of correct-incorrect pairs in strictly wrong order, averaged over checkpoints, with the "
+    "95% bootstrap interval over problems; (b) share of mixed groups in which every correct response stays above every "
+    "incorrect one; (c) as (a) by checkpoint. Dashed: alpha = 1. Shaded: the checkpoints' first alpha at which a tenth "
+    "of the mixed groups invert. An audit of orderings, not of what training at another alpha would give."
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
     alpha_A = sweep_grid(POINTS, TOP, DENSE)
     mixed = _sweep(table, reward.reward_B, alpha_A)
     sign_BA = sign_changes(table, reward.reward_B, alpha_A)
-    resamples = Resamples.draw(int(table.problem_P.max()) + 1, replicates=replicates, seed=seed)
+    resamples = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
     steps = scores.responses.checkpoints
     numbers: Numbers = {
         "settings": _settings(replicates, seed),
@@ -93,14 +102,12 @@ def _settings(replicates: int, seed: int) -> Numbers:
 
 def _sweep(table: GroupTable, reward_B: Array, alpha_A: Array) -> _Mixed:
     group, tie, pairs, rate, safe = [], [], [], [], []
-    with ProgressLine("mixed groups", int(table.mixed_P.sum())) as progress:
-        for number, correct_C, wrong_W in table.mixed(reward_B):
-            group.append(number)
-            tie.append(tie_point(correct_C, wrong_W))
-            pairs.append(len(correct_C) * len(wrong_W))
-            rate.append(conflict_rate(correct_C, wrong_W, alpha_A))
-            safe.append(margin(correct_C, wrong_W, alpha_A) > TIE)
-            progress.advance(1)
+    for number, correct_C, wrong_W in table.mixed(reward_B):
+        group.append(number)
+        tie.append(tie_point(correct_C, wrong_W))
+        pairs.append(len(correct_C) * len(wrong_W))
+        rate.append(conflict_rate(correct_C, wrong_W, alpha_A))
+        safe.append(margin(correct_C, wrong_W, alpha_A) > TIE)
     shape = (len(group), len(alpha_A))
     return _Mixed(
         np.asarray(group, dtype=np.int64),
@@ -126,7 +133,9 @@ def sign_changes(table: GroupTable, reward_B: Array, alpha_A: Array) -> Array:
     return changed_BA
 
 
-def _overall(table: GroupTable, mixed: _Mixed, alpha_A: Array, resamples: Resamples, steps: list[int]) -> Numbers:
+def _overall(
+    table: GroupTable, mixed: _Mixed, alpha_A: Array, resamples: ClusterBootstrap, steps: list[int]
+) -> Numbers:
     """Averages over checkpoints with equal weight, and what holds over all groups and pairs."""
     rate, safe = (
         _by_problem(table, mixed, mixed.rate_GA, resamples, steps),
@@ -161,7 +170,7 @@ def rule_of_three(events: int, trials: int) -> float | None:
 
 
 def _by_problem(
-    table: GroupTable, mixed: _Mixed, value_GA: Array, resamples: Resamples, steps: list[int]
+    table: GroupTable, mixed: _Mixed, value_GA: Array, resamples: ClusterBootstrap, steps: list[int]
 ) -> dict[str, Array]:
     """Mean over a checkpoint's mixed groups, then over checkpoints; problems are drawn for all checkpoints together."""
     replicate_SA = np.zeros((resamples.count_SK.shape[0], value_GA.shape[1]))
@@ -173,9 +182,9 @@ def _by_problem(
             continue
         values.append(value_GA[own_G].mean(axis=0))
         problem = table.problem_P[mixed.group_G[own_G]]
-        total_KA = totals(value_GA[own_G], problem, resamples.problems)
-        weight_K1 = np.bincount(problem, minlength=resamples.problems)[:, None]
-        ratio_SA = resamples.ratio(total_KA, weight_K1)
+        total_KA = cluster_totals(value_GA[own_G], problem, resamples.clusters)
+        weight_K1 = np.bincount(problem, minlength=resamples.clusters)[:, None]
+        ratio_SA = resamples.replicate_ratios(total_KA, weight_K1)
         drawn_S1 = np.isfinite(ratio_SA[:, :1])
         replicate_SA += np.where(drawn_S1, ratio_SA, 0.0)
         counted_S1 += drawn_S1
@@ -183,7 +192,7 @@ def _by_problem(
         nothing = np.full(value_GA.shape[1], np.nan)
         return {"value": nothing, "low": nothing, "high": nothing}
     with np.errstate(invalid="ignore"):
-        found = interval(np.where(counted_S1 > 0, replicate_SA / counted_S1, np.nan))
+        found = percentile_interval(np.where(counted_S1 > 0, replicate_SA / counted_S1, np.nan))
     return {"value": np.mean(values, axis=0), "low": found["low"], "high": found["high"]}
 
 
@@ -236,3 +245,156 @@ def _below_a10(table: GroupTable, reward_B: Array, own_G: Array, mixed: _Mixed) 
         "conflict": rate_GA.mean(axis=0),
         "any_inversion": (rate_GA > 0).mean(axis=0),
     }
+
+
+# Utilities, conflicts and tie points
+
+
+def conflict_rate(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
+    """[A] share of pairs whose incorrect response has the higher utility.
+
+    ``C_g(alpha) = mean_{c, w} 1[alpha R_w > 1 + alpha R_c + 1e-6]``
+
+    Args:
+        correct_C: [C] R^T of the correct responses.
+        wrong_W: [W] R^T of the incorrect responses.
+        alpha_A: [A] coefficients.
+
+    References:
+        eq:app-alpha-audit-conflict, eq:app-alpha-audit-utility.
+    """
+    utility_AC = 1.0 + alpha_A[:, None] * correct_C
+    utility_AW = alpha_A[:, None] * wrong_W
+    rate_A: Array = (utility_AW[:, :, None] > utility_AC[:, None, :] + TIE).mean(axis=(1, 2))
+    return rate_A
+
+
+def margin(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
+    """[A] ``M_g(alpha) = min_c U_c - max_w U_w``; the group is fully safe where it exceeds the tie tolerance."""
+    lowest_A = (1.0 + alpha_A[:, None] * correct_C).min(axis=1)
+    highest_A = (alpha_A[:, None] * wrong_W).max(axis=1)
+    margin_A: Array = lowest_A - highest_A
+    return margin_A
+
+
+def tie_point(correct_C: Array, wrong_W: Array) -> float:
+    """``alpha*_g = 1 / (max_w R_w - min_c R_c)``, infinite where that difference is not positive.
+
+    References:
+        eq:app-alpha-audit-threshold.
+    """
+    difference = float(wrong_W.max() - correct_C.min())
+    return 1.0 / difference if difference > 0 else float("inf")
+
+
+def first_alpha(tie_G: Array, share: float) -> float:
+    """Smallest alpha at which at least this share of groups holds an inversion; infinite where there is none.
+
+    A group holds one beyond its tie point, so it is the tie point of the group that completes the share.
+    """
+    needed = int(np.ceil(share * len(tie_G) - 1e-9))
+    return float(np.sort(tie_G)[needed - 1])
+
+
+def grid_mismatches(tie_G: Array, safe_GA: Array, inverted_GA: Array, alpha_A: Array) -> int:
+    """Grid values at which a group's state is not the one its tie point foretells.
+
+    ``safe`` holds for ``alpha < alpha* (1 - 1e-6)``, ``inverted`` for ``alpha > alpha* (1 + 1e-6)``; within the
+    tolerance, a few roundings wide, either is right.
+    """
+    below_GA = alpha_A[None, :] < tie_G[:, None] * (1.0 - 2.0 * TIE)
+    above_GA = alpha_A[None, :] > tie_G[:, None] * (1.0 + 2.0 * TIE)
+    wrong_GA = (below_GA & (~safe_GA | inverted_GA)) | (above_GA & (safe_GA | ~inverted_GA))
+    return int(wrong_GA.sum())
+
+
+def quantile(tie_G: Array, share: float) -> float:
+    """Smallest tie point that at least this share of groups does not exceed; no value between two is made up."""
+    return float(np.quantile(tie_G, share, method="inverted_cdf"))
+
+
+def sweep_grid(points: Sequence[float], top: float, dense: int) -> Array:
+    """Explicit operating points together with an even grid over [0, top]."""
+    return np.unique(np.concatenate([np.asarray(points, dtype=np.float64), np.linspace(0.0, top, dense)]))
+
+
+# The table and the figure
+
+
+def summary_table(numbers: Numbers) -> Table:
+    """One row a checkpoint, and one for all."""
+    trained = int((numbers["alpha"] == 1.0).argmax())
+    heads = (
+        "checkpoint", "mixed groups", "pairs", "conflict % at 1", "sign change % at 1", "smallest a*", "5% a*",
+        "median a*", "a* infinite %", "a10", "cut", "non-finite",
+    )  # fmt: skip
+    rows = [_row(row, trained) for row in numbers["checkpoints"]]
+    whole = numbers["overall"]
+    total = f"{100 * whole['conflict']['value'][trained]:.2f}"
+    rows.append(
+        ("all", str(whole["mixed_groups"]), str(whole["pairs"]), total, "", _number(whole["smallest_tie_point"]))
+        + ("",) * 6
+    )
+    return Table(heads, tuple(rows))
+
+
+def _row(row: Numbers, trained: int) -> tuple[str, ...]:
+    counts = (str(row["cut"]), str(row["nonfinite_tokens"]))
+    head = (str(row["checkpoint"]), str(row["mixed_groups"]), str(row["pairs"]))
+    if "skipped" in row:
+        return (*head, *("-",) * 7, *counts)
+    ties = row["tie_point"]
+    return (
+        *head,
+        f"{100 * row['conflict'][trained]:.2f}",
+        f"{100 * row['sign_change'][trained]:.2f}",
+        *(_number(ties[key]) for key in ("smallest", "q05", "median")),
+        f"{100 * ties['infinite_share']:.1f}",
+        _number(row["below_a10"]["a10"]),
+        *counts,
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def draw(figure: Figure, numbers: Numbers) -> None:
+    """Three panels over alpha."""
+    left, middle, right = figure.subplots(1, 3)
+    alpha, whole = numbers["alpha"], numbers["overall"]
+    for axes, key, title, label in (
+        (left, "conflict", "(a) strict conflicts", "share of pairs, group-balanced"),
+        (middle, "fully_safe", "(b) fully safe groups", "share of mixed groups"),
+    ):
+        percent_axis(axes, title, label)
+        if whole[key]["value"][0] is not None:
+            axes.plot(alpha, whole[key]["value"], color="C0")
+            axes.fill_between(alpha, whole[key]["low"], whole[key]["high"], color="C0", alpha=0.18, linewidth=0)
+    percent_axis(right, "(c) by checkpoint", "share of pairs, group-balanced")
+    shown = [row for row in numbers["checkpoints"] if "conflict" in row]
+    _lines(right, alpha, shown)
+    highest = max((max(row["conflict"]) for row in shown), default=0.0)
+    for axes in (left, right):
+        axes.set_ylim(0, max(0.02, 1.3 * highest))
+    _marks((left, middle, right), alpha, shown)
+
+
+def _lines(axes: Axes, alpha: list[float], shown: list[dict[str, Any]]) -> None:
+    from matplotlib import colormaps
+
+    for number, row in enumerate(shown):
+        colour = colormaps["viridis"](number / max(1, len(shown) - 1) * 0.9)
+        axes.plot(alpha, row["conflict"], color=colour, linewidth=1.1, label=f"step {row['checkpoint']}")
+    if shown:
+        axes.legend(fontsize=6 if len(shown) > 8 else 7, ncols=3 if len(shown) > 4 else 1, loc="upper left")
+
+
+def _marks(panels: tuple[Axes, ...], alpha: list[float], shown: list[dict[str, Any]]) -> None:
+    tenths = [row["below_a10"]["a10"] for row in shown if row["below_a10"]["a10"] is not None]
+    for axes in panels:
+        axes.axvline(1.0, color="0.4", linestyle="--", linewidth=0.9)
+        if tenths:
+            axes.axvspan(min(tenths), max(tenths), color="0.5", alpha=0.15, linewidth=0)
+        axes.set_xlim(0, max([alpha[-1], *(1.02 * each for each in tenths)]))
+        axes.set_xlabel(r"$\alpha$")

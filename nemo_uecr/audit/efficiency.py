@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nemo_uecr.audit.batch import check_metrics
 from nemo_uecr.audit.output import Audit, Numbers, Table
-from nemo_uecr.audit.record_checks import check_number
-from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,13 +27,8 @@ PHASES = {
     "time/advantage_s": "advantages",
     "time/update_s": "update",
 }
-TEACHER = "time/score_teacher_s"
-#: What every step must say, and what of it is more than 0.
-WHOLE, EVALUATE = "time/step_s", "time/evaluate_s"
-POSITIVE = (WHOLE, "time/rollout_s", "response/length_mean", "count/trajectories")
-NEEDED = (*POSITIVE, "memory/peak_rss_mb")
-#: Least of them, so that a rate stays finite.
-LEAST = 1e-9
+#: What every step must say.
+NEEDED = ("time/step_s", "time/rollout_s", "response/length_mean", "count/trajectories", "memory/peak_rss_mb")
 QUANTILES = (0.25, 0.5, 0.75)
 NOTE = (
     "Training time without evaluation and checkpoints. Scorer overhead inside the run: time of the teacher's scoring "
@@ -68,36 +62,20 @@ def efficiency_audit(runs: Sequence[Run], baseline: str | None) -> Audit:
         runs: at least one.
         baseline: label of the run that the others are compared with; None for no comparison.
 
+    Raises:
+        DataError: A run did not measure what is needed.
+
     References:
         The paper's appendix on efficiency and batch-fact auditing.
     """
     for run in runs:
-        _check_steps(run)
+        check_metrics(run.steps, NEEDED, run.label)
     costs = {run.label: _costs(run) for run in runs}
     base = None if baseline is None else costs[baseline]
     for label, cost in costs.items():
         cost["overhead_against_baseline"] = None if base is None or label == baseline else _overhead(cost, base)
     numbers: Numbers = {"baseline": baseline, "runs": costs}
     return Audit("efficiency", "Efficiency", NOTE, numbers, _table(numbers), draw, (9.6, 3.0))
-
-
-def _check_steps(run: Run) -> None:
-    """Refuse a run whose records lack what every figure needs.
-
-    Raises:
-        DataError: naming run, step and metric.
-    """
-    for step in run.steps:
-        where = f"step {step['step']} of {run.label}"
-        for key in (*NEEDED, *(name for name in step if name.startswith(("time/", "memory/")))):
-            check_number(step, key, where, least=LEAST if key in POSITIVE else 0)
-        training = _training_seconds(step)
-        if training < LEAST:
-            raise DataError(f"{where} has time/evaluate_s = {step[EVALUATE]} of {step[WHOLE]} s; expected less")
-        if step.get(TEACHER, 0.0) >= training:
-            raise DataError(
-                f"{where} has {TEACHER} = {step[TEACHER]} of {training} s without evaluation; expected less"
-            )
 
 
 def _costs(run: Run) -> Numbers:
@@ -133,7 +111,7 @@ def _costs(run: Run) -> Numbers:
 
 
 def _training_seconds(step: Record) -> float:
-    return float(step[WHOLE] - step.get(EVALUATE, 0.0))
+    return float(step["time/step_s"] - step.get("time/evaluate_s", 0.0))
 
 
 def _overhead(cost: Numbers, base: Numbers) -> Numbers:

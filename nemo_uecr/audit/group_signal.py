@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from nemo_uecr.audit.figure import band, percent_axis
-from nemo_uecr.audit.groups import GroupTable, table_of
-from nemo_uecr.audit.output import Audit, Numbers, Table
-from nemo_uecr.audit.pseudo_groups import pseudo_groups
-from nemo_uecr.audit.rollouts import Scores
-from nemo_uecr.audit.share import Sampler, percent
-from nemo_uecr.audit.teacher_reward import GAP_RANGE, teacher_rewards
+from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, seeded, table_of, teacher_rewards
+from nemo_uecr.audit.output import Audit, Numbers, Table, band, percent_axis
+from nemo_uecr.audit.store import Responses, Scores
 from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.puu import UnifiedAdvantage, unified_advantage
 from nemo_uecr.core.records import GAP_CLIP
 from nemo_uecr.errors import DataError
+from nemo_uecr.stats import ClusterBootstrap, Share, percent
 from nemo_uecr.verifier.extract import last_boxed
 
 if TYPE_CHECKING:
@@ -71,7 +68,7 @@ def group_signal_audit(
     task, teacher = torch.from_numpy(task_B), torch.from_numpy(reward.reward_B)
     parts = unified_advantage(task, teacher, groups, alpha=ALPHA, floor=0.0, sample=False)
     grpo_B = normalised(task, groups, floor=0.0, sample=False)[0]
-    sampler = Sampler.draw(table.problem_P, replicates=replicates, seed=seed)
+    sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
     spread = {"std": _of_group(parts.std_B.numpy(), table) > STD, "range": table.range(reward.reward_B) > GAP_RANGE}
     magnitude = _magnitudes(parts, grpo_B)
     checkpoints = [
@@ -93,6 +90,46 @@ def group_signal_audit(
     return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, _table(numbers), draw, (9.8, 3.4))
 
 
+def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> tuple[Array, Array]:
+    """Number and intended size of the pseudo-group of each response.
+
+    The permutation of a problem's responses, in the order of their sample numbers, depends on the seed and the name of
+    the problem alone: it is the same at every checkpoint, whichever problems or checkpoints are added.
+
+    Args:
+        responses: each group (prompt of a checkpoint) must have a multiple of ``sum(sizes)`` responses.
+        sizes: sizes of the pseudo-groups, for example 8 and 4.
+        seed: of the permutation.
+
+    Returns:
+        [B] group numbers and [B] sizes.
+
+    Raises:
+        DataError: If a prompt has another number of responses.
+    """
+    whole = sum(sizes)
+    group_B, size_B = np.zeros(len(responses.ids), dtype=np.int64), np.zeros(len(responses.ids), dtype=np.int64)
+    pattern = np.repeat(np.arange(len(sizes)), sizes)
+    next_group = 0
+    order = np.argsort(responses.group_B, kind="stable")
+    counts = np.bincount(responses.group_B)
+    for rows in np.split(order, np.cumsum(counts)[:-1]):
+        name = responses.problems[rows[0]]
+        if len(rows) % whole:
+            raise DataError(
+                f"problem {name!r} has {len(rows)} responses at checkpoint {responses.checkpoint_B[rows[0]]}; expected "
+                f"a multiple of {whole}, to form pseudo-groups of {' and '.join(map(str, sizes))}"
+            )
+        rows = rows[np.argsort(responses.sample_B[rows], kind="stable")]
+        shuffled = rows[seeded(seed, name).permutation(len(rows))]
+        repeats = len(rows) // whole
+        place = np.concatenate([pattern + repeat * len(sizes) for repeat in range(repeats)])
+        group_B[shuffled] = next_group + place
+        size_B[shuffled] = np.asarray(sizes)[place % len(sizes)]
+        next_group += repeats * len(sizes)
+    return group_B, size_B
+
+
 def _of_group(value_B: Array, table: GroupTable) -> Array:
     """[P] a value that all responses of a group share."""
     value_P = np.empty(table.size_P.shape)
@@ -105,10 +142,10 @@ def _magnitudes(parts: UnifiedAdvantage, grpo_B: torch.Tensor) -> dict[str, Arra
     return {name: value_B.abs().numpy() for name, value_B in found.items()}
 
 
-def _coverage(step: int, table: GroupTable, spread: dict[str, Array], sampler: Sampler) -> Numbers:
+def _coverage(step: int, table: GroupTable, spread: dict[str, Array], sampler: ClusterBootstrap) -> Numbers:
     here_P = table.checkpoint_P == step
 
-    def share(value_P: Array) -> dict[str, float | int]:
+    def share(value_P: Array) -> Share:
         return sampler.mean(value_P, here_P, table.problem_P)
 
     return {
@@ -123,7 +160,7 @@ def _coverage(step: int, table: GroupTable, spread: dict[str, Array], sampler: S
     }
 
 
-def _composition(step: int, table: GroupTable, magnitude: dict[str, Array], sampler: Sampler) -> Numbers:
+def _composition(step: int, table: GroupTable, magnitude: dict[str, Array], sampler: ClusterBootstrap) -> Numbers:
     """Response means over mixed groups, and the teacher's share of the summed components."""
     kept_B = ((table.checkpoint_P == step) & table.mixed_P)[table.index_B]
     problem = table.problem_P[table.index_B][kept_B]

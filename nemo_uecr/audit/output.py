@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.files import new_folder
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMAT = "nemo_uecr.audit/1"
@@ -61,20 +64,17 @@ def write_audit(out: Path, audit: Audit) -> Path:
     """Write the four files of an audit into a folder that is complete or absent.
 
     Raises:
-        DataError: If the folder cannot be written, or holds something that is no audit.
+        DataError: The folder holds something that is no audit.
     """
     content = {"format": FORMAT, "audit": audit.name, "title": audit.title, "numbers": plain(audit.numbers)}
     encoded = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     if out.exists() and not (out / NUMBERS).is_file():
         raise DataError(f"{out} exists and holds no audit; choose another --out")
-    try:
-        with new_folder(out) as folder:
-            (folder / NUMBERS).write_text(encoded, encoding="utf-8")
-            draw_figure(audit, json.loads(encoded)["numbers"], folder)
-            section = {"title": audit.title, "note": audit.note, "heads": audit.table.heads, "rows": audit.table.rows}
-            (folder / SECTION).write_text(json.dumps(section, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror or error}") from error
+    section = {"title": audit.title, "note": audit.note, "heads": audit.table.heads, "rows": audit.table.rows}
+    with new_folder(out) as folder:
+        (folder / NUMBERS).write_text(encoded, encoding="utf-8")
+        draw_figure(audit, json.loads(encoded)["numbers"], folder)
+        (folder / SECTION).write_text(json.dumps(section, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return out
 
 
@@ -122,3 +122,43 @@ def text_table(table: Table) -> str:
     lines: list[Sequence[str]] = [table.heads, *table.rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.heads))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+# What the audits' figures share
+
+
+def band(axes: Axes, steps: Sequence[float], shares: Sequence[dict[str, Any]], label: str, colour: int) -> None:
+    """A line through the values with the interval as a band; what has no value leaves a gap."""
+    shown = [
+        (step, share["value"], share["low"], share["high"])
+        for step, share in zip(steps, shares, strict=True)
+        if share["value"] is not None
+    ]
+    if not shown:
+        return
+    x, value, low, high = zip(*shown, strict=True)
+    axes.plot(x, value, marker="o", markersize=3.5, linewidth=1.4, color=f"C{colour}", label=label)
+    if all(end is not None for end in (*low, *high)):
+        axes.fill_between(x, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
+
+
+def percent_axis(axes: Axes, title: str, label: str) -> None:
+    """A vertical axis from 0 to 100%."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_title(title)
+    axes.set_ylabel(label)
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal for work that a person waits for; the block is handed what advances it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda amount: bar.advance(task, amount)

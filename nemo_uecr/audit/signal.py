@@ -5,19 +5,17 @@ Shape legend: B = responses, P = groups.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nemo_uecr.audit.figure import band, percent_axis
-from nemo_uecr.audit.groups import GroupTable, group_table
-from nemo_uecr.audit.judge import JudgedPair, agreement
-from nemo_uecr.audit.output import Audit, Numbers, Table
-from nemo_uecr.audit.rollouts import Scores
-from nemo_uecr.audit.schema import STUDENT
-from nemo_uecr.audit.share import Sampler, percent
-from nemo_uecr.audit.teacher_reward import GAP_RANGE, checkpoint_counts, teacher_rewards
+from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, checkpoint_counts, group_table, teacher_rewards
+from nemo_uecr.audit.judging import JudgedPair
+from nemo_uecr.audit.output import Audit, Numbers, Table, band, percent_axis
+from nemo_uecr.audit.store import STUDENT, Responses, Scores
+from nemo_uecr.errors import DataError
+from nemo_uecr.stats import ClusterBootstrap, Share, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +45,7 @@ def signal_audit(scores: Scores, judged: list[JudgedPair] | None, *, replicates:
     """
     reward = teacher_rewards(scores, STUDENT, clip=None)
     table = group_table(scores.responses)
-    sampler = Sampler.draw(table.problem_P, replicates=replicates, seed=seed)
+    sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
     checkpoints = [
         _checkpoint(step, table, reward.reward_B, sampler) | checkpoint_counts(scores.responses, reward, step)
         for step in scores.responses.checkpoints
@@ -61,13 +59,13 @@ def signal_audit(scores: Scores, judged: list[JudgedPair] | None, *, replicates:
     return Audit("signal", "Signal complementarity", NOTE, numbers, _table(numbers), draw, (9.8, 3.4))
 
 
-def _checkpoint(step: int, table: GroupTable, reward_B: Array, sampler: Sampler) -> Numbers:
+def _checkpoint(step: int, table: GroupTable, reward_B: Array, sampler: ClusterBootstrap) -> Numbers:
     here_P = table.checkpoint_P == step
     degenerate_P = ~table.mixed_P
     spread_P = table.range(reward_B) > GAP_RANGE
     conflict_P = conflicts(table, reward_B)
 
-    def mean(value_P: Array, among_P: Array) -> dict[str, float | int]:
+    def mean(value_P: Array, among_P: Array) -> Share:
         return sampler.mean(value_P, here_P & among_P, table.problem_P)
 
     every_P = np.ones_like(here_P)
@@ -91,6 +89,46 @@ def conflicts(table: GroupTable, reward_B: Array) -> Array:
         difference_WC = wrong_W[:, None] - correct_C[None, :]
         rate_P[group] = ((difference_WC > 0) + 0.5 * (difference_WC == 0)).mean()
     return rate_P
+
+
+def agreement(
+    judged: Sequence[JudgedPair], responses: Responses, reward_B: Array, sampler: ClusterBootstrap
+) -> dict[str, Any]:
+    """Share of judgeable pairs on which the teacher's score prefers what the judge prefers; equal scores count half.
+
+    Raises:
+        DataError: A pair is not one of these scores: two responses of one group with equal verdicts.
+    """
+    place = {name: row for row, name in enumerate(responses.ids)}
+    agrees, problems, steps = [], [], []
+    for pair in judged:
+        first, second = place.get(pair.first), place.get(pair.second)
+        if first is None or second is None or not _tied(responses, first, second):
+            raise DataError(
+                f"{pair.first!r} and {pair.second!r} are no responses to one prompt with equal verdicts here; expected "
+                "the key that was written from these scores"
+            )
+        if pair.preferred not in ("first", "second"):
+            continue
+        lead = reward_B[first] - reward_B[second] if pair.preferred == "first" else reward_B[second] - reward_B[first]
+        agrees.append(0.5 + 0.5 * np.sign(lead))
+        problems.append(responses.problem_B[first])
+        steps.append(responses.checkpoint_B[first])
+    value, problem, step = np.asarray(agrees), np.asarray(problems, dtype=np.int64), np.asarray(steps, dtype=np.int64)
+    every = np.ones(len(value), dtype=bool)
+    return {
+        "pairs": len(judged),
+        "judgeable": len(value),
+        "all": sampler.mean(value, every, problem),
+        "checkpoints": [
+            {"checkpoint": int(each)} | sampler.mean(value, step == each, problem) for each in np.unique(step)
+        ],
+    }
+
+
+def _tied(responses: Responses, first: int, second: int) -> bool:
+    same_group = responses.group_B[first] == responses.group_B[second]
+    return bool(same_group and responses.reward_B[first] == responses.reward_B[second])
 
 
 def _table(numbers: Mapping[str, Any]) -> Table:

@@ -1,27 +1,33 @@
 """Responses to score, from wherever they were kept: a run of `local`, an evaluation, or a JSONL file.
 
-Each is read with the token ids that were sampled, where they were kept.
+Each comes with the token ids that were sampled, where they were kept.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from nemo_uecr.data.problems import parse_row
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nemo_uecr.config.load import written_config
+from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.engines import ChatSettings, Tokens
+from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples
+from nemo_uecr.evaluation.settings import SETTINGS
+from nemo_uecr.verifier.pool import check_response
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import Config
-    from nemo_uecr.evaluation.samples import Sample
 
 #: Token ids of a prompt, given a tokenizer.
 Encode = Callable[[Any], Sequence[int]]
-#: What a field's type is called.
-WORDS: dict[type, str] = {str: "a text", int: "a whole number"}
+Line = TypeVar("Line", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Source:
         rollouts: the responses.
         student_of: the model that generated the responses of a checkpoint; None where the source does not say.
         teacher: the teacher of the run; None where the source does not say.
-        files: sources' files, whose hashes go into the plan.
+        files: the source's files, whose hashes go into the plan.
     """
 
     rollouts: list[Rollout]
@@ -76,7 +82,147 @@ class Source:
     files: list[Path]
 
 
-def evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
+def _step_of(name: str) -> int | None:
+    """The step in ``step-000030`` or ``checkpoints/step_30/hf``; None where a name has none."""
+    found = re.findall(r"step[-_](\d+)", name)
+    return int(found[-1]) if found else None
+
+
+# A run
+
+
+def is_run(path: Path) -> bool:
+    """Whether the folder is a run of `local`."""
+    return (path / "config.yaml").is_file() and (path / "provenance.json").is_file()
+
+
+def run_source(run: Path, *, take: str, steps: frozenset[int] | None) -> Source:
+    """Responses of a run of `local`.
+
+    Args:
+        run: the run folder.
+        take: "evaluations", sampled by the checkpoint that was evaluated, or "batches", the saved training batches,
+            sampled by the policy before that step's update.
+        steps: evaluations or batches of these steps only; None for all.
+
+    Raises:
+        DataError: There is nothing to score, or (when a student is asked for) its checkpoint was not kept.
+    """
+    config = written_config(run / "config.yaml")
+    pattern = "evaluations/step-*.jsonl" if take == "evaluations" else "batches/step-*.safetensors"
+    files = [path for path in sorted(run.glob(pattern)) if steps is None or _step_of(path.stem) in steps]
+    if not files:
+        asked = "" if steps is None else f" of step {', '.join(map(str, sorted(steps)))}"
+        raise DataError(f"{run} has no {take}{asked}; expected {run / pattern}")
+    read = _evaluation_of_run if take == "evaluations" else _batch_of_run
+    rollouts = [rollout for path in files for rollout in read(path, config)]
+
+    def student_of(step: int) -> str:
+        if step == 0:
+            return config.student.model_name
+        path = run / "checkpoints" / f"step-{step:06d}"
+        if not path.is_dir():
+            raise DataError(
+                f"{path} was not kept (checkpoint.keep_last={config.checkpoint.keep_last}), so the policy that wrote "
+                "its responses cannot score them; choose other --steps, or keep more checkpoints in the next run"
+            )
+        return str(path)
+
+    return Source(rollouts, student_of, config.teacher.model_name, files)
+
+
+def _evaluation_of_run(path: Path, config: Config) -> list[Rollout]:
+    step = _step_of(path.stem) or 0
+    return [
+        _evaluated(each, step, _as_in_training(each.question, each.problem, each.answer, config))
+        for each in read_samples(path)
+    ]
+
+
+def _batch_of_run(path: Path, config: Config) -> list[Rollout]:
+    tensors = load_batch(path).tensors
+    if "token_ids" not in tensors:
+        raise DataError(f"{path} has no token_ids; expected a batch as `nemo-uecr train` saves it")
+    step = (_step_of(path.stem) or 1) - 1  # the batch of step 1 was sampled before any update
+    seen: dict[int, int] = {}
+    rollouts = []
+    for row, text in enumerate(saved_texts(path)):
+        group = int(tensors["group"][row])
+        seen[group] = seen.get(group, -1) + 1
+        ids = tensors["token_ids"][row][tensors["mask"][row].bool()]
+        rollouts.append(
+            Rollout(
+                id=f"step {step}/batch/{text['problem']}/prompt {group}/{seen[group]}",
+                checkpoint=step,
+                benchmark="batch",
+                problem=text["problem"],
+                sample=seen[group],
+                group=f"{step}/batch/{group}",
+                question=text["question"],
+                answer=text["answer"],
+                response=text["response"],
+                reward=float(tensors["task_reward"][row]),
+                prompt=_as_in_training(text["question"], text["problem"], text["answer"], config),
+                token_ids=tuple(ids.tolist()),
+                truncated=None,
+            )
+        )
+    return rollouts
+
+
+def saved_texts(batch: Path) -> list[dict[str, Any]]:
+    """The texts beside a saved batch: one object a response, in the order of its tensors.
+
+    Raises:
+        DataError: They are not there.
+    """
+    path = batch.with_suffix(".json")
+    if not path.is_file():
+        raise DataError(f"{batch} has no {path.name} beside it; expected the texts of the batch")
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["responses"]
+    return rows
+
+
+def _as_in_training(question: str, problem: str, answer: str, config: Config) -> Encode:
+    """The prompt as training made it: template and chat template of the run's configuration."""
+
+    def encode(tokenizer: Any) -> Sequence[int]:
+        from nemo_uecr.data.problems import Problem
+        from nemo_uecr.local.prompts import encode_prompts
+
+        return encode_prompts([Problem(problem, question, answer)], tokenizer, config.data)[0].token_ids
+
+    return encode
+
+
+# An evaluation
+
+
+def evaluation_source(folder: Path, *, step: int | None) -> Source:
+    """Responses of a folder of `nemo-uecr evaluate`.
+
+    Args:
+        folder: one model's folder.
+        step: training steps of the model; None reads it from the model's name.
+
+    Raises:
+        DataError: The step is not known.
+    """
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    model, chat = str(settings["model"]["name"]), ChatSettings(**settings["chat"])
+    checkpoint = _step_of(model) if step is None else step
+    if checkpoint is None:
+        raise DataError(f"{folder} evaluates {model!r}, whose name says no step; give it as STEP={folder}, 0 at first")
+
+    def prompt(question: str) -> Encode:
+        return lambda tokenizer: Tokens(tokenizer, frozenset()).prompt(question, chat)
+
+    samples = read_samples(folder / SAMPLES)
+    rollouts = [_evaluated(each, checkpoint, prompt(each.question)) for each in samples]
+    return Source(rollouts, lambda _: model, None, [folder / SAMPLES])
+
+
+def _evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
     """A sample of an evaluation after ``step`` training steps."""
     return Rollout(
         id=f"step {step}/{sample.benchmark}/{sample.problem}/{sample.sample}",
@@ -95,54 +241,103 @@ def evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
     )
 
 
-def step_of(name: str) -> int | None:
-    """The step in ``step-000030`` or ``checkpoints/step_30/hf``; None where a name has none."""
-    found = re.findall(r"step[-_](\d+)", name)
-    return int(found[-1]) if found else None
+# A JSONL file
+
+#: As the scores keep them: int32.
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-def parse_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place and content of each object of a JSONL file.
+class _Row(BaseModel):
+    """A line of a JSONL file of anyone's making; other keys are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    problem: str
+    response: str
+    id: str | None = None
+    checkpoint: int | None = Field(default=None, ge=0, lt=2**63)
+    benchmark: str = "file"
+    sample: int | None = Field(default=None, ge=0, lt=2**63)
+    group: str | None = None
+    question: str | None = None
+    answer: str | None = None
+    reward: float | None = None
+    prompt: str | None = None
+    prompt_ids: tuple[TokenId, ...] | None = Field(default=None, min_length=1)
+    token_ids: tuple[TokenId, ...] | None = Field(default=None, min_length=1)
+    truncated: bool | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.reward not in (None, 0, 1):
+            raise ValueError(f"reward is {self.reward}, expected 0 or 1")
+        if self.prompt is None and self.prompt_ids is None:
+            raise ValueError("expected 'prompt' (the whole text that the model read) or 'prompt_ids'")
+        if self.token_ids is None and self.truncated is None:
+            raise ValueError("expected 'token_ids' or 'truncated': only then it is known whether an end token follows")
+        return self
+
+
+def jsonl_source(path: Path, *, step: int | None) -> Source:
+    """Responses of a JSONL file: ``problem``, ``response`` and ``prompt`` (the text the model read) or ``prompt_ids``.
+
+    ``checkpoint`` must stand in each row unless ``step`` is given. A row with ``answer`` and no ``reward`` is verified.
 
     Raises:
-        DataError: naming file and line.
+        DataError: naming the line and the field.
     """
+    counts: dict[str, int] = {}
+    rollouts = [_rollout(row, place, step, counts) for place, row in read_rows(path, _Row)]
+    return Source(rollouts, None, None, [path])
+
+
+def _rollout(row: _Row, place: str, step: int | None, counts: dict[str, int]) -> Rollout:
+    checkpoint = step if row.checkpoint is None else row.checkpoint
+    if checkpoint is None:
+        raise DataError(f"{place}: no 'checkpoint'; expected the generating policy's step in each row, or STEP=FILE")
+    group = row.group or f"{checkpoint}/{row.benchmark}/{row.problem}"
+    number = counts[group] = counts.get(group, -1) + 1
+    sample = number if row.sample is None else row.sample
+    reward = row.reward
+    if reward is None and row.answer is not None:
+        reward = check_response(row.response, row.answer).reward
+
+    def prompt(tokenizer: Any) -> Sequence[int]:
+        if row.prompt_ids is not None:
+            return row.prompt_ids
+        return list(tokenizer(row.prompt, add_special_tokens=False)["input_ids"])
+
+    return Rollout(
+        id=row.id or f"step {checkpoint}/{row.benchmark}/{row.problem}/{sample}",
+        checkpoint=checkpoint,
+        benchmark=row.benchmark,
+        problem=row.problem,
+        sample=sample,
+        group=group,
+        question=row.question,
+        answer=row.answer,
+        response=row.response,
+        reward=reward,
+        prompt=prompt,
+        token_ids=row.token_ids,
+        truncated=row.truncated,
+    )
+
+
+def read_rows(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
+    """Place and content of each line of a JSONL file that a person or another program wrote.
+
+    Raises:
+        DataError: naming file, line and field.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; expected JSONL")
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
-        place = f"{path}:{number}"
-        yield place, parse_row(line, place)
-
-
-def require(row: Mapping[str, Any], fields: Mapping[str, type], place: str) -> None:
-    """Refuse a row that lacks a field, or has one of another type.
-
-    Raises:
-        DataError: naming place and field.
-    """
-    for name, kind in fields.items():
-        value = row.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise DataError(f"{place}: {name!r} is {value!r}; expected {WORDS[kind]}")
-
-
-def encode_question(question: str, problem: str, answer: str, config: Config) -> Encode:
-    """The prompt as training made it: template and chat template of the run's configuration."""
-
-    def encode(tokenizer: Any) -> Sequence[int]:
-        from nemo_uecr.data.problems import Problem
-        from nemo_uecr.local.prompts import encode_prompts
-
-        return encode_prompts([Problem(problem, question, answer)], tokenizer, config.data)[0].token_ids
-
-    return encode
-
-
-def encode_text(text: str) -> Encode:
-    """The prompt as it stands: the text that the model read, its special tokens written out."""
-    return lambda tokenizer: list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def fixed(ids: Sequence[int]) -> Encode:
-    """Token ids that are known."""
-    return lambda _: ids
+        try:
+            yield f"{path}:{number}", kind.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise DataError(f"{path}:{number}: {field}{': ' * bool(field)}{first['msg']}") from error

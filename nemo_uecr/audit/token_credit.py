@@ -1,28 +1,31 @@
 """Token-level teacher signals before training: where they are large, how sure the teacher is there, what weights do.
 
-Shape legend: B = responses, N = tokens in a flat list, M = entropy strata.
+Shape legend: B = responses, K = problems, M = entropy strata, N = tokens in a flat list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from nemo_uecr.audit.output import Audit, Numbers
-from nemo_uecr.audit.progress import ProgressLine
-from nemo_uecr.audit.rollouts import Scores
-from nemo_uecr.audit.schema import STUDENT
-from nemo_uecr.audit.share import Sampler
-from nemo_uecr.audit.token_figure import NOTE, draw, summary_table
-from nemo_uecr.audit.token_strata import Strata, entropy_boundaries, largest, stratum_of
-from nemo_uecr.audit.token_table import TokenTable, token_table
+from nemo_uecr.audit.groups import TokenTable, token_table
+from nemo_uecr.audit.output import Audit, Numbers, Table, percent_axis, progress
+from nemo_uecr.audit.store import STUDENT, Scores
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ScoreError
+from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percent, percentile_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Array = np.ndarray
+Estimate = dict[str, Array]
 
 STRATA = 10
 #: Shares of the largest absolute gaps.
@@ -30,6 +33,14 @@ TOP = (0.05, 0.10, 0.20)
 #: Method of the weights with and without projection.
 WEIGHTS = {"projected": "uecr", "unprojected": "ecr_no_projection"}
 BINS = 40
+NOTE = (
+    "Tokens by strata of the teacher's entropy (tied quantiles collapse). (a) the teacher's probability of the sampled "
+    "token and how often it is the teacher's first choice, lines token-weighted and points response-balanced; neither "
+    "is the correctness of a token. (b) where the tokens with the largest absolute gap to the policy lie, against the "
+    "stratum's share of all tokens. (c) mean token weight of a response without the projection; with it the mean is 1. "
+    "Intervals: 95% bootstrap over problems."
+)
+WAYS = ("token_weighted", "response_balanced")
 
 
 def token_credit_audit(
@@ -55,7 +66,6 @@ def token_credit_audit(
     boundaries = entropy_boundaries(reference_N, STRATA)
     count = len(boundaries) + 1
     strata = Strata.of(table, stratum_of(entropy_N, boundaries), count, replicates=replicates, seed=seed)
-    sampler = Sampler(strata.resamples)
     quartile = float(np.quantile(reference_N, 0.75, method="inverted_cdf"))
     used = {key: getattr(settings, key) for key in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")}
     numbers: Numbers = {
@@ -68,7 +78,7 @@ def token_credit_audit(
         "highest_quartile_above": quartile,
         "strata": _strata_numbers(table, strata, entropy_N, boundaries, _ranks(scores, chosen)),
         "large_gaps": _large_gaps(table, strata, entropy_N, quartile, settings),
-        "weights": {name: _weights(table, method, settings, sampler) for name, method in WEIGHTS.items()},
+        "weights": {name: _weights(table, method, settings, strata.resamples) for name, method in WEIGHTS.items()},
     }
     _histogram(numbers["weights"])
     return Audit("token-credit", "Token credit", NOTE, numbers, summary_table(numbers), draw, (9.8, 3.3))
@@ -159,12 +169,12 @@ def _last(found: Mapping[str, Mapping[str, Array]]) -> Numbers:
     return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in found.items()}
 
 
-def _weights(table: TokenTable, method: str, settings: Settings, sampler: Sampler) -> Numbers:
+def _weights(table: TokenTable, method: str, settings: Settings, sampler: ClusterBootstrap) -> Numbers:
     """``B_i = sum_t m w / sum_t m`` in float64, over responses whose verifier advantage has a sign."""
     budget_B = np.ones(len(table.rows))
     sign_B = np.zeros(len(table.rows))
     groups = len(np.unique(table.group_B))
-    with ProgressLine(f"weights of {method}, groups", groups) as progress:
+    with progress(f"weights of {method}", groups) as advance:
         for rows, batch in table.group_batches():
             found = METHODS[method].compute(batch, settings, detail=True)
             if found.weight_BT is None or found.advantage_task_B is None or batch.offsets is None:
@@ -172,7 +182,7 @@ def _weights(table: TokenTable, method: str, settings: Settings, sampler: Sample
             parts = torch.tensor_split(found.weight_BT, batch.offsets[1:-1])
             budget_B[rows] = [float(part.mean()) for part in parts]
             sign_B[rows] = found.advantage_task_B.sign().numpy()
-            progress.advance(1)
+            advance(1)
     signed = sign_B != 0
     own_B, lengths_B = budget_B[signed], np.diff(table.offsets)[signed].astype(np.float64)
     _, problem_B = np.unique(table.problem_B, return_inverse=True)
@@ -202,3 +212,201 @@ def _histogram(weights: Numbers) -> None:
     edges = np.linspace(1.0 - span, 1.0 + span, BINS + 1) if span > 0 else np.linspace(0.99, 1.01, BINS + 1)
     for each, own in zip(weights.values(), budgets, strict=True):
         each["histogram"] = {"edges": edges, "counts": np.histogram(own, edges)[0]}
+
+
+# Entropy strata
+
+
+def entropy_boundaries(entropy_N: Array, strata: int) -> Array:
+    """Upper boundaries of all strata but the last: quantiles that are values of some token, equal ones collapsed.
+
+    Near-deterministic tokens share one entropy, so that low quantiles may coincide: strata, not strict deciles. No
+    stratum is empty.
+    """
+    found = np.unique(np.quantile(entropy_N, np.arange(1, strata) / strata, method="inverted_cdf"))
+    below: Array = found[found < entropy_N.max()]
+    return below
+
+
+def stratum_of(entropy_N: Array, boundaries: Array) -> Array:
+    """[N] stratum of each token: H in (boundary below, boundary above]."""
+    return np.searchsorted(boundaries, entropy_N, side="left")
+
+
+@dataclass(frozen=True)
+class Strata:
+    """Where every token belongs, and the draws that the intervals share.
+
+    Attributes:
+        stratum_N: [N] stratum.
+        response_N: [N] response.
+        problem_B: [B] problem of each response, in [0, K).
+        count: M.
+        resamples: bootstrap draws over the K problems.
+    """
+
+    stratum_N: Array
+    response_N: Array
+    problem_B: Array
+    count: int
+    resamples: ClusterBootstrap
+
+    @classmethod
+    def of(cls, table: TokenTable, stratum_N: Array, count: int, *, replicates: int, seed: int) -> Strata:
+        """Number the problems that are there and draw them."""
+        _, problem_B = np.unique(table.problem_B, return_inverse=True)
+        resamples = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
+        return cls(stratum_N, response_numbers(table), problem_B, count, resamples)
+
+    def mean(self, value_N: Array, among_N: Array | None = None) -> dict[str, Estimate]:
+        """Mean of a value in each stratum, over chosen tokens.
+
+        Returns:
+            ``token_weighted``, every token equal, and ``response_balanced``, the mean within each response first and
+            every response with a token there equal; each with ``value``, ``low`` and ``high`` [M].
+        """
+        return self._both(self._sums(value_N, among_N), self._sums(None, among_N))
+
+    def location(self, among_N: Array) -> dict[str, Estimate]:
+        """Share of chosen tokens that lies in each stratum, [M]; token-weighted and response-balanced."""
+        size_BM = self._sums(None, among_N)
+        return self._both(size_BM, np.broadcast_to(size_BM.sum(axis=1, keepdims=True), size_BM.shape))
+
+    def reduction(self, before_N: Array, after_N: Array, among_N: Array) -> dict[str, Estimate]:
+        """``1 - mean(after) / mean(before)`` over chosen tokens of each stratum, [M]."""
+        before_BM, after_BM = self._sums(before_N, among_N), self._sums(after_N, among_N)
+        length_BM = np.maximum(self._sums(None, among_N), 1)  # a response without such a token has nothing to divide
+        return {
+            "token_weighted": self._estimate(before_BM - after_BM, before_BM),
+            "response_balanced": self._estimate((before_BM - after_BM) / length_BM, before_BM / length_BM),
+        }
+
+    def _sums(self, value_N: Array | None, among_N: Array | None) -> Array:
+        """[B, M] sum of a value over chosen tokens; their number without a value."""
+        cell_N = self.response_N * self.count + self.stratum_N
+        if among_N is not None:
+            cell_N = cell_N[among_N]
+            value_N = None if value_N is None else value_N[among_N]
+        responses = len(self.problem_B)
+        return np.bincount(cell_N, weights=value_N, minlength=responses * self.count).reshape(responses, self.count)
+
+    def _both(self, total_BM: Array, size_BM: Array) -> dict[str, Estimate]:
+        there_BM = size_BM > 0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            own_BM = np.where(there_BM, total_BM / size_BM, 0.0)
+        return {
+            "token_weighted": self._estimate(total_BM, size_BM),
+            "response_balanced": self._estimate(own_BM, there_BM.astype(np.float64)),
+        }
+
+    def _estimate(self, above_BM: Array, below_BM: Array) -> Estimate:
+        above_KM, below_KM = (
+            cluster_totals(each, self.problem_B, self.resamples.clusters) for each in (above_BM, below_BM)
+        )
+        found = percentile_interval(self.resamples.replicate_ratios(above_KM, below_KM))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            value_M = above_KM.sum(axis=0) / below_KM.sum(axis=0)
+        return {"value": value_M, "low": found["low"], "high": found["high"]}
+
+
+def response_numbers(table: TokenTable) -> Array:
+    """[N] response of each token."""
+    return np.repeat(np.arange(len(table.rows)), np.diff(table.offsets))
+
+
+def largest(value_N: Array, share: float) -> tuple[Array, float]:
+    """[N] bool, the tokens whose value is among the largest share, and the threshold; ties at it are all taken."""
+    keep = max(1, round(share * len(value_N)))
+    threshold = float(np.partition(value_N, len(value_N) - keep)[len(value_N) - keep])
+    among_N: Array = value_N >= threshold
+    return among_N, threshold
+
+
+# The table and the figure
+
+
+def summary_table(numbers: Numbers) -> Table:
+    """What the paper states of this audit."""
+    heads = ("quantity", "token-weighted", "response-balanced")
+    rows = []
+    for row in numbers["large_gaps"]:
+        name = f"top {100 * row['share']:g}% gaps"
+        rows.append(
+            (f"{name} in the highest entropy quartile, %", *(percent(row["in_highest_quartile"][w]) for w in WAYS))
+        )
+        shrunk = (percent(row["reduction"][way]) for way in WAYS)
+        rows.append((f"{name}: calibration lowers |d| by, %", *shrunk))
+    for name, row in numbers["weights"].items():
+        if row["responses"]:
+            means = (_weight(row[way]) for way in WAYS)
+            rows.append((f"mean weight, {name}", *means))
+            rows.append((f"largest |B - 1|, {name}", "", f"{row['largest_error']:.3g}"))
+    return Table(heads, tuple(rows))
+
+
+def _weight(found: Numbers) -> str:
+    return f"{found['value']:.4f} [{found['low']:.4f}, {found['high']:.4f}]"
+
+
+def draw(figure: Figure, numbers: Numbers) -> None:
+    """Three panels."""
+    left, middle, right = figure.subplots(1, 3)
+    strata = numbers["strata"]
+    count = len(strata["tokens"])
+    for colour, (key, label) in enumerate((("probability", "probability"), ("top1", "top-1 match"))):
+        _line(left, strata[key], label, colour, count)
+    percent_axis(left, "(a) sampled token under the teacher", "mean in the stratum")
+    left.legend(fontsize=8)
+    _draw_location(middle, numbers["large_gaps"], strata["tokens"])
+    for axes in (left, middle):
+        axes.set_xlabel("stratum of teacher entropy, low to high")
+        axes.set_xticks(range(1, count + 1))
+    _draw_weights(right, numbers["weights"])
+
+
+def _line(axes: Axes, found: Numbers, label: str, colour: int, count: int) -> None:
+    x = list(range(1, count + 1))
+    token, response = found["token_weighted"], found["response_balanced"]
+    style = "--" if colour else "-"  # the two lines may coincide
+    axes.plot(x, token["value"], style, color=f"C{colour}", linewidth=1.4, label=label)
+    axes.fill_between(x, _numbers(token["low"]), _numbers(token["high"]), color=f"C{colour}", alpha=0.16, linewidth=0)
+    axes.plot(x, _numbers(response["value"]), "o", markersize=3.5, color=f"C{colour}")
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]
+
+
+def _draw_location(axes: Axes, rows: list[Numbers], tokens: list[int]) -> None:
+    width = 0.8 / len(rows)
+    total = sum(tokens)
+    for number, row in enumerate(rows):
+        share = row["by_stratum"]["token_weighted"]["value"]
+        x = [place + 0.6 + width * (number + 0.5) for place in range(len(share))]
+        axes.bar(x, share, width, color=f"C{number}", label=f"top {100 * row['share']:g}% of |gap|")
+    expected = [count / total for count in tokens]
+    axes.step(
+        [0.5, *(place + 1.5 for place in range(len(tokens)))],
+        [expected[0], *expected],
+        color="0.3",
+        linewidth=1,
+        label="all tokens",
+    )
+    percent_axis(axes, "(b) where the largest gaps lie", "share of these tokens")
+    axes.legend(fontsize=8, loc="upper left")
+
+
+def _draw_weights(axes: Axes, weights: Numbers) -> None:
+    axes.set_title("(c) mean token weight of a response")
+    axes.set_xlabel(r"$B_i$")
+    axes.set_ylabel("responses")
+    free, held = weights["unprojected"], weights["projected"]
+    if "histogram" not in free:
+        axes.text(0.5, 0.5, "no mixed group", ha="center", transform=axes.transAxes, color="0.4")
+        return
+    edges, counts = free["histogram"]["edges"], free["histogram"]["counts"]
+    axes.stairs(counts, edges, fill=True, color="C1", alpha=0.75, label="without projection")
+    axes.axvline(1.0, color="C0", linewidth=1.6, label=f"with: |B - 1| up to {held['largest_error']:.1e}")
+    axes.set_ylim(0, 1.35 * max(counts))
+    # On white: the line at 1 runs below it.
+    axes.legend(fontsize=8, loc="upper left", frameon=True, framealpha=1, edgecolor="none")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
@@ -15,12 +14,10 @@ from nemo_uecr.cli.common import AtLeastOne, Seed, family, require_extra
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
-    from nemo_uecr.audit.batch_facts import Intended
     from nemo_uecr.audit.output import Audit
-    from nemo_uecr.config.schema import Config
     from nemo_uecr.core.records import Settings
 
-__all__ = ["app", "intended_batch"]
+__all__ = ["app"]
 
 app = family("audit", "The paper's audits, of scores or of a run.")
 
@@ -77,9 +74,9 @@ def signal(
         pairs: How many to write.
     """
     require_extra("data", "plots")
-    from nemo_uecr.audit import judge as judging
-    from nemo_uecr.audit.rollouts import read_scores
+    from nemo_uecr.audit import judging
     from nemo_uecr.audit.signal import signal_audit
+    from nemo_uecr.audit.store import read_scores
 
     found = read_scores(scores)
     if write_pairs is not None:
@@ -88,7 +85,7 @@ def signal(
         return
     if (judge is None) != (key is None):
         raise DataError("--judge and --key go together; give the verdicts and the key of their pairs")
-    judged = None if judge is None or key is None else judging.read_judge(judge, key)
+    judged = None if judge is None or key is None else judging.read_pairs(judge, key)
     _finish(signal_audit(found, judged, replicates=replicates, seed=seed), out, scores.resolve().parent)
 
 
@@ -116,7 +113,7 @@ def token_credit(
         checkpoint: Whose responses, by its step (default: the first).
     """
     require_extra("data", "plots")
-    from nemo_uecr.audit.rollouts import read_scores
+    from nemo_uecr.audit.store import read_scores
     from nemo_uecr.audit.token_credit import token_credit_audit
 
     settings = _settings(run, words, ("alpha", "rho", "tau_delta", "tau_entropy"))
@@ -150,7 +147,7 @@ def group_signal(
     """
     require_extra("data", "plots")
     from nemo_uecr.audit.group_signal import group_signal_audit
-    from nemo_uecr.audit.rollouts import read_scores
+    from nemo_uecr.audit.store import read_scores
 
     audit = group_signal_audit(
         read_scores(scores),
@@ -175,7 +172,7 @@ def alpha_sweep(scores: Scores, /, *, replicates: Replicates = 2000, seed: Boots
     """
     require_extra("data", "plots")
     from nemo_uecr.audit.alpha_sweep import alpha_sweep_audit
-    from nemo_uecr.audit.rollouts import read_scores
+    from nemo_uecr.audit.store import read_scores
 
     _finish(alpha_sweep_audit(read_scores(scores), replicates=replicates, seed=seed), out, scores.resolve().parent)
 
@@ -220,10 +217,9 @@ def localization(
         shuffles: Within-response shuffles.
     """
     require_extra("data", "plots")
-    from nemo_uecr.audit.judged_steps import items_to_judge
-    from nemo_uecr.audit.localization import localization_audit
-    from nemo_uecr.audit.rollouts import read_scores
-    from nemo_uecr.audit.step_judge import STEPS, read_labels, write_items
+    from nemo_uecr.audit.judging import STEPS, read_labels, write_items
+    from nemo_uecr.audit.localization import items_to_judge, localization_audit
+    from nemo_uecr.audit.store import read_scores
     from nemo_uecr.demo.assets import resolve
     from nemo_uecr.evaluation.engines import load_tokens
 
@@ -274,9 +270,8 @@ def teacher(
         responses: The first N responses (default: all).
     """
     require_extra("data", "plots", "local")
-    from nemo_uecr.audit.rollouts import read_scores
-    from nemo_uecr.audit.teacher import teacher_audit
-    from nemo_uecr.audit.teacher_engines import engines_of
+    from nemo_uecr.audit.store import read_scores
+    from nemo_uecr.audit.teacher import engines_of, teacher_audit
     from nemo_uecr.evaluation.settings import model_digest
 
     found, chosen = read_scores(scores), engines_of(list(engines))
@@ -298,51 +293,18 @@ def batch(run: Run, /, *, out: Out = None) -> int:
         nemo-uecr audit batch runs/demo
     """
     require_extra("data", "plots")
-    from nemo_uecr.audit.batch_facts import batch_audit, read_lines
+    from nemo_uecr.audit.batch import batch_audit, intended_batch, read_lines
     from nemo_uecr.config.load import written_config
+    from nemo_uecr.demo.assets import locate
     from nemo_uecr.telemetry.run_folder import read_run
 
     found = read_run(run)
     config = written_config(run / "config.yaml")
     batches = [(saved.step, saved.tensors) for saved in found.batches]
-    intended = intended_batch(config, [step for step, _ in batches])
+    intended = intended_batch(config, Path(locate(config.data.train)), [step for step, _ in batches])
     audit = batch_audit(read_lines(run / "metrics.jsonl"), batches, intended)
     _finish(audit, out, run)
     return 1 if audit.numbers["faults"] else 0
-
-
-def intended_batch(config: Config, saved_steps: Sequence[int]) -> Intended:
-    """What the configuration asks for; the order of the problems where the data is on this machine."""
-    from nemo_uecr.audit.batch_facts import Intended
-    from nemo_uecr.data.manifest import training_file
-    from nemo_uecr.data.problems import load_problems
-    from nemo_uecr.data.reproducible import step_indices
-    from nemo_uecr.demo.assets import locate
-
-    rollout, data = config.rollout, config.data
-    names, order = None, None
-    try:
-        path = training_file(Path(locate(data.train)), "data.train")
-        problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
-        names = [problem.id for problem in problems]
-    except (DataError, OSError):
-        pass  # unpacked elsewhere: the facts that need no data are still checked
-    if names is not None:
-        shape = {"problems": len(names), "per_step": rollout.prompts_per_step, "seed": config.run.seed}
-        order = {
-            step: [names[index] for index in step_indices(**shape, step=step, shuffle=data.shuffle)]
-            for step in saved_steps
-        }
-    return Intended(
-        prompts=rollout.prompts_per_step,
-        responses=rollout.responses_per_prompt,
-        minibatch=config.train.minibatch_responses,
-        overlong_filter=rollout.overlong_filter,
-        problems=None if names is None else len(names),
-        order=order,
-        steps=config.train.steps,
-        save_every=config.telemetry.save_batch_every,
-    )
 
 
 @app.command
@@ -370,59 +332,6 @@ def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) ->
     if baseline is not None and runs[1].method != "grpo":
         raise DataError(f"{baseline} is a run of {runs[1].method}; expected method grpo, which scores no teacher")
     _finish(efficiency_audit(runs, None if baseline is None else runs[1].label), out, run)
-
-
-@app.command
-def synthetic(
-    audit: Literal["signal", "token-credit", "group-signal", "alpha-sweep", "localization", "batch", "efficiency"],
-    out: Path,
-    /,
-    *,
-    tokens: Annotated[int | None, Parameter(validator=validators.Number(gte=2))] = None,
-    seed: Seed = 0,
-) -> None:
-    """Write made scores or runs of the paper's sizes, to try an audit or to time it. They say nothing about a model.
-
-        nemo-uecr audit synthetic alpha-sweep made/alpha-sweep
-        nemo-uecr audit alpha-sweep made/alpha-sweep
-        nemo-uecr audit synthetic efficiency made/two
-        nemo-uecr audit efficiency made/two/uecr --baseline made/two/grpo
-
-    Those of localization have texts with right and wrong steps for the demo's judge; those of localization, batch and
-    efficiency have answer.json with what the audit must find.
-
-    Args:
-        audit: Whose sizes: checkpoints, problems, samples.
-        out: Folder of the scores, the run or the two runs.
-        tokens: Mean tokens a response (default: 8980 for token-credit and runs, else 64).
-        seed: Of everything.
-    """
-    require_extra("data")
-    from nemo_uecr.audit.synthetic import PAPER, make_scores
-    from nemo_uecr.audit.synthetic_run import PAPER_RUN, make_run, make_runs
-
-    if out.exists():
-        raise DataError(f"{out} exists; expected a new folder")
-    if audit == "localization":
-        require_extra("local")
-        from nemo_uecr.audit.synthetic_steps import PAPER_STEPS, make_step_scores
-        from nemo_uecr.demo.tokenizer import build_tokenizer
-
-        if tokens is not None:
-            raise DataError("--tokens: the steps of localization have their own length; drop it")
-        make_step_scores(out, PAPER_STEPS, build_tokenizer(), seed=seed)
-    elif audit in ("batch", "efficiency"):
-        size = PAPER_RUN
-        if tokens is not None:  # the limit keeps its distance from the mean
-            size = replace(size, tokens=tokens, limit=-(-size.limit * tokens // size.tokens))
-        if audit == "batch":
-            make_run(out, size, method="uecr", batches=True, seed=seed)
-        else:
-            make_runs(out, size, seed=seed)
-    else:
-        made = PAPER[audit] if tokens is None else replace(PAPER[audit], tokens=tokens)
-        make_scores(out, made, seed=seed)
-    sys.stdout.write(f"made: {out}\n")
 
 
 def _settings(run: Path | None, words: Sequence[str], needed: Sequence[str]) -> Settings:

@@ -75,8 +75,7 @@ def score(
     require_extra("local", "data")
     import torch
 
-    from nemo_uecr.audit.rank import rank_parts
-    from nemo_uecr.audit.score import Scoring, score_rollouts
+    from nemo_uecr.audit.score import Scoring, rank_parts, score_rollouts
     from nemo_uecr.demo.assets import resolve
     from nemo_uecr.local.models import load_model
 
@@ -114,8 +113,7 @@ def score(
 
 
 def _source(text: str, *, take: str, steps: frozenset[int] | None) -> Source:
-    from nemo_uecr.audit.file_source import evaluation_source, jsonl_source
-    from nemo_uecr.audit.run_source import is_run, run_source
+    from nemo_uecr.audit.sources import evaluation_source, is_run, jsonl_source, run_source
     from nemo_uecr.evaluation.settings import SETTINGS
 
     number, equals, name = text.partition("=")
@@ -141,7 +139,7 @@ def _steps(text: str | None) -> frozenset[int] | None:
 
 
 def _anchor(text: str) -> tuple[str, str]:
-    from nemo_uecr.audit.schema import STUDENT
+    from nemo_uecr.audit.store import STUDENT
 
     name, equals, model = text.partition("=")
     if not (equals and model and name.isidentifier()) or name == STUDENT:

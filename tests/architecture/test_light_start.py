@@ -55,7 +55,7 @@ def test_the_probe_sees_a_heavy_module() -> None:
 
 COMMANDS = [
     "demo", "train", "smoke", "report", "replay", "config", "plan", "doctor",
-    "score", "audit signal", "audit token-credit", "audit group-signal", "audit alpha-sweep", "audit synthetic",
+    "score", "audit signal", "audit token-credit", "audit group-signal", "audit alpha-sweep",
     "study", "convert", "cluster smoke", "cluster node",
 ]  # fmt: skip
 

@@ -1,18 +1,52 @@
-"""Folders of scores written by hand: each response with the gaps and entropies that a test gives it."""
+"""Made folders of scores, written through the product's own writer: by hand, or at random and as large as is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from nemo_uecr.audit.parts import keep_plan, write_part
-from nemo_uecr.audit.rollouts import Scores, read_scores
+from nemo_uecr.audit.store import Scores, joined_plan, read_scores, write_part, write_plan
+from nemo_uecr.demo.tokenizer import build_tokenizer
+
+Array = np.ndarray
+Part = tuple[list[dict[str, Any]], dict[str, torch.Tensor]]
 
 MODEL = {"name": "made", "sha256": None}
+PLAN = {
+    "teacher": MODEL, "anchors": {"student": "made", "base": MODEL}, "students": {}, "sources": {},
+    "dtype": "float32", "temperature": 1.0, "max_length": None, "engine": "made",
+}  # fmt: skip
+TOKENIZER = build_tokenizer()
+
+
+def write_parts(folder: Path, parts: Sequence[Part], **plan: Any) -> Scores:
+    """Write and read back."""
+    ids = {row["id"] for rows, _ in parts for row in rows}
+    write_plan(folder, joined_plan(folder, PLAN | plan, ids)[0])
+    for rows, tensors in parts:
+        write_part(folder, rows, tensors)
+    return read_scores(folder)
+
+
+def row(tokens: int, **values: Any) -> dict[str, Any]:
+    """The row of a response, all of whose tokens were sampled and scored."""
+    return {
+        "checkpoint": 0, "benchmark": "made", "sample": 0, "question": "question", "answer": "1", "response": "",
+        "reward": 0.0, "prompt_ids": [1, 2], "sampled_tokens": tokens, "scored_tokens": tokens, "truncated": False,
+        "cut": False, "ids_from": "sampled", "nonfinite_tokens": 0,
+    } | values  # fmt: skip
+
+
+def offsets(lengths: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+# By hand: gaps and entropies
 
 
 @dataclass(frozen=True)
@@ -34,51 +68,27 @@ class Made:
 
 def write_scores(folder: Path, made: Sequence[Made], *, part: int = 1000) -> Scores:
     """Write and read back; ``part`` responses a part."""
-    keep_plan(
-        folder,
-        {
-            "teacher": MODEL, "anchors": {"student": "made", "base": MODEL}, "students": {}, "sources": {},
-            "dtype": "float32", "temperature": 1.0, "max_length": None, "engine": "made",
-        },
-    )  # fmt: skip
-    rows = [_row(number, each) for number, each in enumerate(made)]
-    for number, start in enumerate(range(0, len(made), part)):
-        span = slice(start, start + part)
-        write_part(folder, number, rows[span], _tensors(made[span]))
-    return read_scores(folder)
-
-
-def _row(number: int, each: Made) -> dict[str, Any]:
-    return {
-        "id": f"r{number}",
-        "checkpoint": each.checkpoint,
-        "benchmark": "made",
-        "problem": each.problem,
-        "sample": number,
-        "group": each.group or f"{each.checkpoint}/{each.problem}",
-        "question": f"question {each.problem}",
-        "answer": each.answer,
-        "response": each.response,
-        "reward": each.reward,
-        "prompt_ids": [1, 2],
-        "sampled_tokens": len(each.gaps) + (5 if each.cut else 0),
-        "scored_tokens": len(each.gaps),
-        "truncated": each.truncated,
-        "cut": each.cut,
-        "ids_from": "sampled",
-        "nonfinite_tokens": 0,
-    }
+    rows = [
+        row(
+            len(each.gaps), id=f"r{number}", checkpoint=each.checkpoint, problem=each.problem, sample=number,
+            group=each.group or f"{each.checkpoint}/{each.problem}", question=f"question {each.problem}",
+            answer=each.answer, response=each.response, reward=each.reward, truncated=each.truncated, cut=each.cut,
+            sampled_tokens=len(each.gaps) + (5 if each.cut else 0),
+        )
+        for number, each in enumerate(made)
+    ]  # fmt: skip
+    spans = [slice(start, start + part) for start in range(0, len(made), part)]
+    return write_parts(folder, [(rows[span], _tensors(made[span])) for span in spans])
 
 
 def _tensors(made: Sequence[Made]) -> dict[str, torch.Tensor]:
-    lengths = torch.tensor([0, *(len(each.gaps) for each in made)])
     gap_N = torch.tensor([gap for each in made for gap in each.gaps])
     # below a negative gap by as much as keeps both anchors' log-probabilities from being positive
     below_N = torch.where(gap_N < 0, 2 * gap_N, 0.0)
     teacher_N = torch.tensor([each.logp for each in made for _ in each.gaps]) + below_N
     entropy = [value for each in made for value in (each.entropies or [0.5] * len(each.gaps))]
     return {
-        "offsets": lengths.cumsum(0),
+        "offsets": offsets([len(each.gaps) for each in made]),
         "token_ids": torch.arange(len(gap_N), dtype=torch.int32),
         "teacher_logp": teacher_N,
         "teacher_entropy": torch.tensor(entropy),
@@ -86,3 +96,101 @@ def _tensors(made: Sequence[Made]) -> dict[str, torch.Tensor]:
         "anchor.student": teacher_N - gap_N,
         "anchor.base": teacher_N - 2 * gap_N,
     }
+
+
+# By hand: texts, for judged steps
+
+
+@dataclass(frozen=True)
+class Text:
+    """One response: its text, whether it is right, and its tokens' gaps and teacher entropies."""
+
+    problem: str
+    text: str
+    right: float
+    gap: tuple[float, ...]
+    entropy: tuple[float, ...]
+
+
+def encoded(text: str) -> list[int]:
+    """The text's tokens and the end token."""
+    return [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
+
+
+def write_texts(folder: Path, made: Sequence[Text], **row_values: Any) -> Scores:
+    """Write and read back."""
+    ids = [encoded(each.text) for each in made]
+    rows = [
+        row(
+            len(tokens), id=f"{each.problem}/{number}", problem=each.problem, sample=number, group=each.problem,
+            response=each.text, reward=float(each.right), **row_values,
+        )
+        for number, (each, tokens) in enumerate(zip(made, ids, strict=True))
+    ]  # fmt: skip
+    gap_N = torch.tensor([value for each in made for value in each.gap])
+    tensors = {
+        "offsets": offsets([len(tokens) for tokens in ids]),
+        "token_ids": torch.tensor([token for tokens in ids for token in tokens]),
+        "teacher_logp": gap_N.clamp(max=0.0),  # the difference is the gap exactly, and neither is positive
+        "teacher_entropy": torch.tensor([value for each in made for value in each.entropy]),
+        "teacher_top1": torch.ones(len(gap_N), dtype=torch.bool),
+        "anchor.student": -gap_N.clamp(min=0.0),
+    }
+    assert len(gap_N) == len(tensors["token_ids"]) == len(tensors["teacher_entropy"])
+    return write_parts(folder, [(rows, tensors)], anchors={"student": "made"})
+
+
+# At random
+
+
+def make_scores(folder: Path, samples: Mapping[int, int], *, problems: int, tokens: int, seed: int) -> Scores:
+    """Scores in which rewards depend on the problem, and gaps on reward and entropy.
+
+    Args:
+        folder: a new folder.
+        samples: responses to each problem, by checkpoint.
+        problems: of each checkpoint.
+        tokens: mean tokens a response.
+        seed: of everything.
+    """
+    generator = np.random.default_rng(seed)
+    # So wide a spread over problems that about two fifths are never or always solved, as in the paper's sweep.
+    ability_K = generator.normal(-1.0, 3.6, problems)
+    parts = []
+    for step, count in samples.items():
+        chance_K = 1.0 / (1.0 + np.exp(-(ability_K + step / 300)))
+        problem_B = np.repeat(np.arange(problems), count)
+        reward_B = (generator.random(len(problem_B)) < chance_K[problem_B]).astype(np.float64)
+        tensors, length_B = _random_tokens(reward_B, tokens, generator)
+        rows = [
+            row(
+                int(length_B[place]), id=f"step {step}/{problem}/{place % count}", checkpoint=step,
+                problem=str(problem), sample=place % count, group=f"{step}/{problem}", answer=str(problem),
+                response=f"\\boxed{{{problem if reward_B[place] else -1}}}", reward=float(reward_B[place]),
+            )
+            for place, problem in enumerate(problem_B.tolist())
+        ]  # fmt: skip
+        parts.append((rows, tensors))
+    return write_parts(folder, parts)
+
+
+def _random_tokens(
+    reward_B: Array, tokens: int, generator: np.random.Generator
+) -> tuple[dict[str, torch.Tensor], Array]:
+    length_B = np.maximum(2, generator.gamma(4.0, tokens / 4.0, len(reward_B)).astype(np.int64))
+    total = int(length_B.sum())
+    # Most tokens are certain; uncertain ones have wide gaps.
+    entropy_N = np.where(generator.random(total) < 0.7, 0.02, 1.0) * generator.exponential(0.6, total)
+    level_B = 0.03 * reward_B + generator.normal(0.0, 0.04, len(reward_B))
+    gap_N = np.repeat(level_B, length_B) + generator.normal(0.0, 1.0, total) * (0.02 + 0.8 * entropy_N)
+    teacher_N = -generator.exponential(1.0, total) * (entropy_N + 1e-3) + np.minimum(1.2 * gap_N, 0.0)
+    tensors = {
+        "offsets": offsets(length_B.tolist()),
+        "token_ids": torch.from_numpy(generator.integers(0, 1000, total, dtype=np.int32)),
+        "teacher_logp": torch.from_numpy(teacher_N.astype(np.float32)),
+        "teacher_entropy": torch.from_numpy(entropy_N.astype(np.float32)),
+        "teacher_top1": torch.from_numpy(generator.random(total) < np.exp(-entropy_N)),
+        "anchor.student": torch.from_numpy((teacher_N - gap_N).astype(np.float32)),
+        "anchor.base": torch.from_numpy((teacher_N - 1.2 * gap_N).astype(np.float32)),
+    }
+    return tensors, length_B

@@ -14,14 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_uecr.audit.alpha_sweep import alpha_sweep_audit, rule_of_three, sign_changes
-from nemo_uecr.audit.groups import group_table
+from nemo_uecr.audit.alpha_sweep import (
+    alpha_sweep_audit,
+    conflict_rate,
+    first_alpha,
+    grid_mismatches,
+    margin,
+    rule_of_three,
+    sign_changes,
+    sweep_grid,
+    tie_point,
+)
+from nemo_uecr.audit.groups import group_table, teacher_rewards
 from nemo_uecr.audit.output import write_audit
-from nemo_uecr.audit.rollouts import Scores, read_scores
-from nemo_uecr.audit.synthetic import PAPER, Size, make_scores
-from nemo_uecr.audit.teacher_reward import teacher_rewards
-from nemo_uecr.audit.thresholds import conflict_rate, first_alpha, grid_mismatches, margin, sweep_grid, tie_point
-from tests.audit.made import Made, write_scores
+from nemo_uecr.audit.store import Scores
+from tests.audit.made import Made, make_scores, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
@@ -91,8 +98,7 @@ def test_sign_changes_by_hand(tmp_path: Path) -> None:
 
 
 def test_against_a_slow_version(tmp_path: Path) -> None:
-    make_scores(tmp_path / "s", Size({30: 6, 60: 4}, 15, 6), seed=8)
-    scores = read_scores(tmp_path / "s")
+    scores = make_scores(tmp_path / "s", {30: 6, 60: 4}, problems=15, tokens=6, seed=8)
     numbers = numbers_of(scores)
     found, reward_B = scores.responses, teacher_rewards(scores, "student", clip=5.0).reward_B
     for place in (0, 20, 60, len(numbers["alpha"]) - 1):
@@ -116,8 +122,7 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
 
 
 def test_what_alpha_zero_and_the_second_grid_promise(tmp_path: Path) -> None:
-    make_scores(tmp_path / "s", Size({0: 8, 30: 8}, 40, 6), seed=1)
-    numbers = numbers_of(read_scores(tmp_path / "s"))
+    numbers = numbers_of(make_scores(tmp_path / "s", {0: 8, 30: 8}, problems=40, tokens=6, seed=1))
     whole = numbers["overall"]
     assert numbers["alpha"][0] == 0
     assert whole["conflict_at_zero"] == 0.0
@@ -199,11 +204,12 @@ def test_a_replicate_without_a_group_of_a_checkpoint_does_not_count_as_zero(tmp_
     assert (conflict["value"][-1], conflict["low"][-1], conflict["high"][-1]) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_papers_size_takes_less_than_a_minute(tmp_path: Path) -> None:
-    make_scores(tmp_path / "s", PAPER["alpha-sweep"], seed=0)
-    scores = read_scores(tmp_path / "s")
+    samples = {step: 24 if step <= 240 else 12 for step in (*range(30, 481, 30), 515)}
+    scores = make_scores(tmp_path / "s", samples, problems=40, tokens=64, seed=0)
     began = time.perf_counter()
     whole = numbers_of(scores, replicates=2000)["overall"]
     assert time.perf_counter() - began < 60
-    assert whole["pairs"] >= 22_811
+    assert whole["pairs"] > 20_000
     assert whole["mixed_groups"] > 400

@@ -95,21 +95,7 @@ def test_half_a_last_line_is_left_out_and_said(tmp_path: Path, caplog: pytest.Lo
     assert numbers["training_s"] == audited(two)[0]["training_s"]
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"time/evaluate_s": 4.0}, "time/evaluate_s = 4.0 of 4 s; expected less"),
-        ({"time/evaluate_s": 9.0}, "time/evaluate_s = 9.0 of 4 s; expected less"),
-        ({"time/score_teacher_s": 4.0}, "time/score_teacher_s = 4.0 of 4.0 s without evaluation; expected less"),
-        ({"time/score_teacher_s": -5.0}, "time/score_teacher_s = -5.0; expected a number from 0"),
-        ({"memory/peak_rss_mb": 10**400}, "memory/peak_rss_mb = 1000.*; expected a number from 0 to 1e"),
-        ({"memory/peak_gpu_mb": -4}, "memory/peak_gpu_mb = -4; expected a number from 0"),
-        ({"time/step_s": 1e308}, "time/step_s = 1e[+]308; expected a number"),
-        ({"time/rollout_s": 1e-320}, "time/rollout_s = 1e-320; expected a number from 1e-09"),
-        ({"count/trajectories": 0}, "count/trajectories = 0; expected a number"),
-        ({"response/length_mean": -5.0}, "response/length_mean = -5.0; expected a number"),
-    ],
-)
-def test_a_step_from_which_no_cost_can_be_taken(change: dict[str, float], complaint: str) -> None:
-    with pytest.raises(DataError, match=f"step 2 of b has {complaint}"):
-        efficiency_audit([Run("b", "grpo", [GRPO[0], GRPO[1] | change], ())], None)
+def test_a_step_that_was_not_measured() -> None:
+    bare = {name: value for name, value in GRPO[1].items() if name != "time/step_s"}
+    with pytest.raises(DataError, match="step 2 of b has no time/step_s"):
+        efficiency_audit([Run("b", "grpo", [GRPO[0], bare], ())], None)

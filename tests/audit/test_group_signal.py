@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.group_signal import exact_integer_rewards, group_signal_audit, integer
-from nemo_uecr.audit.pseudo_groups import pseudo_groups
-from nemo_uecr.audit.rollouts import Scores, read_scores
-from nemo_uecr.audit.synthetic import Size, make_scores
-from nemo_uecr.audit.teacher_reward import teacher_rewards
+from nemo_uecr.audit.group_signal import exact_integer_rewards, group_signal_audit, integer, pseudo_groups
+from nemo_uecr.audit.groups import teacher_rewards
+from nemo_uecr.audit.store import Scores
 from nemo_uecr.errors import DataError
-from tests.audit.made import Made, write_scores
+from tests.audit.made import Made, make_scores, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
@@ -27,13 +25,12 @@ def numbers_of(scores: Scores, *, integer_verdicts: bool = False, anchor: str = 
     ).numbers
 
 
-def made(tmp_path: Path, size: Size) -> Scores:
-    make_scores(tmp_path / "s", size, seed=4)
-    return read_scores(tmp_path / "s")
+def made(tmp_path: Path, samples: dict[int, int], problems: int) -> Scores:
+    return make_scores(tmp_path / "s", samples, problems=problems, tokens=5, seed=4)
 
 
 def test_every_problem_gives_a_group_of_eight_and_one_of_four(tmp_path: Path) -> None:
-    scores = made(tmp_path, Size({0: 12, 30: 24}, 5, 4))
+    scores = made(tmp_path, {0: 12, 30: 24}, 5)
     group_B, size_B = pseudo_groups(scores.responses, (8, 4), seed=42)
     counts = {int(group): int((group_B == group).sum()) for group in np.unique(group_B)}
     assert sorted(counts.values()) == [4] * 15 + [8] * 15  # 5 problems once, 5 problems twice
@@ -44,7 +41,7 @@ def test_every_problem_gives_a_group_of_eight_and_one_of_four(tmp_path: Path) ->
 
 
 def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
-    responses = made(tmp_path, Size({0: 12, 30: 12}, 6, 4)).responses
+    responses = made(tmp_path, {0: 12, 30: 12}, 6).responses
     samples = np.asarray([int(name.split("/")[-1]) for name in responses.ids])
 
     def parts(seed: int) -> list[tuple[int, str, tuple[int, ...]]]:
@@ -67,12 +64,12 @@ def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
 
 def test_another_number_of_responses_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has 8 responses at checkpoint 0; expected a multiple of 12"):
-        numbers_of(made(tmp_path, Size({0: 8}, 2, 4)))
+        numbers_of(made(tmp_path, {0: 8}, 2))
 
 
 @pytest.mark.parametrize("anchor", ["base", "student"])
 def test_against_a_slow_version(tmp_path: Path, anchor: str) -> None:
-    scores = made(tmp_path, Size({0: 12}, 30, 6))
+    scores = made(tmp_path, {0: 12}, 30)
     row = numbers_of(scores, anchor=anchor)["checkpoints"][0]
     reward_B = teacher_rewards(scores, anchor, clip=5.0).reward_B
     group_B, _ = pseudo_groups(scores.responses, (8, 4), seed=42)

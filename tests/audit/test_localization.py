@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.judged_steps import candidates, items_to_judge
-from nemo_uecr.audit.localization import _position, localization_audit
+from nemo_uecr.audit.groups import token_table
+from nemo_uecr.audit.judging import Labels
+from nemo_uecr.audit.localization import _position, candidates, items_to_judge, localization_audit
 from nemo_uecr.audit.output import Audit
-from nemo_uecr.audit.rollouts import Scores
 from nemo_uecr.audit.segment import segment
-from nemo_uecr.audit.step_judge import Labels
-from nemo_uecr.audit.token_table import token_table
+from nemo_uecr.audit.store import Scores
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import DataError
-from tests.audit.made_scores import TOKENIZER, Made, encoded, scores_of
+from tests.audit.made import TOKENIZER, Text, encoded, write_texts
 
 SETTINGS = Settings(alpha=1.0, rho=0.5, tau_delta=2.0, tau_entropy=0.7, std_floor=0.0, sample_std=False)
 TEXT = "1+1=2\n2+2=5\n5+1=6\n\\boxed{6}"
@@ -28,7 +27,7 @@ LABELS = Labels(("valid", "invalid", "valid", "not_reasoning"), 1)
 STEP = [0] * 6 + [1] * 6 + [2] * 6 + [3] * 3 + [-1]
 
 
-def responses(problems: int = 3, *, seed: int = 0) -> list[Made]:
+def responses(problems: int = 3, *, seed: int = 0) -> list[Text]:
     """Groups of eight: six failed responses, one of them without reasoning, and two right ones."""
     dice = random.Random(seed)
     found = []
@@ -38,7 +37,7 @@ def responses(problems: int = 3, *, seed: int = 0) -> list[Made]:
             size = len(encoded(text))
             gap = tuple(dice.gauss(0, 1.5) for _ in range(size))
             entropy = tuple(dice.expovariate(1.5) for _ in range(size))
-            found.append(Made(f"p{problem}", text, number >= 6, gap, entropy))
+            found.append(Text(f"p{problem}", text, number >= 6, gap, entropy))
     return found
 
 
@@ -62,9 +61,9 @@ def test_the_made_text_has_these_steps() -> None:
 def test_who_is_a_candidate(tmp_path: Path) -> None:
     """Mixed groups of eight only; the failed ones that reason."""
     made = responses(2)
-    made += [Made("flat", each.text, False, each.gap, each.entropy) for each in made[:8]]
-    made += [Made("small", each.text, each.right, each.gap, each.entropy) for each in made[4:8]]
-    scores = scores_of(tmp_path, made)
+    made += [Text("flat", each.text, False, each.gap, each.entropy) for each in made[:8]]
+    made += [Text("small", each.text, each.right, each.gap, each.entropy) for each in made[4:8]]
+    scores = write_texts(tmp_path, made)
     table = token_table(scores, "student", 0)
     found = candidates(scores, table)
     assert found.counts == {"groups": 4, "mixed_groups_of_eight": 2, "incorrect_in_them": 12, "reasoning_free": 2}
@@ -76,7 +75,7 @@ def test_who_is_a_candidate(tmp_path: Path) -> None:
 
 def test_a_limit_draws_by_the_seed(tmp_path: Path) -> None:
     """Not the first ones, which are of the first problems; in the table's order."""
-    scores = scores_of(tmp_path, responses(8))
+    scores = write_texts(tmp_path, responses(8))
     every = [each.response_id for each in items_to_judge(scores, checkpoint=0, limit=None, seed=1)]
     drawn = [
         [each.response_id for each in items_to_judge(scores, checkpoint=0, limit=8, seed=seed)] for seed in range(20)
@@ -89,13 +88,13 @@ def test_a_limit_draws_by_the_seed(tmp_path: Path) -> None:
 def test_a_response_that_is_half_right_is_not_incorrect(tmp_path: Path) -> None:
     """Rewards 0.5 and 1: below the group's mean, and not failed."""
     made = [replace(each, right=each.right or 0.5) for each in responses(1)]
-    scores = scores_of(tmp_path, made)
+    scores = write_texts(tmp_path, made)
     assert candidates(scores, token_table(scores, "student", 0)).counts["incorrect_in_them"] == 0
 
 
 def test_a_group_of_nine_is_no_group_of_the_audit(tmp_path: Path) -> None:
     made = responses(1)
-    scores = scores_of(tmp_path, [*made, made[0]])
+    scores = write_texts(tmp_path, [*made, made[0]])
     found = candidates(scores, token_table(scores, "student", 0))
     assert (found.counts["groups"], found.counts["mixed_groups_of_eight"], len(found.rows)) == (1, 0, 0)
 
@@ -106,7 +105,7 @@ def test_a_shuffle_that_equals_the_original_reaches_it() -> None:
     assert (found["at_least_full"], found["p"]) == (2, 0.75)
 
 
-def slow_weights(made: Made, *, entropy: tuple[float, ...] | None) -> list[float]:
+def slow_weights(made: Text, *, entropy: tuple[float, ...] | None) -> list[float]:
     """eq:local-signal and eq:projection-weights for a negative task advantage, in plain Python."""
     d = [math.tanh(-gap / (2 * 2.0)) for gap in made.gap]
     c = [1.0] * len(d) if entropy is None else [math.exp(-value / 0.7) for value in entropy]
@@ -124,7 +123,7 @@ def slow_gap(weights: list[float], above: set[int], below: set[int]) -> float:
 
 def test_against_the_formulas_written_out(tmp_path: Path) -> None:
     made = responses()
-    numbers = audited(scores_of(tmp_path, made)).numbers
+    numbers = audited(write_texts(tmp_path, made)).numbers
     judged = [each for number, each in enumerate(made) if number % 8 < 5]
     for name, use in (("full ECR", True), ("no entropy", False)):
         weights = [slow_weights(each, entropy=each.entropy if use else None) for each in judged]
@@ -143,7 +142,7 @@ def test_against_the_formulas_written_out(tmp_path: Path) -> None:
 
 
 def test_puu_is_exactly_zero(tmp_path: Path) -> None:
-    found = audited(scores_of(tmp_path, responses())).numbers["variants"]["PUU"]
+    found = audited(write_texts(tmp_path, responses())).numbers["variants"]["PUU"]
     assert (found["gap"]["value"], found["gap"]["low"], found["gap"]["high"]) == (0.0, 0.0, 0.0)
     assert found["positive"]["value"] == 0.0
 
@@ -151,7 +150,7 @@ def test_puu_is_exactly_zero(tmp_path: Path) -> None:
 def test_the_weights_are_the_training_methods_own(tmp_path: Path) -> None:
     """The same gaps from `METHODS["uecr"]` over whole groups."""
     made = responses()
-    scores = scores_of(tmp_path, made)
+    scores = write_texts(tmp_path, made)
     numbers = audited(scores).numbers
     table = token_table(scores, "student", 0)
     weight: dict[str, np.ndarray] = {}
@@ -172,8 +171,8 @@ def planted(tmp_path: Path) -> Scores:
             sure = [step == 1 or at % 2 == 0 for at, step in enumerate(STEP)]
             gap = tuple(2.0 if sure[at] and step != 1 else -2.0 for at, step in enumerate(STEP))
             entropy = tuple(0.0 if each else 2.0 for each in sure)
-            found.append(Made(f"p{problem}", TEXT, number >= 4, gap, entropy))
-    return scores_of(tmp_path, found)
+            found.append(Text(f"p{problem}", TEXT, number >= 4, gap, entropy))
+    return write_texts(tmp_path, found)
 
 
 def test_planted_positions_are_found(tmp_path: Path) -> None:
@@ -203,7 +202,7 @@ def test_shuffles_keep_the_entropies_and_differ_between_responses(tmp_path: Path
 def test_the_bootstrap_draws_prompts(tmp_path: Path) -> None:
     """The interval of a slow bootstrap over prompts, all responses of a prompt together."""
     made = responses(12)
-    numbers = audited(scores_of(tmp_path, made), replicates=4000).numbers
+    numbers = audited(write_texts(tmp_path, made), replicates=4000).numbers
     gaps = np.asarray([each["gap"]["full ECR"] for each in numbers["responses"]]).reshape(12, 5)
     dice = np.random.default_rng(5)
     means = [gaps[dice.integers(12, size=12)].mean() for _ in range(4000)]
@@ -214,7 +213,7 @@ def test_the_bootstrap_draws_prompts(tmp_path: Path) -> None:
 
 
 def test_responses_without_both_kinds_of_steps_are_left_out(tmp_path: Path) -> None:
-    scores = scores_of(tmp_path, responses())
+    scores = write_texts(tmp_path, responses())
     names = labelled(scores)
     valid = Labels(("valid", "valid", "uncertain", "not_reasoning"), None)
     numbers = audited(scores, {names[0]: LABELS, names[1]: valid}).numbers
@@ -232,10 +231,20 @@ def test_responses_without_both_kinds_of_steps_are_left_out(tmp_path: Path) -> N
 )
 def test_labels_of_something_else(tmp_path: Path, labels: dict[str, Labels], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        audited(scores_of(tmp_path, responses()), labels)
+        audited(write_texts(tmp_path, responses()), labels)
 
 
 def test_without_candidates_the_way_is_shown(tmp_path: Path) -> None:
-    scores = scores_of(tmp_path, [each for each in responses(1) if each.right])
+    scores = write_texts(tmp_path, [each for each in responses(1) if each.right])
     with pytest.raises(DataError, match="no failed response in a mixed group of 8"):
         items_to_judge(scores, checkpoint=0, limit=None, seed=1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf])  # the last is a matter of the anchor alone
+def test_a_judged_response_without_finite_scores_is_left_out_and_counted(tmp_path: Path, bad: float) -> None:
+    first, *rest = responses()
+    scores = write_texts(tmp_path / "bad", [replace(first, gap=(bad, *first.gap[1:])), *rest])
+    numbers = audited(scores).numbers
+    assert numbers["selection"]["left_out_nonfinite"] == 1
+    assert numbers["selection"]["eligible"] == len(labelled(scores)) - 1
+    assert math.isfinite(numbers["variants"]["full ECR"]["gap"]["value"])

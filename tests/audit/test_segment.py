@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nemo_uecr.audit.segment import NO_STEP, is_reasoning_free, segment, token_steps
 from nemo_uecr.errors import DataError
-from tests.audit.made_scores import TOKENIZER, encoded
+from tests.audit.made import TOKENIZER, encoded
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.groups import group_table
-from nemo_uecr.audit.judge import JudgedPair, agreement, read_judge, write_pairs
-from nemo_uecr.audit.rollouts import Scores, read_scores
-from nemo_uecr.audit.share import Sampler
-from nemo_uecr.audit.signal import conflicts, signal_audit
-from nemo_uecr.audit.synthetic import Size, make_scores
-from nemo_uecr.audit.teacher_reward import teacher_rewards
+from nemo_uecr.audit.groups import group_table, teacher_rewards
+from nemo_uecr.audit.judging import JudgedPair, read_pairs, write_pairs
+from nemo_uecr.audit.output import write_audit
+from nemo_uecr.audit.signal import agreement, conflicts, signal_audit
+from nemo_uecr.audit.store import Scores, read_scores
 from nemo_uecr.errors import DataError
-from tests.audit.made import Made, write_scores
+from nemo_uecr.stats import ClusterBootstrap
+from tests.audit.made import Made, make_scores, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
@@ -50,8 +49,7 @@ def test_hand_values(tmp_path: Path) -> None:
 
 
 def test_against_a_slow_version(tmp_path: Path) -> None:
-    make_scores(tmp_path / "s", Size({0: 6, 9: 6}, 12, 8), seed=3)
-    scores = read_scores(tmp_path / "s")
+    scores = make_scores(tmp_path / "s", {0: 6, 9: 6}, problems=12, tokens=8, seed=3)
     found = scores.responses
     reward = {}
     for part in scores.tokens("student"):
@@ -125,37 +123,44 @@ def test_agreement_by_hand(tmp_path: Path) -> None:
         JudgedPair("r8", "r9", "tie"),
         JudgedPair("r8", "r9", "unjudgeable"),
     ]
-    sampler = Sampler.draw(scores.responses.problem_B, replicates=50, seed=0)
+    sampler = ClusterBootstrap.draw(scores.responses.problem_B, replicates=50, seed=0)
     found = agreement(judged, scores.responses, reward_B, sampler)
     assert (found["pairs"], found["judgeable"]) == (5, 3)
     assert found["all"]["value"] == pytest.approx(2 / 3)
-    with pytest.raises(DataError, match="different verdicts"):
+    with pytest.raises(DataError, match="equal verdicts"):
         agreement([JudgedPair("r0", "r2", "first")], scores.responses, reward_B, sampler)
-    with pytest.raises(DataError, match="different prompts"):
+    with pytest.raises(DataError, match="one prompt"):
         agreement([JudgedPair("r0", "r6", "first")], scores.responses, reward_B, sampler)
+
+
+@pytest.mark.parametrize("preferred", ["tie", "unjudgeable"])
+def test_a_judge_who_prefers_nothing_is_drawn(tmp_path: Path, preferred: str) -> None:
+    scores = write_scores(tmp_path / "s", [Made("a", 0.0, [0.1]), Made("a", 0.0, [0.3])])
+    audit = signal_audit(scores, [JudgedPair("r0", "r1", preferred)], replicates=5, seed=0)
+    assert (write_audit(tmp_path / "out", audit) / "figure.png").is_file()
+    assert audit.numbers["judge"]["judgeable"] == 0
 
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"pair": "x", "preferred": "first"}', "not in"),
-        ('{"pair": "p", "preferred": "left"}', "expected one of first"),
-        ('{"pair": "p", "preferred": "tie"}\n{"pair": "p", "preferred": "tie"}', ":2: pair 'p' stands twice"),
-        ("", "holds no pair; expected one a line"),
-        ("[1]", "got list; expected one JSON object a line"),
+        ('{"pair": "x", "preferred": "first"}', "'x' is not in"),
+        ('{"pair": "p", "preferred": "left"}', "preferred: "),
+        ('{"pair": "p", "preferred": "tie"}\n{"pair": "p", "preferred": "tie"}', ":2: 'p' was judged above"),
+        ("", "is empty; expected one verdict a line"),
     ],
 )
 def test_a_judges_file_that_cannot_be_used(tmp_path: Path, line: str, complaint: str) -> None:
     (tmp_path / "key").write_text('{"pair": "p", "first": "r0", "second": "r1"}\n')
     (tmp_path / "verdicts").write_text(line + "\n")
     with pytest.raises(DataError, match=complaint):
-        read_judge(tmp_path / "verdicts", tmp_path / "key")
+        read_pairs(tmp_path / "verdicts", tmp_path / "key")
 
 
 def test_equal_teacher_scores_count_half(tmp_path: Path) -> None:
     scores = write_scores(tmp_path, [Made("a", 0.0, [0.2]), Made("a", 0.0, [0.2]), Made("a", 0.0, [0.5])])
     reward_B = teacher_rewards(scores, "student", clip=None).reward_B
-    sampler = Sampler.draw(scores.responses.problem_B, replicates=5, seed=0)
+    sampler = ClusterBootstrap.draw(scores.responses.problem_B, replicates=5, seed=0)
     judged = [JudgedPair("r0", "r1", "first"), JudgedPair("r2", "r0", "first")]
     # a tie is 1/2, 0.5 > 0.2 agrees: (1/2 + 1) / 2
     assert agreement(judged, scores.responses, reward_B, sampler)["all"]["value"] == pytest.approx(3 / 4)

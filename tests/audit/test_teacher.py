@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_uecr.audit import teacher_engines
-from nemo_uecr.audit.teacher import GRID, compared
-from nemo_uecr.audit.teacher_engines import ENGINES, EngineScores, Request, engines_of
+from nemo_uecr.audit import teacher
+from nemo_uecr.audit.teacher import ENGINES, GRID, EngineScores, Request, compared, engines_of
 from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import DataError, ScoreError
 from tests.local import tiny
@@ -87,7 +86,7 @@ def test_vllm_against_plain_logits(tmp_path: Path) -> None:
 
 
 def test_what_cannot_run_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher_engines, "find_spec", lambda name: None)
+    monkeypatch.setattr(teacher, "find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert ENGINES["megatron"].missing() == "megatron-core is not installed (nemo-uecr[megatron])"
     assert ENGINES["vllm"].missing() == "vLLM is not installed"

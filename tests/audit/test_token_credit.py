@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.rollouts import Scores, read_scores
-from nemo_uecr.audit.synthetic import Size, make_scores
-from nemo_uecr.audit.token_credit import token_credit_audit
-from nemo_uecr.audit.token_strata import entropy_boundaries, largest, stratum_of
-from nemo_uecr.audit.token_table import TokenTable, token_table
+from nemo_uecr.audit.groups import TokenTable, token_table
+from nemo_uecr.audit.store import Scores
+from nemo_uecr.audit.token_credit import entropy_boundaries, largest, stratum_of, token_credit_audit
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import DataError, ScoreError
-from tests.audit.made import Made, write_scores
+from tests.audit.made import Made, make_scores, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
@@ -58,8 +56,7 @@ def test_means_by_hand(tmp_path: Path) -> None:
 
 
 def test_against_a_slow_version(tmp_path: Path) -> None:
-    make_scores(tmp_path / "s", Size({0: 4}, 9, 30), seed=2)
-    scores = read_scores(tmp_path / "s")
+    scores = make_scores(tmp_path / "s", {0: 4}, problems=9, tokens=30, seed=2)
     numbers = numbers_of(scores)
     table = token_table(scores, "student", 0)
     entropy = table.teacher_entropy.double().tolist()
@@ -115,8 +112,7 @@ def slow_budgets(table: TokenTable, *, projected: bool) -> list[float]:
 
 
 def test_the_projection_holds_every_budget_at_one(tmp_path: Path) -> None:
-    make_scores(tmp_path / "s", Size({0: 8}, 12, 400), seed=6)
-    scores = read_scores(tmp_path / "s")
+    scores = make_scores(tmp_path / "s", {0: 8}, problems=12, tokens=400, seed=6)
     table = token_table(scores, "student", 0)
     weights = numbers_of(scores)["weights"]
     held, free = slow_budgets(table, projected=True), slow_budgets(table, projected=False)

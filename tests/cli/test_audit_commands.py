@@ -1,4 +1,4 @@
-"""The audits as commands: on made scores of the paper's checkpoints, into the report, and with wrong input."""
+"""The audits as commands: on made scores, into the report, and with wrong input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
 from nemo_uecr.report.page import write_report
-from tests.audit.made import Made, write_scores
+from tests.audit.made import TOKENIZER, Made, make_scores, write_scores, write_texts
+from tests.audit.test_localization import responses
 from tests.report.conftest import Story, write_run
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
@@ -22,76 +23,30 @@ AUDITS = {"signal": (), "token-credit": SETTINGS, "group-signal": (), "alpha-swe
 
 
 @pytest.mark.parametrize("name", AUDITS)
-def test_an_audit_of_the_papers_size(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Checkpoints, problems and samples as in the paper; responses of 64 tokens."""
-    scores = tmp_path / "scores"
-    assert entry_point(["audit", "synthetic", name, str(scores), "--tokens", "64"]) == 0
-    assert entry_point(["audit", name, str(scores), *AUDITS[name]]) == 0
+def test_an_audit_of_scores(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make_scores(tmp_path / "scores", {0: 12, 30: 12}, problems=20, tokens=8, seed=0)
+    assert entry_point(["audit", name, str(made.folder), *AUDITS[name]]) == 0
     out = tmp_path / "audits" / name
     assert f"audit: {out}" in capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir()) == ["figure.png", "figure.svg", "numbers.json", "section.json"]
     numbers = json.loads((out / "numbers.json").read_text())["numbers"]
-    responses = {
-        "signal": 19 * 150 * 8,
-        "token-credit": 2400,
-        "group-signal": 13 * 480,
-        "alpha-sweep": 8 * 960 + 9 * 480,
-    }
-    assert numbers["scores"]["responses"] == responses[name]
-    if name == "token-credit":
-        assert numbers["weights"]["projected"]["largest_error"] <= 1e-14
+    assert numbers["scores"]["responses"] == 480
 
 
-def test_localization_of_the_papers_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """200 failed responses out of 40 groups, and the answer that was planted; fewer shuffles, for time."""
-    pytest.importorskip("transformers", reason="the texts are encoded by a tokenizer (extra 'local')")
+def test_localization_with_the_demos_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from nemo_uecr.demo.judge import main as judge
 
     scores, judging, labels = tmp_path / "scores", tmp_path / "judging", tmp_path / "labels.jsonl"
-    assert entry_point(["audit", "synthetic", "localization", str(scores)]) == 0
+    write_texts(scores, responses(), question="Start with 1: +1 +2 +1 = ?")
     assert entry_point(["audit", "localization", str(scores), "--write-steps", str(judging)]) == 0
-    assert "200 responses, 86200 steps" in capsys.readouterr().out  # 430 steps and the boxed answer each
+    assert "15 responses, 60 steps" in capsys.readouterr().out
     judge(judging / "steps.jsonl", labels)
-    words = ["--judge", str(labels), "--key", str(judging / "key.jsonl"), *SETTINGS, "--shuffles", "2"]
-    assert entry_point(["audit", "localization", str(scores), *words, "--replicates", "100"]) == 0
+    TOKENIZER.save_pretrained(tmp_path / "tokenizer")
+    words = ["--judge", str(labels), "--key", str(judging / "key.jsonl"), "--tokenizer", str(tmp_path / "tokenizer")]
+    numbers = ["--shuffles", "2", "--replicates", "100"]
+    assert entry_point(["audit", "localization", str(scores), *words, *SETTINGS, *numbers]) == 0
     found = json.loads((tmp_path / "audits" / "localization" / "numbers.json").read_text())["numbers"]
-    answer = json.loads((scores / "answer.json").read_text())
-    assert found["selection"]["eligible"] == answer["responses"] == 200
-    for name in ("PUU", "no entropy", "full ECR"):
-        assert found["variants"][name]["gap"]["value"] == pytest.approx(answer["gap"][name], abs=1e-6), name
-    assert found["variants"]["shuffled, mean"]["gap"]["value"] == pytest.approx(
-        answer["gap"]["shuffled, mean"], rel=0.01
-    )
-    assert found["variants"]["full ECR"]["positive"]["value"] == answer["positive"]
-
-
-def test_the_batch_facts_of_a_run_of_the_papers_size(tmp_path: Path) -> None:
-    """515 steps of 126 prompts with 8 responses: the planted totals and no fault; one changed batch is found."""
-    run = tmp_path / "run"
-    assert entry_point(["audit", "synthetic", "batch", str(run), "--tokens", "64"]) == 0
-    assert entry_point(["audit", "batch", str(run)]) == 0
-    found = json.loads((run / "audits" / "batch" / "numbers.json").read_text())["numbers"]
-    answer = json.loads((run / "answer.json").read_text())
-    assert found["totals"] == answer["totals"]
-    assert (answer["totals"]["steps"], answer["totals"]["generated"]) == (515, 515 * 126 * 8)
-    assert (found["saved_batches_checked"], found["prompt_order_checked"]) == (3, True)
-    texts = run / "batches" / "step-000250.json"
-    texts.write_text(texts.read_text().replace('"made-', '"other-', 1))
-    assert entry_point(["audit", "batch", str(run)]) == 1
-
-
-def test_the_efficiency_of_two_runs_of_the_papers_size(tmp_path: Path) -> None:
-    assert entry_point(["audit", "synthetic", "efficiency", str(tmp_path / "two")]) == 0
-    uecr, grpo = tmp_path / "two" / "uecr", tmp_path / "two" / "grpo"
-    assert entry_point(["audit", "efficiency", str(uecr), "--baseline", str(grpo)]) == 0
-    cost = json.loads((uecr / "audits" / "efficiency" / "numbers.json").read_text())["numbers"]["runs"]["uecr"]
-    answer = json.loads((uecr / "answer.json").read_text())
-    # 10 of 93.5 microseconds a token are the teacher's; the baseline takes 83.2
-    assert answer["scorer_overhead"] == pytest.approx(10 / 83.5)
-    assert cost["scorer_overhead"] == pytest.approx(10 / 83.5)
-    assert cost["overhead_against_baseline"]["per_token"] == pytest.approx(answer["overhead_per_token"])
-    assert answer["overhead_per_token"] == pytest.approx(93.5 / 83.2 - 1)
-    assert cost["tokens"] == answer["totals"]["tokens in the loss"]
+    assert found["selection"]["eligible"] == 15
 
 
 def test_the_settings_are_those_of_a_run(tmp_path: Path) -> None:
@@ -100,7 +55,7 @@ def test_the_settings_are_those_of_a_run(tmp_path: Path) -> None:
     run.mkdir()
     config = load_config(DEMO, ("method.alpha=0.75", "method.rho=0.25", "method.tau_delta=2", "method.std=sample"))
     (run / "config.yaml").write_text(dump_config(config.config))
-    assert entry_point(["audit", "synthetic", "token-credit", str(scores), "--tokens", "4"]) == 0
+    make_scores(scores, {0: 4}, problems=6, tokens=4, seed=0)
     used = []
     for more in ([], ["--set", "rho=0.125"]):
         assert entry_point(["audit", "token-credit", str(scores), "--run", str(run), *more]) == 0
@@ -117,8 +72,7 @@ def test_the_report_shows_the_audits_of_a_run(tmp_path: Path) -> None:
     write_run(run, Story(steps=3, planned=3, evaluations=(0,), batches=()))
     page = write_report([run], tmp_path / "before.html").read_text()
     assert 'id="audits"' not in page
-    make = ["audit", "synthetic", "group-signal", str(run / "scores"), "--tokens", "4"]
-    assert entry_point(make) == 0
+    make_scores(run / "scores", {0: 12}, problems=6, tokens=4, seed=0)
     assert entry_point(["audit", "group-signal", str(run / "scores")]) == 0
     page = write_report([run], tmp_path / "after.html").read_text()
     assert '<section id="audits"><h2>Audits</h2>' in page
@@ -152,8 +106,6 @@ def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.Ca
         (["audit", "localization", "s", "--judge", "j", "--key", "k", "--set", "rho=.5"], "tau_delta, tau_entropy of"),
         (["audit", "localization", "s", "--set", "rho=.5"], "expected --judge LABELS and --key KEY"),
         (["audit", "token-credit", "s", "--set", "alpha=1", "rho=.5", "tau_delta=1"], "tau_entropy"),
-        (["audit", "synthetic", "signal", "s"], "expected a new folder"),
-        (["audit", "synthetic", "localization", "new", "--tokens", "9"], "have their own length; drop it"),
         (["score", "nowhere", "--out", "o"], "expected responses to score"),
         (["score", "rows.jsonl", "--out", "o"], "give --teacher"),
         (["score", "rows.jsonl", "--teacher", "t", "--out", "o"], "give --student"),

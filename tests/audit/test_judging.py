@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.audit.step_judge import Item, Labels, read_labels, write_items
-from nemo_uecr.demo.judge import judge, main
+from nemo_uecr.audit.judging import Item, Labels, read_labels, write_items
+from nemo_uecr.demo.judge import judge
 from nemo_uecr.errors import DataError
 
 ITEMS = [Item(f"step 0/made/p{i}/{i}", f"question {i}", str(i), f"one {i}\ntwo {i}") for i in range(20)]
@@ -56,13 +55,11 @@ def test_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"labels": ["valid"]}, r"labels\.jsonl:1: labels are 1; expected a list of 2"),
-        ({"labels": "valid"}, "labels are 'valid'; expected a list of 2"),
-        ({"labels": ["valid", "wrong"]}, "label 'wrong'; expected one of valid, invalid, uncertain, not_reasoning"),
-        ({"labels": ["valid", "invalid"], "first_error": 3}, "first_error is 3; expected a step's number from 1 to 2"),
-        ({"labels": ["valid", "invalid"], "first_error": True}, "first_error is True"),
-        ({"labels": ["valid", "invalid"], "first_error": 1}, "first_error 1 is labelled 'valid'; expected 'invalid'"),
-        ({"item": "0", "labels": ["valid", "valid"]}, "item '0' is not in"),
+        ({"labels": ["valid"]}, r"labels\.jsonl:1: 1 labels; expected 2, one a step"),
+        ({"labels": ["valid", "wrong"]}, r"labels\.jsonl:1: labels\.1: "),
+        ({"labels": ["valid", "invalid"], "first_error": 1}, "first_error is 1; expected the first step labelled"),
+        ({"labels": ["invalid", "invalid"], "first_error": 2}, "first_error is 2; expected the first step labelled"),
+        ({"item": "0", "labels": ["valid", "valid"]}, "'0' is not in"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, row: dict, message: str) -> None:
@@ -70,26 +67,21 @@ def test_a_bad_line_is_named(tmp_path: Path, row: dict, message: str) -> None:
         answered(tmp_path, row)
 
 
-@pytest.mark.parametrize("name", ["item", "response"])
-def test_the_key_names_each_item_and_response_once(tmp_path: Path, name: str) -> None:
-    """Of two lines of one item the last would give the label to another response."""
-    write_items(ITEMS[:2], tmp_path, seed=1)
-    key = lines(tmp_path / "key.jsonl")
-    key[1][name] = key[0][name]
-    (tmp_path / "key.jsonl").write_text("".join(json.dumps(row) + "\n" for row in key))
-    text = json.dumps({"item": key[0]["item"], "labels": ["valid", "valid"]}) + "\n"
-    (tmp_path / "labels.jsonl").write_text(text)
-    with pytest.raises(DataError, match=rf"key\.jsonl:2: {name} .* stands twice; expected each once"):
-        read_labels(tmp_path / "labels.jsonl", tmp_path / "key.jsonl")
-
-
 def test_an_item_stands_once(tmp_path: Path) -> None:
     write_items(ITEMS[:1], tmp_path, seed=1)
     (row,) = lines(tmp_path / "steps.jsonl")
     text = json.dumps({"item": row["item"], "labels": ["valid", "valid"]}) + "\n"
     (tmp_path / "labels.jsonl").write_text(2 * text)
-    with pytest.raises(DataError, match=r"labels\.jsonl:2: item .* stands twice"):
+    with pytest.raises(DataError, match=r"labels\.jsonl:2: .* was judged above"):
         read_labels(tmp_path / "labels.jsonl", tmp_path / "key.jsonl")
+
+
+def test_the_key_of_another_judgement_is_not_written_over(tmp_path: Path) -> None:
+    write_items(ITEMS[:2], tmp_path, seed=1)
+    before = (tmp_path / "key.jsonl").read_bytes()
+    with pytest.raises(DataError, match=r"jsonl belongs to another judgement; choose another folder"):
+        write_items(ITEMS[:2], tmp_path, seed=2)
+    assert (tmp_path / "key.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -105,15 +97,3 @@ def test_an_item_stands_once(tmp_path: Path) -> None:
 )
 def test_the_demo_judge(steps: list[str], labels: list[str], first: int | None) -> None:
     assert judge("Start with 13: -2 *3 -8 = ?", steps) == (labels, first)
-
-
-def test_the_demo_judges_labels_take_the_place_of_earlier_ones(tmp_path: Path) -> None:
-    """A file of its own under the name: whoever has the earlier one open still reads all of it."""
-    item = {"item": 0, "question": "Start with 13: -2 *3 = ?", "steps": [{"text": "13-2=11"}]}
-    (tmp_path / "steps.jsonl").write_text(json.dumps(item) + "\n")
-    out, earlier = tmp_path / "labels.jsonl", tmp_path / "earlier.jsonl"
-    out.write_text("earlier\n")
-    os.link(out, earlier)
-    main(tmp_path / "steps.jsonl", out)
-    assert lines(out) == [{"item": 0, "labels": ["valid"], "first_error": None}]
-    assert earlier.read_text() == "earlier\n"
