@@ -16,10 +16,8 @@ from nemo_uecr.errors import ConfigError
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
-    from nemo_uecr.doctor.findings import Finding
-    from nemo_uecr.plan.hardware import Device
-    from nemo_uecr.plan.records import Plan
-    from nemo_uecr.plan.setting import Lengths
+    from nemo_uecr.plan.records import Finding, Plan
+    from nemo_uecr.plan.setting import Device, Lengths
     from nemo_uecr.plan.shapes import ModelShape
 
 __all__ = ["config", "doctor", "plan", "sizes"]
@@ -55,10 +53,8 @@ def plan(
         prompt_tokens: Mean prompt (default: the longest).
         length_sigma: Spread of ln(response length) before the cut, for the times; 0: all have the mean.
     """
-    from nemo_uecr.plan.hardware import CPU, GPUS
-    from nemo_uecr.plan.records import GIB, as_json
-    from nemo_uecr.plan.setting import Lengths
-    from nemo_uecr.plan.text import plan_text, side_by_side
+    from nemo_uecr.plan.records import GIB, as_json, plan_text, side_by_side
+    from nemo_uecr.plan.setting import CPU, EFFICIENCY, GPUS, Lengths
 
     def chosen(default: str) -> Device:
         found = CPU if (device or default) == "cpu" else GPUS[device or default]
@@ -81,7 +77,6 @@ def plan(
         made, advice, others = _plan_nemo(loaded, chosen("h200"), lengths(loaded))
     else:
         from nemo_uecr.config.load import load_config
-        from nemo_uecr.plan.hardware import EFFICIENCY
         from nemo_uecr.plan.local import local_plan
 
         local = load_config(config, overrides).config
@@ -101,9 +96,8 @@ def plan(
 
 def _plan_nemo(config: NemoConfig, device: Device, lengths: Lengths) -> Answer:
     from nemo_uecr.config.methods import needs_of
-    from nemo_uecr.plan.advice import what_fits
-    from nemo_uecr.plan.hardware import EFFICIENCY
-    from nemo_uecr.plan.nemo import nemo_plan, placements, variant
+    from nemo_uecr.plan.nemo import nemo_plan, placements, variant, what_fits
+    from nemo_uecr.plan.setting import EFFICIENCY
 
     made = nemo_plan(config, device, EFFICIENCY, lengths)
     advice = what_fits(config, device, EFFICIENCY, lengths) if made.misfits else []
@@ -167,14 +161,20 @@ def doctor(config: ConfigFile | None = None, /, *overrides: Override, ray_port: 
         ray_port: Port of the Ray head; the default is that of slurm/*.sbatch.
     """
     from nemo_uecr.cluster.ports import head_port
-    from nemo_uecr.doctor.findings import worst
-    from nemo_uecr.doctor.run import examine
-    from nemo_uecr.doctor.subject import read_subject
+    from nemo_uecr.plan.doctor import examine
 
     head_port(ray_port)
-    subject = None if config is None else read_subject(config, overrides)
+    run: Config | NemoConfig | None = None
+    if config is not None and is_nemo_rl(config, overrides):
+        from nemo_uecr.config.nemo_load import load_nemo_config
+
+        run = load_nemo_config(config, overrides)
+    elif config is not None:
+        from nemo_uecr.config.load import load_config
+
+        run = load_config(config, overrides).config
     findings: list[Finding] = []
-    for finding in examine(subject, ray_port=ray_port, sizes=sizes):
+    for finding in examine(run, ray_port=ray_port, sizes=sizes):
         findings.append(finding)
         remedy = f"\n      {'':<26}  -> {finding.remedy}" if finding.remedy else ""
         sys.stdout.write(f"{finding.status:<4}  {finding.check:<26}  {' '.join(finding.message.split())}{remedy}\n")
@@ -182,7 +182,7 @@ def doctor(config: ConfigFile | None = None, /, *overrides: Override, ray_port: 
     counts = {status: sum(one.status == status for one in findings) for status in ("ok", "warn", "fail")}
     sys.stdout.write(", ".join(f"{count} {status}" for status, count in counts.items()) + "\n")
     write_json(json, {"format": "nemo_uecr.doctor/1", "counts": counts, "findings": [asdict(one) for one in findings]})
-    return 1 if worst(findings) == "fail" else 0
+    return 1 if counts["fail"] else 0
 
 
 def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: Override) -> None:

@@ -14,10 +14,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import DataError, UecrError
 from nemo_uecr.files import read_object
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import NemoDataConfig
+    from nemo_uecr.config.schema import DataConfig
 
 __all__ = [
     "INDEX", "SINGLE", "DecoderSizes", "Fields", "ModelLoadError", "Tensor", "chat_ids", "check_objects",
@@ -427,53 +431,45 @@ def only_here(name: str) -> bool:
 
 
 def fitting_prompts(
-    tokenizer: Any,
-    asked: Sequence[tuple[str, str]],
-    *,
-    template: str,
-    system: str | None,
-    thinking: bool,
-    most: int,
-    drop: bool,
+    tokenizer: Any, asked: Sequence[tuple[str, str]], data: DataConfig | NemoDataConfig
 ) -> dict[int, list[int]]:
     """Token ids of the prompts that are not too long, by their places.
 
     Args:
         tokenizer: the student's; without a chat template it gets the plain text.
         asked: name and question of each problem.
-        template: the user's turn, with `{question}`.
-        system: the system turn; None for none.
-        thinking: handed to the chat template.
-        most: longest prompt in tokens.
-        drop: leave the longer ones out, and say how many.
+        data: section of the configuration: template, thinking mode, longest prompt, and whether longer ones are
+            dropped.
 
     Raises:
         DataError: prompts are longer and are not to be dropped: their number and the first.
     """
-    encoded = [
-        _ids(tokenizer, template.replace("{question}", text), system=system, thinking=thinking) for _, text in asked
-    ]
-    long = [place for place, ids in enumerate(encoded) if len(ids) > most]
-    if long:
-        said = (
-            f"{len(long)} of {len(asked)} prompts have more than data.max_prompt_tokens={most} tokens; the first is "
-            f"problem {asked[long[0]][0]!r} with {len(encoded[long[0]])}"
-        )
-        if not drop:
-            raise DataError(f"{said}. Raise the limit, or leave them out: data.long_prompts=drop")
-        log.warning("%s; they are dropped", said)
-    return {place: ids for place, ids in enumerate(encoded) if len(ids) <= most}
-
-
-def _ids(tokenizer: Any, text: str, *, system: str | None, thinking: bool) -> list[int]:
-    if tokenizer.chat_template is not None:
-        return chat_ids(tokenizer, text, system=system, thinking=thinking)
-    if system is not None:
+    system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
+    if system is not None and tokenizer.chat_template is None:
         raise DataError(
             "data.system_prompt is set, but the student's tokenizer has no chat template that could place it; write it "
             "into data.prompt_template"
         )
-    return list(tokenizer(text)["input_ids"])
+    kept, most, first = {}, data.max_prompt_tokens, ""
+    for place, (name, question) in enumerate(asked):
+        text = data.prompt_template.replace("{question}", question)
+        if tokenizer.chat_template is None:
+            ids = list(tokenizer(text)["input_ids"])
+        else:
+            ids = chat_ids(tokenizer, text, system=system, thinking=data.enable_thinking)
+        if len(ids) <= most:
+            kept[place] = ids
+        else:
+            first = first or f"problem {name!r} with {len(ids)}"
+    if first:
+        said = (
+            f"{len(asked) - len(kept)} of {len(asked)} prompts have more than data.max_prompt_tokens={most} tokens; "
+            f"the first is {first}"
+        )
+        if data.long_prompts == "refuse":
+            raise DataError(f"{said}. Raise the limit, or leave them out: data.long_prompts=drop")
+        log.warning("%s; they are dropped", said)
+    return kept
 
 
 def chat_ids(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> list[int]:

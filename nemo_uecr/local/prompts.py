@@ -31,15 +31,7 @@ def encode_prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBa
     Raises:
         DataError: If a prompt is too long and ``data.long_prompts`` says refuse, or empty.
     """
-    found = fitting_prompts(
-        tokenizer,
-        [(problem.id, problem.question) for problem in problems],
-        template=data.prompt_template,
-        system=data.system_prompt,
-        thinking=data.enable_thinking,
-        most=data.max_prompt_tokens,
-        drop=data.long_prompts == "drop",
-    )
+    found = fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], data)
     prompts = [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
     for prompt in prompts:
         if not prompt.token_ids:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_checks import teacher_alone
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.benchmarks import check_benchmark_files
@@ -28,8 +27,9 @@ from nemo_uecr.files import file_sha256, replace_file
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.problem_rows import selected_rows, text_field
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
-from nemo_uecr.plan.nemo_faults import cut_faults, mismatches_of, teacher_alone_faults
+from nemo_uecr.plan.faults import layout_faults, mismatches_of, teacher_alone_faults
 from nemo_uecr.plan.records import GIB
+from nemo_uecr.plan.setting import teacher_of
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 
 __all__ = [
@@ -89,16 +89,9 @@ def dropped_prompts(config: NemoConfig) -> list[int]:
 def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
     """The same with the student's tokenizer at hand."""
     data, rows = config.data, _chosen_rows(config)
-    asked = [text_field(row, data.question_key, data.train, "data.question_key") for row in rows]
-    kept = fitting_prompts(
-        tokenizer,
-        [(str(row.get("id", text[:60])), text) for row, text in zip(rows, asked, strict=True)],
-        template=data.prompt_template,
-        system=None,
-        thinking=data.enable_thinking,
-        most=data.max_prompt_tokens,
-        drop=data.long_prompts == "drop",
-    )
+    texts = [text_field(row, data.question_key, data.train, "data.question_key") for row in rows]
+    named = [(str(row.get("id", text[:60])), text) for row, text in zip(rows, texts, strict=True)]
+    kept = fitting_prompts(tokenizer, named, data)
     _check_enough(config, len(kept))
     return [place for place in range(len(rows)) if place not in kept]
 
@@ -113,7 +106,7 @@ def check_visible_models(config: NemoConfig) -> bool:
         ConfigError: a model cannot be cut or fed as the configuration says.
         DataError: a folder's `config.json` cannot be used.
     """
-    name = _teacher_of(config)
+    name = teacher_of(config)
     student, teacher = _visible(config.student.model_name, "student"), _visible(name, "teacher")
     if student is not None:
         _refuse(config, student, teacher)
@@ -127,7 +120,7 @@ def check_models(config: NemoConfig) -> None:
         DataError: a model or checkpoint is not there, or student and teacher have other tokens.
         ConfigError: a model cannot be cut or fed as the configuration says.
     """
-    teacher = _teacher_of(config)
+    teacher = teacher_of(config)
     _check_checkpoint(config.student.megatron_checkpoint, "student")
     shape = _loaded_shape(config.student.model_name, "student", config.student.vocabulary)
     teacher_shape = None if teacher is None else _teacher_shape(config, teacher)
@@ -145,7 +138,7 @@ def check_conversions(config: NemoConfig) -> None:
         DataError: the folder has changed since, or nothing says what the conversion was made of.
     """
     names = {"student": (config.student.model_name, config.student.megatron_checkpoint)}
-    if (teacher := _teacher_of(config)) is not None:
+    if (teacher := teacher_of(config)) is not None:
         names["teacher"] = (teacher, config.teacher.megatron_checkpoint)
     for role, (name, checkpoint) in names.items():
         if checkpoint is None and Path(name).is_dir():
@@ -201,18 +194,13 @@ def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
         DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
         ConfigError: the teacher cannot be cut or fed as the configuration says.
     """
-    teacher = _teacher_of(config)
+    teacher = teacher_of(config)
     if teacher is None:
         raise ConfigError("teacher.model_name: got null; expected the model that is to score")
     shape = _teacher_shape(config, teacher)
     if shape is not None:
         _refuse_any(teacher_alone_faults(config, shape, longest))
     _check_tokenizers(config.student.model_name, teacher)
-
-
-def _teacher_of(config: NemoConfig) -> str | None:
-    """Name of the teacher; None where the method reads none."""
-    return config.teacher.model_name if needs_of(config.method.name).needs_teacher else None
 
 
 def _teacher_shape(config: NemoConfig, teacher: str) -> ModelShape | None:
@@ -229,7 +217,7 @@ def _check_tokenizers(student: str, teacher: str | None) -> None:
 
 
 def _refuse(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> None:
-    _refuse_any([*cut_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
+    _refuse_any([*layout_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
 
 
 def _refuse_any(faults: Sequence[str]) -> None:

@@ -6,12 +6,12 @@ import random
 from typing import TYPE_CHECKING
 
 from nemo_uecr.config.methods import needs_of
-from nemo_uecr.plan import arithmetic as bytes_of
-from nemo_uecr.plan.arithmetic import BF16, FP32
-from nemo_uecr.plan.hardware import Device, Efficiency
-from nemo_uecr.plan.mismatches import other_columns, too_long
+from nemo_uecr.plan import memory
+from nemo_uecr.plan.faults import mismatches_of
+from nemo_uecr.plan.memory import BF16, FP32
 from nemo_uecr.plan.records import GIB, Item, Phase, Plan, RankLine
-from nemo_uecr.plan.setting import check_numbers, response_lengths
+from nemo_uecr.plan.seconds import response_lengths
+from nemo_uecr.plan.setting import Device, Efficiency, teacher_of
 from nemo_uecr.plan.shapes import ModelShape, parameters
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.setting import Lengths
+
+    Sizes = Callable[[str, str], ModelShape]
 
 __all__ = ["local_plan"]
 
@@ -32,18 +34,15 @@ LAYER_SECONDS = {"CPU": 4e-4, "GPU": 1e-3}
 class _Run:
     """The sizes that the phases share."""
 
-    def __init__(
-        self, config: Config, sizes: Callable[[str, str], ModelShape], device: Device, efficiency: Efficiency
-    ) -> None:
-        self.config = config
-        self.device, self.efficiency = device, efficiency
+    def __init__(self, config: Config, sizes: Sizes, device: Device, efficiency: Efficiency, lengths: Lengths) -> None:
+        self.config, self.device, self.efficiency, self.lengths = config, device, efficiency, lengths
         self.student = sizes(config.student.model_name, "student")
-        self.teacher: ModelShape | None = None
-        if needs_of(config.method.name).needs_teacher and config.teacher.model_name is not None:
-            self.teacher = sizes(config.teacher.model_name, "teacher")
+        teacher = teacher_of(config)
+        self.teacher = None if teacher is None else sizes(teacher, "teacher")
         self.reference = config.loss.reference_kl > 0 or needs_of(config.method.name).needs_initial
         self.longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
+        self.kind = "CPU" if device.name == "CPU" else "GPU"
         self.threads = config.threads or 1 if device.memory is None else 1
 
     @property
@@ -68,14 +67,7 @@ class _Run:
         return tuple(items)
 
 
-def local_plan(
-    config: Config,
-    device: Device,
-    efficiency: Efficiency,
-    lengths: Lengths,
-    *,
-    sizes: Callable[[str, str], ModelShape],
-) -> Plan:
+def local_plan(config: Config, device: Device, efficiency: Efficiency, lengths: Lengths, *, sizes: Sizes) -> Plan:
     """Plan a validated configuration.
 
     Args:
@@ -88,10 +80,9 @@ def local_plan(
     Raises:
         DataError: the sizes of a model are not known.
     """
-    check_numbers(config)
-    run = _Run(config, sizes, device, efficiency)
-    phases = _phases(run, lengths)
-    mismatches = _mismatches(run)
+    run = _Run(config, sizes, device, efficiency, lengths)
+    phases, count = _phases(run), parameters(run.student)
+    mismatches = mismatches_of(config, run.student, run.teacher)
     return Plan(
         title=_title(run),
         hardware=_hardware(run),
@@ -99,28 +90,28 @@ def local_plan(
         layout=(RankLine(0, 0, f"whole, {run.responses} responses", "whole" if run.teacher else "-", "transformers"),),
         phases=phases,
         host=(Item("batch", run.responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes a token"),),
-        checkpoint=_checkpoint(run),
+        checkpoint=Item("checkpoint", 3 * FP32 * count, f"{count:,} parameters, weights and AdamW's moments, 12 bytes"),
         facts=_facts(run),
-        assumptions=_assumptions(run, lengths),
+        assumptions=_assumptions(run),
         faults=(*mismatches, *_memory_faults(run, phases)),
         mismatches=mismatches,
     )
 
 
-def _phases(run: _Run, lengths: Lengths) -> tuple[Phase, ...]:
-    phases = [_rollout(run, lengths), _scoring(run, run.student, "score student", lengths)]
+def _phases(run: _Run) -> tuple[Phase, ...]:
+    phases = [_rollout(run), _scoring(run, run.student, "score student")]
     if run.teacher is not None:
-        phases.append(_scoring(run, run.teacher, "score teacher", lengths))
+        phases.append(_scoring(run, run.teacher, "score teacher"))
     if run.reference:
-        phases.append(_scoring(run, run.student, "score reference", lengths))
-    phases.append(_update(run, lengths))
+        phases.append(_scoring(run, run.student, "score reference"))
+    phases.append(_update(run))
     return tuple(phases)
 
 
-def _rollout(run: _Run, lengths: Lengths) -> Phase:
-    shape, at_once = run.student, min(run.config.rollout.microbatch_responses, run.responses)
+def _rollout(run: _Run) -> Phase:
+    shape, lengths, at_once = run.student, run.lengths, min(run.config.rollout.microbatch_responses, run.responses)
     width = BF16 if run.config.student.dtype == "bfloat16" else FP32
-    token = bytes_of.kv_token_bytes(shape, 1, width)
+    token = memory.kv_token_bytes(shape, 1, width)
     drawn = 4 * FP32 * at_once * shape.vocabulary
     items = (
         *run.resident(),
@@ -137,50 +128,49 @@ def _rollout(run: _Run, lengths: Lengths) -> Phase:
     read = sum(
         length * (FP32 * parameters(shape) + at_once * (lengths.prompt + length / 2) * token) for length in waves
     )
-    flops = at_once * sum(waves) * bytes_of.forward_flops(shape, lengths.whole)
-    launches = sum(waves) * shape.layers * LAYER_SECONDS[_kind(run)]
+    flops = at_once * sum(waves) * memory.forward_flops(shape, lengths.whole)
+    launches = sum(waves) * shape.layers * LAYER_SECONDS[run.kind]
     work = max(read / (run.device.bandwidth * run.efficiency.decode), flops / (run.flops * run.efficiency.forward))
     mean = sum(waves) / len(waves)
     how = f"{len(waves)} x {mean:.0f} decoding steps: {work:.1f} s of work, {launches:.1f} s of launches"
     return Phase("rollout", "the device", items, work + launches, how)
 
 
-def _scoring(run: _Run, shape: ModelShape, name: str, lengths: Lengths) -> Phase:
+def _scoring(run: _Run, shape: ModelShape, name: str) -> Phase:
     tokens = min(run.config.train.microbatch_responses, run.responses) * run.longest
     widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward))
     items = (
         *run.resident(),
         Item("activations", widest, f"one layer, {tokens} tokens, no gradient"),
-        Item("logits", 2 * _chunk(shape, tokens), "one chunk and its working copy, float32"),
+        Item(
+            "logits", 2 * min(CHUNK_BYTES, FP32 * tokens * shape.vocabulary), "one chunk and its working copy, float32"
+        ),
     )
-    flops = run.responses * lengths.whole * bytes_of.forward_flops(shape, lengths.whole)
+    flops = _forward(run, shape)
     return Phase(name, "the device", items, flops / (run.flops * run.efficiency.forward), _work(flops))
 
 
-def _update(run: _Run, lengths: Lengths) -> Phase:
+def _update(run: _Run) -> Phase:
     shape, low = run.student, run.config.student.dtype == "bfloat16"
     tokens = min(run.config.train.microbatch_responses, run.responses) * run.longest
-    logits = bytes_of.local_logits_bytes(shape, tokens, CHUNK_BYTES, bfloat16=low)
-    each = bytes_of.local_kept_bytes(shape, tokens, bfloat16=low)
+    logits = memory.local_logits_bytes(shape, tokens, CHUNK_BYTES, bfloat16=low)
+    each = memory.local_kept_bytes(shape, tokens, bfloat16=low)
     items = (
         *run.resident(),
         Item("activations", shape.layers * each, f"{shape.layers} layers, {tokens} tokens, all of them kept"),
         Item("logits", logits, "one chunk and its gradient"),
     )
-    flops = 3 * run.responses * lengths.whole * bytes_of.forward_flops(shape, lengths.whole)
+    flops = 3 * _forward(run, shape)
     return Phase("update", "the device", items, flops / (run.flops * run.efficiency.train), _work(flops))
 
 
-def _chunk(shape: ModelShape, tokens: int) -> int:
-    return min(CHUNK_BYTES, FP32 * tokens * shape.vocabulary)
+def _forward(run: _Run, shape: ModelShape) -> float:
+    """FLOPs of a forward over every prompt and response of a step."""
+    return run.responses * run.lengths.whole * memory.forward_flops(shape, run.lengths.whole)
 
 
 def _work(flops: float) -> str:
     return f"{flops / 1e12:,.2f} TFLOP"
-
-
-def _kind(run: _Run) -> str:
-    return "CPU" if run.device.name == "CPU" else "GPU"
 
 
 def _title(run: _Run) -> str:
@@ -191,13 +181,8 @@ def _title(run: _Run) -> str:
 
 def _hardware(run: _Run) -> str:
     memory = "" if run.device.memory is None else f", {run.device.memory / GIB:.0f} GiB that can be allocated"
-    threads = f", {run.threads} thread(s)" if _kind(run) == "CPU" else ""
+    threads = f", {run.threads} thread(s)" if run.kind == "CPU" else ""
     return f"one {run.device.name}{threads}{memory}"
-
-
-def _checkpoint(run: _Run) -> Item:
-    count = parameters(run.student)
-    return Item("checkpoint", 3 * FP32 * count, f"{count:,} parameters, weights and AdamW's moments, 12 bytes")
 
 
 def _facts(run: _Run) -> tuple[str, ...]:
@@ -210,8 +195,8 @@ def _facts(run: _Run) -> tuple[str, ...]:
     )
 
 
-def _assumptions(run: _Run, lengths: Lengths) -> tuple[str, ...]:
-    device, efficiency = run.device, run.efficiency
+def _assumptions(run: _Run) -> tuple[str, ...]:
+    device, efficiency, lengths = run.device, run.efficiency, run.lengths
     share = f"{efficiency.decode:.0%} of bandwidth while generating, {efficiency.forward:.0%} of FLOP/s while scoring"
     return (
         f"responses of {lengths.response} tokens on average, lognormal with sigma {lengths.sigma:g} and cut at "
@@ -219,30 +204,17 @@ def _assumptions(run: _Run, lengths: Lengths) -> tuple[str, ...]:
         f"longest, {run.longest}",
         f"{device.name}: {run.flops / 1e9:,.0f} GFLOP/s, {device.bandwidth / 1e9:,.0f} GB/s; reached: {share}, "
         f"{efficiency.train:.0%} while training",
-        f"{LAYER_SECONDS[_kind(run)] * 1e3:.1f} ms of launches a layer and decoding step",
+        f"{LAYER_SECONDS[run.kind] * 1e3:.1f} ms of launches a layer and decoding step",
         "not counted: verification, evaluation, checkpoints, Python and torch themselves (about 1 GiB)",
     )
 
 
-def _mismatches(run: _Run) -> tuple[str, ...]:
-    prompt, response = run.config.data.max_prompt_tokens, run.config.rollout.max_response_tokens
-    key = "rollout.max_response_tokens"
-    faults = too_long("student", run.student, prompt, response, key)
-    if run.teacher is not None:
-        faults += [*too_long("teacher", run.teacher, prompt, response, key), *other_columns(run.student, run.teacher)]
-    return tuple(faults)
-
-
 def _memory_faults(run: _Run, phases: tuple[Phase, ...]) -> tuple[str, ...]:
-    faults = []
     fullest = max(phases, key=lambda phase: phase.size)
-    if run.device.memory is not None and fullest.size > run.device.memory:
-        faults.append(
-            f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {run.device.name} offers "
-            f"{run.device.memory / GIB:.1f}; lower {_lever(fullest)} or take smaller models"
-        )
-    return tuple(faults)
-
-
-def _lever(phase: Phase) -> str:
-    return "rollout.microbatch_responses" if phase.name == "rollout" else "train.microbatch_responses"
+    if run.device.memory is None or fullest.size <= run.device.memory:
+        return ()
+    lever = "rollout" if fullest.name == "rollout" else "train"
+    return (
+        f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {run.device.name} offers "
+        f"{run.device.memory / GIB:.1f}; lower {lever}.microbatch_responses or take smaller models",
+    )

@@ -1,26 +1,31 @@
-"""The plan of a run inside NeMo-RL: layout, phases, faults, and the same run with the teacher elsewhere."""
+"""The plan of a run inside NeMo-RL: layout, phases, faults, the teacher placed elsewhere, and what would fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from nemo_uecr.config.nemo_checks import longest, packed
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.plan import nemo_memory as memory
-from nemo_uecr.plan import nemo_seconds as seconds
-from nemo_uecr.plan.layout import layout_lines
-from nemo_uecr.plan.nemo_faults import cut_faults, memory_faults, mismatches_of
-from nemo_uecr.plan.records import GIB, Phase, Plan
+from nemo_uecr.plan import memory, seconds
+from nemo_uecr.plan.faults import layout_faults, memory_faults, mismatches_of
+from nemo_uecr.plan.records import GIB, Phase, Plan, RankLine
 from nemo_uecr.plan.setting import Setting, setting_of
+from nemo_uecr.plan.shapes import Grid, ModelShape, stage_layers
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.plan.hardware import Device, Efficiency
-    from nemo_uecr.plan.setting import Lengths
+    from nemo_uecr.plan.setting import Device, Efficiency, Lengths
 
-__all__ = ["nemo_plan", "placements", "variant"]
+__all__ = ["nemo_plan", "placements", "variant", "what_fits"]
+
+ABSENT = "-"
+"""In the layout, where a GPU holds nothing of a model."""
+
+SUGGESTIONS = 3
+"""At most, of changes after which a run fits."""
 
 
 def nemo_plan(config: NemoConfig, device: Device, efficiency: Efficiency, lengths: Lengths) -> Plan:
@@ -37,14 +42,15 @@ def nemo_plan(config: NemoConfig, device: Device, efficiency: Efficiency, length
         ConfigError: a model cannot be cut as the layout says.
     """
     setting = setting_of(config, device, efficiency, lengths)
-    _check_cuts(setting)
+    if cannot_cut := layout_faults(config, setting.student, setting.teacher):
+        raise ConfigError("; ".join(cannot_cut))
     phases = _phases(setting)
     mismatches = mismatches_of(config, setting.student, setting.teacher)
     return Plan(
         title=_title(setting),
         hardware=_hardware(setting),
         capacity=device.memory,
-        layout=layout_lines(setting),
+        layout=_layout(setting),
         phases=phases,
         host=memory.host_items(setting),
         checkpoint=memory.checkpoint_item(setting),
@@ -95,12 +101,6 @@ def _title(setting: Setting) -> str:
         where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if setting.dedicated else "on the same GPUs"
         parts.append(f"teacher {config.teacher.model_name} {where}")
     return ", ".join(parts)
-
-
-def _check_cuts(setting: Setting) -> None:
-    faults = cut_faults(setting.config, setting.student, setting.teacher)
-    if faults:
-        raise ConfigError("; ".join(faults))
 
 
 def _phases(setting: Setting) -> tuple[Phase, ...]:
@@ -178,3 +178,83 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
         "not counted: verification, the advantages (0.1 s for 1008 x 16,384 on one CPU thread), start-up, "
         "fragmentation",
     )
+
+
+def _layout(setting: Setting) -> tuple[RankLine, ...]:
+    """One line a GPU, in rank order: the student's first, then a dedicated teacher's."""
+    per_node = setting.config.cluster.gpus_per_node
+    lines = []
+    for rank in range(setting.grid.ranks):
+        teacher = ABSENT
+        if setting.teacher is not None and setting.teacher_grid is not None and not setting.dedicated:
+            teacher = _shard(setting.teacher, setting.teacher_grid, rank, setting.responses)
+        student = _shard(setting.student, setting.grid, rank, setting.responses)
+        sharing = setting.grid.data * setting.grid.context
+        student += f"; optimizer 1/{sharing}"
+        lines.append(RankLine(*divmod(rank, per_node), student, teacher, _engine(setting, rank)))
+    if setting.dedicated and setting.teacher is not None and setting.teacher_grid is not None:
+        for rank in range(setting.teacher_grid.ranks):
+            held = _shard(setting.teacher, setting.teacher_grid, rank, setting.responses)
+            lines.append(RankLine(*divmod(setting.grid.ranks + rank, per_node), ABSENT, held, ABSENT))
+    return tuple(lines)
+
+
+def _shard(shape: ModelShape, grid: Grid, rank: int, responses: int) -> str:
+    place = grid.place(rank)
+    layers = stage_layers(shape, grid, place.pipeline)
+    parts = [f"layers {layers.start}-{layers.stop - 1}"]
+    if grid.pipeline > 1 and place.pipeline == 0:
+        parts.append("embedding")
+    if grid.pipeline > 1 and place.pipeline == grid.pipeline - 1:
+        parts.append("output")
+    if grid.tensor > 1:
+        parts.append(f"tensor {place.tensor}/{grid.tensor}")
+    if grid.context > 1:
+        parts.append(f"context {place.context}/{grid.context}")
+    share = -(-responses // grid.data)
+    parts.append(f"data {place.data}/{grid.data}: {share} responses")
+    return ", ".join(parts)
+
+
+def _engine(setting: Setting, rank: int) -> str:
+    tensor = setting.config.rollout.tensor
+    engine, part = divmod(rank, tensor)
+    whole = f"engine {engine}/{setting.replicas}"
+    return whole if tensor == 1 else f"{whole}, tensor {part}/{tensor}"
+
+
+def what_fits(config: NemoConfig, device: Device, efficiency: Efficiency, lengths: Lengths) -> list[str]:
+    """Single changes after which everything fits, as the user would type them, the gentlest first.
+
+    Each is really planned. Empty when none of those tried is enough.
+    """
+    found = []
+    for changes in _single_changes(config):
+        try:
+            plan = nemo_plan(variant(config, changes), device, efficiency, lengths)
+        except ConfigError:
+            continue
+        if not plan.misfits:
+            found.append(" ".join(f"{key}={str(value).lower()}" for key, value in changes.items()))
+        if len(found) == SUGGESTIONS:
+            break
+    return found
+
+
+def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:
+    """One key each; tensor ranks bring sequence parallelism."""
+    least = packed(config, longest(config))
+    yield {"student.activation_checkpointing": True}
+    yield {"train.tokens_per_microbatch": least}
+    yield {"scoring.tokens_per_microbatch": least}
+    yield {"scoring.chunk_tokens": 512}
+    for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
+        yield {"rollout.gpu_memory": share}
+    for size in (2, 4, 8):
+        for role in ("student", "teacher"):
+            yield {f"{role}.parallel.tensor": size, f"{role}.parallel.sequence": True}
+        yield {"rollout.tensor": size}
+    for size in (2, 4, 8):
+        yield {"student.parallel.pipeline": size}
+        yield {"student.parallel.context": size}
+        yield {"cluster.nodes": size * config.cluster.nodes}

@@ -1,26 +1,83 @@
-"""Everything that the plan of a NeMo-RL run is computed from."""
+"""What a plan is computed from: limits of the devices, lengths, and for NeMo-RL the models on their ranks."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_checks import student_gpus, teacher_gpus
-from nemo_uecr.errors import ConfigError
-from nemo_uecr.plan.hardware import Device, Efficiency
-from nemo_uecr.plan.shapes import ModelShape, shape_of
-from nemo_uecr.plan.shards import Grid, grid_of
+from nemo_uecr.plan.records import GIB
+from nemo_uecr.plan.shapes import Grid, ModelShape, grid_of, shape_of
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.config.schema import Config
 
-__all__ = ["Lengths", "Setting", "check_numbers", "response_lengths", "setting_of"]
+__all__ = ["CPU", "EFFICIENCY", "GPUS", "Device", "Efficiency", "Lengths", "Setting", "setting_of", "teacher_of"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one device sustains. All of it is assumption until it is measured on the machine of the run."""
+
+    name: str
+
+    memory: int | None
+    """Bytes that a process can allocate; None: not known beforehand."""
+
+    flops: float
+    """Dense matrix FLOP/s in bfloat16 that large products sustain; on a CPU, float32 of one thread."""
+
+    bandwidth: float
+    """Bytes/s of device memory that a streaming kernel sustains."""
+
+    host_link: float
+    """Bytes/s between this device and host memory."""
+
+    peer_link: float
+    """Bytes/s between devices of a node, each direction."""
+
+    network: float
+    """Bytes/s between nodes for each device."""
+
+
+# Matrix and memory rates of H100 and A100 take the share of the vendor's peak that the H200's have: 0.8 and 0.9.
+GPUS: dict[str, Device] = {
+    "h200": Device("H200", 139 * GIB, 790e12, 4.3e12, 25e9, 300e9, 40e9),
+    "h100": Device("H100 80 GB", 79 * GIB, 790e12, 3.0e12, 25e9, 300e9, 40e9),
+    "a100": Device("A100 80 GB", 79 * GIB, 250e12, 1.8e12, 12e9, 200e9, 20e9),
+}
+
+CPU = Device("CPU", None, 40e9, 10e9, 10e9, 10e9, 1e9)
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of the device's limits that are reached."""
+
+    decode: float
+    """Of memory bandwidth while generating."""
+
+    decode_step: float
+    """Seconds of a decoding step besides what it reads: vLLM's scheduler, launches, sampling."""
+
+    forward: float
+    """Of FLOP/s while scoring."""
+
+    train: float
+    """Of FLOP/s while training."""
+
+    process_bytes: int
+    """Bytes of each GPU process besides its tensors: CUDA context, libraries, NCCL."""
+
+    vllm_bytes: int
+    """Bytes of vLLM besides weights and KV cache: activations of its largest batch, CUDA graphs."""
+
+
+EFFICIENCY = Efficiency(
+    decode=0.50, decode_step=0.003, forward=0.45, train=0.40, process_bytes=3 * GIB // 2, vllm_bytes=3 * GIB
+)
 
 
 @dataclass(frozen=True)
@@ -40,18 +97,6 @@ class Lengths:
     def whole(self) -> int:
         """Prompt and response."""
         return self.prompt + self.response
-
-
-def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
-    """Quantiles (i + 1/2) / count of min(exp(mu + sigma Z), longest), Z normal; mu gives them the stated mean."""
-    spread = [lengths.sigma * NormalDist().inv_cdf((place + 0.5) / count) for place in range(count)]
-    most = math.log(longest)
-    low, high = math.log(lengths.response) - spread[-1], most - spread[0]
-    for _ in range(60):
-        middle = (low + high) / 2
-        drawn = [math.exp(min(middle + one, most)) for one in spread]
-        low, high = (middle, high) if sum(drawn) < count * lengths.response else (low, middle)
-    return drawn
 
 
 @dataclass(frozen=True)
@@ -107,19 +152,9 @@ class Setting:
         return self.config.loss.reference_kl > 0
 
 
-MOST = 2**53
-"""Of any number of a configuration: beyond it floating point no longer counts."""
-
-
-def check_numbers(config: BaseModel) -> None:
-    """Refuse numbers that no run has, before they are multiplied.
-
-    Raises:
-        ConfigError: naming the first.
-    """
-    for key, value in flat_values(config).items():
-        if isinstance(value, int) and abs(value) > MOST:
-            raise ConfigError(f"{key}: got a number of {value.bit_length()} bits, expected at most {MOST}")
+def teacher_of(config: Config | NemoConfig) -> str | None:
+    """Name of the teacher; None where the method reads none."""
+    return config.teacher.model_name if needs_of(config.method.name).needs_teacher else None
 
 
 def setting_of(config: NemoConfig, device: Device, efficiency: Efficiency, lengths: Lengths) -> Setting:
@@ -127,13 +162,10 @@ def setting_of(config: NemoConfig, device: Device, efficiency: Efficiency, lengt
 
     Raises:
         DataError: the sizes of a model are not known.
-        ConfigError: a number is beyond any run.
     """
-    check_numbers(config)
     teacher = teacher_grid = None
-    if needs_of(config.method.name).needs_teacher and config.teacher.model_name is not None:
-        teacher = shape_of(config.teacher.model_name, role="teacher")
-        teacher_grid = grid_of(config.teacher.parallel, teacher_gpus(config))
+    if (name := teacher_of(config)) is not None:
+        teacher, teacher_grid = shape_of(name, role="teacher"), grid_of(config.teacher.parallel, teacher_gpus(config))
     return Setting(
         config=config,
         student=shape_of(config.student.model_name, role="student"),

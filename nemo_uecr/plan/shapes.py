@@ -1,4 +1,4 @@
-"""The sizes of a model, from its `config.json` or, for the hub names of Qwen3, from a table; its parameters.
+"""The sizes of a model, from its `config.json` or a table; its parameters, and which rank holds which of them.
 
 Shape legend: V = vocabulary, H = hidden size, F = feed-forward size, L = layers, D = dimension of a head.
 """
@@ -7,11 +7,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nemo_uecr.data.models import DecoderSizes, Fields, decoder_sizes, read_fields
 from nemo_uecr.errors import DataError
 
-__all__ = ["KNOWN", "ModelShape", "layer_parameters", "parameters", "shape_of", "shape_of_values"]
+if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import ParallelConfig
+
+__all__ = [
+    "ARCHITECTURES",
+    "KNOWN",
+    "Grid",
+    "ModelShape",
+    "fullest_stage",
+    "grid_of",
+    "layer_parameters",
+    "parameters",
+    "shape_of",
+    "shape_of_values",
+    "stage_layers",
+    "stage_parameters",
+]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Dense decoders whose parameters the formulas below count."""
@@ -133,3 +150,76 @@ def parameters(shape: ModelShape) -> int:
     """Parameters of the whole model; a tied output layer counts once."""
     tables = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     return tables + shape.layers * layer_parameters(shape) + shape.hidden
+
+
+@dataclass(frozen=True)
+class Place:
+    """Coordinates of a rank."""
+
+    tensor: int
+    context: int
+    data: int
+    pipeline: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How a model is cut over its GPUs.
+
+    Megatron orders ranks with tensor fastest, then context, data, and pipeline slowest.
+    """
+
+    tensor: int
+    context: int
+    data: int
+    pipeline: int
+    sequence: bool
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of the model."""
+        return self.tensor * self.context * self.data * self.pipeline
+
+    def place(self, rank: int) -> Place:
+        """Coordinates of a rank."""
+        rest, tensor = divmod(rank, self.tensor)
+        rest, context = divmod(rest, self.context)
+        pipeline, data = divmod(rest, self.data)
+        return Place(tensor, context, data, pipeline)
+
+
+def grid_of(parallel: ParallelConfig, gpus: int) -> Grid:
+    """The grid of a model on that many GPUs; the configuration was checked to divide them."""
+    model = parallel.tensor * parallel.context * parallel.pipeline
+    return Grid(parallel.tensor, parallel.context, gpus // model, parallel.pipeline, parallel.sequence)
+
+
+def stage_layers(shape: ModelShape, grid: Grid, stage: int) -> range:
+    """Layers of a pipeline stage."""
+    each = shape.layers // grid.pipeline
+    return range(stage * each, (stage + 1) * each)
+
+
+def stage_parameters(shape: ModelShape, grid: Grid, stage: int) -> int:
+    """Parameters that one rank of a pipeline stage holds.
+
+    Norms and the output bias are whole on every tensor rank; matrices and the vocabulary are cut. A tied output layer
+    is the embedding itself with one stage, and a copy on the last of several.
+    """
+    whole = 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0) + (shape.hidden if shape.output_bias else 0)
+    cut = layer_parameters(shape) - whole
+    count = len(stage_layers(shape, grid, stage)) * (whole + cut // grid.tensor)
+    table = -(-shape.vocabulary // grid.tensor) * shape.hidden
+    first, last = stage == 0, stage == grid.pipeline - 1
+    if first:
+        count += table
+    if last:
+        count += shape.hidden  # the final norm
+        if not (shape.tied and first):
+            count += table
+    return count
+
+
+def fullest_stage(shape: ModelShape, grid: Grid) -> int:
+    """Parameters that one rank of the fullest pipeline stage holds."""
+    return max(stage_parameters(shape, grid, stage) for stage in range(grid.pipeline))

@@ -16,9 +16,9 @@ DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / 
 @pytest.fixture(autouse=True)
 def few_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real imports in processes of their own, but of two packages instead of all."""
-    from nemo_uecr.doctor import packages
+    from nemo_uecr.plan import machine
 
-    monkeypatch.setattr(packages, "PLAIN", packages.PLAIN[1:3])
+    monkeypatch.setattr(machine, "PLAIN", machine.PLAIN[1:3])
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 

@@ -1,8 +1,10 @@
-"""Bytes of the tensors that are alive while a piece of code runs: the largest sum over its operations."""
+"""Bytes of real tensors: the most that are alive while a piece of code runs, and what autograd keeps of a forward."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,3 +39,28 @@ class LiveBytes(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self.now -= size
+
+
+class Kept:
+    """The tensors that a forward kept for its backward, each storage once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, torch.Tensor] = {}
+
+    def nbytes(self) -> int:
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors.values())
+
+
+@contextlib.contextmanager
+def keeping(model: torch.nn.Module) -> Iterator[Kept]:
+    """What is kept inside the block, the model's own weights aside."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = Kept()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept.tensors[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept

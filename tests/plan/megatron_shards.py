@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from tests.plan.kept_bytes import keeping
+from tests.plan.live_bytes import keeping
 
 
 class CudaNames(TorchFunctionMode):

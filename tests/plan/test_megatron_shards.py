@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.plan.arithmetic import checkpointed_bytes, optimizer_bytes
-from nemo_uecr.plan.shards import Grid, stage_layers, stage_parameters
+from nemo_uecr.plan.memory import checkpointed_bytes, optimizer_bytes
+from nemo_uecr.plan.shapes import Grid, stage_layers, stage_parameters
 from tests.conftest import ROOT
 from tests.plan.test_shapes import tiny_shape
 

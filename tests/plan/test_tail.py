@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.plan import arithmetic, nemo_seconds
-from nemo_uecr.plan.hardware import EFFICIENCY, GPUS
+from nemo_uecr.plan import memory, seconds
 from nemo_uecr.plan.nemo import nemo_plan
-from nemo_uecr.plan.setting import Lengths, Setting, response_lengths, setting_of
+from nemo_uecr.plan.seconds import response_lengths
+from nemo_uecr.plan.setting import EFFICIENCY, GPUS, Lengths, Setting, setting_of
 from tests.plan.test_nemo_plan import config_of
 
 NORMAL = NormalDist()
@@ -57,8 +57,8 @@ def simulated(setting: Setting, at_once: int, batches: int) -> float:
     """Seconds of the slowest engine, each token of each engine in turn, over random batches."""
     draws, mu = random.Random(1), mu_of(MEAN, setting.lengths.sigma, CUT)
     rate = setting.device.bandwidth * setting.efficiency.decode
-    weights = nemo_seconds.vllm_bytes(setting)
-    token = arithmetic.kv_token_bytes(setting.student, 1, 2)
+    weights = memory.vllm_bytes(setting)
+    token = memory.kv_token_bytes(setting.student, 1, 2)
     each = setting.responses // setting.replicas
     ends = []
     for _ in range(batches):
@@ -66,13 +66,13 @@ def simulated(setting: Setting, at_once: int, batches: int) -> float:
         for _ in range(setting.replicas):
             queue = [min(math.exp(draws.gauss(mu, setting.lengths.sigma)), CUT) for _ in range(each)]
             active: list[tuple[float, int]] = []
-            seconds = 0.0
+            passed = 0.0
             while queue or active:
                 active += [(queue.pop(0), 0) for _ in range(min(at_once - len(active), len(queue)))]
                 read = weights + token * sum(setting.lengths.prompt + place for _, place in active)
-                seconds += read / rate + setting.efficiency.decode_step
+                passed += read / rate + setting.efficiency.decode_step
                 active = [(length, place + 1) for length, place in active if length > place + 1]
-            engines.append(seconds)
+            engines.append(passed)
         ends.append(max(engines))
     return fmean(ends)
 
@@ -82,9 +82,9 @@ def test_a_rollout_ends_with_its_slowest_engine(sigma: float, at_once: int, monk
     """128 responses on 8 engines, all at work at once or five at a time."""
     changes = ("rollout.prompts_per_step=16", "train.minibatch_responses=128", f"rollout.max_response_tokens={CUT}")
     setting = setting_of(config_of(*changes), GPUS["h100"], EFFICIENCY, Lengths(100, MEAN, sigma))
-    monkeypatch.setattr(nemo_seconds, "concurrent_responses", lambda *given: at_once)
-    planned, _, waiting = nemo_seconds.rollout_seconds(setting)
-    planned -= nemo_seconds.vllm_bytes(setting) / setting.device.host_link
+    monkeypatch.setattr(seconds, "concurrent_responses", lambda *given: at_once)
+    planned, _, waiting = seconds.rollout_seconds(setting)
+    planned -= memory.vllm_bytes(setting) / setting.device.host_link
     assert planned == pytest.approx(simulated(setting, at_once, 60), rel=0.02)
     assert 0 < waiting < planned
 

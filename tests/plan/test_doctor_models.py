@@ -14,13 +14,13 @@ import torch
 
 from nemo_uecr.cli.look import sizes
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.doctor import models, weights
-from nemo_uecr.doctor.findings import Finding
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.models import load_model
 from nemo_uecr.local.prompts import Prompt, check_context
+from nemo_uecr.plan import models
+from nemo_uecr.plan.records import Finding
 from tests.data.shared_files import FOLDER, needs_real_files
-from tests.doctor.subjects import change_tokenizer, local, nemo, save_model, save_tokenizer
+from tests.plan.subjects import change_tokenizer, local, nemo, save_model, save_tokenizer
 
 
 def cut(path: Path) -> None:
@@ -28,12 +28,6 @@ def cut(path: Path) -> None:
 
 
 INDEX = "model.safetensors.index.json"
-OFFSETS = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, "x"]}}'
-
-
-def write_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def header(folder: Path, text: bytes) -> None:
@@ -51,12 +45,8 @@ def test_a_complete_model(tmp_path: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50), "no safetensors file"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "config.json: got list; expected one JSON object"),
         (lambda folder: (folder / "config.json").write_text("{}"), "does not state 'model_type'"),
-        (lambda folder: write_config(folder, vocab_size="x"), "vocab_size 'x'; expected a whole number"),
-        (lambda folder: write_config(folder, rope_scaling=5), "rope_scaling 5; expected an object"),
         (lambda folder: (folder / INDEX).write_text('{"weight_map": {}}'), "no weight_map"),
-        (lambda folder: header(folder, OFFSETS), "no safetensors file"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json: malformed JSON"),
     ],
 )
@@ -85,18 +75,9 @@ def test_names_that_are_not_here(tmp_path: Path) -> None:
     assert (found.status, found.remedy.partition(" (")[0]) == ("warn", "hf download nobody/has-this-model")
 
 
-@pytest.mark.parametrize("content", ["[]", "7", '{"model_type": "qwen3", "vocab_size": "many"}'])
-def test_sizes_that_are_none_are_lines(content: str, tmp_path: Path) -> None:
-    """What the vocabulary and the generation's limits are read from."""
-    (tmp_path / "config.json").write_text(content)
-    subject = nemo(student=str(tmp_path), teacher=str(tmp_path))
-    assert {one.status for one in models.vocabulary_finding(subject, sizes)} == {"warn"}
-    assert models.limits_finding(subject, sizes) == []
-
-
 def tokenizers(student: Path, teacher: Path) -> dict[str, Finding]:
-    subject = nemo(student=str(student), teacher=str(teacher))
-    return {one.check: one for one in models.tokenizer_findings(subject)}
+    run = nemo(f"student.model_name={student}", f"teacher.model_name={teacher}")
+    return {one.check: one for one in models.tokenizer_findings(run)}
 
 
 def test_equal_tokenizers(tmp_path: Path) -> None:
@@ -148,10 +129,10 @@ def test_a_folder_without_tokenizer_files_is_a_fail(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_of_the_hub_that_is_not_here_is_to_be_fetched() -> None:
-    assert models.tokenizer_remedy("nobody/nothing").startswith("hf download nobody/nothing (compute nodes")
-    with pytest.raises(DataError, match=r"^no folder path/to/student$"):
+    (found,) = models.tokenizer_findings(nemo("student.model_name=nobody/nothing"))
+    assert (found.status, found.remedy[:26]) == ("fail", "hf download nobody/nothing")
+    with pytest.raises(DataError, match=r"^path/to/student is no folder$"):
         models.load_tokenizer("path/to/student")
-    assert models.tokenizer_remedy("path/to/student") == "give student.model_name a folder or a hub name"
 
 
 def set_template(folder: Path, template: str | None) -> Any:
@@ -183,56 +164,49 @@ def test_plain_prompts_are_only_a_warning_for_the_local_back_end(tmp_path: Path)
 def test_vocabularies(tmp_path: Path) -> None:
     student = save_model(tmp_path / "s", vocab_size=300)
     teacher = save_model(tmp_path / "t", vocab_size=320)
-    subject = nemo("student.vocabulary=300", student=str(student), teacher=str(teacher))
-    found = {one.check: one.status for one in models.vocabulary_finding(subject, sizes)}
+    named = [f"student.model_name={student}", f"teacher.model_name={teacher}"]
+    found = {one.check: one.status for one in models.vocabulary_findings(nemo(*named, "student.vocabulary=300"), sizes)}
     assert found == {"student vocabulary": "ok", "teacher vocabulary": "fail"}
-    local_run = local(student=str(student), teacher=str(teacher))
-    assert [one.status for one in models.vocabulary_finding(local_run, sizes)] == ["ok", "fail"]
-    unknown = nemo(student="nobody/knows", teacher=None)
-    assert [one.status for one in models.vocabulary_finding(unknown, sizes)] == ["warn"]
+    assert [one.status for one in models.vocabulary_findings(local(*named), sizes)] == ["ok", "fail"]
+    unknown = nemo("student.model_name=nobody/knows", f"teacher.model_name={teacher}", "student.vocabulary=320")
+    assert [one.status for one in models.vocabulary_findings(unknown, sizes)] == ["warn", "ok"]
+
+
+def lengths(prompt: int, response: int) -> list[str]:
+    return [f"data.max_prompt_tokens={prompt}", f"rollout.max_response_tokens={response}"]
 
 
 def test_limits_of_generation(tmp_path: Path) -> None:
     """256 positions; 257 tokens are too many. 2 query heads; 3 ranks cannot share them."""
-    student = str(save_model(tmp_path))
-    assert [one.status for one in models.limits_finding(nemo(student=student, longest=256), sizes)] == ["ok"]
-    found = models.limits_finding(nemo(student=student, longest=257, rollout_tensor=3), sizes)
-    assert [one.status for one in found] == ["fail", "fail"]
-    assert models.limits_finding(nemo(student="nobody/knows"), sizes) == []
+    student = f"student.model_name={save_model(tmp_path)}"
+
+    def statuses(*changes: str) -> list[str]:
+        return [one.status for one in models.limits_findings(nemo(student, *changes), sizes)]
+
+    assert statuses(*lengths(56, 200)) == ["ok"]
+    ranks = ["rollout.tensor=3", "cluster.gpus_per_node=6", "evaluation.max_tokens=100"]
+    assert statuses(*lengths(57, 200), *ranks) == ["fail", "fail"]
 
 
 def test_a_local_run_asks_for_the_prompts_that_there_are(tmp_path: Path) -> None:
-    """256 positions; the local loop refuses a prompt that does not fit beside the response, not what a key allows."""
-    student = str(save_model(tmp_path))
+    """256 positions; the local loop refuses a prompt that does not fit beside a response, not what a key allows."""
+    folder = save_model(tmp_path / "s")
+    small = Path(shutil.copytree(folder, tmp_path / "t"))
+    values = json.loads((small / "config.json").read_text()) | {"max_position_embeddings": 150}
+    (small / "config.json").write_text(json.dumps(values))
 
-    def found(longest: int, response: int) -> Finding:
-        (finding,) = models.limits_finding(local(student=student, longest=longest, response=response), sizes)
+    def found(prompt: int, response: int, evaluation: int, teacher: Path = folder) -> Finding:
+        named = [f"student.model_name={folder}", f"teacher.model_name={teacher}"]
+        changes = [*named, *lengths(prompt, response), f"evaluation.max_tokens={evaluation}"]
+        (finding,) = models.limits_findings(local(*changes), sizes)
         return finding
 
-    assert found(256, 200).status == "ok"
-    assert found(257, 200).status == "warn"
-    assert "= 200, 56 of the student's 256 positions are left for a prompt; data.max_prompt_tokens allows 57" in (
-        found(257, 200).message
-    )
-    assert found(600, 255).status == "warn"
-    assert found(257, 256).status == "fail"
-
-
-def test_evaluations_and_the_teacher_of_a_local_run_count_too(tmp_path: Path) -> None:
-    student = str(save_model(tmp_path))
-
-    def found(**fields: Any) -> Finding:
-        (finding,) = models.limits_finding(local(student=student, longest=200, response=100, **fields), sizes)
-        return finding
-
-    assert found(evaluation=156).status == "ok"
-    assert "beside evaluation.max_tokens = 157, 99 of the student's 256 positions" in found(evaluation=157).message
-    assert "evaluation.max_tokens = 256 leaves no prompt" in found(evaluation=256).message
-    teacher = tmp_path / "teacher"
-    shutil.copytree(student, teacher)
-    small = json.loads((teacher / "config.json").read_text()) | {"max_position_embeddings": 150}
-    (teacher / "config.json").write_text(json.dumps(small))
-    assert "50 of the teacher's 150 positions are left" in found(evaluation=0, teacher=str(teacher)).message
+    assert found(56, 200, 1).status == "ok"
+    assert "= 200, 56 of the student's 256 positions are left for a prompt" in found(57, 200, 1).message
+    assert (found(57, 200, 1).status, found(1, 256, 1).status) == ("warn", "fail")
+    assert found(100, 100, 156).status == "ok"
+    assert "beside evaluation.max_tokens = 157, 99 of the student's" in found(100, 100, 157).message
+    assert "50 of the teacher's 150 positions are left" in found(100, 100, 1, teacher=small).message
 
 
 def test_the_local_loop_takes_the_prompt_that_is_left_room_for(tmp_path: Path) -> None:
@@ -262,18 +236,18 @@ KEY = "student.megatron_checkpoint"
 
 
 def test_megatron_checkpoints(tmp_path: Path) -> None:
-    assert "no folder" in weights.megatron_finding(KEY, str(tmp_path / "absent")).message
-    assert "no iter_ folder" in weights.megatron_finding(KEY, str(tmp_path)).message
+    assert "no folder" in models.megatron_finding(KEY, str(tmp_path / "absent")).message
+    assert "no iter_ folder" in models.megatron_finding(KEY, str(tmp_path)).message
     iteration = save_distributed(tmp_path / "iter_0000007")
-    assert weights.megatron_finding(KEY, str(tmp_path)).message.endswith("iter_0000007, 1 shards")
-    assert weights.megatron_finding(KEY, str(iteration)).status == "ok"
+    assert models.megatron_finding(KEY, str(tmp_path)).message.endswith("iter_0000007, 1 shards")
+    assert models.megatron_finding(KEY, str(iteration)).status == "ok"
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("8")
-    assert "no iter_0000008" in weights.megatron_finding(KEY, str(tmp_path)).message
+    assert "no iter_0000008" in models.megatron_finding(KEY, str(tmp_path)).message
     shard = next(iteration.glob("*.distcp"))
     shard.write_bytes(b"")
-    assert "truncated shard of 0 bytes" in weights.megatron_finding(KEY, str(iteration)).message
+    assert "truncated shard of 0 bytes" in models.megatron_finding(KEY, str(iteration)).message
     shard.unlink()
-    assert "missing shard" in weights.megatron_finding(KEY, str(iteration)).message
+    assert "missing shard" in models.megatron_finding(KEY, str(iteration)).message
 
 
 @pytest.mark.parametrize("name", [".metadata", "common.pt", "metadata.json"])
@@ -283,18 +257,18 @@ def test_damaged_megatron_checkpoints(name: str, content: bytes | None, tmp_path
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    found = weights.megatron_finding(KEY, str(path.parent))
+    found = models.megatron_finding(KEY, str(path.parent))
     assert (found.status, name in found.message) == ("fail", True)
 
 
 def test_a_nemo_rl_run_that_would_be_resumed(tmp_path: Path) -> None:
-    assert weights.resume_finding(str(tmp_path), nemo=True) == []
+    assert models.resume_findings(str(tmp_path), nemo=True) == []
     step = tmp_path / "checkpoints" / "step_20"
     save_distributed(step / "policy" / "weights" / "iter_0000000")
-    (found,) = weights.resume_finding(str(tmp_path), nemo=True)
+    (found,) = models.resume_findings(str(tmp_path), nemo=True)
     assert "no training_info.json" in found.message
     (step / "training_info.json").write_text("{}")
-    (found,) = weights.resume_finding(str(tmp_path), nemo=True)
+    (found,) = models.resume_findings(str(tmp_path), nemo=True)
     assert found.status == "ok"
 
 
@@ -304,41 +278,12 @@ def test_a_local_run_that_would_be_resumed(tmp_path: Path) -> None:
     for step in (older, newer):
         manifest = {path.name: "sha256" for path in step.iterdir()}
         (step / "manifest.json").write_text(json.dumps(manifest))
-    (found,) = weights.resume_finding(str(tmp_path), nemo=False)
+    (found,) = models.resume_findings(str(tmp_path), nemo=False)
     assert found.status == "warn"
     assert "step-000010" in found.message
     cut(newer / "model.safetensors")
-    (found,) = weights.resume_finding(str(tmp_path), nemo=False)
+    (found,) = models.resume_findings(str(tmp_path), nemo=False)
     assert found.status == "fail"
     (newer / "manifest.json").unlink()
-    (found,) = weights.resume_finding(str(tmp_path), nemo=False)
-    assert "missing or unreadable" in found.message
-
-
-@pytest.mark.parametrize("content", ["[]", "{}"])
-def test_a_manifest_that_names_nothing(content: str, tmp_path: Path) -> None:
-    step = tmp_path / "checkpoints" / "step-000005"
-    step.mkdir(parents=True)
-    (step / "manifest.json").write_text(content)
-    (found,) = weights.resume_finding(str(tmp_path), nemo=False)
-    assert found.status == "fail"
-
-
-@pytest.mark.parametrize(
-    "template", ["{{ 1/0 }}", "{{ 'a' + 1 }}", "{{ '%d' % 'x' }}", "{% for i in range(10**12) %}x{% endfor %}"]
-)
-def test_a_template_that_fails_is_a_line(template: str, tmp_path: Path) -> None:
-    tokenizer = models.load_tokenizer(str(save_tokenizer(tmp_path)))
-    tokenizer.chat_template = template
-    found = models.chat_finding(tokenizer, nemo())
-    assert (found.status, "chat template refuses the prompt" in found.message) == ("fail", True)
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", ["{", "7", '{"a": 1}'])
-def test_damaged_tokenizer_files_are_lines(name: str, content: str, tmp_path: Path) -> None:
-    folder = save_tokenizer(tmp_path)
-    (folder / name).write_text(content)
-    found = models.tokenizer_findings(nemo(student=str(folder), teacher=None))
-    assert found[0].status in ("fail", "ok")  # a configuration of the tokenizer may say nothing
-    assert content == '{"a": 1}' or found[0].status == "fail"
+    (found,) = models.resume_findings(str(tmp_path), nemo=False)
+    assert (found.status, "manifest.json" in found.message) == ("fail", True)

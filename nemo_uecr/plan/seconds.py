@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from heapq import heapreplace
+from statistics import NormalDist
 
-from nemo_uecr.plan import arithmetic as bytes_of
-from nemo_uecr.plan.arithmetic import BF16, FP32
-from nemo_uecr.plan.nemo_memory import concurrent_responses, most_optimizer_bytes, vllm_bytes, weight_bytes
+from nemo_uecr.plan.memory import (
+    BF16,
+    FP32,
+    concurrent_responses,
+    forward_flops,
+    kv_token_bytes,
+    most_optimizer_bytes,
+    vllm_bytes,
+    weight_bytes,
+)
 from nemo_uecr.plan.records import GIB
-from nemo_uecr.plan.setting import Setting, response_lengths
-from nemo_uecr.plan.shapes import ModelShape
-from nemo_uecr.plan.shards import Grid, fullest_stage
+from nemo_uecr.plan.setting import Lengths, Setting
+from nemo_uecr.plan.shapes import Grid, ModelShape, fullest_stage
 
 __all__ = [
     "reference_seconds",
     "refit_seconds",
+    "response_lengths",
     "rollout_seconds",
     "student_seconds",
     "teacher_seconds",
     "train_seconds",
 ]
 
-
 #: Seeded deals of a batch's responses to the engines, over which the slowest engine is averaged.
 DEALS = 16
+
+
+def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
+    """Quantiles (i + 1/2) / count of min(exp(mu + sigma Z), longest), Z normal; mu gives them the stated mean."""
+    spread = [lengths.sigma * NormalDist().inv_cdf((place + 0.5) / count) for place in range(count)]
+    most = math.log(longest)
+    low, high = math.log(lengths.response) - spread[-1], most - spread[0]
+    for _ in range(60):
+        middle = (low + high) / 2
+        drawn = [math.exp(min(middle + one, most)) for one in spread]
+        low, high = (middle, high) if sum(drawn) < count * lengths.response else (low, middle)
+    return drawn
 
 
 def refit_seconds(setting: Setting) -> tuple[float, str]:
@@ -58,9 +78,9 @@ def _engine_seconds(setting: Setting, drawn: Sequence[float], at_once: int) -> f
     ends = [0.0] * at_once  # a response begins in the place that is free first
     for length in drawn:
         heapreplace(ends, ends[0] + length)
-    token = bytes_of.kv_token_bytes(setting.student, tensor, BF16)
+    token = kv_token_bytes(setting.student, tensor, BF16)
     read = max(ends) * vllm_bytes(setting) + token * sum(length * (prompt + length / 2) for length in drawn)
-    flops = sum(drawn) * bytes_of.forward_flops(setting.student, 2 * prompt + setting.lengths.response) / tensor
+    flops = sum(drawn) * forward_flops(setting.student, 2 * prompt + setting.lengths.response) / tensor
     work = max(read / (device.bandwidth * efficiency.decode), flops / (device.flops * efficiency.forward))
     return work + max(ends) * efficiency.decode_step
 
@@ -119,7 +139,7 @@ def _bubble(setting: Setting) -> float:
 
 def _flops(setting: Setting, shape: ModelShape) -> float:
     """A forward over every prompt and response of a step."""
-    return bytes_of.forward_flops(shape, setting.lengths.whole) * setting.responses * setting.lengths.whole
+    return forward_flops(shape, setting.lengths.whole) * setting.responses * setting.lengths.whole
 
 
 def _forward(setting: Setting, shape: ModelShape, grid: Grid) -> float:

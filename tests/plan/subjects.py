@@ -1,13 +1,15 @@
-"""Subjects of the checks: from the shipped configurations, with models small enough to be made here."""
+"""Configurations for the doctor, with models small enough to be made here."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.doctor.subject import Subject, read_subject
+from nemo_uecr.config.load import load_config
+from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.schema import Config
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 NEMO = CONFIGS / "uecr_qwen3_4b.yaml"
@@ -18,22 +20,22 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def nemo(*changes: str, **fields: Any) -> Subject:
-    """A run inside NeMo-RL, with fields of the subject replaced."""
-    return replace(read_subject(str(NEMO), [*GIVEN, *changes]), **fields)
+def nemo(*changes: str) -> NemoConfig:
+    """A run inside NeMo-RL."""
+    return load_nemo_config(NEMO, [*GIVEN, *changes])
 
 
-def local(**fields: Any) -> Subject:
-    """A run of the local back end, with fields of the subject replaced."""
-    return replace(read_subject(str(CONFIGS / "local" / "demo.yaml"), []), **fields)
+def local(*changes: str) -> Config:
+    """A run of the local back end."""
+    return load_config(CONFIGS / "local" / "demo.yaml", changes).config
 
 
-def save_model(folder: Path, *, shard: str | None = None, **changes: Any) -> Path:
-    """A real tiny Qwen3 with the demo's tokenizer; `shard` is a size such as "10KB"."""
+def save_model(folder: Path, *, shard: str = "1GB", **changes: Any) -> Path:
+    """A real tiny Qwen3 with the demo's tokenizer, in weight files of at most that size."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     model = Qwen3ForCausalLM(Qwen3Config(**(SIZES | changes)))
-    model.save_pretrained(folder, **({} if shard is None else {"max_shard_size": shard}))
+    model.save_pretrained(folder, max_shard_size=shard)
     save_tokenizer(folder)
     return folder
 

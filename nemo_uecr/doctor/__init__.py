@@ -1,1 +1,0 @@
-"""Checks of the machine and of what a configuration names, each with a remedy."""

@@ -1,0 +1,331 @@
+"""What a machine must have: packages that import, GPUs, the container, ports, and limits of the system."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_uecr.plan.records import GIB, Finding, fail, ok, warn
+
+__all__ = [
+    "IMAGE",
+    "apex_finding",
+    "container_finding",
+    "cuda_finding",
+    "files_finding",
+    "gpu_memory",
+    "import_finding",
+    "megatron_python",
+    "name_finding",
+    "nccl_finding",
+    "nemo_rl_finding",
+    "package_findings",
+    "port_finding",
+    "python_finding",
+    "range_findings",
+    "shared_memory_finding",
+    "worker_python",
+]
+
+IMAGE = "nvcr.io/nvidia/nemo-rl:v0.7.0"
+MARKS = ("opt/nemo-rl", "opt/ray_venvs")
+"""What NeMo-RL's image has in its root."""
+
+CONTAINERS = ("run/.containerenv", ".dockerenv", ".singularity.d", "etc/enroot")
+
+SECONDS = 180
+PYTHON = (3, 11)
+RAY_VENVS = Path("/opt/ray_venvs")
+
+_IMPORT = """
+import importlib, importlib.metadata, sys
+module = importlib.import_module(sys.argv[1])
+if getattr(module, "__file__", None) is None:
+    raise ImportError(f"{list(module.__path__)[0]} is a folder of that name and no package")
+try:
+    version = importlib.metadata.version(sys.argv[2])
+except importlib.metadata.PackageNotFoundError:
+    version = getattr(module, "__version__", "no version")
+sys.stdout.write("\\n" + (str(version) or "no version"))
+"""
+_LOCATE = """
+import importlib.util, sys
+spec = importlib.util.find_spec("apex")
+places = list(spec.submodule_search_locations or [spec.origin]) if spec else []
+sys.stdout.write("\\n" + (places[0] if places else ""))
+"""
+#: Folders that only NVIDIA's apex has.
+NVIDIA_APEX = ("optimizers", "multi_tensor_apply", "normalization")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that a back end needs."""
+
+    module: str
+    distribution: str
+    required: bool
+    remedy: str
+
+
+PLAIN = (
+    Package("torch", "torch", True, "pip install 'nemo-uecr'"),
+    Package("pydantic", "pydantic", True, "pip install 'nemo-uecr'"),
+    Package("omegaconf", "omegaconf", True, "pip install 'nemo-uecr'"),
+    Package("safetensors", "safetensors", True, "pip install 'nemo-uecr'"),
+    Package("transformers", "transformers", True, "pip install 'nemo-uecr[local]'"),
+    Package("math_verify", "math-verify", True, "pip install 'nemo-uecr[verify]'"),
+    Package("tensorboard", "tensorboard", False, "pip install 'nemo-uecr[tensorboard]'"),
+)
+_CONTAINER = f"use the container {IMAGE}, which has it"
+
+
+def python_finding(version: tuple[int, ...]) -> Finding:
+    """The interpreter's version, first number first."""
+    shown, least = ".".join(map(str, version)), ".".join(map(str, PYTHON))
+    if version < PYTHON:
+        return fail("python", f"{shown}, expected {least} or newer", "make a virtual environment with a newer Python")
+    return ok("python", f"{shown} ({sys.executable})")
+
+
+def package_findings(*, nemo: bool) -> list[Finding]:
+    """Every package of the back end; those of NeMo-RL's workers are looked for in their own environments as well."""
+    findings = [import_finding(package, sys.executable) for package in PLAIN]
+    if nemo:
+        from nemo_uecr.nemo_adapter.upstream import VLLM_WORKER_FQN
+
+        findings.append(import_finding(Package("ray", "ray", True, _CONTAINER), sys.executable))
+        megatron, vllm = megatron_python(), worker_python(VLLM_WORKER_FQN)
+        for module, name, python in (
+            ("megatron.core", "megatron-core", megatron),
+            ("megatron.bridge", "megatron-bridge", megatron),
+            ("transformer_engine.pytorch", "transformer-engine", megatron),
+            ("vllm", "vllm", vllm),
+        ):
+            findings.append(import_finding(Package(module, name, True, _CONTAINER), python))
+    return findings
+
+
+def worker_python(worker: str, *, root: Path = RAY_VENVS) -> str:
+    """The interpreter of a kind of NeMo-RL worker: the container's prebuilt one where it is, else this one."""
+    prebuilt = root / worker / "bin" / "python"
+    return str(prebuilt) if prebuilt.is_file() else sys.executable
+
+
+def megatron_python() -> str:
+    """The interpreter of the Megatron workers."""
+    from nemo_uecr.nemo_adapter.upstream import NATIVE_WORKER_FQN
+
+    return worker_python(NATIVE_WORKER_FQN)
+
+
+def import_finding(package: Package, python: str) -> Finding:
+    """Import a package with an interpreter."""
+    try:
+        done = _run(python, _IMPORT, package.module, package.distribution)
+    except subprocess.TimeoutExpired:
+        return fail(package.module, f"its import did not end within {SECONDS} s", package.remedy)
+    if done.returncode == 0:
+        return ok(package.module, (done.stdout.strip().splitlines() or ["no version"])[-1])
+    said = done.stderr.strip().splitlines()
+    reason = said[-1] if said else f"the interpreter ended with {done.returncode}"
+    make = fail if package.required else warn
+    return make(package.module, f"cannot be imported by {python}: {reason}", package.remedy)
+
+
+def apex_finding(python: str) -> Finding:
+    """Whether an installed `apex` is NVIDIA's; PyPI's package of that name is a toolkit for the Pyramid framework."""
+    done = _run(python, _LOCATE)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return fail("apex", f"looking for it raises {reason}", "pip uninstall apex")
+    place = done.stdout.strip()
+    if not place:
+        return ok("apex", "not installed; Megatron takes Transformer Engine's or torch's kernels")
+    folder = Path(place)
+    if all((folder / name).is_dir() for name in NVIDIA_APEX):
+        loaded = import_finding(Package("apex", "apex", False, ""), python)
+        if loaded.status == "ok":
+            return ok("apex", f"NVIDIA's, {folder}")
+        remedy = "look again on a compute node; if it says the same there: pip uninstall apex, it is not needed here"
+        return warn("apex", f"{folder} has the folders of NVIDIA's, but it {loaded.message}", remedy)
+    return fail(
+        "apex",
+        f"{folder} is not NVIDIA's apex (it lacks some of {', '.join(NVIDIA_APEX)}); PyPI's package of that name is an "
+        "unrelated toolkit, and Megatron would import it",
+        "pip uninstall apex; NVIDIA's is built from github.com/NVIDIA/apex and not needed here",
+    )
+
+
+def nemo_rl_finding() -> Finding:
+    """NeMo-RL itself: its version and every signature that this project calls or replaces."""
+    from nemo_uecr.nemo_adapter import upstream
+    from nemo_uecr.nemo_adapter.errors import UpstreamError
+
+    try:
+        return ok("nemo_rl", f"{upstream.check()}, signatures as expected")
+    except (UpstreamError, ImportError) as error:
+        return fail("nemo_rl", str(error), "use NeMo-RL v0.7.0's container, or its source on PYTHONPATH")
+
+
+def _run(python: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command: Sequence[str] = [python, "-c", code, *arguments]
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False
+    )
+
+
+def cuda_finding(wanted: int) -> Finding:
+    """GPUs that torch sees against those that the configuration asks for on each node."""
+    import torch
+
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    built = f"torch {torch.__version__} for CUDA {torch.version.cuda}" if torch.version.cuda else "torch without CUDA"
+    if seen < wanted:
+        remedy = "run it inside the allocation on a compute node (srun nemo-uecr doctor ...), or lower the number"
+        return fail("gpus", f"{built} sees {seen} GPUs, the configuration asks for {wanted} on each node", remedy)
+    if seen == 0:
+        return ok("gpus", f"{built}; no GPU is asked for")
+    names = sorted({torch.cuda.get_device_name(index) for index in range(seen)})
+    return ok("gpus", f"{seen} x {', '.join(names)}, {(gpu_memory() or 0) / GIB:.0f} GiB, {built}")
+
+
+def nccl_finding() -> Finding:
+    """NCCL, which every collective of the workers runs on."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_nccl_available():
+        return fail("nccl", "this torch has no NCCL", f"install torch for CUDA, or use the container {IMAGE}")
+    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ok("nccl", ".".join(map(str, version)))
+
+
+def container_finding(*, root: Path) -> Finding:
+    """Whether this is NeMo-RL's container.
+
+    Args:
+        root: the root of the file system.
+    """
+    if all((root / mark).is_dir() for mark in MARKS):
+        return ok("container", f"NeMo-RL's image ({', '.join('/' + mark for mark in MARKS)})")
+    inside = any((root / mark).exists() for mark in CONTAINERS)
+    found = "another container" if inside else "no container"
+    return warn(
+        "container",
+        f"{found}: /{MARKS[0]} and /{MARKS[1]} are not there",
+        f"start it with {IMAGE}, or make sure that every node has the packages above",
+    )
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU here; None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
+
+
+OPEN_FILES = 65_536
+SHARED_MEMORY = 8 * GIB
+RANGES: tuple[tuple[str, int, int], ...] = (("vLLM", 11_001, 15_000), ("torch.distributed", 25_000, 28_000))
+"""Ports that the NeMo-RL back end hands out; the numbers stand in nemo_adapter/translate*.py."""
+
+
+def port_finding(port: int) -> Finding:
+    """The port of the Ray head."""
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        return ok("ray port", f"RAY_ADDRESS={address} is set: that cluster is used")
+    if _free(port):
+        return ok("ray port", f"{port} is free")
+    return fail(
+        "ray port",
+        f"{port} is taken on this machine",
+        "choose another with --ray-port (also of slurm/train_*.sbatch), or end the old Ray: ray stop",
+    )
+
+
+def range_findings(ranges: Sequence[tuple[str, int, int]]) -> list[Finding]:
+    """The port ranges of the workers; a few taken ports are passed over, a full range stops the run."""
+    findings = []
+    for name, low, high in ranges:
+        count = high - low + 1
+        taken = sum(not _free(port) for port in range(low, high + 1))
+        message = f"{low}-{high}: {taken} of {count} are taken"
+        remedy = "end what holds them (ss -ltnp), or take another node"
+        if taken == count:
+            findings.append(fail(f"{name} ports", message, remedy))
+        elif taken > count // 2:
+            findings.append(warn(f"{name} ports", message, remedy))
+        else:
+            findings.append(ok(f"{name} ports", message))
+    return findings
+
+
+def _free(port: int) -> bool:
+    """Whether nobody listens there, on IPv4 and where the machine has it on IPv6."""
+    families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_ipv6 else [])]
+    return all(_binds(family, port) for family in families)
+
+
+def _binds(family: int, port: int) -> bool:
+    try:
+        probe = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        return True  # the kernel does not know the family
+    with contextlib.closing(probe):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno == errno.EADDRNOTAVAIL  # IPv6 is switched off
+    return True
+
+
+def name_finding(host: str, *, nodes: int) -> Finding:
+    """Whether the node's name leads to an address that other nodes can reach."""
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        return fail("node name", f"{host} has no address ({error})", "add it to /etc/hosts or the name service")
+    if nodes > 1 and address.startswith("127."):
+        return fail(
+            "node name",
+            f"{host} is {address}, which other nodes cannot reach",
+            "let /etc/hosts give it the network's address",
+        )
+    return ok("node name", f"{host} is {address}")
+
+
+def files_finding() -> Finding:
+    """Open files a process may have: Ray opens several for every worker."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft in (resource.RLIM_INFINITY, -1) or soft >= OPEN_FILES:
+        return ok("open files", f"{soft}")
+    return warn(
+        "open files", f"{soft}, Ray asks for {OPEN_FILES}", f"ulimit -n {OPEN_FILES} (the hard limit is {hard})"
+    )
+
+
+def shared_memory_finding(folder: Path) -> Finding:
+    """Free shared memory: Ray's object store and NCCL live there."""
+    if not folder.is_dir():
+        return fail("shared memory", f"no {folder}", "mount it; containers need --ipc=host or --shm-size")
+    free = shutil.disk_usage(folder).free
+    if free < SHARED_MEMORY:
+        message = f"{free / GIB:.1f} GiB free in {folder}, expected {SHARED_MEMORY // GIB} or more"
+        return warn("shared memory", message, "containers: --ipc=host or --shm-size; else end what holds it")
+    return ok("shared memory", f"{free / GIB:.0f} GiB free in {folder}")

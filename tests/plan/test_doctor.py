@@ -1,0 +1,254 @@
+"""The doctor on machines and folders made wrong for real: ports, memory, packages, containers, disks, problems."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from nemo_uecr.cli.look import sizes
+from nemo_uecr.nemo_adapter.upstream import VLLM_WORKER_FQN
+from nemo_uecr.plan import doctor, machine
+from nemo_uecr.plan.machine import Package
+from nemo_uecr.plan.records import GIB
+from tests.conftest import ROOT
+from tests.plan.subjects import local, nemo
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_a_taken_port_is_a_fail(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.port_finding(taken).status == "fail"
+    (found,) = machine.range_findings([("vLLM", taken, taken)])
+    assert (found.status, found.message) == ("fail", f"{taken}-{taken}: 1 of 1 are taken")
+    monkeypatch.setenv("RAY_ADDRESS", "node1:9900")
+    assert machine.port_finding(taken).status == "ok"
+
+
+def test_a_port_that_is_taken_on_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    try:
+        server = socket.create_server(("::", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with server:
+        assert machine.port_finding(server.getsockname()[1]).status == "fail"
+
+
+def test_the_ranges_are_those_that_are_handed_out() -> None:
+    from nemo_uecr.nemo_adapter.translate import master_config
+
+    native: dict[str, Any] = master_config(nemo(), prompt_file="p")
+    generation, cluster = native["policy"]["generation"], native["cluster"]
+    assert (
+        ("vLLM", generation["port_range_low"], generation["port_range_high"]),
+        ("torch.distributed", cluster["master_port_range_low"], cluster["master_port_range_high"]),
+    ) == machine.RANGES
+
+
+def test_few_open_files_are_a_warning() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        assert machine.files_finding().status == "warn"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_names_that_lead_nowhere() -> None:
+    assert machine.name_finding("no-such-host.invalid", nodes=1).status == "fail"
+    assert machine.name_finding("localhost", nodes=1).status == "ok"
+    assert machine.name_finding("localhost", nodes=2).status == "fail"
+
+
+def test_little_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=GIB))
+    assert machine.shared_memory_finding(tmp_path).status == "warn"
+    assert machine.shared_memory_finding(tmp_path / "absent").status == "fail"
+
+
+def test_more_gpus_than_there_are() -> None:
+    assert "asks for 1000 on each node" in machine.cuda_finding(1000).message
+    assert machine.cuda_finding(0).status == "ok"
+
+
+def test_the_container_is_known_by_its_folders(tmp_path: Path) -> None:
+    assert "no container" in machine.container_finding(root=tmp_path).message
+    (tmp_path / ".dockerenv").touch()
+    assert "another container" in machine.container_finding(root=tmp_path).message
+    for mark in machine.MARKS:
+        (tmp_path / mark).mkdir(parents=True)
+    assert machine.container_finding(root=tmp_path).status == "ok"
+
+
+# -- packages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that every new interpreter imports from."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), ROOT]))
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_which_apex_it_is(site: Path) -> None:
+    """None is fine; PyPI's toolkit of the name is refused; NVIDIA's is known by its folders, and must import."""
+    assert machine.apex_finding(sys.executable).status == "ok"
+    write(site / "apex" / "__init__.py", "")
+    found = machine.apex_finding(sys.executable)
+    assert (found.status, "pip uninstall apex" in found.remedy) == ("fail", True)
+    for name in machine.NVIDIA_APEX:
+        write(site / "apex" / name / "__init__.py", "")
+    assert machine.apex_finding(sys.executable).status == "ok"
+    write(site / "apex" / "__init__.py", "raise ImportError('needs CUDA')")
+    found = machine.apex_finding(sys.executable)
+    assert (found.status, "needs CUDA" in found.message) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (None, "No module named 'broken_package'"),
+        ("raise OSError('libnccl.so.2: cannot open')", "libnccl"),
+        ("import os; os.abort()", "ended with"),
+    ],
+)
+def test_a_package_that_cannot_be_imported(body: str | None, reason: str, site: Path) -> None:
+    if body is not None:
+        write(site / "broken_package" / "__init__.py", body)
+    for required, status in ((True, "fail"), (False, "warn")):
+        package = Package("broken_package", "broken", required, "pip install it")
+        found = machine.import_finding(package, sys.executable)
+        assert (found.status, found.remedy, reason in found.message) == (status, "pip install it", True)
+
+
+def test_a_folder_of_a_packages_name_is_no_package(site: Path) -> None:
+    (site / "vllm").mkdir()
+    found = machine.import_finding(Package("vllm", "vllm", True, "install it"), sys.executable)
+    assert (found.status, "no package" in found.message) == ("fail", True)
+
+
+def test_a_workers_own_environment_is_used(tmp_path: Path) -> None:
+    assert machine.worker_python(VLLM_WORKER_FQN, root=tmp_path) == sys.executable
+    prebuilt = tmp_path / VLLM_WORKER_FQN / "bin" / "python"
+    write(prebuilt, "")
+    assert machine.worker_python(VLLM_WORKER_FQN, root=tmp_path) == str(prebuilt)
+
+
+def test_the_empty_nemo_rl_of_pypi_is_refused(site: Path) -> None:
+    write(site / "nemo_rl" / "__init__.py", "__version__ = '0.0.0'")
+    code = "from nemo_uecr.plan.machine import nemo_rl_finding; print(nemo_rl_finding().status)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "fail\n"
+
+
+def test_an_old_python_is_refused() -> None:
+    assert [machine.python_finding(version).status for version in ((3, 10, 4), (3, 11, 0))] == ["fail", "ok"]
+
+
+def test_a_check_that_cannot_be_made_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PLAIN", ())
+    monkeypatch.setattr(machine, "SECONDS", 0.001)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # what Python itself takes for not installed
+    run = local("student.model_name=a/b", "method.name=grpo", "teacher.model_name=null")
+    found = {one.check: one for one in doctor.examine(run, ray_port=9900, sizes=sizes)}
+    assert found["apex"].message.startswith("cannot be checked: TimeoutExpired: ")
+    assert "transformers cannot be imported" in found["tokenizers"].message
+    assert found["student vocabulary"].status == "warn"
+
+
+# -- the run's folders and its plan ----------------------------------------------------------------------------------
+
+
+def test_host_memory_is_compared_with_the_plan() -> None:
+    """The 4B run puts 347 GiB into host memory: no machine with 64 GiB holds it."""
+    found = doctor.host_memory_finding(nemo(), total=64 * GIB, sizes=sizes)
+    assert (found.status, found.message) == ("fail", "64.0 GiB, the run needs 347.5")
+    assert doctor.host_memory_finding(local(), total=64 * GIB, sizes=sizes).status == "ok"
+    unknown = nemo("student.model_name=nobody/knows")
+    assert doctor.host_memory_finding(unknown, total=64 * GIB, sizes=sizes).status == "warn"
+
+
+def test_the_plan_is_held_against_these_gpus() -> None:
+    """Rollout takes 88.0 GiB of each GPU at the shipped share; 40 GiB are too few for training, 139 are enough."""
+    (fits,) = doctor.plan_findings(nemo(), memory=139 * GIB)
+    assert (fits.status, fits.message.rpartition(": ")[2]) == ("ok", "rollout takes the most, 88.0 GiB")
+    (small,) = doctor.plan_findings(nemo(), memory=40 * GIB)
+    assert (small.status, "train needs 53.2 GiB" in small.message) == ("fail", True)
+    (cut,) = doctor.plan_findings(nemo("student.parallel.tensor=3", "cluster.gpus_per_node=6"), memory=None)
+    assert "student.parallel.tensor: got 3" in cut.message
+    assert doctor.plan_findings(nemo("student.model_name=nobody/knows"), memory=None) == []
+
+
+def test_where_the_run_writes(tmp_path: Path) -> None:
+    assert doctor.writable_finding(str(tmp_path / "runs" / "new")).status == "ok"
+    assert list(tmp_path.iterdir()) == []
+    assert doctor.writable_finding("/proc/run").status == "fail"
+    (tmp_path / "file").write_text("")
+    assert doctor.writable_finding(str(tmp_path / "file")).status == "fail"
+
+
+def test_checkpoints_that_do_not_fit_are_a_fail(tmp_path: Path) -> None:
+    """4 checkpoints of 4.02 billion parameters x 14 bytes; a million of them fit nowhere."""
+    folder = f"run.folder={tmp_path}"
+    few = doctor.space_finding(nemo(folder), sizes=sizes)
+    assert "4 checkpoints of 52.45 GiB need 209.8" in few.message
+    assert doctor.space_finding(nemo(folder, "checkpoint.keep_last=1000000"), sizes=sizes).status == "fail"
+    assert doctor.space_finding(local(folder), sizes=sizes).status == "ok"
+    assert doctor.space_finding(nemo("student.model_name=nobody/knows"), sizes=sizes).status == "warn"
+
+
+def test_a_file_system_of_this_node_alone_is_a_fail() -> None:
+    """/dev/shm is memory of this machine on every Linux."""
+    assert doctor.shared_findings(nemo("run.folder=/dev/shm/run")) == []
+    found = doctor.shared_findings(nemo("cluster.nodes=2", "run.folder=/dev/shm/run"))
+    assert [one.status for one in found if one.check == "shared run.folder"] == ["fail"]
+
+
+def test_the_nearest_mount_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order they stand; of two on one place the later."""
+    mounts = (("/", "ext4"), (str(tmp_path / "inner"), "ext4"), (str(tmp_path), "ext4"), (str(tmp_path), "nfs4"))
+    table = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: table)
+    (tmp_path / "inner").mkdir()
+    run = nemo("cluster.nodes=2", f"run.folder={tmp_path}/run", f"data.train={tmp_path}/inner/train.jsonl")
+    found = {one.check: one.status for one in doctor.shared_findings(run)}
+    assert found == {"shared run.folder": "ok", "shared data.train": "fail"}
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "fault"),
+    [
+        (None, "fail", "no such file"),
+        ('{"question": "q"}\n', "fail", "final_answer"),
+        ('{"question": "q", "final_answer": "1"}\n', "fail", "1 problems are left to train on"),
+        ('{"question": "q", "final_answer": "1"}\n' * 126, "ok", "fields 'question' and 'final_answer'"),
+    ],
+)
+def test_problem_files(content: str | None, status: str, fault: str, tmp_path: Path) -> None:
+    path, keys = tmp_path / "train.jsonl", [f"data.difficulty_{end}=null" for end in ("key", "low", "high")]
+    if content is not None:
+        path.write_text(content)
+    found = doctor.problems_finding(nemo(f"data.train={path}", "evaluation.benchmarks={}", *keys))
+    assert (found.status, fault in found.message) == (status, True), found
