@@ -287,3 +287,13 @@ def test_a_local_run_that_would_be_resumed(tmp_path: Path) -> None:
     (newer / "manifest.json").unlink()
     (found,) = models.resume_findings(str(tmp_path), nemo=False)
     assert (found.status, "manifest.json" in found.message) == ("fail", True)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_a_folder_with_code_of_its_own(file: str, tmp_path: Path) -> None:
+    """A run inside NeMo-RL would execute it, even where transformers knows the type."""
+    path = save_model(tmp_path) / file
+    assert models.code_findings(nemo(), {"teacher": str(tmp_path)}) == []
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "own.Own"}}))
+    (found,) = models.code_findings(nemo(), {"teacher": str(tmp_path)})
+    assert (found.check, found.status, "which NeMo-RL would run" in found.message) == ("teacher code", "fail", True)
