@@ -161,18 +161,14 @@ def doctor(config: ConfigFile | None = None, /, *overrides: Override, ray_port: 
         ray_port: Port of the Ray head; the default is that of slurm/*.sbatch.
     """
     from nemo_uecr.cluster.ports import head_port
+    from nemo_uecr.config.load import load_config, load_nemo_config
     from nemo_uecr.plan.doctor import examine
 
     head_port(ray_port)
     run: Config | NemoConfig | None = None
-    if config is not None and is_nemo_rl(config, overrides):
-        from nemo_uecr.config.nemo_load import load_nemo_config
-
-        run = load_nemo_config(config, overrides)
-    elif config is not None:
-        from nemo_uecr.config.load import load_config
-
-        run = load_config(config, overrides).config
+    if config is not None:
+        nemo = is_nemo_rl(config, overrides)
+        run = load_nemo_config(config, overrides) if nemo else load_config(config, overrides).config
     findings: list[Finding] = []
     for finding in examine(run, ray_port=ray_port, sizes=sizes):
         findings.append(finding)

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import load_config
-from nemo_uecr.config.nemo_load import load_nemo_config
+from nemo_uecr.config.load import load_config, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config
 
