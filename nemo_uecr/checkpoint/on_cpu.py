@@ -1,9 +1,9 @@
-"""Lets megatron-core and Megatron-Bridge convert a model in one process on a CPU.
+"""Runs megatron-core and Megatron-Bridge in one process on a CPU.
 
 Both ask for CUDA in a few places whatever the device: the current device, `Module.cuda`, the CUDA generator around
-attention, an unconditional import of Transformer Engine. Within `megatron_on_cpu` these are answered with the CPU,
-and put back at its end. Nothing of either package is edited. A conversion runs here even where a GPU is present, so
-that the arithmetic of the verification, float32 on one rank, is the same on every machine.
+attention, an unconditional import of Transformer Engine. Within `megatron_on_cpu` the CPU answers, and everything is
+put back at the end. Neither package is edited. A conversion runs here even where a GPU is present, so that the proof's
+arithmetic, float32 on one rank, is the same on every machine.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ENGINE = "transformer_engine"
+#: What the bridge imports without needing it here.
 STAND_INS = (ENGINE, "modelopt", "datasets")
-"""What the bridge imports whether it is used or not; neither is for a CPU."""
-
 TRAINING = "megatron.bridge.training.model_load_save"
 
 
@@ -64,7 +63,7 @@ def core_on_cpu() -> Iterator[None]:
 
 
 def import_bridge() -> None:
-    """Import Megatron-Bridge; what is missing of `STAND_INS` is answered while the import runs, and only then."""
+    """Import Megatron-Bridge, with empty modules for what is missing of `STAND_INS` while the import runs."""
     missing = frozenset(name for name in STAND_INS if importlib.util.find_spec(name) is None)
     if ENGINE in missing and TRAINING not in sys.modules:
         # megatron-core decides at import whether Transformer Engine is there. It must not meet the stand-in.
