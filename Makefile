@@ -20,7 +20,7 @@ WORKERS ?= 2
 # More arguments for pytest, the demo or the benchmarks: make test ARGS="-k config", make demo ARGS=method.name=grpo
 ARGS ?=
 # NeMo-RL's source trees for `make test-nemo`, one after the other: NEMO_RL_SOURCE, or those beside the repository.
-NEMO_TREES ?= $(or $(NEMO_RL_SOURCE),$(wildcard ../shared/nemo_rl/*))
+NEMO_TREES ?= $(or $(NEMO_RL_SOURCE),$(wildcard ../shared/nemo_rl/*/))
 NEMO := .venv-nemo
 
 .DEFAULT_GOAL := help

@@ -97,7 +97,7 @@ def test_everything_that_is_used_is_checked() -> None:
     assert len(found) > 20
     table = [*expected_signatures(upstream.TABLE), *expected_signatures(upstream.WORKER_TABLE)]
     checked = {(line.module, line.name.split(".")[0]) for line in table}
-    assert found - checked == set()
+    assert found - checked == {("nemo_rl.package_info", "__version__")}  # only reported, in the provenance
 
 
 def test_a_table_line_without_parameters_asks_for_presence_only() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.config.load import backend_of, flat_values, load_nemo, load_nemo_config, stated_values
+from nemo_uecr.config.load import backend_of, flat_values, load_nemo, load_nemo_config
 from nemo_uecr.config.nemo_checks import packed, sequence_multiple
-from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import PAPER
 
@@ -20,44 +18,22 @@ CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 SCALES = ("1p7b", "4b")
 #: What a user has to give: the teacher, and the size of the subset that the paper does not state.
 GIVEN = {"1p7b": ["teacher.model_name=teachers/4b"], "4b": ["teacher.model_name=teachers/8b", "data.subset=2000"]}
-#: The only keys in which an overlay may differ from UECR at its scale.
-LISTED = {"grpo": {"method.name", "teacher.model_name", "run.folder"}}
-OVERLAYS = [(scale, path) for scale in SCALES for path in sorted((CONFIGS / f"qwen3_{scale}").glob("*.yaml"))]
-
-
-def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    values: dict[str, object] = {}
-    for key, value in tree.items():
-        values |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return values
-
-
-def stated(path: Path) -> dict[str, object]:
-    return flat(stated_values(NemoConfig, str(path), [])[0])
+#: Overrides for the one method without a teacher.
+GRPO = ["method.name=grpo", "teacher.model_name=null"]
+OTHERS = sorted(entry.name for entry in PAPER if entry.name != "uecr")
 
 
 def given(scale: str, name: str) -> list[str]:
-    return [text for text in GIVEN[scale] if name != "grpo" or not text.startswith("teacher.")]
+    """What a user types for a method other than UECR."""
+    return [*GIVEN[scale], *(GRPO if name == "grpo" else [f"method.name={name}"])]
 
 
-def test_there_is_one_overlay_for_each_other_method_at_each_scale() -> None:
-    for scale in SCALES:
-        assert {path.stem for found, path in OVERLAYS if found == scale} == {entry.name for entry in PAPER} - {"uecr"}
-
-
-@pytest.mark.parametrize(("scale", "path"), OVERLAYS, ids=lambda value: getattr(value, "stem", value))
-def test_an_overlay_differs_only_in_the_listed_keys(scale: str, path: Path) -> None:
-    base, overlay = stated(CONFIGS / f"uecr_qwen3_{scale}.yaml"), stated(path)
-    differing = {key for key in base.keys() | overlay.keys() if base.get(key) != overlay.get(key)}
-    assert differing <= LISTED.get(path.stem, {"method.name", "run.folder"})
-    assert "method.name" in differing
-
-
-@pytest.mark.parametrize(("scale", "path"), OVERLAYS, ids=lambda value: getattr(value, "stem", value))
-def test_every_overlay_composes(scale: str, path: Path) -> None:
-    config = load_nemo_config(path, given(scale, path.stem))
-    assert config.method.name == path.stem
-    assert config.run.folder == f"runs/{path.stem}_qwen3_{scale}"
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_method_composes_at_each_scale(scale: str, name: str) -> None:
+    config = load_nemo_config(CONFIGS / f"uecr_qwen3_{scale}.yaml", given(scale, name))
+    assert config.method.name == name
+    assert config.run.folder == f"runs/{name}_qwen3_{scale}"
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -233,8 +209,8 @@ def test_every_value_has_its_origin() -> None:
 
 
 def test_show_says_where_every_value_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
-    path = CONFIGS / "qwen3_1p7b" / "grpo.yaml"
-    assert entry_point(["config", "show", str(path), "train.steps=7"]) == 0
+    words = [str(CONFIGS / "uecr_qwen3_1p7b.yaml"), "train.steps=7", *given("1p7b", "grpo")]
+    assert entry_point(["config", "show", *words]) == 0
     shown = capsys.readouterr().out
     lines = {line.split(":")[0].strip(): line for line in shown.splitlines() if not line.startswith("#")}
     assert lines["steps"].endswith("# override")

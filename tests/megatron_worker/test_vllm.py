@@ -113,8 +113,14 @@ def through_the_adapter(
             answer = score_columns(logits, micro, request, ModelParallel(None, None))
             return answer | {"terms": [request.terms] * ids.shape[0]}
 
-    path = Path(__file__).resolve().parents[2] / "examples" / "configs" / "qwen3_1p7b" / "grpo.yaml"
-    changes = ["rollout.prompts_per_step=3", "rollout.responses_per_prompt=4", "train.minibatch_responses=12"]
+    path = Path(__file__).resolve().parents[2] / "examples" / "configs" / "uecr_qwen3_1p7b.yaml"
+    changes = [
+        "method.name=grpo",
+        "teacher.model_name=null",
+        "rollout.prompts_per_step=3",
+        "rollout.responses_per_prompt=4",
+        "train.minibatch_responses=12",
+    ]
     config = load_nemo_config(
         path, [*changes, f"student.vocabulary={VOCABULARY}", f"rollout.temperature={TEMPERATURE}",
                "cluster.gpus_per_node=1", "scoring.chunk_tokens=32"],

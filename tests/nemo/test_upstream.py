@@ -16,7 +16,7 @@ from nemo_uecr.nemo_adapter.errors import UpstreamError
 from nemo_uecr.nemo_adapter.signatures import expected_signatures
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.translate import master_config
-from tests.config.test_nemo import CONFIGS, GIVEN, SCALES
+from tests.config.test_nemo import CONFIGS, GIVEN, GRPO, SCALES
 
 
 def test_a_changed_signature_is_named(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_the_teacher_is_the_raw_model(nemo_rl: str) -> None:
 
 
 def test_grpo_loads_no_teacher() -> None:
-    assert teacher_plan(load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", [])) is None
+    assert teacher_plan(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GRPO)) is None
 
 
 def paths_of(tree: dict[str, Any], prefix: str = "") -> list[str]:

@@ -9,14 +9,14 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo_adapter.translate import master_config
-from tests.config.test_nemo import CONFIGS
+from tests.config.test_nemo import CONFIGS, GRPO
 
 
 def schedule(steps: int, **changes: Any) -> Any:
     """Megatron's schedule as Megatron-Bridge builds it from our section, a global batch of 1008."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-    config = load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", [f"train.steps={steps}"])
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, f"train.steps={steps}"])
     ours = master_config(config, prompt_file="p")["policy"]["megatron_cfg"]
     given = ours["scheduler"] | changes
     group: dict[str, Any] = {"lr": 0.0, "weight_decay": 0.0, "params": []}

@@ -14,7 +14,7 @@ from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request
 from nemo_uecr.nemo_adapter.evaluation import training_evaluation
 from nemo_uecr.nemo_adapter.translate import master_config
-from tests.config.test_nemo import CONFIGS
+from tests.config.test_nemo import CONFIGS, GRPO
 from tests.nemo.test_launch import CHARACTERS, make_benchmarks, make_tokenizer
 
 
@@ -36,7 +36,7 @@ def configuration(folder: Path, *changes: str) -> Any:
     make_tokenizer(folder / "student")
     given = [f"run.folder={folder / 'run'}", f"student.model_name={folder / 'student'}", "data.verifier_workers=1"]
     small = ["evaluation.samples=3", "evaluation.bootstrap=100"]
-    return load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", [*given, *small, *changes])
+    return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, *given, *small, *changes])
 
 
 def test_each_set_has_its_own_number(tmp_path: Path) -> None:

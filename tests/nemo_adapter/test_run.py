@@ -23,14 +23,15 @@ from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.translate import master_config
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
 from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest
-from tests.config.test_nemo import CONFIGS, GIVEN, OVERLAYS, given
+from tests.config.test_nemo import CONFIGS, GIVEN, GRPO, OTHERS, SCALES, given
 
 
-@pytest.mark.parametrize(("scale", "path"), OVERLAYS, ids=lambda value: getattr(value, "stem", value))
-def test_every_overlay_has_what_its_method_needs(scale: str, path: Path) -> None:
-    spec = run_spec(load_nemo_config(path, given(scale, path.stem)))
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_configuration_has_what_its_method_needs(scale: str, name: str) -> None:
+    spec = run_spec(load_nemo_config(CONFIGS / f"uecr_qwen3_{scale}.yaml", given(scale, name)))
     settings = spec.settings_of(3)
-    assert all(getattr(settings, name) is not None for name in METHODS[path.stem].settings)
+    assert all(getattr(settings, setting) is not None for setting in METHODS[name].core_settings)
     assert spec.responses == 1008
     assert spec.teacher_request().temperatures == (1.0,)
     assert spec.student_request().temperatures == (0.7, 1.0)
@@ -219,7 +220,10 @@ def test_without_nemo_rl_a_run_stops_in_one_line(tmp_path: Path, monkeypatch: py
     given = [f"data.train={problems}", f"run.folder={tmp_path}/run"]
     with pytest.raises(UpstreamError, match="NeMo-RL cannot be imported") as caught:
         launcher.train(
-            load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", given), resume=False, origins={}, objective=""
+            load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, *given]),
+            resume=False,
+            origins={},
+            objective="",
         )
     assert "\n" not in str(caught.value)
 
@@ -242,7 +246,7 @@ def ended(*overrides: str, completed: int, reason: str = "SIGUSR1") -> None:
 
     stop = StopRequest()
     stop.ask(reason)
-    config = load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", ["train.steps=40", *overrides])
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, "train.steps=40", *overrides])
     report_early_end(stop, config, completed=completed)
 
 

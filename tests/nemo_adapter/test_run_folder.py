@@ -16,15 +16,18 @@ from nemo_uecr.nemo_adapter.run_folder import (
     drop_later_records,
     write_run_files,
 )
-from tests.config.test_nemo import CONFIGS
+from tests.config.test_nemo import CONFIGS, GRPO
 
 
 def configuration(folder: Path, *changes: str) -> Any:
-    return load_nemo_config(CONFIGS / "qwen3_1p7b" / "grpo.yaml", [f"run.folder={folder}", *changes])
+    return load_nemo_config(
+        CONFIGS / "uecr_qwen3_1p7b.yaml",
+        [*GRPO, f"run.folder={folder}", *changes],
+    )
 
 
 def begin(folder: Path) -> None:
-    loaded = load_nemo(CONFIGS / "qwen3_1p7b" / "grpo.yaml", [f"run.folder={folder}"])
+    loaded = load_nemo(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, f"run.folder={folder}"])
     write_run_files(loaded.config, origins=loaded.origins, objective="loss = 0", version="0.7.0")
 
 

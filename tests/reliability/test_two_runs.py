@@ -9,7 +9,7 @@ import pytest
 
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import locked
-from tests.config.test_nemo import CONFIGS
+from tests.config.test_nemo import CONFIGS, GRPO
 from tests.holding import held
 from tests.reliability.commands import refused
 
@@ -18,7 +18,7 @@ def test_a_nemo_rl_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.Captu
     folder = tmp_path / "run"
     problems = tmp_path / "train.jsonl"
     problems.write_text('{"id": "a", "question": "1", "answer": "1"}\n')
-    words = ("train", CONFIGS / "qwen3_1p7b" / "grpo.yaml", f"run.folder={folder}", f"data.train={problems}")
+    words = ("train", CONFIGS / "uecr_qwen3_1p7b.yaml", *GRPO, f"run.folder={folder}", f"data.train={problems}")
     with held(folder):
         for resume in ((), ("--resume",)):
             assert refused(capsys, *words, *resume).startswith(f"{folder} is in use by another process")
@@ -41,8 +41,8 @@ def test_a_nemo_rl_run_holds_its_folder_while_it_runs(tmp_path: Path, monkeypatc
     monkeypatch.setattr(launcher, "train", launch)
     problems = tmp_path / "train.jsonl"
     problems.write_text('{"id": "a", "question": "1", "answer": "1"}\n')
-    given = [f"run.folder={folder}", f"data.train={problems}"]
-    assert train(str(CONFIGS / "qwen3_1p7b" / "grpo.yaml"), given, resume=False) == folder
+    given = [*GRPO, f"run.folder={folder}", f"data.train={problems}"]
+    assert train(str(CONFIGS / "uecr_qwen3_1p7b.yaml"), given, resume=False) == folder
     assert seen == [str(folder)]
     with locked(folder):  # and lets it go
         pass
