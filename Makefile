@@ -125,7 +125,7 @@ test-nemo: $(NEMO)/.installed ## the tests inside NeMo-RL, on each source tree t
 	@set -e; for tree in $(abspath $(NEMO_TREES)); do echo "test-nemo: $$tree"; \
 		NEMO_RL_SOURCE=$$tree $(ONE_THREAD) $(NEMO)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
 		--disable-warnings -m nemo \
-		tests/nemo tests/config/test_nemo_rl.py tests/plan/test_arithmetic.py $(ARGS); done
+		tests/nemo tests/config/test_nemo_rl.py tests/plan/test_memory.py $(ARGS); done
 
 lint: $(STAMP) ## style, format and spelling
 	$(BIN)/ruff check .

@@ -72,10 +72,9 @@ def _of_the_machine(run: Config | NemoConfig | None, ray_port: int) -> Iterator[
         gpus, nodes = run.cluster.gpus_per_node, run.cluster.nodes
     elif run is not None:
         gpus = 1 if run.device == "cuda" else 0
-    python = machine.megatron_python() if nemo else sys.executable
     yield "python", lambda: [machine.python_finding(sys.version_info[:3])]
     yield "packages", lambda: machine.package_findings(nemo=nemo)
-    yield "apex", lambda: [machine.apex_finding(python)]
+    yield "apex", lambda: [machine.apex_finding(machine.megatron_python() if nemo else sys.executable)]
     yield "gpus", lambda: [machine.cuda_finding(gpus)]
     if nemo:
         yield "nemo_rl", lambda: [machine.nemo_rl_finding()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import resource
 import shutil
@@ -13,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from nemo_uecr.plan.records import GIB, Finding, fail, ok, warn
 
@@ -39,8 +39,6 @@ __all__ = [
 IMAGE = "nvcr.io/nvidia/nemo-rl:v0.7.0"
 MARKS = ("opt/nemo-rl", "opt/ray_venvs")
 """What NeMo-RL's image has in its root."""
-
-CONTAINERS = ("run/.containerenv", ".dockerenv", ".singularity.d", "etc/enroot")
 
 SECONDS = 180
 PYTHON = (3, 11)
@@ -218,11 +216,9 @@ def container_finding(*, root: Path) -> Finding:
     """
     if all((root / mark).is_dir() for mark in MARKS):
         return ok("container", f"NeMo-RL's image ({', '.join('/' + mark for mark in MARKS)})")
-    inside = any((root / mark).exists() for mark in CONTAINERS)
-    found = "another container" if inside else "no container"
     return warn(
         "container",
-        f"{found}: /{MARKS[0]} and /{MARKS[1]} are not there",
+        f"not NeMo-RL's: /{MARKS[0]} and /{MARKS[1]} are not there",
         f"start it with {IMAGE}, or make sure that every node has the packages above",
     )
 
@@ -247,7 +243,7 @@ def port_finding(port: int) -> Finding:
     address = os.environ.get("RAY_ADDRESS")
     if address:
         return ok("ray port", f"RAY_ADDRESS={address} is set: that cluster is used")
-    if _free(port):
+    if port not in _taken_ports():
         return ok("ray port", f"{port} is free")
     return fail(
         "ray port",
@@ -258,10 +254,9 @@ def port_finding(port: int) -> Finding:
 
 def range_findings(ranges: Sequence[tuple[str, int, int]]) -> list[Finding]:
     """The port ranges of the workers; a few taken ports are passed over, a full range stops the run."""
-    findings = []
+    findings, ports = [], _taken_ports()
     for name, low, high in ranges:
-        count = high - low + 1
-        taken = sum(not _free(port) for port in range(low, high + 1))
+        count, taken = high - low + 1, sum(low <= port <= high for port in ports)
         message = f"{low}-{high}: {taken} of {count} are taken"
         remedy = "end what holds them (ss -ltnp), or take another node"
         if taken == count:
@@ -273,26 +268,10 @@ def range_findings(ranges: Sequence[tuple[str, int, int]]) -> list[Finding]:
     return findings
 
 
-def _free(port: int) -> bool:
-    """Whether nobody listens there, on IPv4 and where the machine has it on IPv6."""
-    families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_ipv6 else [])]
-    return all(_binds(family, port) for family in families)
-
-
-def _binds(family: int, port: int) -> bool:
-    try:
-        probe = socket.socket(family, socket.SOCK_STREAM)
-    except OSError:
-        return True  # the kernel does not know the family
-    with contextlib.closing(probe):
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            return error.errno == errno.EADDRNOTAVAIL  # IPv6 is switched off
-    return True
+def _taken_ports() -> set[int]:
+    """TCP ports of this machine that nobody else can listen on; one in TIME_WAIT is free."""
+    found = psutil.net_connections(kind="tcp")
+    return {one.laddr.port for one in found if one.laddr and one.status != psutil.CONN_TIME_WAIT}
 
 
 def name_finding(host: str, *, nodes: int) -> Finding:

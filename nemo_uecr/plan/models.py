@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -145,8 +146,9 @@ def tokenizer_findings(run: Config | NemoConfig) -> list[Finding]:
     try:
         student = load_tokenizer(name)
     except DataError as error:
-        folder = Path(name).expanduser().is_dir()
-        remedy = "put tokenizer.json and tokenizer_config.json beside the weights" if folder else _download(name)
+        remedy = _download(name) if has_hub_form(name) else "give student.model_name a folder or a hub name"
+        if Path(name).expanduser().is_dir():
+            remedy = "put tokenizer.json and tokenizer_config.json beside the weights"
         return [fail("student tokenizer", str(error), remedy)]
     findings = [ok("student tokenizer", f"{len(student)} tokens"), chat_finding(student, run)]
     if findings[-1].status != "fail" and Path(run.data.train).exists():
@@ -254,14 +256,16 @@ def _local_length(run: Config, student: ModelShape, sizes: Sizes) -> Finding | N
     if run.evaluation.benchmarks:
         demands.append(("evaluation.max_tokens", run.evaluation.max_tokens, "student", student.positions))
     if (teacher := teacher_of(run)) is not None:
-        demands.append((*demands[0][:2], "teacher", sizes(teacher, "teacher").positions))
+        with contextlib.suppress(DataError):  # said with the vocabulary
+            demands.append((*demands[0][:2], "teacher", sizes(teacher, "teacher").positions))
     known = [demand for demand in demands if demand[3] > 0]
     key, response, role, positions = min(known, key=lambda demand: demand[3] - demand[1], default=("", 0, "", prompt))
     left = positions - response
     if left >= prompt:
         return None
     if left <= 0:
-        return fail(check, f"{key} = {response} leaves no prompt any of the {role}'s {positions} positions", "lower it")
+        message = f"{key} = {response} leaves no prompt any of the {role}'s {positions} positions"
+        return fail(check, message, f"lower {key}")
     return warn(
         check,
         f"beside {key} = {response}, {left} of the {role}'s {positions} positions are left for a prompt; "

@@ -90,9 +90,7 @@ def test_more_gpus_than_there_are() -> None:
 
 
 def test_the_container_is_known_by_its_folders(tmp_path: Path) -> None:
-    assert "no container" in machine.container_finding(root=tmp_path).message
-    (tmp_path / ".dockerenv").touch()
-    assert "another container" in machine.container_finding(root=tmp_path).message
+    assert machine.container_finding(root=tmp_path).status == "warn"
     for mark in machine.MARKS:
         (tmp_path / mark).mkdir(parents=True)
     assert machine.container_finding(root=tmp_path).status == "ok"
