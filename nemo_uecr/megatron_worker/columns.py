@@ -33,6 +33,11 @@ class ModelParallel:
     context: dist.ProcessGroup | None
 
     @property
+    def tensor_rank(self) -> int:
+        """Place of this rank among those that share the vocabulary."""
+        return 0 if self.tensor is None else dist.get_rank(self.tensor)
+
+    @property
     def context_size(self) -> int:
         """Number of context-parallel ranks."""
         return 1 if self.context is None else dist.get_world_size(self.context)

@@ -1,34 +1,27 @@
 """The worker's scoring and offloading, over whatever runs the forward; testable without Ray.
 
-Shape legend: B = responses of the worker, S = tokens of prompt and response (padded).
+Shape legend: B = responses of the worker, b = of a micro-batch, S = tokens of prompt and response (padded).
 """
 
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from nemo_uecr.errors import UecrError
 from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
-from nemo_uecr.megatron_worker.gather import from_last_stage, joined
 from nemo_uecr.megatron_worker.layout import MicroBatch
 from nemo_uecr.megatron_worker.request import ScoreRequest
 
 #: From one micro-batch's logits to its columns.
 Columns = Callable[[Tensor, MicroBatch], dict[str, Tensor]]
-MEBI, GIB = 1_048_576, 2**30
+#: Columns with one entry a response, not one a token.
+OF_ROWS = ("row_hash", "witness")
 #: Bytes at whose multiples each parameter of a host copy begins.
 ALIGNMENT = 64
-
-
-class OffloadError(UecrError, RuntimeError):
-    """A model that should be off the GPU still holds memory there."""
 
 
 class Forward(Protocol):
@@ -43,19 +36,14 @@ def score_tokens(
     data: Mapping[str, Any],
     request: ScoreRequest,
     parallel: ModelParallel,
-    *,
-    pipeline: dist.ProcessGroup | None,
-    device: torch.device,
-) -> dict[str, Any]:
-    """Answer a request from one forward: the same answer on every rank of a model-parallel group.
+) -> dict[str, Any] | None:
+    """Answer a request from one forward: the same answer on every rank of the last stage, None on earlier ones.
 
     Args:
         forward: runs the model.
         data: ``input_ids`` [B, S] and ``input_lengths`` [B].
         request: what is asked.
         parallel: tensor and context groups.
-        pipeline: pipeline group in stage order, None for one stage.
-        device: where collectives work.
 
     Returns:
         [B, S] columns on the CPU, ``row_hash`` [B] and ``witness`` [B, 2 K + 2] of what the forward saw, and ``terms``,
@@ -67,11 +55,14 @@ def score_tokens(
 
     with torch.no_grad():
         parts = forward(data, columns)
-    ids_BS = data["input_ids"]
-    answer: dict[str, Any] = joined(parts, ids_BS.shape[1]) if parts else {}
-    if pipeline is not None:
-        answer = from_last_stage(answer or None, pipeline, device)
-    answer["terms"] = [request.terms] * ids_BS.shape[0]
+    if not parts:
+        return None
+    rows, width = data["input_ids"].shape
+    answer: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in OF_ROWS}
+    for name in request.columns:
+        padded = [torch.nn.functional.pad(part[name], (0, width - part[name].shape[1])) for part in parts]
+        answer[name] = torch.cat(padded)
+    answer["terms"] = [request.terms] * rows
     return answer
 
 
@@ -119,47 +110,6 @@ def clear_forward_caches(model: torch.nn.Module) -> None:
             clear = getattr(getattr(kind, name, None), "cache_clear", None)
             if clear is not None:
                 clear()
-
-
-def check_released(allocated: int, baseline: int, *, limit_mebi: int, who: str) -> None:
-    """Refuse a teacher whose offload does not give its memory back.
-
-    Args:
-        allocated: bytes on the GPU after the offload.
-        baseline: bytes that the worker held beside the model's weights once it was built.
-        limit_mebi: allowed difference.
-        who: the model, for the message.
-
-    Raises:
-        OffloadError: when more than the limit stayed.
-    """
-    kept = (allocated - baseline) / MEBI
-    if kept > limit_mebi:
-        raise OffloadError(
-            f"{who} still holds {kept:.0f} MiB on the GPU after its offload; expected at most {limit_mebi} MiB. It "
-            "would take the memory that the student and the generator need"
-        )
-
-
-def check_room(free: int, held: int, total: int, *, share: float) -> None:
-    """Refuse to wake vLLM on a GPU that has too little memory for it.
-
-    Args:
-        free: bytes that the device says are free, whoever holds the others.
-        held: bytes of the student's weights, which leave before vLLM's cache wakes.
-        total: bytes of the device.
-        share: what vLLM takes of the device.
-
-    Raises:
-        OffloadError: when vLLM would run out of memory.
-    """
-    room = free + held
-    if room < share * total:
-        raise OffloadError(
-            f"vLLM is about to wake and take {share * total / GIB:.1f} GiB (rollout.gpu_memory={share:g} of "
-            f"{total / GIB:.1f}), but the GPU has {room / GIB:.1f} GiB for it; take rollout.gpu_memory="
-            f"{math.floor(100 * room / total) / 100:g} or end what else runs on this GPU"
-        )
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nemo_uecr.megatron_worker.request import ScoreRequest
@@ -15,23 +14,8 @@ from nemo_uecr.nemo_adapter.errors import WorkerError
 REASON = 300
 
 
-@dataclass(frozen=True)
-class Calls:
-    """Calls under way.
-
-    Attributes:
-        futures: one for each worker, in rank order.
-        names: of the workers, in the same order.
-        method: what was called.
-    """
-
-    futures: Sequence[Any]
-    names: Sequence[str]
-    method: str
-
-
-def wait(calls: Calls, *, seconds: float) -> list[Any]:
-    """The answers of all workers in rank order, each fetched once.
+def wait(method: str, futures: Sequence[Any], names: Sequence[str], *, seconds: float) -> list[Any]:
+    """The answers of the named workers to a call of a method, in their order, each fetched once.
 
     Raises:
         WorkerError: a worker died, raised, or did not answer in time; the first such worker is named, because its
@@ -39,7 +23,7 @@ def wait(calls: Calls, *, seconds: float) -> list[Any]:
     """
     import ray
 
-    waiting = dict(zip(calls.futures, calls.names, strict=True))
+    waiting = dict(zip(futures, names, strict=True))
     answers = {}
     deadline = time.monotonic() + seconds
     while waiting:
@@ -47,33 +31,33 @@ def wait(calls: Calls, *, seconds: float) -> list[Any]:
         if not done:
             silent = ", ".join(sorted(waiting.values()))
             raise WorkerError(
-                f"{calls.method}: no answer within {seconds:g} s from {silent}; expected all workers of the group. One "
+                f"{method}: no answer within {seconds:g} s from {silent}; expected all workers of the group. One "
                 "hangs or waits for a partner: look at its log, or raise scoring.timeout_s"
             )
         name = waiting.pop(done[0])
         try:
             answers[done[0]] = ray.get(done[0])
         except ray.exceptions.RayTaskError as error:
-            raise WorkerError(f"{calls.method}: worker {name} raised {_first_line(error.cause)}") from error
+            raise WorkerError(f"{method}: worker {name} raised {_first_line(error.cause)}") from error
         except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
             raise WorkerError(
-                f"{calls.method}: worker {name} died ({_first_line(error):.{REASON}}); expected an answer. Look at its "
+                f"{method}: worker {name} died ({_first_line(error):.{REASON}}); expected an answer. Look at its "
                 "log; the usual cause is memory"
             ) from error
-    return [answers[future] for future in calls.futures]
+    return [answers[future] for future in futures]
 
 
-def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float, batch_class: Any) -> Any:
+def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float) -> Any:
     """A policy's scores: rows cut over its data-parallel ranks as for its log-probabilities, and put back in order."""
-    call = upstream.begin_sharded(policy, "score_tokens", data, request=request)
-    answers = wait(Calls(call.futures, upstream.worker_names(policy), "score_tokens"), seconds=seconds)
-    return upstream.end_sharded(call, answers, batch_class)
+    futures, order = upstream.begin_sharded(policy, "score_tokens", data, request=request)
+    answers = wait("score_tokens", futures, upstream.worker_names(policy), seconds=seconds)
+    return upstream.end_sharded(type(data), answers, order)
 
 
 def call_all(policy: Any, method: str, *, seconds: float, **arguments: Any) -> list[Any]:
     """The answers of every worker to the same call."""
     futures = upstream.begin_on_all(policy, method, **arguments)
-    return wait(Calls(futures, upstream.worker_names(policy), method), seconds=seconds)
+    return wait(method, futures, upstream.worker_names(policy), seconds=seconds)
 
 
 def _first_line(error: BaseException) -> str:

@@ -19,3 +19,7 @@ class BatchFactsError(UecrError, RuntimeError):
 
 class WorkerError(UecrError, RuntimeError):
     """A worker died or did not answer in time; the message names it."""
+
+
+class GpuMemoryError(UecrError, RuntimeError):
+    """A worker holds or finds other memory on its GPU than the next part of the step counts on."""

@@ -15,8 +15,6 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Engine, Generation, Request, Tokens, load_tokens
 from nemo_uecr.evaluation.runner import Wanted, judged, sample_seed
 from nemo_uecr.evaluation.samples import Evaluation, Key, Sample, summarise, write_samples
-from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.parts import SetUp
 from nemo_uecr.nemo_adapter.run_folder import EVALUATIONS
 from nemo_uecr.telemetry.sinks import append_record
 from nemo_uecr.verifier.pool import comparison_pool
@@ -103,10 +101,3 @@ def _metrics(made: Evaluation, samples: list[Sample]) -> dict[str, float]:
     named |= {f"{name}/pass@{k}": float(row["pass"]) for name, row in sets.items()}
     truncated = sum(sample.truncated for sample in samples) / len(samples)
     return {"accuracy": made.average.avg, f"average/avg@{k}": made.average.avg, "truncated_share": truncated, **named}
-
-
-def schedule_evaluation(run: SetUp, *, every: int, at_start: bool) -> None:
-    """Say when the loop validates; set-up would have asked for a data set of NeMo-RL's own."""
-    # The loop takes the first step of any epoch for the start, also after a resume.
-    first = at_start and run.completed_steps == 0
-    upstream.schedule_validation(run.config, every=every, at_start=first)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request, generate_with
-from nemo_uecr.nemo_adapter.dispatch import Calls, wait
+from nemo_uecr.nemo_adapter.dispatch import wait
 
 
 def answer_in_worker(
@@ -41,15 +41,13 @@ class WorkersEngine:
         Raises:
             WorkerError: a worker died, raised, or did not answer in time.
         """
-        import ray
-
         used = self.workers[: len(requests)]
         futures = [
             actor.__ray_call__.remote(answer_in_worker, requests[place :: len(used)], decoding, self.end_ids)
             for place, (_, actor) in enumerate(used)
         ]
-        wait(Calls(futures, [name for name, _ in used], "generate for evaluation"), seconds=self.seconds)
+        answers = wait("generate for evaluation", futures, [name for name, _ in used], seconds=self.seconds)
         found: list[Generation] = [Generation((), truncated=True)] * len(requests)
-        for place, answers in enumerate(ray.get(futures)):
-            found[place :: len(used)] = answers
+        for place, answer in enumerate(answers):
+            found[place :: len(used)] = answer
         return found

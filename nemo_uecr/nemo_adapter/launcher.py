@@ -17,18 +17,18 @@ from nemo_uecr.nemo_adapter import run_folder, upstream, verifier_environment
 from nemo_uecr.nemo_adapter.context import StepContext
 from nemo_uecr.nemo_adapter.early_end import limit_time, report_early_end
 from nemo_uecr.nemo_adapter.estimator import UecrEstimator
-from nemo_uecr.nemo_adapter.evaluation import schedule_evaluation, training_evaluation
+from nemo_uecr.nemo_adapter.evaluation import training_evaluation
 from nemo_uecr.nemo_adapter.facts import AuditedLogger
 from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from nemo_uecr.nemo_adapter.loss import UecrLoss
 from nemo_uecr.nemo_adapter.parts import Evaluate
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
 from nemo_uecr.nemo_adapter.preflight import (
-    check_conversions,
+    check_conversion,
     check_models,
     check_problems,
     check_visible_models,
-    dropped_prompts,
+    long_prompts,
 )
 from nemo_uecr.nemo_adapter.replacing import restoring
 from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
@@ -63,14 +63,14 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
     check_problems(config)
     check_visible_models(config)
     version = upstream.check()
-    check_models(config)
-    check_conversions(config)
-    dropped = dropped_prompts(config)
+    dropped = long_prompts(config, check_models(config))
     spec, plan = run_spec(config), teacher_plan(config)
+    check_conversion("student", config.student)
+    if plan is not None:
+        check_conversion("teacher", config.teacher)
     evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
     folder = run_folder.make_folder(config)
-    values = master_config(config, prompt_file=str(_prompt_file(config, folder)))
-    values["data"]["train"]["dropped"] = dropped
+    values = master_config(config, prompt_file=str(_prompt_file(config, folder)), dropped=dropped)
     native_config = upstream.master_config_class()(**values)
     log.info("NeMo-RL %s, method %s, %d responses a step", version, spec.method_name, spec.responses)
     records = {"origins": origins, "objective": objective, "version": version}
@@ -107,7 +107,9 @@ def _run(
         run_folder.write_run_files(config, **records)
         run = upstream.set_up(native_config, parts, _policy_maker(config, context, plan))
         if evaluation is not None:
-            schedule_evaluation(run, every=config.evaluation.every, at_start=config.evaluation.at_start)
+            # The loop takes the first step of any epoch for the start, also after a resume.
+            at_start = config.evaluation.at_start and run.completed_steps == 0
+            upstream.schedule_validation(run.config, every=config.evaluation.every, at_start=at_start)
         context.resume_at(run.completed_steps)
         limit_time(run.config)
         run_folder.drop_later_records(config, completed_steps=run.completed_steps)

@@ -1,4 +1,4 @@
-"""What NeMo-RL makes and takes back: the parts of a run, and a call under way."""
+"""What NeMo-RL makes and takes back: the parts of a run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,3 @@ class SetUp:
     state: Any
     config: Any
     completed_steps: int
-
-
-@dataclass(frozen=True)
-class Sharded:
-    """A call under way whose rows are cut over a policy's data-parallel ranks."""
-
-    futures: Any
-    order: Any

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_checks import teacher_alone
-from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.nemo_schema import NemoConfig, NemoStudentConfig, NemoTeacherConfig
 from nemo_uecr.data.benchmarks import check_benchmark_files
 from nemo_uecr.data.models import (
     Fields,
@@ -28,13 +27,11 @@ from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.problem_rows import selected_rows, text_field
 from nemo_uecr.nemo_adapter.vocabulary import check_columns, check_same_tokenizer
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, teacher_alone_faults
-from nemo_uecr.plan.records import GIB
 from nemo_uecr.plan.setting import teacher_of
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 
 __all__ = [
-    "check_conversions", "check_models", "check_problems", "check_teacher_alone", "check_visible_models",
-    "check_visible_teacher", "dropped_prompts", "long_prompts",
+    "check_conversion", "check_models", "check_problems", "check_teacher_alone", "check_visible_models", "long_prompts",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -75,19 +72,12 @@ def _check_enough(config: NemoConfig, count: int) -> None:
         )
 
 
-def dropped_prompts(config: NemoConfig) -> list[int]:
+def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
     """Places among the chosen problems of those whose prompts are too long; none unless they are to be dropped.
 
     Raises:
         DataError: prompts are too long and are not to be dropped, or too few are left.
     """
-    from transformers import AutoTokenizer
-
-    return long_prompts(config, _loaded(AutoTokenizer, config.student.model_name, "student", "tokenizer"))
-
-
-def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
-    """The same with the student's tokenizer at hand."""
     data, rows = config.data, _chosen_rows(config)
     texts = [text_field(row, data.question_key, data.train, "data.question_key") for row in rows]
     named = [(str(row.get("id", text[:60])), text) for row, text in zip(rows, texts, strict=True)]
@@ -113,8 +103,8 @@ def check_visible_models(config: NemoConfig) -> bool:
     return student is not None and (teacher is not None or name is None)
 
 
-def check_models(config: NemoConfig) -> None:
-    """Everything about the models that is known before a worker starts.
+def check_models(config: NemoConfig) -> Any:
+    """Everything about the models that is known before a worker starts; returns the student's tokenizer.
 
     Raises:
         DataError: a model or checkpoint is not there, or student and teacher have other tokens.
@@ -126,10 +116,10 @@ def check_models(config: NemoConfig) -> None:
     teacher_shape = None if teacher is None else _teacher_shape(config, teacher)
     if shape is not None:
         _refuse(config, shape, teacher_shape)
-    _check_tokenizers(config.student.model_name, teacher)
+    return _check_tokenizers(config.student.model_name, teacher)
 
 
-def check_conversions(config: NemoConfig) -> None:
+def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) -> None:
     """Refuse Megatron weights that NeMo-RL made of a model folder which holds other weights by now.
 
     NeMo-RL finds its conversions by the folder's name alone. The sha256 of the weight files stands beside each.
@@ -137,50 +127,22 @@ def check_conversions(config: NemoConfig) -> None:
     Raises:
         DataError: the folder has changed since, or nothing says what the conversion was made of.
     """
-    names = {"student": (config.student.model_name, config.student.megatron_checkpoint)}
-    if (teacher := teacher_of(config)) is not None:
-        names["teacher"] = (teacher, config.teacher.megatron_checkpoint)
-    for role, (name, checkpoint) in names.items():
-        if checkpoint is None and Path(name).is_dir():
-            _check_conversion(Path(name), upstream.conversion_folder(name), role)
-
-
-def _check_conversion(folder: Path, converted: Path, role: str) -> None:
-    started = time.monotonic()
+    name = model.model_name
+    if name is None or model.megatron_checkpoint is not None or not Path(name).is_dir():
+        return
+    folder, converted = Path(name), upstream.conversion_folder(name)
+    log.info("%s: hashing the weight files of %s", role, folder)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.bin"))]
     found = {path.name: file_sha256(path) for path in files}
-    size = sum(path.stat().st_size for path in files) / GIB
-    log.info("%s: %.1f GiB of weight files hashed in %.0f s", role, size, time.monotonic() - started)
     record = converted.with_name(f"{converted.name}.sha256.json")
     if not (converted / "iter_0000000").exists():
         record.parent.mkdir(parents=True, exist_ok=True)
         replace_file(record, json.dumps(found, indent=1).encode())
     elif not record.is_file() or json.loads(record.read_bytes()) != found:
-        reason = "was made of other weights" if record.is_file() else "does not say which weights it was made of"
         raise DataError(
-            f"{role}.model_name: NeMo-RL's conversion of {folder} {reason}; remove {converted}, and the start of the "
-            "run makes it again"
+            f"{role}.model_name: nothing says that NeMo-RL's conversion {converted} was made of the weights that are "
+            f"now in {folder}; remove it, and the start of the run makes it again"
         )
-
-
-def check_visible_teacher(config: NemoConfig, *, longest: int) -> None:
-    """Compare a teacher on all GPUs with the batch, as far as its sizes can be read without a network.
-
-    Args:
-        config: whose teacher; the student's layout plays no part.
-        longest: tokens of the longest sequence that it will score.
-
-    Raises:
-        ConfigError: the teacher cannot be cut or fed as the configuration says.
-        DataError: a folder's `config.json` cannot be used.
-    """
-    try:
-        teacher_alone(config)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    shape = _visible(config.teacher.model_name, "teacher")
-    if shape is not None:
-        _refuse_any(teacher_alone_faults(config, shape, longest))
 
 
 def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
@@ -194,9 +156,11 @@ def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
         DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
         ConfigError: the teacher cannot be cut or fed as the configuration says.
     """
-    teacher = teacher_of(config)
-    if teacher is None:
-        raise ConfigError("teacher.model_name: got null; expected the model that is to score")
+    try:
+        teacher_alone(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    teacher = str(config.teacher.model_name)  # a method that reads a teacher has one: the configuration sees to it
     shape = _teacher_shape(config, teacher)
     if shape is not None:
         _refuse_any(teacher_alone_faults(config, shape, longest))
@@ -208,12 +172,13 @@ def _teacher_shape(config: NemoConfig, teacher: str) -> ModelShape | None:
     return _loaded_shape(teacher, "teacher", config.student.vocabulary)
 
 
-def _check_tokenizers(student: str, teacher: str | None) -> None:
+def _check_tokenizers(student: str, teacher: str | None) -> Any:
     from transformers import AutoTokenizer
 
     ours = _loaded(AutoTokenizer, student, "student", "tokenizer")
     if teacher is not None:
         check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher, "teacher", "tokenizer"))
+    return ours
 
 
 def _refuse(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,18 +92,6 @@ def check_table(table: str, version: str) -> None:
     """
     for expected in expected_signatures(table):
         check_signature(expected, version)
-
-
-def check_entry(registry: Mapping[str, Any], entry: str, version: str) -> None:
-    """Look up a worker among those that have an environment.
-
-    Raises:
-        UpstreamError: it is not among them.
-    """
-    if entry not in registry:
-        raise UpstreamError(
-            f"NeMo-RL {version}: no environment is registered for {entry}; expected its Megatron worker"
-        )
 
 
 def prepare_import() -> None:

@@ -1,18 +1,23 @@
-"""A teacher's scores of a saved batch, without a run around them."""
+"""A teacher's scores of a saved batch, without a run around them.
+
+Shape legend: B = responses, S = tokens of prompt and response (padded).
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
-from nemo_uecr.errors import ConfigError
+from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.preflight import check_conversions, check_teacher_alone, check_visible_teacher
+from nemo_uecr.nemo_adapter.preflight import check_conversion, check_teacher_alone
 from nemo_uecr.nemo_adapter.scorer import score
-from nemo_uecr.nemo_adapter.teacher_batch import header_of, rows_of
 from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.teachers import RayTeacher, teacher_cluster
 from nemo_uecr.nemo_adapter.translate import master_config
@@ -35,17 +40,15 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     Raises:
         UpstreamError: another NeMo-RL is installed.
         ConfigError: the method reads no teacher, or the teacher cannot be cut or fed as the configuration says.
-        DataError: the batch is none that a run saved, or the teacher is not there or has other tokens than the student.
+        DataError: the batch is none of this back end's, or the teacher is not there or has other tokens.
     """
     plan = teacher_plan(config)
     if plan is None:
         raise ConfigError(f"method.name: {config.method.name} reads no teacher; expected one that does, such as uecr")
-    header, rows = header_of(saved), rows_of(saved, config.student.vocabulary)
-    longest = int(rows["input_lengths"].max())
-    check_visible_teacher(config, longest=longest)
+    rows = rows_of(saved, config.student.vocabulary)
     upstream.check()
-    check_teacher_alone(config, longest=longest)
-    check_conversions(config)
+    check_teacher_alone(config, longest=int(rows["input_lengths"].max()))
+    check_conversion("teacher", config.teacher)
     native = upstream.master_config_class()(**master_config(config, prompt_file="unused"))
     tokenizer = upstream.start(native)
     upstream.register_worker()
@@ -62,5 +65,35 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     tensors["teacher_logp"] = scores.logp[0]
     if scores.entropy_BS is not None:
         tensors["teacher_entropy"] = scores.entropy_BS
-    save_batch(out, tensors, method=header.method, settings=header.settings, step=header.step)
+    method, settings, step = str(saved.method), dict[str, object](saved.settings), int(saved.header["step"])
+    save_batch(out, tensors, method=method, settings=settings, step=step)
     teacher.shutdown()
+
+
+def rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
+    """The columns that scoring reads of a saved batch; a row ends with its last sampled token.
+
+    Args:
+        saved: the batch.
+        vocabulary: V, the columns of the student that wrote it.
+
+    Raises:
+        DataError: the batch has no prompts, or token ids outside the vocabulary.
+    """
+    mask_BS = saved.tensors["mask"].bool()
+    if "token_ids" not in saved.tensors or bool(mask_BS[:, 0].any()):
+        raise DataError("the batch has no tokens of prompts; expected one that a run of the NeMo-RL back end saved")
+    ids_BS = saved.tensors["token_ids"].long()
+    largest = int(ids_BS.max())
+    if largest >= vocabulary:
+        raise DataError(
+            f"the batch has token id {largest}; expected ids below student.vocabulary={vocabulary}: give the "
+            "configuration of the run that saved it"
+        )
+    position_S = torch.arange(1, mask_BS.shape[1] + 1)
+    return {
+        "input_ids": ids_BS,
+        "input_lengths": (mask_BS * position_S).max(dim=1).values,
+        "token_mask": mask_BS.float(),
+        "sample_mask": torch.ones(ids_BS.shape[0]),
+    }

@@ -102,9 +102,7 @@ class RayTeacher:
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
         """Columns of the request."""
         self._measure, self._scored = self._measure or not self._scored, True
-        return score_on_workers(
-            self._policy, data, request, seconds=self._plan.timeout_s, batch_class=upstream.batch_class()
-        )
+        return score_on_workers(self._policy, data, request, seconds=self._plan.timeout_s)
 
     def shutdown(self) -> bool:
         """End the workers."""
@@ -128,7 +126,7 @@ def scoring_policy_class(*, timeout_s: float) -> Any:
     class ScoringPolicy(upstream.policy_class()):  # type: ignore[misc]
         def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
             """Columns of the request."""
-            return score_on_workers(self, data, request, seconds=timeout_s, batch_class=upstream.batch_class())
+            return score_on_workers(self, data, request, seconds=timeout_s)
 
         def offload_before_refit(self) -> None:
             """NeMo-RL's own, the last thing before vLLM wakes; an error where the GPU has too little room for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nemo_uecr.config.nemo_checks import student_gpus
@@ -13,18 +14,19 @@ from nemo_uecr.nemo_adapter.verifier_environment import ENVIRONMENT
 DATASET_FQN = "nemo_uecr.nemo_adapter.problems_dataset.ProblemsDataset"
 
 
-def master_config(config: NemoConfig, *, prompt_file: str) -> dict[str, Any]:
+def master_config(config: NemoConfig, *, prompt_file: str, dropped: Sequence[int] = ()) -> dict[str, Any]:
     """NeMo-RL's whole configuration of a run.
 
     Args:
         config: ours, validated.
         prompt_file: file with the prompt template in NeMo-RL's form, a ``{}`` for the question.
+        dropped: places of the problems that are left out of the training.
     """
     return {
         "grpo": _loop(config),
         "loss_fn": _loss(config),
         "policy": policy(config),
-        "data": _data(config, prompt_file),
+        "data": _data(config, prompt_file, dropped),
         "env": {ENVIRONMENT: {"num_workers": config.data.verifier_workers}},
         "logger": _logger(config),
         "checkpointing": _checkpointing(config),
@@ -91,9 +93,9 @@ def _loss(config: NemoConfig) -> dict[str, Any]:
     }
 
 
-def _data(config: NemoConfig, prompt_file: str) -> dict[str, Any]:
+def _data(config: NemoConfig, prompt_file: str, dropped: Sequence[int]) -> dict[str, Any]:
     data = config.data
-    train: dict[str, Any] = {
+    train = {
         "dataset_name": DATASET_FQN,
         "data_path": data.train,
         "question_key": data.question_key,
@@ -102,7 +104,7 @@ def _data(config: NemoConfig, prompt_file: str) -> dict[str, Any]:
         "difficulty_low": data.difficulty_low,
         "difficulty_high": data.difficulty_high,
         "problem_count": data.subset,
-        "dropped": [],
+        "dropped": list(dropped),
         "seed": config.run.seed,
         "prompt_file": prompt_file,
         "system_prompt_file": None,

@@ -8,19 +8,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.nemo_adapter import megatron_state, substitutes
-from nemo_uecr.nemo_adapter.parts import Evaluate, Prepared, SetUp, Sharded
+from nemo_uecr.nemo_adapter.parts import Evaluate, Prepared, SetUp
 from nemo_uecr.nemo_adapter.replacing import replacing
-from nemo_uecr.nemo_adapter.signatures import (
-    check_entry,
-    check_table,
-    load_module,
-    prepare_import,
-)
+from nemo_uecr.nemo_adapter.signatures import check_table, load_module, prepare_import
 from nemo_uecr.stopping import StopRequest
 
 POLICY_CLUSTER = "grpo_policy_cluster"
@@ -106,6 +101,7 @@ TABLE = f"""
 {_VENVS} create_local_venv_on_each_node: py_executable venv_name
 {_WORKER_OPTIONS} get_runtime_env_for_policy_worker: policy_worker_name
 {_WORKER_OPTIONS} get_megatron_checkpoint_dir
+nemo_rl.package_info __version__
 """
 
 #: The same for what only the workers' own environment can import; checked there, when the worker's class is made.
@@ -131,7 +127,6 @@ def check() -> str:
     prepare_import()
     version = str(load_module("nemo_rl.package_info").__version__)
     check_table(TABLE, version)
-    check_entry(load_module(_REGISTRY).ACTOR_ENVIRONMENT_REGISTRY, NATIVE_WORKER_FQN, version)
     return version
 
 
@@ -276,7 +271,7 @@ def megatron_score_forward(worker: Any, data: Any, after_forward: Callable[..., 
         sampling_params=None,
         straggler_timer=worker.mcore_state.straggler_timer,
     )
-    return found if megatron_state.model_parallel_groups().last_stage else []
+    return found if megatron_state.last_stage() else []
 
 
 def temperature_only(temperature: float) -> Any:
@@ -335,7 +330,10 @@ def completed_steps(state: Any) -> int:
 
 
 def schedule_validation(config: Any, *, every: int, at_start: bool) -> None:
-    """Say when the loop validates; its section is a mapping in NeMo-RL 0.7, a pydantic model since."""
+    """Say when the loop validates, after the set-up, which would have asked for a data set of NeMo-RL's own.
+
+    The section is a mapping in NeMo-RL 0.7, a pydantic model since.
+    """
     for name, value in {"val_period": every, "val_at_start": at_start, "val_at_end": True}.items():
         if isinstance(config.grpo, dict):
             config.grpo[name] = value
@@ -343,8 +341,8 @@ def schedule_validation(config: Any, *, every: int, at_start: bool) -> None:
             setattr(config.grpo, name, value)
 
 
-def begin_sharded(policy: Any, method: str, data: Any, **common: Any) -> Sharded:
-    """Call a method of every worker with its rows, cut as for the policy's log-probabilities."""
+def begin_sharded(policy: Any, method: str, data: Any, **common: Any) -> tuple[Any, Any]:
+    """Call a method of every worker with its rows, cut as for the policy's log-probabilities: futures and order."""
     shards, order = policy._shard_for_logprob(data)
     called = policy.worker_group.run_all_workers_sharded_data(
         method,
@@ -353,14 +351,14 @@ def begin_sharded(policy: Any, method: str, data: Any, **common: Any) -> Sharded
         replicate_on_axes=["context_parallel", "tensor_parallel", "pipeline_parallel"],
         common_kwargs=common,
     )
-    return Sharded(called.futures, order)
+    return called.futures, order
 
 
-def end_sharded(call: Sharded, answers: Sequence[Any], batch_type: Any) -> Any:
+def end_sharded(batch_type: Any, answers: list[Any], order: Any) -> Any:
     """What one worker of each data-parallel rank answered, in the order of the rows; its replicas answer None."""
     answer = batch_type.from_batches([part for part in answers if part is not None])
-    if call.order is not None:
-        answer.reorder_data(call.order)
+    if order is not None:
+        answer.reorder_data(order)
     return answer
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from nemo_uecr.megatron_worker.columns import ModelParallel
 from nemo_uecr.megatron_worker.impl import (
-    check_released,
-    check_room,
     clear_forward_caches,
     host_copy,
     mask_padded_vocabulary,
@@ -19,6 +17,9 @@ from nemo_uecr.megatron_worker.impl import (
 )
 from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter import megatron_forward, megatron_state, upstream
+from nemo_uecr.nemo_adapter.errors import GpuMemoryError
+
+MEBI, GIB = 2**20, 2**30
 
 
 class WorkerMethods:
@@ -32,11 +33,11 @@ class WorkerMethods:
         self._host_copy: list[torch.Tensor] = []
         super().__init__(*args, **kwargs)
         held = (*self.model.parameters(), *self.model.buffers())
-        self._baseline = self.gpu_memory() - sum(tensor.nbytes for tensor in held)
+        self._baseline = torch.cuda.memory_allocated() - sum(tensor.nbytes for tensor in held)
         options = self.cfg["uecr"]
         if options["filters"] == "paper":
             self.sampling_params = upstream.temperature_only(options["temperature"])
-        if not megatron_state.model_parallel_groups().last_stage:
+        if not megatron_state.last_stage():
             # NeMo-RL divides the output of every pipeline stage by the temperature: hidden states, on all but the last.
             self.sampling_params = None
         self._vocabulary = int(options["vocabulary"])
@@ -45,16 +46,10 @@ class WorkerMethods:
     def score_tokens(self, *, data: Any, request: ScoreRequest) -> Any:
         """The columns of the request for this worker's rows; None on all of its model-parallel ranks but one."""
         self.model.eval()
-        groups = megatron_state.model_parallel_groups()
-        answer = score_tokens(
-            megatron_forward.MegatronForward(self),
-            data,
-            request,
-            ModelParallel(groups.tensor, groups.context),
-            pipeline=groups.pipeline,
-            device=torch.device("cuda", torch.cuda.current_device()),
-        )
-        return type(data)(answer) if groups.answers else None
+        parallel = megatron_state.model_parallel()
+        answer = score_tokens(megatron_forward.MegatronForward(self), data, request, parallel)
+        first = parallel.tensor_rank == parallel.context_rank == 0
+        return type(data)(answer) if answer is not None and first else None
 
     def move_model(
         self, model: torch.nn.Module, device: str, move_params: bool = True, move_grads: bool = True
@@ -71,27 +66,36 @@ class WorkerMethods:
         return model
 
     def assert_offloaded(self, *, limit_mebi: int) -> None:
-        """An error when more than the limit stayed on the GPU after an offload."""
-        who = f"the model {self.cfg['model_name']}"
-        check_released(self.gpu_memory(), self._baseline, limit_mebi=limit_mebi, who=who)
+        """Refuse an offload that leaves more than the limit on the GPU, beside what the worker held without weights."""
+        kept = (torch.cuda.memory_allocated() - self._baseline) / MEBI
+        if kept > limit_mebi:
+            raise GpuMemoryError(
+                f"the model {self.cfg['model_name']} still holds {kept:.0f} MiB on the GPU after its offload; expected "
+                f"at most {limit_mebi} MiB. It would take the memory that the student and the generator need"
+            )
 
     def assert_room(self, *, share: float) -> None:
-        """An error when the GPU has too little memory for vLLM to wake."""
-        free, total = torch.cuda.mem_get_info()
-        check_room(free, self.gpu_memory(), total, share=share)
+        """Refuse to wake vLLM where this share of the GPU is not free, whoever holds the rest.
 
-    def gpu_memory(self) -> int:
-        """Bytes allocated on this worker's GPU."""
-        return int(torch.cuda.memory_allocated())
+        The student's weights do not count: they leave before vLLM's cache wakes.
+        """
+        free, total = torch.cuda.mem_get_info()
+        room = free + torch.cuda.memory_allocated()
+        if room < share * total:
+            raise GpuMemoryError(
+                f"vLLM is about to wake and take {share * total / GIB:.1f} GiB (rollout.gpu_memory={share:g} of "
+                f"{total / GIB:.1f}), but the GPU has {room / GIB:.1f} GiB for it; take rollout.gpu_memory="
+                f"{math.floor(100 * room / total) / 100:g} or end what else runs on this GPU"
+            )
 
     def _hook_padded_vocabulary(self) -> None:
-        groups = megatron_state.model_parallel_groups()
-        if not groups.last_stage:
+        if not megatron_state.last_stage():
             return
+        tensor_rank = megatron_state.model_parallel().tensor_rank
 
         def mask(module: torch.nn.Module, args: Any, output: Any) -> Any:
             if isinstance(output, torch.Tensor) and output.dim() == 3:
-                return mask_padded_vocabulary(output, groups.tensor_rank * output.shape[-1], self._vocabulary)
+                return mask_padded_vocabulary(output, tensor_rank * output.shape[-1], self._vocabulary)
             return output
 
         self.model.register_forward_hook(mask)

@@ -26,7 +26,9 @@ class Trained:
     logp: Tensor
 
 
-def train_and_save(rank: int, *, folders: dict[str, bool], tensor: int, pipeline: int, padded: int) -> list[Tensor]:
+def train_and_save(
+    rank: int, *, folders: dict[str, bool], tensor: int, pipeline: int, padded: int
+) -> list[Tensor | None]:
     """Train one step, save, and score, once for each folder; every rank calls it.
 
     Args:
@@ -37,7 +39,7 @@ def train_and_save(rank: int, *, folders: dict[str, bool], tensor: int, pipeline
         padded: rows of the embedding, the vocabulary and its padding.
 
     Returns:
-        The trained models' log-probabilities of `batch()`, [B, T] in nats.
+        The trained models' log-probabilities of `batch()`, [B, T] in nats; None on all pipeline stages but the last.
     """
     _start(tensor, pipeline)
     from megatron.core import dist_checkpointing
@@ -49,12 +51,12 @@ def train_and_save(rank: int, *, folders: dict[str, bool], tensor: int, pipeline
         train_one_step(model)
         state = {"model": model.sharded_state_dict(), "iteration": 1, "checkpoint_version": 3.0}
         dist_checkpointing.save(state, folder)
-        found.append(_score(model, tensor, pipeline))
+        found.append(_score(model, tensor))
     return found
 
 
-def load_and_score(rank: int, *, folder: str, tensor: int, pipeline: int, tied: bool) -> Tensor:
-    """Log-probabilities of `batch()` under a checkpoint, loaded by megatron-core alone; every rank calls it."""
+def load_and_score(rank: int, *, folder: str, tensor: int, pipeline: int, tied: bool) -> Tensor | None:
+    """Log-probabilities of `batch()` on the last stage, by megatron-core's own loading; every rank calls it."""
     _start(tensor, pipeline)
     from megatron.core import dist_checkpointing
 
@@ -62,7 +64,7 @@ def load_and_score(rank: int, *, folder: str, tensor: int, pipeline: int, tied: 
     layout = dist_checkpointing.load_content_metadata(folder)
     state = dist_checkpointing.load({"model": model.sharded_state_dict(metadata=layout)}, folder)["model"]
     model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
-    return _score(model, tensor, pipeline)
+    return _score(model, tensor)
 
 
 def _start(tensor: int, pipeline: int) -> None:
@@ -75,7 +77,7 @@ def _start(tensor: int, pipeline: int) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(1)
 
 
-def _score(model: Any, tensor: int, pipeline: int) -> Tensor:
+def _score(model: Any, tensor: int) -> Tensor | None:
     from megatron.core import parallel_state
 
     scored = score_tokens(
@@ -83,11 +85,8 @@ def _score(model: Any, tensor: int, pipeline: int) -> Tensor:
         batch(),
         ScoreRequest((1.0,), False, VOCABULARY, 5),
         ModelParallel(parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None, None),
-        pipeline=parallel_state.get_pipeline_model_parallel_group() if pipeline > 1 else None,
-        device=torch.device("cpu"),
     )
-    found: Tensor = scored["logp_0"]
-    return found
+    return None if scored is None else scored["logp_0"]
 
 
 def make_model(tensor: int, pipeline: int, *, tied: bool, padded: int) -> Any:

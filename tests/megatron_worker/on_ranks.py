@@ -98,8 +98,6 @@ def score_with_megatron(rank: int, *, tensor: int, pipeline: int, packed: bool, 
         batch(),
         ScoreRequest(TEMPERATURES, True, VOCABULARY, 5),
         ModelParallel(parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None, None),
-        pipeline=parallel_state.get_pipeline_model_parallel_group() if pipeline > 1 else None,
-        device=torch.device("cpu"),
     )
 
 

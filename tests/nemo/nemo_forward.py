@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from nemo_uecr.megatron_worker.columns import ModelParallel
 from nemo_uecr.megatron_worker.impl import score_tokens
 from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter.signatures import prepare_import
@@ -73,17 +72,15 @@ def score_and_compare(
     if sixteen_bit:
         worker.cfg["logprob_chunk_size"] = 5
         _keep_sixteen_bits(model)
-    groups = megatron_state.model_parallel_groups()
     ours = score_tokens(
         megatron_forward.MegatronForward(worker), _data(packed=packed),
-        ScoreRequest(TEMPERATURES, True, VOCABULARY, 5), ModelParallel(groups.tensor, groups.context),
-        pipeline=groups.pipeline, device=torch.device("cpu"),
+        ScoreRequest(TEMPERATURES, True, VOCABULARY, 5), megatron_state.model_parallel(),
     )  # fmt: skip
     sampling = upstream.temperature_only(TEMPERATURES[0])
     return {
         "ours": ours,
         # As our worker sets it up: the temperature divides logits only.
-        "native": _native(worker, _data(packed=packed), sampling if groups.last_stage else None),
+        "native": _native(worker, _data(packed=packed), sampling if megatron_state.last_stage() else None),
         "every_stage": _native(worker, _data(packed=packed), sampling),
     }
 

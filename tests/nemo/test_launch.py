@@ -137,8 +137,8 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(upstream, "cluster_class", lambda: cluster)
     monkeypatch.setattr(launcher, "scoring_policy_class", lambda timeout_s: LaunchedPolicy)
     monkeypatch.setattr(launcher, "check_models", lambda config: None)
-    monkeypatch.setattr(launcher, "check_conversions", lambda config: None)
-    monkeypatch.setattr(launcher, "dropped_prompts", lambda config: [])
+    monkeypatch.setattr(launcher, "check_conversion", lambda role, model: None)
+    monkeypatch.setattr(launcher, "long_prompts", lambda config, tokenizer: [])
     monkeypatch.setattr(launcher, "_engine", lambda config, generation, end_ids: Examinee())
     Examinee.asked = []
     return asked

@@ -99,8 +99,8 @@ def test_a_batch_gets_the_teachers_scores(fp8: str, tmp_path: Path, built: list[
 
 
 def test_a_batch_without_tokens_is_refused(tmp_path: Path, built: list[dict[str, Any]]) -> None:
-    path = batch_file(tmp_path, token_ids=torch.zeros(3, 4, dtype=torch.long))
-    with pytest.raises(DataError, match=r"token_ids has shape \[3, 4\] and mask \[3, 6\]"):
+    path = batch_file(tmp_path, mask=torch.ones(3, 6, dtype=torch.bool))
+    with pytest.raises(DataError, match="the batch has no tokens of prompts"):
         teacher_scores.score_saved_batch(configuration(tmp_path), load_batch(path), tmp_path / "scored")
     assert built == []
     with pytest.raises(ConfigError, match="grpo reads no teacher"):

@@ -75,7 +75,7 @@ def test_every_translated_key_is_one_that_nemo_rl_ships(nemo_rl: str) -> None:
     assert unknown - newer == {
         *(f"data.train.{key}" for key in (
             "data_path", "question_key", "answer_key", "difficulty_key", "difficulty_low", "difficulty_high",
-            "problem_count", "prompt_file", "system_prompt_file", "processor", "env_name",
+            "problem_count", "dropped", "prompt_file", "system_prompt_file", "processor", "env_name",
         )),
         "policy.tokenizer.chat_template_kwargs.enable_thinking", "policy.uecr.temperature", "policy.uecr.filters",
         "policy.uecr.vocabulary", "policy.megatron_cfg.use_linear_ce_fusion_loss",

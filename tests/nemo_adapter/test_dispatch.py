@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.nemo_adapter.dispatch import Calls, call_all, score_on_workers, wait
+from nemo_uecr.nemo_adapter.dispatch import call_all, score_on_workers, wait
 from nemo_uecr.nemo_adapter.errors import WorkerError
 from tests.nemo_adapter.local_ray import local_ray
 
@@ -83,7 +83,7 @@ def test_rows_come_back_in_order() -> None:
     """Sharding moved the rows 0..3 to 2, 0, 3, 1; the answers return to where the rows came from."""
     shards, order = [{"value": [2, 0]}, {"value": [3, 1]}], [2, 0, 3, 1]
     policy = SimpleNamespace(worker_group=Group(make_actors(2)), _shard_for_logprob=lambda data: (shards, order))
-    answer = score_on_workers(policy, None, None, seconds=60, batch_class=Columns)  # type: ignore[arg-type]
+    answer = score_on_workers(policy, Columns(), None, seconds=60)  # type: ignore[arg-type]
     assert answer["value"] == [0, 10, 20, 30]
     assert answer["rank"] == [0, 1, 0, 1]
 
@@ -98,12 +98,9 @@ def test_each_score_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
             from nemo_uecr.nemo_adapter import megatron_state, worker_methods
 
-            groups = megatron_state.Groups(
-                None, None, None, tensor_rank=rank % 2, last_stage=True, answers=rank % 2 == 0
-            )
-            megatron_state.model_parallel_groups = lambda: groups
-            worker_methods.score_tokens = lambda forward, data, *given, **named: {"value": data["value"]}
-            torch.cuda.current_device = lambda: 0
+            parallel = SimpleNamespace(tensor_rank=rank % 2, context_rank=0)
+            megatron_state.model_parallel = lambda: parallel
+            worker_methods.score_tokens = lambda forward, data, *given: {"value": data["value"]}
             self.worker = object.__new__(worker_methods.WorkerMethods)
             self.worker.model = torch.nn.Identity()
 
@@ -122,7 +119,7 @@ def test_each_score_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group([Worker.remote(rank) for rank in range(4)])
     policy = SimpleNamespace(worker_group=group, _shard_for_logprob=lambda data: (shards, None))
     monkeypatch.setattr(ray, "get", counting)
-    answer = score_on_workers(policy, None, None, seconds=60, batch_class=Columns)  # type: ignore[arg-type]
+    answer = score_on_workers(policy, Columns(), None, seconds=60)  # type: ignore[arg-type]
     assert answer["value"][::10_000] == [0, 1]
     assert sum(part["value"].nbytes for part in fetched if part is not None) == 2 * 80_000
 
@@ -131,7 +128,7 @@ def test_a_replica_s_error_is_named() -> None:
     """Its answer is not needed; its failure is."""
     first, second = make_actors(2)
     with pytest.raises(WorkerError, match=r"worker teacher-0-1 raised ValueError: no such layer$"):
-        wait(Calls([first.answer.remote(), second.refuse.remote()], ["teacher-0-0", "teacher-0-1"], "x"), seconds=60)
+        wait("x", [first.answer.remote(), second.refuse.remote()], ["teacher-0-0", "teacher-0-1"], seconds=60)
 
 
 def test_all_workers_answer() -> None:
@@ -144,7 +141,7 @@ def test_a_dead_worker_is_named() -> None:
     first, second = make_actors(2)
     futures = [first.hang.remote(50), second.die.remote()]
     with pytest.raises(WorkerError, match=r"score_tokens: worker teacher-0-1 died \(ActorDied.* Look at its log"):
-        wait(Calls(futures, ["teacher-0-0", "teacher-0-1"], "score_tokens"), seconds=60)
+        wait("score_tokens", futures, ["teacher-0-0", "teacher-0-1"], seconds=60)
     ray.kill(first)
 
 
@@ -154,7 +151,7 @@ def test_a_silent_worker_is_named_in_time() -> None:
     futures = [first.answer.remote(), second.hang.remote(60)]
     started = time.monotonic()
     with pytest.raises(WorkerError, match=r"no answer within 3 s from teacher-0-1;"):
-        wait(Calls(futures, ["teacher-0-0", "teacher-0-1"], "score_tokens"), seconds=3)
+        wait("score_tokens", futures, ["teacher-0-0", "teacher-0-1"], seconds=3)
     assert time.monotonic() - started < 20
     ray.kill(second)
 
@@ -164,7 +161,7 @@ def test_answers_one_after_another_do_not_stretch_the_time() -> None:
     ray.get([first.answer.remote(), second.answer.remote()])
     futures = [first.hang.remote(2), second.hang.remote(4)]
     with pytest.raises(WorkerError, match=r"no answer within 3 s from .*teacher-0-1;"):
-        wait(Calls(futures, ["teacher-0-0", "teacher-0-1"], "score_tokens"), seconds=3)
+        wait("score_tokens", futures, ["teacher-0-0", "teacher-0-1"], seconds=3)
 
 
 def test_a_workers_error_comes_with_its_name_and_first_line() -> None:
@@ -172,5 +169,5 @@ def test_a_workers_error_comes_with_its_name_and_first_line() -> None:
     first, second = make_actors(2)
     futures = [first.hang.remote(50), second.refuse.remote()]
     with pytest.raises(WorkerError, match=r"score_tokens: worker teacher-0-1 raised ValueError: no such layer$"):
-        wait(Calls(futures, ["teacher-0-0", "teacher-0-1"], "score_tokens"), seconds=60)
+        wait("score_tokens", futures, ["teacher-0-0", "teacher-0-1"], seconds=60)
     ray.kill(first)

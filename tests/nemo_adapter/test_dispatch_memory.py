@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from nemo_uecr.cluster.replicas import ReplicaError, _result
-from nemo_uecr.nemo_adapter.dispatch import Calls, wait
+from nemo_uecr.nemo_adapter.dispatch import wait
 from nemo_uecr.nemo_adapter.errors import WorkerError
 from tests.nemo_adapter.local_ray import local_ray
 
@@ -33,7 +33,7 @@ def test_a_worker_that_ray_ends_for_memory_is_named() -> None:
     future = Worker.remote().hang.remote(60)
     reason = r"died \(OutOfMemoryError: .*low on memory.*; the usual cause is memory$"
     with pytest.raises(WorkerError, match=rf"^score_tokens: worker teacher-0-0 {reason}") as error:
-        wait(Calls([future], ["teacher-0-0"], "score_tokens"), seconds=60)
+        wait("score_tokens", [future], ["teacher-0-0"], seconds=60)
     assert len(str(error.value)) < 500
     with pytest.raises(ReplicaError, match=r"^node n1: its replica has died: .*low on memory") as dead:
         _result(ray, future, "n1")

@@ -154,7 +154,6 @@ def test_a_silent_worker_is_not_asked_again() -> None:
 
 def teacher_with(calls: list[str], monkeypatch: pytest.MonkeyPatch, *, dedicated: bool) -> teachers.RayTeacher:
     monkeypatch.setattr(upstream, "policy_class", lambda: lambda **given: SimpleNamespace(data_parallel_size=1))
-    monkeypatch.setattr(upstream, "batch_class", lambda: dict)
     monkeypatch.setattr(teachers, "call_all", lambda policy, method, **given: calls.append(method))
     monkeypatch.setattr(teachers, "score_on_workers", lambda *args, **given: calls.append("score_tokens"))
     plan = teachers.TeacherPlan({}, (), 1.0, dedicated, 64)
@@ -185,7 +184,6 @@ def test_every_call_of_a_worker_waits_as_long_as_the_configuration_says(monkeypa
             waits["offload_before_refit"] = 0.0
 
     monkeypatch.setattr(upstream, "policy_class", lambda: Policy)
-    monkeypatch.setattr(upstream, "batch_class", lambda: dict)
     monkeypatch.setattr(teachers, "call_all", lambda policy, method, **given: waits.update({method: given["seconds"]}))
     monkeypatch.setattr(teachers, "score_on_workers", lambda *args, **given: waits.update(score=given["seconds"]))
     plan = teacher_plan(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "scoring.timeout_s=7"]))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from nemo_uecr.megatron_worker.impl import MEBI, OffloadError
-from nemo_uecr.nemo_adapter import megatron_state, upstream
-from nemo_uecr.nemo_adapter.megatron_state import Groups, model_parallel_groups
-from nemo_uecr.nemo_adapter.worker_methods import WorkerMethods
+from nemo_uecr.nemo_adapter import megatron_state, upstream, worker_methods
+from nemo_uecr.nemo_adapter.errors import GpuMemoryError
+from nemo_uecr.nemo_adapter.worker_methods import GIB, MEBI, WorkerMethods
 
 
 class Native:
@@ -38,11 +38,11 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "temperature_only", lambda temperature: f"only {temperature}")
     monkeypatch.setattr(megatron_state, "is_wrapped", lambda model: False)
     monkeypatch.setattr(megatron_state, "free_gathered", lambda: None)
+    monkeypatch.setattr(megatron_state, "model_parallel", lambda: SimpleNamespace(tensor_rank=1))
 
 
 def stage(monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
-    found = Groups(tensor=None, context=None, pipeline=None, tensor_rank=1, last_stage=last, answers=True)
-    monkeypatch.setattr(megatron_state, "model_parallel_groups", lambda: found)
+    monkeypatch.setattr(megatron_state, "last_stage", lambda: last)
 
 
 def test_training_keeps_the_temperature_and_drops_the_filter() -> None:
@@ -78,22 +78,27 @@ def test_a_plain_model_is_moved_and_a_wrapped_one_left_to_nemo_rl(monkeypatch: p
     assert worker.moved == ["cpu"]
 
 
-def test_one_worker_of_each_data_parallel_rank_answers() -> None:
-    """Of 16 ranks, 2 each of tensor, context, data and pipeline in Megatron's order: 0 and 4, in the rows' order."""
+def test_one_worker_of_each_data_parallel_rank_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 ranks, 2 each of tensor, context, data and pipeline in Megatron's order: 8 and 12, in the rows' order."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     state = pytest.importorskip("megatron.core.parallel_state")
+    monkeypatch.undo()
+    scored = {True: {"value": [1]}, False: None}
+    monkeypatch.setattr(worker_methods, "score_tokens", lambda *given: scored[megatron_state.last_stage()])
+    worker = object.__new__(WorkerMethods)
+    worker.model = torch.nn.Identity()
     answering = []
     for rank in range(16):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=16)
         try:
             state.initialize_model_parallel(2, 2, context_parallel_size=2, create_gloo_process_groups=False)
-            answering += [rank] if model_parallel_groups().answers else []
+            answering += [rank] if worker.score_tokens(data={}, request=None) else []  # type: ignore[arg-type]
         finally:
             state.destroy_model_parallel()
             dist.destroy_process_group()
-    assert answering == [0, 4]
+    assert answering == [8, 12]
 
 
 def test_an_offload_that_keeps_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,14 +110,16 @@ def test_an_offload_that_keeps_memory_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held + 64 * MEBI)
     worker.assert_offloaded(limit_mebi=64)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held + 65 * MEBI)
-    with pytest.raises(OffloadError, match="the model tiny still holds 65 MiB"):
+    with pytest.raises(GpuMemoryError, match="the model tiny still holds 65 MiB on the GPU after its offload"):
         worker.assert_offloaded(limit_mebi=64)
 
 
 def test_what_the_device_says_is_free_decides_whether_vllm_may_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.6 of 80 GiB is 48: the student's 8 leave in time, what other processes hold does not."""
     worker = Worker("paper", 8)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 10 * MEBI)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 * MEBI, 100 * MEBI))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 8 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40 * GIB, 80 * GIB))
     worker.assert_room(share=0.6)
-    with pytest.raises(OffloadError, match="vLLM is about to wake"):
-        worker.assert_room(share=0.61)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(39.5 * GIB), 80 * GIB))
+    with pytest.raises(GpuMemoryError, match=r"take 48.0 GiB .*has 47.5 GiB for it; take rollout.gpu_memory=0.59"):
+        worker.assert_room(share=0.6)
