@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ LENGTHS = Lengths(prompt=1, response=1, sigma=0.0)
 
 LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs"}
 
-Check = tuple[str, Callable[[], Iterable[Finding]]]
+Check = tuple[str, Callable[[], Finding | list[Finding]]]
 
 
 def examine(run: Config | NemoConfig | None, *, ray_port: int, sizes: Sizes) -> Iterator[Finding]:
@@ -57,7 +57,8 @@ def examine(run: Config | NemoConfig | None, *, ray_port: int, sizes: Sizes) -> 
     checks = [*_of_the_machine(run, ray_port), *(() if run is None else _of_the_run(run, sizes))]
     for check, make in checks:
         try:
-            yield from make()
+            found = make()
+            yield from [found] if isinstance(found, Finding) else found
         except ModuleNotFoundError as error:
             yield fail(check, f"not checked: {error.name} cannot be imported", "install it first, see the lines above")
         except CANNOT as error:
@@ -72,45 +73,41 @@ def _of_the_machine(run: Config | NemoConfig | None, ray_port: int) -> Iterator[
         gpus, nodes = run.cluster.gpus_per_node, run.cluster.nodes
     elif run is not None:
         gpus = 1 if run.device == "cuda" else 0
-    yield "python", lambda: [machine.python_finding(sys.version_info[:3])]
+    yield "python", lambda: machine.python_finding(sys.version_info[:3])
     yield "packages", lambda: machine.package_findings(nemo=nemo)
-    yield "apex", lambda: [machine.apex_finding(machine.megatron_python() if nemo else sys.executable)]
-    yield "gpus", lambda: [machine.cuda_finding(gpus)]
+    yield "apex", lambda: machine.apex_finding(machine.megatron_python() if nemo else sys.executable)
+    yield "gpus", lambda: machine.cuda_finding(gpus)
     if nemo:
-        yield "nemo_rl", lambda: [machine.nemo_rl_finding()]
-        yield "nccl", lambda: [machine.nccl_finding()]
-        yield "container", lambda: [machine.container_finding(root=Path("/"))]
+        yield "nemo_rl", machine.nemo_rl_finding
+        yield "nccl", machine.nccl_finding
+        yield "container", lambda: machine.container_finding(root=Path("/"))
     if nemo or run is None:
-        yield "ray port", lambda: [machine.port_finding(ray_port)]
+        yield "ray port", lambda: machine.port_finding(ray_port)
         yield "ports", lambda: machine.range_findings(machine.RANGES)
-        yield "node name", lambda: [machine.name_finding(socket.gethostname(), nodes=nodes)]
-        yield "open files", lambda: [machine.files_finding()]
-        yield "shared memory", lambda: [machine.shared_memory_finding(Path("/dev/shm"))]
+        yield "node name", lambda: machine.name_finding(socket.gethostname(), nodes=nodes)
+        yield "open files", machine.files_finding
+        yield "shared memory", lambda: machine.shared_memory_finding(Path("/dev/shm"))
 
 
 def _of_the_run(run: Config | NemoConfig, sizes: Sizes) -> Iterator[Check]:
     names = {"student": run.student.model_name, "teacher": teacher_of(run)}
     named = {role: name for role, name in names.items() if name is not None}
     yield "plan", lambda: plan_findings(run, memory=machine.gpu_memory())
-    yield "host memory", lambda: [host_memory_finding(run, total=psutil.virtual_memory().total, sizes=sizes)]
-    yield "run folder", lambda: [writable_finding(run.run.folder)]
-    yield "disk", lambda: [space_finding(run, sizes=sizes)]
+    yield "host memory", lambda: host_memory_finding(run, total=psutil.virtual_memory().total, sizes=sizes)
+    yield "run folder", lambda: writable_finding(run.run.folder)
+    yield "disk", lambda: space_finding(run, sizes=sizes)
     yield "shared folders", lambda: shared_findings(run)
-    yield "problems", lambda: [problems_finding(run)]
+    yield "problems", lambda: problems_finding(run)
     for key, folder in _megatron_checkpoints(run).items():
-        yield key, partial(_alone, models.megatron_finding, key, folder)
+        yield key, partial(models.megatron_finding, key, folder)
     yield "resume", lambda: models.resume_findings(run.run.folder, nemo=isinstance(run, NemoConfig))
     for role, name in named.items():
-        yield f"{role} model", partial(_alone, models.model_finding, role, name)
+        yield f"{role} model", partial(models.model_finding, role, name)
     yield "model code", lambda: models.code_findings(run, named)
     if not any(name.startswith("demo:") for name in named.values()):
         yield "tokenizers", lambda: models.tokenizer_findings(run)
     yield "vocabulary", lambda: models.vocabulary_findings(run, sizes)
     yield "generation", lambda: models.limits_findings(run, sizes)
-
-
-def _alone(make: Callable[[str, str], Finding], *given: str) -> list[Finding]:
-    return [make(*given)]
 
 
 def _megatron_checkpoints(run: Config | NemoConfig) -> dict[str, str]:

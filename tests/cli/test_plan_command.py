@@ -15,15 +15,6 @@ FOUR = [str(CONFIGS / "uecr_qwen3_4b.yaml"), "teacher.model_name=Qwen/Qwen3-8B",
 DEMO = [str(CONFIGS / "local" / "demo.yaml")]
 
 
-def test_both_placements_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry_point(["plan", *FOUR]) == 0
-    printed = capsys.readouterr().out
-    assert "colocated, 8 GPUs" in printed
-    assert "7 + 1 GPUs" in printed
-    assert "node 0 device 7: student layers 0-35, data 7/8: 126 responses; optimizer 1/8" in printed
-    assert "45% of FLOP/s while scoring, 40% while training" in printed
-
-
 def test_the_file_has_bytes_and_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plan.json"
     assert entry_point(["plan", *FOUR, "--response-tokens", "5000", "--json", str(out)]) == 0
@@ -62,14 +53,6 @@ def test_a_refused_placement_says_why(capsys: pytest.CaptureFixture[str]) -> Non
     changes = ["teacher.parallel.tensor=2", "teacher.parallel.sequence=true"]
     assert entry_point(["plan", *FOUR, *changes]) == 0
     assert "7 + 1 GPUs: cannot run: teacher.parallel" in capsys.readouterr().out
-
-
-def test_the_demo_is_planned_without_being_made(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry_point(["plan", *DEMO]) == 0
-    printed = capsys.readouterr().out
-    assert "179,072 parameters, float32" in printed
-    assert "407,104 parameters, float32" in printed
-    assert "16 prompts x 8 responses = 128 a step" in printed
 
 
 @pytest.mark.parametrize(("method", "kept"), [("pg_opd", False), ("g_opd", True)])

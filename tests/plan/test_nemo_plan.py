@@ -123,17 +123,6 @@ def test_layout_of_tensor_and_pipeline_ranks() -> None:
     assert lines[7].rollout == "engine 3/4, tensor 1/2"
 
 
-@pytest.mark.parametrize("gpus", [6, 7, 8])
-def test_what_divides_is_planned(gpus: int) -> None:
-    assert plan_of(f"cluster.gpus_per_node={gpus}").faults == ()
-
-
-def test_five_gpus_are_refused_with_what_would_divide() -> None:
-    with pytest.raises(ConfigError, match=r"1008 divides by 4 or 6 ranks; 5 share .*=1000 with .*=125, or .*=1040"):
-        plan_of("cluster.gpus_per_node=5")
-    plan_of("cluster.gpus_per_node=5", "train.minibatch_responses=1000", "rollout.prompts_per_step=125")
-
-
 def test_a_layout_that_cuts_heads_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"student.parallel.tensor: got 3, expected a divisor of 8; .* 32 query heads"
@@ -163,13 +152,6 @@ def test_more_ranks_than_key_heads_hold_copies(kv_heads: int, tensor: int, fits:
 def test_a_padded_vocabulary_must_be_cut_too() -> None:
     """151,936 = 64 x 2374 rows; 3 divides 48 heads and 96 columns, and not those."""
     assert rollout_fault(tiny_shape(heads=48, kv_heads=3, feed_forward=96, vocabulary=151_936), 3) is not None
-
-
-def test_a_hint_keeps_the_step_s_size() -> None:
-    """7 responses on 8 ranks, groups of 8: mini-batches of 8 divide the 1008 responses of 126 prompts."""
-    with pytest.raises(ConfigError, match=r"8 share train.minibatch_responses=8$|8 share [^,]*=8 \(") as error:
-        plan_of("train.minibatch_responses=7")
-    assert "prompts_per_step" not in str(error.value)
 
 
 def test_tensor_ranks_beyond_a_node_are_warned_of() -> None:
