@@ -89,11 +89,11 @@ def _cached(check: str, role: str, name: str) -> Finding:
     found = try_to_load_from_cache(name, "config.json")
     if isinstance(found, str):
         return ok(check, f"{name}, in the hub's cache {Path(found).parent}")
-    return warn(check, f"{name} is not in the hub's cache of this machine", f"{_download(name)}, or name a folder")
+    return warn(check, f"{name} is not in the hub's cache of this machine", _download(role, name))
 
 
-def _download(name: str) -> str:
-    return f"hf download {name} (compute nodes often have no network)"
+def _download(role: str, name: str) -> str:
+    return f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
 
 
 def code_findings(run: Config | NemoConfig, models: Mapping[str, str]) -> list[Finding]:
@@ -146,7 +146,7 @@ def tokenizer_findings(run: Config | NemoConfig) -> list[Finding]:
     try:
         student = load_tokenizer(name)
     except DataError as error:
-        remedy = _download(name) if has_hub_form(name) else "give student.model_name a folder or a hub name"
+        remedy = _download("student", name) if has_hub_form(name) else "give student.model_name a folder or a hub name"
         if Path(name).expanduser().is_dir():
             remedy = "put tokenizer.json and tokenizer_config.json beside the weights"
         return [fail("student tokenizer", str(error), remedy)]
