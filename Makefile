@@ -127,10 +127,11 @@ test-nemo: $(NEMO)/.installed ## the tests inside NeMo-RL, on each source tree t
 		--disable-warnings -m nemo \
 		tests/nemo tests/config/test_nemo_rl.py tests/plan/test_memory.py $(ARGS); done
 
-lint: $(STAMP) ## style, format and spelling
+lint: $(STAMP) ## style, format, spelling, and the layers that imports may cross
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
+	$(BIN)/lint-imports
 
 typecheck: $(STAMP) ## static types, strict
 	$(BIN)/mypy
