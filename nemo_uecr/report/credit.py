@@ -101,7 +101,7 @@ def step_map(saved: SavedTexts, *, token_budget: int) -> dict[str, Any]:
         "method": saved.method,
         "equation": method.equation,
         "conserving": "budget" in method.identities,
-        "settings": {name: getattr(saved.settings, name) for name in sorted(method.settings)},
+        "settings": {name: getattr(saved.settings, name) for name in sorted(method.core_settings)},
         "batch": saved.batch.responses,
         "responses": [response_map(saved, advantages, row) for row in rows],
     }

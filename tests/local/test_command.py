@@ -84,7 +84,7 @@ def test_damaged_checkpoint(tmp_path: Path, tiny: Assets, capsys: pytest.Capture
     ("overrides", "message"),
     [
         (("data.train=/missing.jsonl",), "/missing.jsonl: no such file"),
-        (("data.max_prompt_tokens=3",), "expected at most data.max_prompt_tokens=3"),
+        (("data.max_prompt_tokens=3",), "more than data.max_prompt_tokens=3 tokens"),
         (("data.answer_key=final",), "problems.jsonl:1: no field 'final'"),
         (("student.model_name=/missing",), "student.model_name '/missing' is no model folder"),
         (("method.rho=1.0",), "method.rho"),

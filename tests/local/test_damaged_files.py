@@ -67,17 +67,6 @@ def test_damaged_manifest(folder: Path, content: str) -> None:
     refused(folder, CheckpointError, path)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ['{"step": 1e400}', '{"step": 1.5}', '{"step": true}', '{"step": "1"}', '{"step": null}', '{"x": 1}', "[]"],
-    ids=str.__len__,
-)
-def test_damaged_metrics(folder: Path, line: str) -> None:
-    path = folder / "metrics.jsonl"
-    path.write_text(line + "\n")
-    refused(folder, RunFolderError, path)
-
-
 STATES = {
     "empty": {},
     "no configuration": {"position": {"step": 1, "optimizer_steps": 2, "best_step": None, "best_average": None}},
