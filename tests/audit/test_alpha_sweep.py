@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from pathlib import Path
@@ -20,13 +19,11 @@ from nemo_uecr.audit.alpha_sweep import (
     first_alpha,
     grid_mismatches,
     margin,
-    rule_of_three,
     sign_changes,
     sweep_grid,
     tie_point,
 )
 from nemo_uecr.audit.groups import group_table, teacher_rewards
-from nemo_uecr.audit.output import write_audit
 from nemo_uecr.audit.store import Scores
 from tests.audit.made import Made, make_scores, write_scores
 
@@ -78,12 +75,6 @@ def test_first_alpha_completes_the_share() -> None:
     assert first_alpha(ties, 0.11) == 4.0  # two of ten
     assert first_alpha(ties, 0.8) == math.inf
     assert first_alpha(np.asarray([2.0, 4.0, 8.0]), 0.1) == 2.0
-
-
-def test_rule_of_three() -> None:
-    assert rule_of_three(0, 451) == pytest.approx(3 / 451)
-    assert rule_of_three(1, 451) is None
-    assert rule_of_three(0, 0) is None
 
 
 def test_sign_changes_by_hand(tmp_path: Path) -> None:
@@ -152,47 +143,12 @@ def test_where_nothing_inverts(tmp_path: Path) -> None:
     assert (row["truncated"], row["cut"], row["nonfinite_tokens"]) == (2, 1, 1)
 
 
-def test_an_infinite_tie_point_is_the_same_in_the_json_and_the_table(tmp_path: Path) -> None:
-    """A tie point at 1 / (2 - 0.5), none of two other groups: the smallest is finite, the median is not."""
-    made = [Made("a", 1.0, [0.5]), Made("a", 0.0, [2.0])]
-    made += [Made(name, reward, [0.1 * reward]) for name in "bc" for reward in (1.0, 0.0)]
-    audit = alpha_sweep_audit(write_scores(tmp_path / "s", made), replicates=20, seed=42)
-    written = json.loads((write_audit(tmp_path / "out", audit) / "numbers.json").read_text())["numbers"]
-    points = written["checkpoints"][0]["tie_point"]
-    assert points == {
-        "smallest": pytest.approx(2 / 3), "q05": pytest.approx(2 / 3), "median": "inf",
-        "infinite_share": pytest.approx(2 / 3),
-    }  # fmt: skip
-    row = dict(zip(audit.table.heads, audit.table.rows[0], strict=True))
-    assert (row["smallest a*"], row["median a*"]) == ("0.67", "inf")
-    nothing = [Made("a", reward, [0.1 * reward]) for reward in (1.0, 0.0)]
-    audit = alpha_sweep_audit(write_scores(tmp_path / "t", nothing), replicates=20, seed=42)
-    written = json.loads((write_audit(tmp_path / "none", audit) / "numbers.json").read_text())["numbers"]
-    assert written["overall"]["smallest_tie_point"] == "inf"
-    assert written["checkpoints"][0]["below_a10"]["a10"] is None  # there is no such number, and the reason is beside it
-
-
-def test_a_checkpoint_without_a_mixed_group_is_skipped(tmp_path: Path) -> None:
-    made = [Made("a", 1.0, [0.1]), Made("a", 1.0, [0.2])]
-    made += [Made("a", reward, [0.1], checkpoint=5) for reward in (0.0, 1.0)]
-    first, second = numbers_of(write_scores(tmp_path, made))["checkpoints"]
-    assert first["skipped"] == "no mixed group"
-    assert second["mixed_groups"] == 1
-
-
 def test_inverted_groups_and_pairs_at_the_trained_alpha(tmp_path: Path) -> None:
     # At alpha 1 a right response of R^T 0 has U = 1: both wrong ones (2 and 3) of "a" overtake it, none of "b" does.
     made = [Made("a", 1.0, [0.0]), Made("a", 0.0, [2.0]), Made("a", 0.0, [3.0])]
     made += [Made("b", 1.0, [0.0]), Made("b", 0.0, [0.1]), Made("b", 0.0, [0.2])]
     whole = numbers_of(write_scores(tmp_path, made))["overall"]
     assert (whole["inverted_groups_at_trained"], whole["inverted_pairs_at_trained"]) == (1, 2)
-
-
-def test_truncated_responses_are_counted_by_checkpoint(tmp_path: Path) -> None:
-    made = [Made("a", reward, [0.1], truncated=True) for reward in (0.0, 1.0)]
-    made += [Made("a", reward, [0.1], checkpoint=5, truncated=reward > 0) for reward in (0.0, 1.0)]
-    rows = numbers_of(write_scores(tmp_path, made))["checkpoints"]
-    assert [row["truncated"] for row in rows] == [2, 1]
 
 
 def test_a_replicate_without_a_group_of_a_checkpoint_does_not_count_as_zero(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from nemo_uecr.audit.batch import Intended, Lines, _lost_batches, batch_audit, intended_batch, read_lines
+from nemo_uecr.audit.batch import Intended, Lines, batch_audit, intended_batch, read_lines
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_config
-from nemo_uecr.errors import DataError
 from nemo_uecr.telemetry.run_folder import read_run
 from tests.local import tiny
 
@@ -112,18 +111,6 @@ def test_faults_of_a_saved_batch(copy: Path) -> None:
     assert any(text.startswith("saved batch: group 1 has responses to") for text in found)
 
 
-def test_a_last_mini_batch_that_is_smaller_is_a_step() -> None:
-    """8 responses in mini-batches of 3: 3 + 3 + 2."""
-    intended = Intended(2, 4, minibatch=3, overlong_filter=False, problems=None, order=None, steps=1, save_every=0)
-    assert intended.optimizer_steps == 3
-
-
-def test_a_saved_batch_that_was_deleted_is_a_fault(copy: Path) -> None:
-    for path in (copy / "batches").glob("step-000002.*"):
-        path.unlink()
-    assert faults(copy) == [(2, "saved batch: it is gone")]
-
-
 def test_another_reward_than_the_record_is_a_fault(copy: Path) -> None:
     def flip(tensors: dict[str, Any]) -> None:
         tensors["task_reward"][0] = 1 - tensors["task_reward"][0]
@@ -153,33 +140,6 @@ def test_half_a_last_line_is_a_fault(copy: Path) -> None:
     assert entry_point(["audit", "batch", str(copy)]) == 1
 
 
-def test_a_run_that_did_not_measure_what_is_needed(run: Path) -> None:
-    def change(steps: Steps) -> Steps:
-        del steps[1]["count/rewarded"]
-        return steps
-
-    with pytest.raises(DataError, match="step 2 of the run has no count/rewarded"):
-        faults(run, change)
-
-
-def test_the_order_within_a_step_counts(copy: Path) -> None:
-    """The same two problems as drawn, each with the other's responses."""
-    path = copy / "batches" / "step-000002.json"
-    content = json.loads(path.read_text())
-    one, two = dict.fromkeys(row["problem"] for row in content["responses"])
-    for row in content["responses"]:
-        row["problem"] = two if row["problem"] == one else one
-    path.write_text(json.dumps(content))
-    assert faults(copy) == [(2, "saved batch: its problems are not those that seed and data give for this step")]
-
-
-def test_the_first_batch_is_missed_whatever_the_interval() -> None:
-    steps = [{"step": number} for number in range(1, 6)]
-    gone = "saved batch: it is gone"
-    assert list(_lost_batches(steps, {2}, 2)) == [(1, gone), (4, gone)]
-    assert list(_lost_batches(steps, set(), 0)) == []
-
-
 @pytest.mark.parametrize(("trained", "expected"), [(6, []), (8, [(1, "in the loss: 8, expected 6")])])
 def test_truncated_responses_leave_the_loss_with_the_filter(trained: int, expected: list[tuple[int, str]]) -> None:
     """A quarter of eight responses is truncated; how many tokens the other six have is not known from the record."""
@@ -191,8 +151,3 @@ def test_truncated_responses_leave_the_loss_with_the_filter(trained: int, expect
     intended = Intended(2, 4, minibatch=8, overlong_filter=True, problems=None, order=None, steps=1, save_every=0)
     numbers = batch_audit(Lines([step], cut_off=False), [], intended).numbers
     assert [(each["step"], each["fault"]) for each in numbers["faults"]] == expected
-
-
-def test_without_a_step_there_is_nothing_to_audit(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no step"):
-        read_lines(tmp_path / "metrics.jsonl")

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from nemo_uecr.audit.efficiency import Run, efficiency_audit
-from nemo_uecr.cli.main import entry_point
-from nemo_uecr.errors import DataError
-from tests.report.conftest import Story, write_run
 
 
 def step(number: int, **seconds: float) -> dict[str, float]:
@@ -64,38 +57,3 @@ def test_longer_responses_do_not_count_as_overhead() -> None:
 def test_memory_of_a_gpu() -> None:
     run = [each | {"memory/peak_gpu_mb": 10.0 * each["step"]} for each in GRPO]
     assert efficiency_audit([Run("b", "grpo", run, ())], None).numbers["runs"]["b"]["peak_memory_mb"]["gpu"] == 20.0
-
-
-def test_half_a_last_line_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The other steps' costs are what they are: they stay, and numbers and table say that a line is not in them."""
-    pytest.importorskip("pyarrow", reason="the audits need the extra 'data'")
-    pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
-    run = tmp_path / "run"
-    write_run(run, Story(steps=3, planned=3, evaluations=(), batches=()))
-    whole = [*UECR, step(3, rollout=3, score_teacher=1, update=1, step=6)]
-    path = run / "metrics.jsonl"
-
-    def audited(content: str) -> tuple[dict[str, Any], str]:
-        path.write_text(content)
-        assert entry_point(["audit", "efficiency", str(run)]) == 0
-        out = run / "audits" / "efficiency"
-        numbers = json.loads((out / "numbers.json").read_text())["numbers"]["runs"]["run"]
-        return numbers, (out / "section.json").read_text().split('"heads"')[1]
-
-    three = "".join(json.dumps(each) + "\n" for each in whole)
-    two = "".join(json.dumps(each) + "\n" for each in whole[:2])
-    numbers, table = audited(three)
-    assert (numbers["steps"], numbers["left_out"]) == (3, [])
-    assert "half a line" not in table
-    numbers, table = audited(two + three[len(two) :][:40])
-    assert numbers["steps"] == 2
-    assert numbers["left_out"] == ["The last line of metrics.jsonl is half-written and was left out."]
-    assert '"2 and half a line"' in table
-    assert "half-written" in caplog.text
-    assert numbers["training_s"] == audited(two)[0]["training_s"]
-
-
-def test_a_step_that_was_not_measured() -> None:
-    bare = {name: value for name, value in GRPO[1].items() if name != "time/step_s"}
-    with pytest.raises(DataError, match="step 2 of b has no time/step_s"):
-        efficiency_audit([Run("b", "grpo", [GRPO[0], bare], ())], None)

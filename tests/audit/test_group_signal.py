@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.group_signal import exact_integer_rewards, group_signal_audit, integer, pseudo_groups
+from nemo_uecr.audit.group_signal import exact_integer_rewards, group_signal_audit, pseudo_groups
 from nemo_uecr.audit.groups import teacher_rewards
 from nemo_uecr.audit.store import Scores
 from nemo_uecr.errors import DataError
@@ -101,14 +100,6 @@ def test_against_a_slow_version(tmp_path: Path, anchor: str) -> None:
     assert row["teacher_share"]["low"] < share < row["teacher_share"]["high"]
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("7", 7), (" 27.0 ", 27), ("-3", -3), ("+4", 4), ("7.5", None), ("7/1", None), ("seven", None), ("", None)],
-)
-def test_integer(text: str, value: int | None) -> None:
-    assert integer(text) == value
-
-
 def test_integer_verdicts_replace_the_others(tmp_path: Path) -> None:
     texts = [r"\boxed{27}", r"\boxed{27.0}", r"\boxed{54/2}", "27", r"\boxed{28}"] + [r"\boxed{27}"] * 7
     responses = [Made("a", 0.0, [0.1], response=text, answer="27") for text in texts]
@@ -118,17 +109,3 @@ def test_integer_verdicts_replace_the_others(tmp_path: Path) -> None:
     assert numbers["verdicts_changed_by_integer_rule"] == 9
     assert numbers["checkpoints"][0]["all_wrong"]["value"] == 0.0
     assert numbers_of(scores)["checkpoints"][0]["all_wrong"]["value"] == 1.0
-
-
-def test_an_answer_that_is_no_integer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'r0' is 'pi'; expected an integer"):
-        exact_integer_rewards(write_scores(tmp_path, [Made("a", 0.0, [0.1], answer="pi")] * 2))
-
-
-def test_free_ids_do_not_change_the_partition(tmp_path: Path) -> None:
-    """Sample numbers decide the order, so that two checkpoints with names of their own are split alike."""
-    made = [Made("a", float(n % 2), [0.1], checkpoint=step) for step in (0, 10) for n in range(12)]
-    responses = write_scores(tmp_path, made).responses
-    renamed = replace(responses, ids=tuple(f"free {(7 * n) % 24:02d}" for n in range(24)))
-    group_B, _ = pseudo_groups(renamed, (8, 4), seed=42)
-    assert (group_B[:12] + 2).tolist() == group_B[12:].tolist()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.output import Audit, Table, plain, text_table, write_audit
+from nemo_uecr.audit.output import Audit, Table, write_audit
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -75,11 +75,3 @@ def test_what_is_no_audit_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no audit"):
         write_audit(tmp_path / "mine", AUDIT)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
-
-
-def test_plain_keeps_what_json_knows() -> None:
-    assert plain({"a": (1, True, None, "x", np.float32(0.5))}) == {"a": [1, True, None, "x", 0.5]}
-
-
-def test_the_terminal_table_is_aligned() -> None:
-    assert text_table(Table(("a", "long"), (("123", "4"),))) == "  a  long\n123     4"

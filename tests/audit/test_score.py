@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +128,11 @@ def test_scores_are_those_of_the_whole_logits(tmp_path: Path) -> None:
     assert [rewards[each.id] for each in source.rollouts] == [0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # verified: the answer is 1
 
 
-@pytest.mark.parametrize("writes", [2, 3, 4, 5])
+@pytest.mark.parametrize("writes", [3, 4])
 def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
     tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan is written first; then it dies before the tokens or the rows of the first part, or of the second."""
+    """The plan is written first; then it dies before the rows of the first part, or the tokens of the second."""
     source = rollouts(tmp_path)
     whole = by_response(scored(tmp_path / "whole", source), "student")
     done = 0
@@ -161,14 +160,14 @@ def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
 
     monkeypatch.setattr(score, "_part_tensors", counted)
     again = by_response(scored(tmp_path / "s", source), "student")
-    assert sum(calls) == {2: 10, 3: 10, 4: 6, 5: 6}[writes]
+    assert sum(calls) == {3: 10, 4: 6}[writes]
     assert again.keys() == whole.keys()
     for name, tokens in whole.items():
         for key, value in tokens.items():
             torch.testing.assert_close(again[name][key], value, atol=1e-6, rtol=0)
 
 
-def test_more_responses_are_added_and_nothing_is_scored_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_responses_are_added_and_nothing_is_scored_twice(tmp_path: Path) -> None:
     scored(tmp_path / "s", rollouts(tmp_path / "four", rows=4))
     before = {path.name: path.read_bytes() for path in (tmp_path / "s").glob("part-*")}
     scores = scored(tmp_path / "s", rollouts(tmp_path / "ten", rows=10))
@@ -177,40 +176,6 @@ def test_more_responses_are_added_and_nothing_is_scored_twice(tmp_path: Path, mo
     assert len(scores.plan["sources"]) == 2
     with pytest.raises(RunFolderError, match="holds scores with max_length=None, this call has 40"):
         scored(tmp_path / "s", rollouts(tmp_path / "ten"), max_length=40)
-
-
-def test_a_shorter_call_does_not_finish_a_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten were asked for and four are there; neither six of the ten nor eight others make that whole."""
-    ten, out = rollouts(tmp_path / "ten"), tmp_path / "s"
-
-    def once(folder: Path, rows: Any, tensors: Any) -> None:
-        if list(folder.glob("part-*")):
-            raise OSError("no space left")
-        store.write_part(folder, rows, tensors)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(score, "write_part", once)
-        with pytest.raises(OSError, match="no space"):
-            scored(out, ten)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    others = [replace(each, id=f"other {each.id}") for each in ten.rollouts[:8]]
-    for fewer in (ten.rollouts[:6], others):
-        with pytest.raises(RunFolderError, match=r"lacks .* of the 10 responses"):
-            score_rollouts(out, fewer, ten.files, scoring())
-        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    longer = score_rollouts(out, [*ten.rollouts, *others], ten.files, scoring())
-    assert len(longer.responses.ids) == 18
-    assert len(score_rollouts(out, ten.rollouts[:6], ten.files, scoring()).responses.ids) == 18  # whole: fewer is fine
-
-
-@pytest.mark.parametrize("role", ["teacher", "student_of", "anchors"])
-def test_a_refused_call_leaves_the_folder_to_the_corrected_one(tmp_path: Path, role: str) -> None:
-    gone = str(tmp_path / "no model")
-    wrong = {"teacher": gone, "student_of": lambda step: gone, "anchors": {"base": gone}}[role]
-    with pytest.raises(DataError, match="no model"):
-        scored(tmp_path / "s", rollouts(tmp_path), **{role: wrong})
-    assert not (tmp_path / "s").exists()
-    assert len(scored(tmp_path / "s", rollouts(tmp_path)).responses.ids) == 10
 
 
 def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path) -> None:
@@ -299,11 +264,6 @@ def test_an_evaluation_folder(tmp_path: Path) -> None:
     ("change", "complaint"),
     [
         ({"response": None}, "response: "),
-        ({"checkpoint": "1"}, "checkpoint: "),
-        ({"truncated": 1}, "truncated: "),
-        ({"reward": 0.5}, "reward is 0.5"),
-        ({"token_ids": []}, "token_ids: "),
-        ({"token_ids": [-1]}, "token_ids.0: "),
         ({"truncated": None}, "'token_ids' or 'truncated'"),
         ({"prompt": None}, "'prompt' .* or 'prompt_ids'"),
         ({"checkpoint": None}, "no 'checkpoint'"),
@@ -315,13 +275,6 @@ def test_a_row_that_cannot_be_scored_is_named(tmp_path: Path, change: dict[str, 
     path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n")
     with pytest.raises(DataError, match=f"rows.jsonl:2: .*{complaint}"):
         jsonl_source(path, step=None)
-
-
-def test_one_name_twice_is_refused(tmp_path: Path) -> None:
-    source = rollouts(tmp_path, rows=2)
-    with pytest.raises(DataError, match="is given 2 times"):
-        score_rollouts(tmp_path / "s", source.rollouts * 2, source.files, scoring())
-    assert not (tmp_path / "s").exists()
 
 
 def test_tokens_that_are_not_finite_are_kept_and_counted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from nemo_uecr.audit.groups import teacher_rewards, token_table
 from nemo_uecr.audit.store import joined_plan, part_paths, read_scores
-from nemo_uecr.errors import DataError, RunFolderError, ScoreError
+from nemo_uecr.errors import DataError, RunFolderError
 from tests.audit.made import MODEL, PLAN, Made, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
@@ -59,22 +59,6 @@ def test_a_token_without_a_finite_gap_is_left_out_and_counted(tmp_path: Path) ->
     np.testing.assert_allclose(found.reward_B, [2.0, 1.0])  # (1 + 3) / 2: the infinite gap is no 5
 
 
-def test_a_response_without_any_finite_gap_is_refused(tmp_path: Path) -> None:
-    scores = write_scores(tmp_path, [Made("a", 1.0, [float("nan")]), Made("a", 0.0, [1.0])])
-    with pytest.raises(ScoreError, match="'r0' has no token with a finite gap"):
-        teacher_rewards(scores, "student", clip=None)
-
-
-def test_an_anchor_that_was_not_scored(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no scores of anchor 'other'.*--anchor other=MODEL"):
-        list(write_scores(tmp_path, FOUR).tokens("other"))
-
-
-def test_a_response_that_was_never_verified_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'r3'"):
-        write_scores(tmp_path, FOUR).responses.verified_rewards()
-
-
 def test_a_part_that_a_kill_left_without_rows_does_not_count(tmp_path: Path) -> None:
     write_scores(tmp_path, FOUR, part=2)
     part_paths(tmp_path)[1].unlink()
@@ -83,18 +67,13 @@ def test_a_part_that_a_kill_left_without_rows_does_not_count(tmp_path: Path) -> 
     assert joined_plan(tmp_path, PLAN, {"r0", "r1", "r2", "r3"})[1] == {"r0", "r1"}
 
 
-def test_a_folder_without_scores(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no scores\.json"):
-        read_scores(tmp_path)
-
-
-@pytest.mark.parametrize("damage", ["bit", "cut", "swapped"])
+@pytest.mark.parametrize("damage", ["bit", "swapped"])
 def test_tokens_that_are_not_those_of_their_rows(tmp_path: Path, damage: str) -> None:
-    """A disk's fault, a copy that stopped halfway, two parts exchanged: each would give wrong numbers silently."""
+    """A disk's fault, two parts exchanged: each would give wrong numbers silently."""
     write_scores(tmp_path, FOUR, part=2)
     first, second = (path.with_suffix(".safetensors") for path in part_paths(tmp_path))
     good = first.read_bytes()
-    changed = {"bit": good[:-1] + bytes([good[-1] ^ 1]), "cut": good[:-8], "swapped": second.read_bytes()}
+    changed = {"bit": good[:-1] + bytes([good[-1] ^ 1]), "swapped": second.read_bytes()}
     first.write_bytes(changed[damage])
     with pytest.raises(DataError, match=r"part-000000\.safetensors does not belong to part-000000\.parquet"):
         list(read_scores(tmp_path).tokens("student"))

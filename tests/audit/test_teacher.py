@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from nemo_uecr.audit import teacher
-from nemo_uecr.audit.teacher import ENGINES, GRID, EngineScores, Request, compared, engines_of
+from nemo_uecr.audit.teacher import ENGINES, EngineScores, Request, compared
 from nemo_uecr.demo.tokenizer import build_tokenizer
-from nemo_uecr.errors import DataError, ScoreError
 from tests.local import tiny
 
 REQUEST = Request(((5, 6, 7), (9,), (11, 12)), ((20, 21, 3), (4, 8, 15, 16, 23), (2,)))
@@ -29,19 +26,6 @@ def test_differences_by_hand() -> None:
     assert numbers["entropy"]["max"] == pytest.approx(0.5)
     assert numbers["logp"]["curve"][-1] == numbers["logp"]["max"]
     assert compared(reference, EngineScores(found.logp, None), "made")["entropy"] is None
-
-
-def test_the_grid_ascends_from_0_to_1() -> None:
-    assert (GRID[0], GRID[-1]) == (0.0, 1.0)
-    assert bool((np.diff(GRID) > 0).all())
-
-
-def test_scores_that_cannot_be_compared() -> None:
-    reference = EngineScores(torch.zeros(3), None)
-    with pytest.raises(ScoreError, match="made scored 2 tokens; expected the 3"):
-        compared(reference, EngineScores(torch.zeros(2), None), "made")
-    with pytest.raises(ScoreError, match="made gives nan at token 1"):
-        compared(reference, EngineScores(torch.tensor([0.0, float("nan"), 0.0]), None), "made")
 
 
 def slow(model: str) -> EngineScores:
@@ -83,20 +67,3 @@ def test_vllm_against_plain_logits(tmp_path: Path) -> None:
     model = str(tiny.save_model(module, tokenizer, tmp_path / "model"))
     assert slow(model).logp.std() > 0.5
     assert compared(slow(model), ENGINES["vllm"].score(model, REQUEST), "vllm")["logp"]["max"] <= 1e-4
-
-
-def test_what_cannot_run_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher, "find_spec", lambda name: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert ENGINES["megatron"].missing() == "megatron-core is not installed (nemo-uecr[megatron])"
-    assert ENGINES["vllm"].missing() == "vLLM is not installed"
-    assert ENGINES["vllm-fp8"].missing() == "needs a GPU"
-    assert ENGINES["transformers"].missing() is None
-
-
-def test_names_and_folders_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--engines 'vlm'; expected names of transformers"):
-        engines_of(["transformers", "vlm"])
-    if ENGINES["megatron"].missing() is None:
-        with pytest.raises(DataError, match="megatron-core cannot score"):
-            ENGINES["megatron"].score(str(tmp_path), REQUEST)

@@ -13,7 +13,7 @@ from nemo_uecr.audit.groups import TokenTable, token_table
 from nemo_uecr.audit.store import Scores
 from nemo_uecr.audit.token_credit import entropy_boundaries, largest, stratum_of, token_credit_audit
 from nemo_uecr.core.records import Settings
-from nemo_uecr.errors import DataError, ScoreError
+from nemo_uecr.errors import DataError
 from tests.audit.made import Made, make_scores, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
@@ -138,14 +138,3 @@ def test_strata_are_those_of_the_first_checkpoint(tmp_path: Path) -> None:
     assert later["strata"]["tokens"].tolist()[-1] == 8  # all beyond the highest boundary
     with pytest.raises(DataError, match="no response of checkpoint 7; expected one of 0, 30"):
         numbers_of(scores, checkpoint=7)
-
-
-def test_a_token_that_is_not_finite_is_named(tmp_path: Path) -> None:
-    made = [Made("a", 1.0, [0.1]), Made("a", 0.0, [0.1, 0.2, float("nan")])]
-    with pytest.raises(ScoreError, match="anchor_logp of 'r1' at token 2 is not finite"):
-        numbers_of(write_scores(tmp_path, made))
-
-
-def test_without_a_mixed_group_there_is_no_budget(tmp_path: Path) -> None:
-    weights = numbers_of(write_scores(tmp_path, [Made("a", 1.0, [0.1, 0.3])] * 2))["weights"]
-    assert weights["projected"]["responses"] == 0

@@ -60,21 +60,6 @@ def test_weights_are_copied_to_the_host_once_and_only_travel_to_the_gpu() -> Non
     assert all(torch.equal(value, before[name]) for name, value in moved.state_dict().items())
 
 
-def test_the_host_copy_is_one_block() -> None:
-    """One registration with CUDA, and no page shared with anything else."""
-    host = host_copy(torch.nn.ModuleList([model(), torch.nn.Linear(3, 5).bfloat16()]))
-    assert len({one.untyped_storage().data_ptr() for one in host}) == 1
-    assert [one.dtype for one in host[-2:]] == [torch.bfloat16] * 2
-
-
-def test_the_copy_that_nemo_rl_makes_stays_where_it_is() -> None:
-    """Why the worker has a move of its own: `load_state_dict` writes into the parameters that are there."""
-    kept = model()
-    before = [parameter.data_ptr() for parameter in kept.parameters()]
-    kept.load_state_dict({name: value.detach().clone() for name, value in kept.state_dict().items()})
-    assert [parameter.data_ptr() for parameter in kept.parameters()] == before
-
-
 @pytest.mark.parametrize(("first_column", "real"), [(0, 4), (4, 3), (8, 0)])
 def test_padding_columns_lose_their_probability_and_gradient(first_column: int, real: int) -> None:
     """A vocabulary of 7 over shards of 4: columns 7, 8, ... are padding."""

@@ -21,7 +21,7 @@ from nemo_uecr.megatron_worker.request import ScoreRequest
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.errors import BatchFactsError, ContractError
 from nemo_uecr.nemo_adapter.scorer import score
-from tests.nemo.loop import NATIVE, PAPER, spec_of, train_ours
+from tests.nemo.loop import spec_of, train_ours
 from tests.nemo.tiny_world import (
     PROMPT,
     TEMPERATURE,
@@ -74,8 +74,7 @@ def batch_of(rows: int) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("parallel", [2, 4])
+@pytest.mark.parametrize(("parallel", "packed"), [(2, False), (4, True)], ids=["padded", "packed"])
 def test_1007_rows_on_two_and_four_ranks(nemo_rl: str, parallel: int, packed: bool) -> None:
     """No row is dropped, duplicated or moved, and the masked rows are gone."""
     data = batch_of(ROWS)
@@ -87,25 +86,24 @@ def test_1007_rows_on_two_and_four_ranks(nemo_rl: str, parallel: int, packed: bo
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_1007_responses_train_on_four_ranks() -> None:
-    """53 prompts of 19 responses: a masked row completes the batch for scoring and for the update."""
-    spec = spec_of("uecr", prompts_per_step=53, responses_per_prompt=19, minibatch_responses=ROWS)
+def test_15_responses_train_on_four_ranks() -> None:
+    """5 prompts of 3 responses: a masked row completes the batch for scoring and for the update."""
+    spec = spec_of("uecr", prompts_per_step=5, responses_per_prompt=3, minibatch_responses=15)
     run = train_ours(spec, steps=1, teacher=TinyTeacher(TinyModel(9), [], parallel=4), parallel=4)
     assert run.teacher is not None
-    assert run.teacher.rows == [1008]
+    assert run.teacher.rows == [16]
     trained = run.policy.trained[0]
-    assert trained["sample_mask"].tolist() == [1.0] * ROWS + [0.0]
-    assert run.metrics[0]["count/trained"] == ROWS
-    assert run.metrics[0]["group/count"] == 53
+    assert trained["sample_mask"].tolist() == [1.0] * 15 + [0.0]
+    assert run.metrics[0]["count/trained"] == 15
+    assert run.metrics[0]["group/count"] == 5
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd", "grpo"])
+@pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd"])
 def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> None:
     """The adapter's first loss equals that of `replay`'s advantages, of `core`, and of the local loop's own update."""
     spec = spec_of(method, save_every=1, folder=str(tmp_path))
-    teacher = TinyTeacher(TinyModel(9), []) if METHODS[method].needs_teacher else None
-    run = train_ours(spec, steps=1, teacher=teacher)
+    run = train_ours(spec, steps=1, teacher=TinyTeacher(TinyModel(9), []))
     path = tmp_path / "batches" / "step-000001.safetensors"
     saved = load_batch(path)
     assert compare(path) == Outcome(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
@@ -201,27 +199,6 @@ def loss_of(tensors: dict[str, Tensor], advantages: dict[str, Tensor], kl_coef: 
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_teacher_that_scores_other_tokens_stops_the_run() -> None:
-    class Confused(TinyTeacher):
-        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
-            return super().score_tokens(type(data)({**data, "input_ids": data["input_ids"].flip(0)}), request)
-
-    with pytest.raises(ContractError, match="scores of the teacher belong to other token ids"):
-        train_ours(spec_of("uecr"), steps=1, teacher=Confused(TinyModel(9), []))
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_teacher_at_the_students_temperature_stops_the_run() -> None:
-    class Warm(TinyTeacher):
-        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
-            warm = ScoreRequest((TEMPERATURE,), request.entropy, request.vocabulary, request.chunk_tokens)
-            return super().score_tokens(data, warm)
-
-    with pytest.raises(ContractError, match=r"temperatures 0\.7"):
-        train_ours(spec_of("uecr"), steps=1, teacher=Warm(TinyModel(9), []))
-
-
-@pytest.mark.usefixtures("ray_cluster")
 def test_a_teacher_that_repeats_the_terms_but_divides_otherwise_stops_the_run() -> None:
     class Warm(TinyTeacher):
         def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
@@ -233,29 +210,13 @@ def test_a_teacher_that_repeats_the_terms_but_divides_otherwise_stops_the_run() 
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("conventions", [PAPER, NATIVE], ids=["paper", "nemo_rl"])
-def test_one_problem_in_every_place_stops_the_run(conventions: Any) -> None:
+def test_one_problem_in_every_place_stops_the_run() -> None:
     class Same(TinyProblems):
         def __getitem__(self, index: int) -> dict[str, Any]:
             return super().__getitem__(5) | {"idx": 5}
 
     with pytest.raises(BatchFactsError, match="number of different problems is 1; expected 4"):
-        train_ours(spec_of("grpo", conventions=conventions), steps=1, teacher=None, problems=Same())
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_lost_response_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt that NeMo-RL cut and masked, which it does without a word, is noticed."""
-    from tests.nemo import tiny_world
-
-    honest = tiny_world.TinyProblems.__getitem__
-
-    def masked(self: Any, index: int) -> dict[str, Any]:
-        return honest(self, index) | {"loss_multiplier": 0.0 if index == 1 else 1.0}
-
-    monkeypatch.setattr(tiny_world.TinyProblems, "__getitem__", masked)
-    with pytest.raises(BatchFactsError, match="the number of responses trained is 24; expected 32"):
-        train_ours(spec_of("grpo"), steps=1, teacher=None)
+        train_ours(spec_of("grpo"), steps=1, teacher=None, problems=Same())
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.errors import DataError
 from tests.config.test_nemo import CONFIGS
 from tests.data.made import clean_rows, prepare_folder, write_benchmark, write_jsonl
 from tests.nemo.test_launch import make_tokenizer
@@ -72,14 +71,3 @@ def test_both_back_ends_read_the_same_problems(prepared: Path, tmp_path: Path) -
     file = training_file(prepared, "data.train")
     local = load_problems(file, question_key="question", answer_key="answer", id_key="id")
     assert native == [[problem.question, problem.answer] for problem in local]
-
-
-@pytest.mark.usefixtures("nemo_rl")
-def test_another_field_or_an_altered_folder_is_one_clear_line(prepared: Path, tmp_path: Path) -> None:
-    from nemo_rl.data.datasets import load_response_dataset
-
-    with pytest.raises(DataError, match=r"no text under 'final_answer'; it has .*answer.* Set data\.answer_key"):
-        load_response_dataset(data_section(prepared, tmp_path)["train"])
-    (prepared / "train.jsonl").write_text("{}\n")
-    with pytest.raises(DataError, match="not the one of the manifest"):
-        load_response_dataset(data_section(prepared, tmp_path, "data.answer_key=answer")["train"])

@@ -181,9 +181,9 @@ def native_rewards(responses: list[str], answer: str) -> list[float]:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize(("method", "dedicated"), [("uecr", 0), ("uecr", 1), ("grpo", 0)])
+@pytest.mark.parametrize("dedicated", [0, 1])
 def test_a_run_from_its_configuration_file(
-    method: str, dedicated: int, tmp_path: Path, clusters: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    dedicated: int, tmp_path: Path, clusters: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocabulary = make_tokenizer(tmp_path / "student")
     problems = tmp_path / "problems.jsonl"
@@ -199,7 +199,7 @@ def test_a_run_from_its_configuration_file(
     config = load_nemo_config(
         CONFIGS / "uecr_qwen3_1p7b.yaml",
         [
-            f"method.name={method}", f"run.folder={tmp_path / 'run'}", f"student.model_name={tmp_path / 'student'}",
+            f"run.folder={tmp_path / 'run'}", f"student.model_name={tmp_path / 'student'}",
             "teacher.model_name=teacher", f"student.vocabulary={vocabulary}", f"data.train={problems}",
             "data.verifier_workers=1", "rollout.prompts_per_step=2", "rollout.responses_per_prompt=4",
             "train.minibatch_responses=8", f"train.steps={STEPS}", "checkpoint.every=0",
@@ -222,16 +222,15 @@ def test_a_run_from_its_configuration_file(
     ]  # fmt: skip
     # Engine, student and a colocated teacher share the policy's GPU; a dedicated teacher is alone on another.
     own = [("uecr_teacher_cluster", [1], 1)] if dedicated else []
-    sharing = 3 if method == "uecr" and not dedicated else 2
+    sharing = 2 if dedicated else 3
     asked = [
         (given["name"], given["bundle_ct_per_node_list"], given["max_colocated_worker_groups"]) for given in clusters
     ]
     assert asked == [(upstream.POLICY_CLUSTER, [1], sharing), *own]
     assert LaunchedPolicy.given["fqn"] == upstream.WORKER_FQN
     assert LaunchedPolicy.given["init_reference_model"] is True
-    assert len(teachers) == (method == "uecr")
-    if teachers:
-        assert teachers[0]["stays"] is bool(dedicated)
-        assert teachers[0]["cluster"] == (own[0][0] if own else upstream.POLICY_CLUSTER)
-        assert teachers[0]["generation"]["temperature"] == 1.0
-        assert teachers[0]["megatron_cfg"]["train_iters"] == STEPS
+    (teacher,) = teachers
+    assert teacher["stays"] is bool(dedicated)
+    assert teacher["cluster"] == (own[0][0] if own else upstream.POLICY_CLUSTER)
+    assert teacher["generation"]["temperature"] == 1.0
+    assert teacher["megatron_cfg"]["train_iters"] == STEPS

@@ -105,11 +105,3 @@ def test_a_dedicated_teacher_has_a_gpu_of_its_own() -> None:
         assert not set(at) & set(alone)
         end([*students, *teachers])
         own.shutdown()
-
-
-@pytest.mark.parametrize(("nodes", "dedicated", "expected"), [(1, 1, [1]), (1, 2, [2]), (2, 8, [8]), (4, 16, [8, 8])])
-def test_gpus_of_a_dedicated_teacher(nodes: int, dedicated: int, expected: list[int]) -> None:
-    config = configuration(f"cluster.nodes={nodes}", f"teacher.dedicated_gpus={dedicated}")
-    assert teacher_gpus_of_nodes(config) == expected
-    section = master_config(config, prompt_file="p")["cluster"]
-    assert section["num_nodes"] * section["gpus_per_node"] + sum(expected) == 8 * nodes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
@@ -23,11 +22,11 @@ def teacher_of(method: str) -> TinyTeacher | None:
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.needs_initial])
 def test_every_method_trains(method: str) -> None:
-    run = train_ours(spec_of(method), steps=3, teacher=teacher_of(method))
-    assert len(run.metrics) == 3
+    run = train_ours(spec_of(method), steps=2, teacher=teacher_of(method))
+    assert len(run.metrics) == 2
     assert all(math.isfinite(loss) for loss in run.policy.losses)
     last = run.metrics[-1]
-    assert last["count/global_steps"] == 3.0
+    assert last["count/global_steps"] == 2.0
     assert last["count/trajectories"] == PROMPTS * GROUP
     assert last["policy/first_ratio_error"] == 0.0
     assert last["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-5)
@@ -41,7 +40,7 @@ def test_every_method_trains(method: str) -> None:
 @pytest.mark.parametrize("kl_coef", [0.0, 0.05])
 def test_without_teacher_it_is_native_grpo(kl_coef: float) -> None:
     spec = spec_of("grpo", sample_std=True, conventions=NATIVE, kl_coef=kl_coef)
-    ours, native = train_ours(spec, steps=4, teacher=None), train_native(spec, steps=4)
+    ours, native = train_ours(spec, steps=2, teacher=None), train_native(spec, steps=2)
     for mine, theirs in zip(ours.policy.losses, native.policy.losses, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-6)
     for mine, theirs in zip(ours.policy.gradients, native.policy.gradients, strict=True):
@@ -52,7 +51,7 @@ def test_without_teacher_it_is_native_grpo(kl_coef: float) -> None:
 def test_the_papers_form_without_kl_has_native_gradients() -> None:
     """With the KL off the only difference left is our own arithmetic, which must not show."""
     spec = spec_of("grpo", sample_std=True, kl_coef=0.0)
-    ours, native = train_ours(spec, steps=4, teacher=None), train_native(spec, steps=4)
+    ours, native = train_ours(spec, steps=2, teacher=None), train_native(spec, steps=2)
     for mine, theirs in zip(ours.policy.gradients, native.policy.gradients, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
 
@@ -60,7 +59,7 @@ def test_the_papers_form_without_kl_has_native_gradients() -> None:
 def test_the_papers_form_with_kl_has_the_native_loss_but_another_gradient() -> None:
     """At the first step the reference is the policy: KL and its plain gradient are 0; later NeMo-RL's differs."""
     spec = spec_of("grpo", sample_std=True, kl_coef=0.5)
-    ours, native = train_ours(spec, steps=3, teacher=None), train_native(spec, steps=3)
+    ours, native = train_ours(spec, steps=2, teacher=None), train_native(spec, steps=2)
     assert ours.policy.losses[1] == pytest.approx(native.policy.losses[1], abs=1e-5)
     assert float((ours.policy.gradients[1] - native.policy.gradients[1]).abs().max()) > 1e-6
 
@@ -69,7 +68,6 @@ def test_a_request_ends_the_real_loop_after_the_step() -> None:
     stop = StopRequest()
     stop.ask("a test")
     assert len(train_ours(spec_of("grpo"), steps=4, teacher=None, stop=stop).metrics) == 1
-    assert len(train_ours(spec_of("grpo"), steps=4, teacher=None, stop=StopRequest()).metrics) == 4
 
 
 def test_order_of_a_step() -> None:
@@ -78,10 +76,6 @@ def test_order_of_a_step() -> None:
         "generation sleeps", "teacher on", "teacher scores", "teacher off", "student on", "student scores",
         "student trains",
     ]  # fmt: skip
-
-
-def test_teacher_is_asked_at_temperature_one_only() -> None:
-    run = train_ours(spec_of("uecr"), steps=1, teacher=teacher_of("uecr"))
     assert run.teacher is not None
     assert [request.temperatures for request in run.teacher.requests] == [(1.0,)]
     assert run.teacher.requests[0].entropy
@@ -97,14 +91,6 @@ def test_several_optimizer_steps_a_batch() -> None:
     assert last["policy/ratio_max"] > 1.0
     # The logged loss is the mean over the four optimizer steps of the batch.
     assert last["policy/loss"] == pytest.approx(sum(run.policy.losses[4:]) / 4, abs=1e-6)
-
-
-def test_two_surrogates_are_not_one_of_the_sum() -> None:
-    """At ratio 1 the two agree; after a first optimizer step clipping acts on each part apart."""
-    one = train_ours(spec_of("grpo_plus_opd"), steps=1, teacher=teacher_of("grpo_plus_opd"))
-    assert "uecr_opd_advantages" in one.policy.trained[0]
-    both = one.policy.trained[0]["advantages"] + one.policy.trained[0]["uecr_opd_advantages"]
-    assert float(both.abs().sum()) > 0
 
 
 def test_equal_prompts_stay_apart() -> None:
@@ -135,27 +121,3 @@ def test_substitutions_are_taken_back() -> None:
     with pytest.raises(KeyboardInterrupt):
         fail_inside()
     assert {name for name, value in vars(grpo).items() if before.get(name) is not value} == set()
-
-
-def test_what_a_run_registers_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    import typing
-
-    from nemo_uecr.nemo_adapter import upstream, verifier_environment
-    from nemo_uecr.nemo_adapter.replacing import restoring
-
-    # An environment that is there: NeMo-RL would build Megatron's with uv, on every node.
-    monkeypatch.setitem(upstream.registries()[1], upstream.NATIVE_WORKER_FQN, sys.executable)
-    before, typed = [dict(registry) for registry in upstream.registries()], typing.TypedDict
-
-    def fail_inside() -> None:
-        with restoring(*upstream.registries()):
-            verifier_environment.register()
-            upstream.register_worker()
-            typing.TypedDict = object
-            assert all(now != then for now, then in zip(upstream.registries(), before, strict=True))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail_inside()
-    assert [dict(registry) for registry in upstream.registries()] == before
-    assert typing.TypedDict is typed

@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 12])
+@pytest.mark.parametrize("k", [1, 4])
 def test_pass_at_k_and_avg_at_k(k: int) -> None:
     import typing
 

@@ -14,9 +14,8 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo_adapter import upstream
 from nemo_uecr.nemo_adapter.errors import UpstreamError
 from nemo_uecr.nemo_adapter.signatures import expected_signatures
-from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
 from nemo_uecr.nemo_adapter.translate import master_config
-from tests.config.test_nemo import CONFIGS, GIVEN, GRPO, SCALES
+from tests.config.test_nemo import CONFIGS, GIVEN, SCALES
 
 
 def test_a_changed_signature_is_named(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,13 +24,6 @@ def test_a_changed_signature_is_named(nemo_rl: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UpstreamError, match=r"_create_advantage_estimator takes \(master_config, logger\)") as caught:
         upstream.check()
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_name_is_named(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = importlib.import_module("nemo_rl.models.policy.lm_policy")
-    monkeypatch.delattr(policy.Policy, "_shard_for_logprob")
-    with pytest.raises(UpstreamError, match=r"has no Policy\._shard_for_logprob"):
-        upstream.check()
 
 
 def test_the_signatures_decide_and_the_version_is_recorded(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,29 +131,6 @@ def test_training_divides_by_the_temperature_and_filters_nothing(nemo_rl: str) -
     assert found.temperature == 0.7
     assert not module.need_top_k_or_top_p_filtering(found)
     assert module.need_top_k_or_top_p_filtering(module.TrainingSamplingParams(top_p=0.95, temperature=0.7))
-
-
-def test_the_teacher_is_the_raw_model(nemo_rl: str) -> None:
-    config = load_nemo_config(
-        CONFIGS / "uecr_qwen3_1p7b.yaml",
-        [*GIVEN["1p7b"], "student.megatron_checkpoint=student", "teacher.parallel.tensor=2"],
-    )
-    plan = teacher_plan(config)
-    assert plan is not None
-    student = master_config(config, prompt_file="prompt.txt")["policy"] | {"pretrained_checkpoint": {"path": "student"}}
-    teacher = plan.configuration(student)
-    generation = teacher["generation"]
-    assert (generation["temperature"], generation["top_p"], generation["top_k"]) == (1.0, 1.0, None)
-    assert "pretrained_checkpoint" not in teacher
-    assert teacher["model_name"] == "teachers/4b"
-    assert teacher["megatron_cfg"]["tensor_model_parallel_size"] == 2
-    # Nothing of the student's was changed on the way.
-    assert student["generation"]["temperature"] == 0.7
-    assert student["megatron_cfg"]["tensor_model_parallel_size"] == 1
-
-
-def test_grpo_loads_no_teacher() -> None:
-    assert teacher_plan(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GRPO)) is None
 
 
 def paths_of(tree: dict[str, Any], prefix: str = "") -> list[str]:

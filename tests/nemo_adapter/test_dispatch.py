@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.nemo_adapter.dispatch import call_all, score_on_workers, wait
+from nemo_uecr.nemo_adapter.dispatch import score_on_workers, wait
 from nemo_uecr.nemo_adapter.errors import WorkerError
 from tests.nemo_adapter.local_ray import local_ray
 
@@ -131,11 +131,6 @@ def test_a_replica_s_error_is_named() -> None:
         wait("x", [first.answer.remote(), second.refuse.remote()], ["teacher-0-0", "teacher-0-1"], seconds=60)
 
 
-def test_all_workers_answer() -> None:
-    policy = SimpleNamespace(worker_group=Group(make_actors(2)))
-    assert call_all(policy, "answer", seconds=60) == [0, 1]
-
-
 def test_a_dead_worker_is_named() -> None:
     """The other one waits for it, as in a collective, and is not named although it comes first."""
     first, second = make_actors(2)
@@ -154,20 +149,3 @@ def test_a_silent_worker_is_named_in_time() -> None:
         wait("score_tokens", futures, ["teacher-0-0", "teacher-0-1"], seconds=3)
     assert time.monotonic() - started < 20
     ray.kill(second)
-
-
-def test_answers_one_after_another_do_not_stretch_the_time() -> None:
-    first, second = make_actors(2)
-    ray.get([first.answer.remote(), second.answer.remote()])
-    futures = [first.hang.remote(2), second.hang.remote(4)]
-    with pytest.raises(WorkerError, match=r"no answer within 3 s from .*teacher-0-1;"):
-        wait("score_tokens", futures, ["teacher-0-0", "teacher-0-1"], seconds=3)
-
-
-def test_a_workers_error_comes_with_its_name_and_first_line() -> None:
-    """The other one waits for it, and is not named although it comes first."""
-    first, second = make_actors(2)
-    futures = [first.hang.remote(50), second.refuse.remote()]
-    with pytest.raises(WorkerError, match=r"score_tokens: worker teacher-0-1 raised ValueError: no such layer$"):
-        wait("score_tokens", futures, ["teacher-0-0", "teacher-0-1"], seconds=60)
-    ray.kill(first)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request
 from nemo_uecr.nemo_adapter.evaluation import training_evaluation
 from nemo_uecr.nemo_adapter.translate import master_config
@@ -73,10 +73,6 @@ def test_the_decoding_is_the_evaluations_own(tmp_path: Path) -> None:
     assert asked == [Decoding(0.5, 0.7, 11, 77)]
 
 
-def test_without_benchmarks_there_is_none(tmp_path: Path) -> None:
-    assert training_evaluation(configuration(tmp_path), lambda generation, end_ids: Knowing()) is None
-
-
 def test_a_prompt_that_does_not_fit_is_refused_before_the_run(tmp_path: Path) -> None:
     config = configuration(tmp_path, *make_benchmarks(tmp_path), "data.max_prompt_tokens=20")
     with pytest.raises(DataError, match=r"evaluation\.benchmarks\.easy: problem 3 has \d+ prompt tokens; expected at"):
@@ -88,8 +84,3 @@ def test_the_engine_has_room_for_the_longest_evaluated_response(tmp_path: Path) 
     generation = master_config(long, prompt_file="p")["policy"]["generation"]
     assert generation["vllm_cfg"]["max_model_len"] == 2048 + 30000
     assert generation["max_new_tokens"] == 16384
-
-
-def test_greedy_samples_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.samples: got 3, expected 1 because"):
-        configuration(tmp_path, "evaluation.temperature=0")

@@ -56,13 +56,6 @@ def test_a_lost_response_is_found(grouping: str) -> None:
         check_facts(*step(problems, grouping))
 
 
-def test_groups_that_were_merged_are_found() -> None:
-    context, data, result = step(different(), "paper")
-    context.outcome.batch.group_B = torch.zeros(ROWS)
-    with pytest.raises(BatchFactsError, match="number of prompt groups is 1; expected 4"):
-        check_facts(context, data, result)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

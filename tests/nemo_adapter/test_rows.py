@@ -9,7 +9,6 @@ import torch
 
 from nemo_uecr.nemo_adapter.errors import BatchFactsError
 from nemo_uecr.nemo_adapter.estimator import equal_rows, slots
-from nemo_uecr.nemo_adapter.extremes import Largest
 from nemo_uecr.nemo_adapter.loss import FIRST_STEP_COLUMN
 from nemo_uecr.nemo_adapter.minibatches import padded_minibatches
 from nemo_uecr.nemo_adapter.rows import padding_rows, with_masked_rows, without_masked_rows
@@ -47,12 +46,6 @@ def test_minibatches_are_rounded_each() -> None:
     assert batch[FIRST_STEP_COLUMN].tolist() == [1.0] * 5 + [0.0] * 11
 
 
-def test_a_batch_that_divides_is_left_alone() -> None:
-    batch, whole = padded_minibatches(columns_of(8), 8, 4)
-    assert whole == 8
-    assert torch.equal(batch["input_ids"], columns_of(8)["input_ids"])
-
-
 def test_groups_by_place() -> None:
     assert slots([3, 3, 9, 9], 2).tolist() == [0, 0, 1, 1]
     # One problem drawn twice in a row stays two groups; a group that lost a response is ragged.
@@ -69,11 +62,3 @@ def test_nemo_rls_grouping_merges_equal_prompts() -> None:
     prompts = torch.tensor([[1, 2], [1, 2], [0, 4], [1, 2]])
     groups = equal_rows(prompts)
     assert groups[0] == groups[1] == groups[3] != groups[2]
-
-
-def test_a_sum_of_largest_is_the_largest() -> None:
-    assert sum([Largest(0.5), Largest(3.0), Largest(1.0)]) == 3.0
-    accumulated: Any = 0
-    for value in (Largest(2.0), Largest(-1.0)):
-        accumulated += value
-    assert accumulated == 2.0

@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from nemo_uecr.nemo_adapter import substitutes, upstream
+from nemo_uecr.nemo_adapter import substitutes
 from nemo_uecr.nemo_adapter.replacing import replacing, restoring
 from nemo_uecr.stopping import StopRequest
 
+
 #: The names of the training loop's module that can be replaced.
-NAMES = ("_create_advantage_estimator", "RayVirtualCluster", "TimeoutChecker", "validate")
-
-
 class Checker:
     """NeMo-RL's time keeper; the time is never over."""
 
     def check_save(self) -> bool:
         return False
-
-
-def loop_module() -> Any:
-    module: Any = ModuleType("loop")
-    for name in NAMES:
-        setattr(module, name, Checker if name == "TimeoutChecker" else (lambda *args, **given: given))
-    return module
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_every_name_comes_back(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = loop_module()
-    monkeypatch.setitem(sys.modules, upstream._GRPO, module)
-    native = {name: getattr(module, name) for name in NAMES}
-    with contextlib.suppress(ArithmeticError), upstream.substitutions(
-        estimator=lambda: "ours", colocated_worker_groups=3, evaluation=lambda *given: ({}, {}), stop=StopRequest()
-    ):  # fmt: skip
-        assert all(getattr(module, name) is not native[name] for name in NAMES)
-        assert module._create_advantage_estimator("whatever") == "ours"
-        if fails:
-            raise ArithmeticError
-    assert {name: getattr(module, name) for name in NAMES} == native
 
 
 def test_only_the_policys_cluster_is_shared_by_more() -> None:
