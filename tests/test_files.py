@@ -144,16 +144,6 @@ def test_a_kill_in_the_exchange_loses_nothing(tmp_path: Path, renames: int, cont
     assert names(tmp_path) == ["c"]
 
 
-def test_a_folder_named_by_a_dot_or_a_link_is_the_one_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "disk")
-    monkeypatch.chdir(tmp_path / "disk")
-    for name in (".", str(tmp_path / "link")):
-        fill(Path(name), name.encode())
-        assert (tmp_path / "disk" / "file").read_bytes() == name.encode()
-    assert names(tmp_path) == ["disk", "link"]
-
-
 def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert not in_use(run)

@@ -32,11 +32,6 @@ def test_nan_is_no_agreement() -> None:
         megatron_scores(lambda ids, *rest: torch.full((*ids.shape, 10), torch.nan), [[1, 2, 3]])
 
 
-def test_sequences_of_another_length_are_no_agreement() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        compare([[1, 2, 3]], [[-1.0, -2.0]], [[-1.0]], 1e-4, "Hugging Face")
-
-
 def test_recorded_log_probabilities(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

@@ -16,7 +16,7 @@ from tests.megatron_worker.on_ranks import batch
 
 pytestmark = marks
 
-LAYOUTS = [(2, 1), (1, 2), (2, 2)]
+LAYOUTS = [(2, 1), (2, 2)]
 """Tensor-parallel ranks, pipeline stages."""
 
 

@@ -98,21 +98,9 @@ def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.Ca
     [
         (["audit", "signal", "nowhere"], "no scores.json"),
         (["audit", "signal", "s", "--judge", "x"], "--judge and --key go together"),
-        (["audit", "group-signal", "s"], "expected a multiple of 12"),
-        (["audit", "group-signal", "s", "--anchor", "other"], "--anchor other=MODEL"),
         (["audit", "token-credit", "s"], "alpha, rho, tau_delta, tau_entropy of the method: not given"),
-        (["audit", "token-credit", "s", "--run", "s"], "config.yaml"),
-        (["audit", "localization", "s", "--judge", "j", "--key", "k"], "rho, tau_delta, tau_entropy of the method"),
-        (["audit", "localization", "s", "--judge", "j", "--key", "k", "--set", "rho=.5"], "tau_delta, tau_entropy of"),
-        (["audit", "localization", "s", "--set", "rho=.5"], "expected --judge LABELS and --key KEY"),
-        (["audit", "token-credit", "s", "--set", "alpha=1", "rho=.5", "tau_delta=1"], "tau_entropy"),
         (["score", "nowhere", "--out", "o"], "expected responses to score"),
         (["score", "rows.jsonl", "--out", "o"], "give --teacher"),
-        (["score", "rows.jsonl", "--teacher", "t", "--out", "o"], "give --student"),
-        (
-            ["score", "rows.jsonl", "--teacher", "t", "--student", "s", "--anchor", "student=x", "--out", "o"],
-            "other than",
-        ),
     ],
 )
 def test_wrong_input_is_one_line(

@@ -119,15 +119,9 @@ def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 REFUSALS = {
     "misspelt key": (("train", DEMO, "train.step=3"), "the nearest known key is train.steps"),
-    "unknown method": (("train", DEMO, "method.name=uecrr"), "the nearest method is 'uecr'"),
-    "contradiction": (("train", DEMO, "teacher.model_name=null"), "method uecr reads a teacher"),
-    "no equals sign": (("train", DEMO, "train.steps"), "expected key=value"),
     "text for a number": (("train", DEMO, "train.steps=many"), "expected an integer >= 1"),
     "no configuration file": (("train", "nowhere.yaml"), "nowhere.yaml: cannot read the file"),
-    "no configuration": (("train", "train.steps=3"), "expected a YAML file"),
-    "no run to replay": (("replay", "runs/demo", "--check"), "runs/demo: no such folder; expected a run folder, or"),
     "no problem file": (("config", "check", MINE), "data.train: path/to/train.jsonl: no such file"),
-    "bad step counts": (("smoke", DEMO, "--steps", "1,x"), "expected different whole numbers >= 1"),
     "unknown command": (("trainn", DEMO), 'Did you mean "train"?'),
     "unknown option": (("train", DEMO, "--resum"), "Unknown option: --resum. Did you mean --resume? See: nemo-uecr"),
     "missing argument": (("train",), "CONFIG requires an argument"),

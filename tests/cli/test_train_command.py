@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.cli.train import demo_config_path, with_free_folder
 from tests.local.tiny import SMALL, Assets, assets
 
 
@@ -121,3 +122,12 @@ def test_demo_trains_and_reports(
     assert steps_in(Path("runs/demo")) == [1, 2]
     assert capsys.readouterr().out.endswith("report: runs/demo/report.html\n")
     assert "</html>" in Path("runs/demo/report.html").read_text(encoding="utf-8")
+
+
+def test_the_demo_takes_a_new_folder_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Path(demo_config_path()).is_file()
+    assert with_free_folder(["run.seed=1"]) == ["run.folder=runs/demo", "run.seed=1"]
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    assert with_free_folder([]) == ["run.folder=runs/demo-2"]
+    assert with_free_folder(["+run.folder=mine"]) == ["+run.folder=mine"]

@@ -42,12 +42,6 @@ def test_the_base_alone_lacks_what_a_run_must_give() -> None:
     assert message.endswith("(and 3 more: student.model_name, data.train, train.steps)")
 
 
-def test_scientific_notation_is_a_number() -> None:
-    config = load_config(DEMO, ["train.learning_rate=1e-6"]).config
-    assert config.train.learning_rate == 1e-6
-    assert isinstance(config.train.learning_rate, float)
-
-
 def test_scientific_notation_in_a_file_is_a_number(tmp_path: Path) -> None:
     path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\ntrain: {{learning_rate: 3e-5}}\n")
     assert load_config(path, []).config.train.learning_rate == 3e-5
@@ -73,19 +67,6 @@ class TestInheritance:
         path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\n{text}")
         assert load_config(path, []).config.evaluation.benchmarks == {"own": "own.jsonl"}
 
-    def test_without_the_marker_sections_merge(self, tmp_path: Path) -> None:
-        text = "evaluation:\n  benchmarks: {_override_: false, own: own.jsonl}\n"
-        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\n{text}")
-        assert len(load_config(path, []).config.evaluation.benchmarks) > 1
-
-    def test_a_replaced_section_loses_its_other_keys(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\nloss: {{_override_: true, clip_low: 0.1}}\n")
-        assert f"{path}: missing loss.clip_high" in refusal(path)
-
-    def test_a_list_replaces(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\ntrain: {{betas: [0.5, 0.6]}}\n")
-        assert load_config(path, []).config.train.betas == (0.5, 0.6)
-
     def test_a_missing_parent_is_named_with_the_file_that_wants_it(self, tmp_path: Path) -> None:
         path = write(tmp_path, "run.yaml", "defaults: nowhere.yaml\n")
         parent = tmp_path / "nowhere.yaml"
@@ -97,17 +78,6 @@ class TestInheritance:
         path = write(tmp_path, "a.yaml", "defaults: b.yaml\n")
         write(tmp_path, "b.yaml", "defaults: a.yaml\n")
         assert "a file cannot inherit itself" in refusal(path)
-
-    def test_two_roads_to_one_parent_are_no_circle(self, tmp_path: Path) -> None:
-        write(tmp_path, "a.yaml", f"defaults: {DEMO}\n")
-        write(tmp_path, "b.yaml", f"defaults: {DEMO}\n")
-        path = write(tmp_path, "child.yaml", "defaults: [a.yaml, b.yaml]\nrun: {seed: 9}\n")
-        assert load_config(path, []).config.run.seed == 9
-
-    @pytest.mark.parametrize("defaults", ["3", "{a: b}", "[1]", "null"])
-    def test_defaults_of_another_kind_are_refused(self, tmp_path: Path, defaults: str) -> None:
-        path = write(tmp_path, "run.yaml", f"defaults: {defaults}\n")
-        assert "expected a file name or a list of file names" in refusal(path)
 
 
 class TestInterpolation:
@@ -123,17 +93,8 @@ class TestInterpolation:
     def test_resolvers(self, text: str, value: int) -> None:
         assert load_config(DEMO, [f"rollout.top_k={text}"]).config.rollout.top_k == value
 
-    def test_division_gives_a_number_that_is_no_integer(self) -> None:
-        assert load_config(DEMO, ["rollout.top_p=${div:1,4}"]).config.rollout.top_p == 0.25
-        assert "rollout.top_k: got 4.0, expected an integer" in refusal(DEMO, "rollout.top_k=${div:8,2}")
-
-    @pytest.mark.parametrize("text", ["${nowhere.at_all}", "${mul:1,x}", "${unknown:1}"])
-    def test_what_cannot_be_resolved_is_named(self, text: str) -> None:
-        assert refusal(DEMO, f"run.seed={text}").startswith("run.seed: ")
-
-    def test_an_unfinished_interpolation_in_a_file(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\nrun: {{seed: '${{oops'}}\n")
-        assert "oops" in refusal(path)
+    def test_what_cannot_be_resolved_is_named(self) -> None:
+        assert refusal(DEMO, "run.seed=${nowhere.at_all}").startswith("run.seed: ")
 
 
 class TestFiles:
@@ -143,45 +104,22 @@ class TestFiles:
         ("text", "end"),
         [
             ("run:\n  seed: 1\n  seed: 2\n", ", line 3: not valid YAML: found duplicate key seed"),
-            ("run:\n  seed: [1\n", ": not valid YAML: "),
             ("run:\n\tseed: 1\n", ", line 2: not valid YAML: found character"),
             ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
-            ("- 1\n- 2\n", ": holds a list, expected a mapping of keys"),
-            ("17\n", ": holds a single value, expected a mapping of keys"),
-            ("run: \x01\n", ": not valid YAML: unacceptable character #x0001"),
         ],
-        ids=["duplicate", "unclosed", "tab", "python object", "list", "scalar", "control character"],
-    )  # fmt: skip
+        ids=["duplicate", "tab", "python object"],
+    )
     def test_faults(self, tmp_path: Path, text: str, end: str) -> None:
         path = write(tmp_path, "run.yaml", text)
         message = refusal(path)
         assert message.startswith(path)
         assert end in message
 
-    def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
-        path = tmp_path / "run.yaml"
-        path.write_bytes(b"run:\n  folder: \xff\n")
-        assert refusal(str(path)) == f"{path}: not UTF-8 text (byte 15)"
-
-    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
-        assert refusal(str(tmp_path)) == f"{tmp_path}: cannot read the file: Is a directory"
-
-    def test_an_empty_file_lacks_everything(self, tmp_path: Path) -> None:
-        assert "missing backend, expected local" in refusal(write(tmp_path, "run.yaml", ""))
-
     def test_an_unknown_key_names_the_nearest(self, tmp_path: Path) -> None:
         path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\ntrain: {{learning_rat: 1.0}}\n")
         assert refusal(path) == (
             f"{path}: unknown key train.learning_rat; the nearest known key is train.learning_rate"
         )
-
-    def test_an_unknown_key_comes_before_a_missing_one(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "run.yaml", "methods: {name: grpo}\n")
-        assert refusal(path).startswith(f"{path}: unknown key methods; the nearest known key is method (and ")
-
-    def test_a_misspelt_section_names_the_nearest(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\nmethods: {{name: grpo}}\n")
-        assert refusal(path) == f"{path}: unknown key methods; the nearest known key is method"
 
 
 class TestOverrides:
@@ -204,18 +142,12 @@ class TestOverrides:
     @pytest.mark.parametrize(
         ("text", "value"),
         [
-            ("run.folder=2024", "2024"),
             ("run.folder=on", "on"),
-            ("run.folder='runs/a b'", "runs/a b"),
             ("run.folder=a=b", "a=b"),
-            ("run.folder=a: b", "a: b"),
         ],
     )
     def test_text_is_taken_as_written(self, text: str, value: str) -> None:
         assert load_config(DEMO, [text]).config.run.folder == value
-
-    def test_a_template_needs_no_quotes(self) -> None:
-        assert load_config(DEMO, ["data.prompt_template={question}?"]).config.data.prompt_template == "{question}?"
 
     def test_null(self) -> None:
         config = load_config(DEMO, ["method.name=grpo", "teacher.model_name=null", "threads=null"]).config
@@ -232,10 +164,6 @@ class TestOverrides:
         assert len(loaded.config.evaluation.benchmarks) > 1
         assert loaded.origins["evaluation.benchmarks.own"] == "override"
 
-    def test_a_benchmark_name_may_have_dots(self) -> None:
-        benchmarks = load_config(DEMO, ["evaluation.benchmarks.own.v1=own.jsonl"]).config.evaluation.benchmarks
-        assert benchmarks["own.v1"] == "own.jsonl"
-
     def test_the_whole_mapping_is_replaced(self) -> None:
         loaded = load_config(DEMO, ["evaluation.benchmarks={}", "checkpoint.keep_best=false"])
         assert loaded.config.evaluation.benchmarks == {}
@@ -245,29 +173,18 @@ class TestOverrides:
         method = load_config(DEMO, ["method={name: puu, alpha: 2.0}"]).config.method
         assert (method.name, method.alpha, method.rho) == ("puu", 2.0, 0.5)
 
-    @pytest.mark.parametrize("text", ["train.steps", "=3", "", "++=3"])
-    def test_what_is_no_override(self, text: str) -> None:
-        assert refusal(DEMO, text) == f"override {text!r}: expected key=value, for example train.steps=10"
+    def test_what_is_no_override(self) -> None:
+        assert refusal(DEMO, "train.steps") == "override 'train.steps': expected key=value, for example train.steps=10"
 
     @pytest.mark.parametrize(
         ("text", "nearest"),
         [
             ("train.step=3", "train.steps"),
             ("alpha=1", "method.alpha"),
-            ("samplez=1", "evaluation.samples"),
-            ("bootstrap=100", "evaluation.bootstrap"),
-            ("Method.RHO=0.1", "method.rho"),
-            ("trainer.seed=1", "run.seed"),
-            ("rollout.temperatures=1", "rollout.temperature"),
-            ("~train.steps=1", "train.steps"),
-            ("optim.learning_rate=1", "train.learning_rate"),
         ],
     )
     def test_an_unknown_key_names_the_nearest(self, text: str, nearest: str) -> None:
         assert refusal(DEMO, text).endswith(f"the nearest known key is {nearest}")
-
-    def test_a_value_that_is_no_yaml(self) -> None:
-        assert refusal(DEMO, "train.steps=[") == "override train.steps=[: the value is not valid YAML"
 
 
 class TestRoundTrip:
@@ -289,9 +206,7 @@ class TestRoundTrip:
         assert again.config == config
         assert set(again.origins.values()) == {str(tmp_path / "config.yaml")}
 
-    @pytest.mark.parametrize(
-        "text", ["{question} ${a}", r"{question} \${a}", r"\\${question}", "{question} \\", r"\{question}$"]
-    )
+    @pytest.mark.parametrize("text", ["{question} ${a}", r"{question} \${a}"])
     def test_a_text_with_dollars_and_backslashes(self, tmp_path: Path, text: str) -> None:
         """LaTeX has both; OmegaConf reads a backslash as an escape before `${` and as itself elsewhere."""
         plain = load_config(DEMO, []).config
@@ -309,9 +224,3 @@ class TestRoundTrip:
         assert origin_of["learning_rate"] == "override"
         assert origin_of["std_floor"] == "default"
         assert origin_of["backend"] == BASE
-
-    def test_the_empty_mapping_keeps_its_origin(self, tmp_path: Path) -> None:
-        loaded = load_config(DEMO, ["evaluation.benchmarks={}", "checkpoint.keep_best=false"])
-        text = annotated_yaml(loaded.config, loaded.origins)
-        assert "  benchmarks: {}" in text
-        assert load_config(write(tmp_path, "config.yaml", text), []).config == loaded.config

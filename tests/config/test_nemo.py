@@ -61,37 +61,21 @@ def test_teacher_recipes_need_no_teacher(name: str) -> None:
     [
         ([], "missing teacher.model_name, expected a text"),
         (["teacher.model_name=null"], "method uecr reads a teacher"),
-        (["teacher.model_name=t", "teacher.model=t"], "unknown key teacher.model; the nearest known key is"),
         (["teacher.model_name=t", "cluster.gpus_per_node=5"], "1008, which the 5 data-parallel ranks"),
         (["teacher.model_name=t", "student.parallel.tensor=3"], "does not divide the 8 GPUs of the student"),
         (["teacher.model_name=t", "train.minibatch_responses=1000"], "expected a divisor of"),
-        (["teacher.model_name=t", "teacher.dedicated_gpus=8"], "with GPUs left for the student"),
         (["teacher.model_name=t", "scoring.tokens_per_microbatch=100"], "expected at least data.max_prompt_tokens"),
-        (["teacher.model_name=t", "method.rho=1.0"], "method.rho: got 1.0"),
         (["teacher.model_name=t", "student.parallel.sequence=true"], "has nothing to share"),
-        (["teacher.model_name=t", "method.name=urce"], "the nearest method is"),
         (
             ["teacher.model_name=t", "method.name=g_opd"],
             "which reads the initial student at temperature 1",
         ),
-        (["teacher.model_name=t", "method.name=rlsd", "method.parameters.bound=1"], "expected a number from 0 to 0.99"),
-        (["teacher.model_name=t", "train.steps=ten"], 'train.steps: got "ten", expected an integer >= 1 (set on the'),
         (["teacher.model_name=t", "student.parallel.tensr=2"], "unknown key student.parallel.tensr; the nearest known"),
-        (["teacher.model_name=t", "train.steps"], "expected key=value"),
         (
             ["method.name=grpo", "teacher.model_name=null", "teacher.dedicated_gpus=1"],
             "got 1, but method grpo loads no teacher; set it to 0",
         ),
-        (["teacher.model_name=t", "cluster.nodes=1251"], "= 10008, expected at most 10000 GPUs"),
-        (["teacher.model_name=t", "rollout.tensor=3"], "rollout.tensor: got 3, expected a divisor of the 8 GPUs"),
-        (["teacher.model_name=t", "data.difficulty_low=null"], "expected all or none"),
-        (["teacher.model_name=t", "data.difficulty_high=.inf"], "data.difficulty_high"),
         (["teacher.model_name=t", "data.difficulty_low=9"], "data.difficulty_low: got 9, expected at most"),
-        # Seven divides by 1 and by itself; whole groups of 8 on 5 ranks are multiples of 40.
-        (
-            ["teacher.model_name=t", "cluster.gpus_per_node=5", "train.minibatch_responses=7"],
-            "7 divides by 1 or 7 ranks",
-        ),
         # Whole groups of 8 on 6 equal ranks: multiples of 24, not only of 48.
         (
             ["teacher.model_name=t", "cluster.gpus_per_node=6", "train.minibatch_responses=28"],
@@ -117,17 +101,6 @@ def test_teacher_recipes_need_no_teacher(name: str) -> None:
             )
             for section, role in (("train", "student"), ("scoring", "teacher"))
         ),
-        # Whole groups of 8 on 9 equal ranks: multiples of 72. Below and above 112 they are 72 and 144, which divide
-        # the 1008 responses; below and above 336 they are 288 and 360, of which 4 and 3 come nearest to 1008.
-        (
-            ["teacher.model_name=t", "cluster.gpus_per_node=9", "train.minibatch_responses=112"],
-            "112 divides by 8 or 14 ranks; 9 share train.minibatch_responses=72, or train.minibatch_responses=144",
-        ),
-        (
-            ["teacher.model_name=t", "cluster.gpus_per_node=9", "train.minibatch_responses=336"],
-            "336 divides by 8 or 12 ranks; 9 share train.minibatch_responses=288 with rollout.prompts_per_step=144, or "
-            "train.minibatch_responses=360 with rollout.prompts_per_step=135",
-        ),
     ],
 )
 def test_an_impossible_run_is_refused_in_one_line(overrides: list[str], message: str) -> None:
@@ -136,9 +109,7 @@ def test_an_impossible_run_is_refused_in_one_line(overrides: list[str], message:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "dedicated", "nodes"), [(8, 1, 1), (8, 2, 1), (6, 0, 1), (7, 0, 1), (8, 0, 1), (8, 8, 2)]
-)
+@pytest.mark.parametrize(("gpus", "dedicated", "nodes"), [(8, 1, 1), (7, 0, 1), (8, 8, 2)])
 def test_layouts_that_share_the_batch(gpus: int, dedicated: int, nodes: int) -> None:
     """1008 = 7 * 144 = 6 * 168 = 8 * 126; with one of eight GPUs for the teacher seven train."""
     overrides = [
@@ -160,14 +131,6 @@ def test_engines_that_nemo_rl_can_place(nodes: int, gpus: int, dedicated: int, t
     load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *overrides])
 
 
-def test_engines_stay_on_the_students_gpus() -> None:
-    """Eight GPUs divide by 4; the seven beside the teacher's one do not."""
-    with pytest.raises(ConfigError, match=r"rollout\.tensor: got 4, expected a divisor of the 7 GPUs"):
-        load_nemo_config(
-            CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "teacher.dedicated_gpus=1", "rollout.tensor=4"]
-        )
-
-
 def test_sequences_are_padded_for_both_layouts() -> None:
     """Context 3 asks for 2 * 3 = 6, sequence parallelism on 4 for 4: 12 serves both, 6 would not."""
     config = load_nemo_config(
@@ -183,11 +146,6 @@ def test_sequences_are_padded_for_both_layouts() -> None:
     )
     assert sequence_multiple(config) == 12
     assert [packed(config, tokens) for tokens in (1, 12, 13)] == [12, 12, 24]
-
-
-def test_the_subset_size_is_the_users_to_state() -> None:
-    with pytest.raises(ConfigError, match=r"missing data\.subset"):
-        load_nemo_config(CONFIGS / "uecr_qwen3_4b.yaml", ["teacher.model_name=t"])
 
 
 def test_the_backend_is_read_first() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from nemo_uecr.config.keys import known_keys
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.methods import REQUIRED_SETTINGS
-from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import REGISTRY
 
@@ -27,32 +25,14 @@ def refusal(*overrides: str) -> str:
 
 OUT_OF_RANGE = [
     ("method.rho=1.0", "method.rho: got 1.0, expected a number >= 0 and < 1, or null (set on the command line)"),
-    ("method.rho=-0.1", "method.rho: got -0.1, expected a number >= 0 and < 1"),
     ("method.tau_delta=0.0", "method.tau_delta: got 0.0, expected a number > 0"),
-    ("method.tau_entropy=-1.0", "method.tau_entropy: got -1.0, expected a number > 0"),
-    ("method.std_floor=-1.0", "method.std_floor: got -1.0, expected a number >= 0"),
-    ("method.scoring_noise=0.0", "method.scoring_noise: got 0.0, expected a number > 0"),
     ("rollout.responses_per_prompt=1", "rollout.responses_per_prompt: got 1, expected an integer >= 2"),
-    ("rollout.temperature=0.0", "rollout.temperature: got 0.0, expected a number >= 0.001"),
-    ("rollout.top_p=0.0", "rollout.top_p: got 0.0, expected a number > 0 and <= 1"),
     ("rollout.top_p=1.5", "rollout.top_p: got 1.5, expected a number > 0 and <= 1"),
-    ("rollout.top_k=-1", "rollout.top_k: got -1, expected an integer >= 0"),
     ("loss.clip_low=1.0", "loss.clip_low: got 1.0, expected a number > 0 and < 1"),
-    ("loss.clip_high=0.0", "loss.clip_high: got 0.0, expected a number > 0"),
-    ("loss.reference_kl=-0.1", "loss.reference_kl: got -0.1, expected a number >= 0"),
     ("train.steps=0", "train.steps: got 0, expected an integer >= 1"),
-    ("train.betas=[0.9,1.0]", "train.betas: got 1.0, expected a list of 2, each a number >= 0 and < 1"),
     ("train.betas=[0.9]", "train.betas: got [0.9], expected a list of 2"),
-    ("evaluation.bootstrap=99", "evaluation.bootstrap: got 99, expected an integer >= 100"),
-    ("run.seed=-1", "run.seed: got -1, expected an integer >= 0"),
-    ("run.seed=4294967296", "run.seed: got 4294967296, expected an integer >= 0 and <= 4294967295"),
     ("run.folder=", 'run.folder: got "", expected a text that is not empty'),
-    ("evaluation.benchmarks.x=", 'evaluation.benchmarks.x: got "", expected a text that is not empty'),
     ("device=gpu", 'device: got "gpu", expected one of auto, cpu, cuda'),
-    ("backend=nemo_rl", 'backend: got "nemo_rl", expected local'),
-    ("student.dtype=float16", 'student.dtype: got "float16", expected one of float32, bfloat16'),
-    ("method.std=both", 'method.std: got "both", expected one of population, sample'),
-    ("telemetry.progress=on", 'telemetry.progress: got "on", expected one of auto, bar, lines, off'),
 ]
 
 
@@ -62,11 +42,8 @@ def test_out_of_range(override: str, message: str) -> None:
 
 
 WRONG_TYPES = [
-    "train.steps='3'", "train.steps=3.0", "train.steps=true", "train.steps=null", "train.steps=[3]",
-    "train.learning_rate='0.5'", "train.learning_rate=true", "train.learning_rate=.nan",
-    "train.learning_rate=.inf", "train.learning_rate=fast", "method.alpha=.nan", "method.alpha='1'",
-    "method.alpha=false", "data.shuffle=1", "data.shuffle='true'", "train.betas=0.9", "train.betas=['0.9',0.9]",
-    "method=3", "evaluation.benchmarks=[a]", "evaluation.benchmarks={a: 3}", "threads=0", "threads=two",
+    "train.steps='3'", "train.steps=3.0", "train.steps=true", "train.learning_rate=.nan", "method.alpha='1'",
+    "data.shuffle=1", "method=3", "evaluation.benchmarks=[a]",
 ]  # fmt: skip
 
 
@@ -124,16 +101,12 @@ def test_a_teacher_is_asked_for_where_it_is_read(method: str) -> None:
 BATCH = ("rollout.prompts_per_step=6", "rollout.responses_per_prompt=4", "train.microbatch_responses=1")
 
 
-@pytest.mark.parametrize("minibatch", [1, 2, 3, 4, 6, 8, 12, 24])
-def test_a_minibatch_divides_the_batch(minibatch: int) -> None:
-    config = load_config(DEMO, [*BATCH, f"train.minibatch_responses={minibatch}"]).config
-    assert config.train.minibatch_responses == minibatch
-
-
-@pytest.mark.parametrize("minibatch", [5, 7, 16, 23, 25, 48])
-def test_another_minibatch_is_refused(minibatch: int) -> None:
-    assert refusal(*BATCH, f"train.minibatch_responses={minibatch}") == (
-        f"train.minibatch_responses: got {minibatch}, expected a divisor of rollout.prompts_per_step * "
+def test_a_minibatch_divides_the_batch() -> None:
+    for minibatch in (1, 12, 24):
+        config = load_config(DEMO, [*BATCH, f"train.minibatch_responses={minibatch}"]).config
+        assert config.train.minibatch_responses == minibatch
+    assert refusal(*BATCH, "train.minibatch_responses=5") == (
+        "train.minibatch_responses: got 5, expected a divisor of rollout.prompts_per_step * "
         "rollout.responses_per_prompt = 24"
     )
 
@@ -151,44 +124,10 @@ def test_greedy_decoding_asks_for_one_sample() -> None:
     assert refusal("evaluation.temperature=0").startswith("evaluation.samples: got 12, expected 1 because")
 
 
-@pytest.mark.parametrize("temperature", ["0.001", "1000"])
-def test_the_ends_of_sampling_are_usable(temperature: str) -> None:
-    assert load_config(DEMO, [f"evaluation.temperature={temperature}"]).config.evaluation.temperature > 0
-
-
-def test_a_temperature_between_greedy_and_sampling_is_refused() -> None:
-    assert refusal("evaluation.temperature=0.0009") == (
-        "evaluation.temperature: got 0.0009, expected 0, or a number from 0.001 to 1000"
-    )
-
-
-@pytest.mark.parametrize("written", ["5", "[1]", "null"])
-def test_parameters_of_another_kind_are_refused(written: str) -> None:
-    assert refusal("method.name=rlsd", f"method.parameters={written}").startswith("method.parameters: got ")
-
-
 def test_the_best_checkpoint_needs_a_benchmark() -> None:
     overrides = ("evaluation.benchmarks={}", "checkpoint.keep_best=true")
     assert refusal(*overrides).startswith("checkpoint.keep_best: got true, but evaluation.benchmarks is empty")
 
 
-def test_several_faults_are_counted_and_named() -> None:
-    message = refusal("run.seed=-1", "train.steps=0", "loss.clip_low=2.0", "rollout.top_k=-1", "run.folder=")
-    assert message.startswith("run.folder: ")
-    assert message.endswith("(and 4 more: run.seed, rollout.top_k, loss.clip_low, ...)")
-
-
-def test_a_configuration_is_frozen() -> None:
-    config = load_config(DEMO, []).config
-    with pytest.raises(ValidationError):
-        config.train.steps = 3  # type: ignore[misc]
-
-
 def test_every_key_says_what_it_means() -> None:
     assert [key.name for key in known_keys().values() if not key.meaning] == []
-
-
-def test_a_default_satisfies_its_own_field() -> None:
-    """Pydantic does not check defaults; a complete configuration of stated defaults does."""
-    stated = load_config(DEMO, []).config.model_dump(mode="json")
-    assert Config.model_validate(stated).model_dump() == load_config(DEMO, []).config.model_dump()

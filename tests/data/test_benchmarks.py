@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.benchmarks import PAPER, check_benchmarks, load_benchmark, locate
+from nemo_uecr.data.benchmarks import PAPER, load_benchmark, locate
 from nemo_uecr.data.problems import data_files, fields_of, read_rows
 from nemo_uecr.errors import DataError
 from tests.data.made import clean_rows
@@ -116,17 +116,6 @@ def test_deepmath_is_fetched_with_its_revision() -> None:
 
 
 @pytest.mark.usefixtures("_hub")
-def test_a_benchmark_is_fetched_by_its_name_and_its_size_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = b'{"id": 0, "question": "One problem too few?", "answer": "3"}\n'
-    monkeypatch.setitem(REPOSITORIES, "math-ai/amc23", {"test.jsonl": one})
-    aime = load_benchmark("aime25")
-    assert (aime.name, len(aime.problems), aime.revision) == ("aime25", 30, COMMIT)
-    assert (aime.problems[4].id, aime.problems[4].answer) == ("5", "5")
-    with pytest.raises(DataError, match="got 1 problems; expected the 40 of AMC23"):
-        load_benchmark("amc23")
-
-
-@pytest.mark.usefixtures("_hub")
 @pytest.mark.parametrize(
     ("name", "size", "first", "answer"),
     [
@@ -169,13 +158,3 @@ def test_local_names_never_reach_the_hub(tmp_path: Path) -> None:
     assert locate("missing/file.jsonl", revision=None).path == Path("missing/file.jsonl")
     with pytest.raises(DataError, match="no such file"):
         data_files(Path("missing/file.jsonl"))
-
-
-@pytest.mark.parametrize("given", ["", " ", "aime24=", "=file.jsonl"])
-def test_an_empty_name_is_not_the_current_folder(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = '{"question": "What is 1 + 1?", "answer": "2"}\n'
-    (tmp_path / "file.jsonl").write_text(row, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    for read in (load_benchmark, lambda text: check_benchmarks([text])):
-        with pytest.raises(DataError, match=r"a file, a folder or a name|neither of them empty|no such file, and no"):
-            read(given)

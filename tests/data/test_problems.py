@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.problems import Problem, data_files, fields_of, load_problems, read_rows, text_of, usable
+from nemo_uecr.data.problems import Problem, data_files, fields_of, load_problems, read_rows
 from nemo_uecr.errors import DataError
 from tests.data.shared_files import FOLDER, needs_real_files
 
@@ -34,9 +34,7 @@ def test_rows_in_file_order(tmp_path: Path) -> None:
     assert [problem.id for problem in load(path, id_key=None)] == ["1", "4"]  # line numbers
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"), [(27, "27"), (27.0, "27"), (0.5, "0.5"), (-3, "-3"), (" 5 ", " 5 "), (r"\frac12", r"\frac12")]
-)
+@pytest.mark.parametrize(("answer", "text"), [(27, "27"), (27.0, "27"), (0.5, "0.5"), (r"\frac12", r"\frac12")])
 def test_answers_may_be_numbers(tmp_path: Path, answer: object, text: str) -> None:
     assert load(write(tmp_path, row(answer=answer)))[0].answer == text
 
@@ -51,19 +49,9 @@ def test_other_field_names(tmp_path: Path) -> None:
     ("bad", "message"),
     [
         ('{"id": "b", ', "malformed JSON"),
-        ("[1, 2]", "got list; expected one JSON object"),
         (b'{"id": "\xff"}', "not UTF-8 .* at byte 8"),
         ('{"id": "b", "answer": "4"}', "no field 'question'; the row has answer, id"),
-        (row(question=" \n\t"), "question is .*; expected a non-empty text"),
-        (row(question="\u200b"), "question is .*; expected a non-empty text"),
-        (row(question="\ud800"), "question is .*; expected a non-empty text"),
-        (row(question=5), "question is 5; expected a non-empty text"),
-        (row(answer=""), "answer is ''; expected a non-empty text or a number"),
         (row(answer=None), "answer is None"),
-        (row(answer=True), "answer is True"),
-        (row(answer=float("nan")), "answer is nan; expected a non-empty text or a number"),
-        (row(answer=r" \boxed{ }"), "answer is .*; expected a non-empty text or a number"),
-        (row(id=None), "id is None; expected a non-empty text or an integer"),
         (row(id="a"), "duplicate id 'a', also on line 1; ids must be unique"),
     ],
 )
@@ -87,14 +75,6 @@ def test_real_files(name: str, rows: int) -> None:
     path = FOLDER / f"{name}.jsonl"
     question = "problem" if "problem" in json.loads(path.open().readline()) else "question"
     assert len(load_problems(path, question_key=question, answer_key="answer", id_key=None)) == rows
-
-
-@pytest.mark.parametrize(
-    ("text", "good"), [("\u200b", False), (" \u00ad\ufeff ", False), ("\u200b5", True), ("", False)]
-)
-def test_a_text_without_ink_is_empty(text: str, good: bool) -> None:
-    assert usable(text) is good
-    assert (text_of(text) is not None) is good
 
 
 def test_a_folder_is_its_parquet_files_or_its_jsonl(tmp_path: Path) -> None:

@@ -70,11 +70,9 @@ def test_commands_named_in_the_text_exist() -> None:
     ("line", "fault"),
     [
         ("nemo-uecr trainx x.yaml", "unknown command trainx"),
-        ("nemo-uecr audit sgnal x", "unknown command sgnal"),
         ("nemo-uecr train x.yaml --resum", "Unknown option: --resum"),
         ("nemo-uecr train x.yaml methods.name=grpo", "no key methods.name"),
         ("nemo-uecr train", 'Command "train" parameter CONFIG requires an argument'),
-        ("nemo-uecr evaluate m --engin vllm ...", "no option --engin"),
     ],
 )
 def test_a_wrong_command_is_found(line: str, fault: str) -> None:

@@ -51,12 +51,6 @@ def test_a_broken_link_is_found() -> None:
     assert fault_of(page, "configuration.md#filez") == "no heading configuration.md#filez"
 
 
-def test_pictures_are_described() -> None:
-    found = [(page, *link) for page in PAGES for link in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", prose_of(page))]
-    assert len(found) > 5
-    assert [f"{name_of(page)}: {target}" for page, text, target in found if len(text) < 10] == []
-
-
 def test_named_paths_exist() -> None:
     named = [(where, text) for page in PAGES for where, text in spans_of(page) if text.startswith(FOLDERS)]
     named = [(where, text) for where, text in named if not has_own_test(where)]

@@ -159,8 +159,7 @@ def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match=r"no config\.json"):
         load_tokens(str(tmp_path))
-    for name in (f"{tmp_path}/absent", "./absent", "own er/x"):  # paths, and no name that the hub can have
-        with pytest.raises(DataError, match="no such folder"):
-            load_tokens(name)
+    with pytest.raises(DataError, match="no such folder"):
+        load_tokens(f"{tmp_path}/absent")
     with pytest.raises(DataError, match="not found locally or on the Hub"):
         load_tokens("absent/tiny")

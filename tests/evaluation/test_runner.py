@@ -137,29 +137,15 @@ def test_another_decoding_in_the_same_folder_is_refused(
     run(model, benchmarks, tmp_path / "out", settings=replace(SETTINGS, batch=1))  # how it is cut up does not count
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("x0", "z0"), ("What is 0", "What was 0"), ('"answer": "5"', '"answer": "6"')]
-)
 def test_other_problems_under_the_same_name_are_refused(
-    old: str, new: str, model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
+    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(model, benchmarks, tmp_path / "out", stop_after=7)
     file = tmp_path / "x.jsonl"
-    file.write_text(file.read_text().replace(old, new, 1))
+    file.write_text(file.read_text().replace("What is 0", "What was 0", 1))
     with pytest.raises(RunFolderError, match=r"benchmarks\.x\.row_set="):
         run(model, benchmarks | {"x": load_benchmark(str(file))}, tmp_path / "out")
-
-
-@pytest.mark.parametrize("name", ["settings.json", SAMPLES])
-@pytest.mark.parametrize("content", ['{"label": "m"', "[]"])
-def test_a_damaged_folder_is_one_clear_line(
-    name: str, content: str, model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
-) -> None:
-    run(model, benchmarks, tmp_path / "out")
-    (tmp_path / "out" / name).write_text(content + "\n")
-    with pytest.raises(DataError, match=rf"{name}.*(truncated or corrupt|expected one JSON object|not a sample)"):
-        run(model, benchmarks, tmp_path / "out")
 
 
 def test_greedy_with_several_samples_is_refused(

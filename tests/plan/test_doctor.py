@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
-import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from nemo_uecr.cli.look import sizes
@@ -42,16 +38,6 @@ def test_a_taken_port_is_a_fail(taken: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.port_finding(taken).status == "ok"
 
 
-def test_a_port_that_is_taken_on_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    try:
-        server = socket.create_server(("::", 0), family=socket.AF_INET6)
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    with server:
-        assert machine.port_finding(server.getsockname()[1]).status == "fail"
-
-
 def test_the_ranges_are_those_that_are_handed_out() -> None:
     from nemo_uecr.nemo_adapter.translate import master_config
 
@@ -63,25 +49,10 @@ def test_the_ranges_are_those_that_are_handed_out() -> None:
     ) == machine.RANGES
 
 
-def test_few_open_files_are_a_warning() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        assert machine.files_finding().status == "warn"
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def test_names_that_lead_nowhere() -> None:
     assert machine.name_finding("no-such-host.invalid", nodes=1).status == "fail"
     assert machine.name_finding("localhost", nodes=1).status == "ok"
     assert machine.name_finding("localhost", nodes=2).status == "fail"
-
-
-def test_little_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=GIB))
-    assert machine.shared_memory_finding(tmp_path).status == "warn"
-    assert machine.shared_memory_finding(tmp_path / "absent").status == "fail"
 
 
 def test_more_gpus_than_there_are() -> None:
@@ -130,7 +101,6 @@ def test_which_apex_it_is(site: Path) -> None:
     [
         (None, "No module named 'broken_package'"),
         ("raise OSError('libnccl.so.2: cannot open')", "libnccl"),
-        ("import os; os.abort()", "ended with"),
     ],
 )
 def test_a_package_that_cannot_be_imported(body: str | None, reason: str, site: Path) -> None:
@@ -140,12 +110,6 @@ def test_a_package_that_cannot_be_imported(body: str | None, reason: str, site: 
         package = Package("broken_package", "broken", required, "pip install it")
         found = machine.import_finding(package, sys.executable)
         assert (found.status, found.remedy, reason in found.message) == (status, "pip install it", True)
-
-
-def test_a_folder_of_a_packages_name_is_no_package(site: Path) -> None:
-    (site / "vllm").mkdir()
-    found = machine.import_finding(Package("vllm", "vllm", True, "install it"), sys.executable)
-    assert (found.status, "no package" in found.message) == ("fail", True)
 
 
 def test_a_workers_own_environment_is_used(tmp_path: Path) -> None:
@@ -159,10 +123,6 @@ def test_the_empty_nemo_rl_of_pypi_is_refused(site: Path) -> None:
     write(site / "nemo_rl" / "__init__.py", "__version__ = '0.0.0'")
     code = "from nemo_uecr.plan.machine import nemo_rl_finding; print(nemo_rl_finding().status)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "fail\n"
-
-
-def test_an_old_python_is_refused() -> None:
-    assert [machine.python_finding(version).status for version in ((3, 10, 4), (3, 11, 0))] == ["fail", "ok"]
 
 
 def test_a_check_that_cannot_be_made_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,22 +184,10 @@ def test_a_file_system_of_this_node_alone_is_a_fail() -> None:
     assert [one.status for one in found if one.check == "shared run.folder"] == ["fail"]
 
 
-def test_the_nearest_mount_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whatever order they stand; of two on one place the later."""
-    mounts = (("/", "ext4"), (str(tmp_path / "inner"), "ext4"), (str(tmp_path), "ext4"), (str(tmp_path), "nfs4"))
-    table = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
-    monkeypatch.setattr(psutil, "disk_partitions", lambda all: table)
-    (tmp_path / "inner").mkdir()
-    run = nemo("cluster.nodes=2", f"run.folder={tmp_path}/run", f"data.train={tmp_path}/inner/train.jsonl")
-    found = {one.check: one.status for one in doctor.shared_findings(run)}
-    assert found == {"shared run.folder": "ok", "shared data.train": "fail"}
-
-
 @pytest.mark.parametrize(
     ("content", "status", "fault"),
     [
         (None, "fail", "no such file"),
-        ('{"question": "q"}\n', "fail", "final_answer"),
         ('{"question": "q", "final_answer": "1"}\n', "fail", "1 problems are left to train on"),
         ('{"question": "q", "final_answer": "1"}\n' * 126, "ok", "fields 'question' and 'final_answer'"),
     ],

@@ -18,10 +18,7 @@ from nemo_uecr.report.charts import (
     axes_of,
     centred_mean,
     draw,
-    reading,
-    smoothing_window,
     thinned,
-    tick_label,
     ticks,
 )
 
@@ -39,31 +36,11 @@ def test_ticks_are_round_and_cover(low: float, high: float, marks: list[float]) 
     assert ticks(low, high, 4) == pytest.approx(marks)
 
 
-@pytest.mark.parametrize(
-    ("mark", "step", "shown"),
-    [
-        (5.668, 0.002, "5.668"),
-        (0.5, 0.25, "0.50"),
-        (40.0, 20.0, "40"),
-        (-2.0, 2.0, "\u22122"),
-        (2e-7, 1e-7, "2e\u22127"),
-    ],
-)
-def test_tick_labels_tell_neighbours_apart(mark: float, step: float, shown: str) -> None:
-    assert tick_label(mark, step) == shown
-
-
 def test_axes_place_first_and_last_mark_on_the_frame() -> None:
     axes = axes_of(panel(Series("a", 0, [1, 11], [0.45, 0.85])))
     assert (axes.x(1), axes.x(11)) == (LEFT, WIDTH - RIGHT)
     assert (axes.y(axes.y_marks[-1]), axes.y(axes.y_marks[0])) == (TOP, HEIGHT - BOTTOM)
     assert axes.x(6) == pytest.approx((LEFT + WIDTH - RIGHT) / 2)
-
-
-def test_axes_hold_intervals_and_zero() -> None:
-    axes = axes_of(panel(Series("a", 0, [1], [0.5], [0.2], [0.9]), zero=True))
-    assert axes.y_marks[0] <= 0.0
-    assert axes.y_marks[-1] >= 0.9
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [3.0, 3.0], [1e-9, 1e-9], [0.0, 1e-17]])
@@ -72,10 +49,6 @@ def test_constant_values_still_have_axes(values: list[float]) -> None:
     assert axes.y_marks[-1] > axes.y_marks[0]
     assert axes.y_marks[0] >= 0.0
     assert "nan" not in draw(panel(Series("a", 0, [1, 2], values)))
-
-
-def test_one_step_is_drawn_as_a_dot() -> None:
-    assert "<circle" in draw(panel(Series("a", 0, [7], [0.5])))
 
 
 def test_drawn_path_goes_through_the_values() -> None:
@@ -90,11 +63,6 @@ def test_centred_mean() -> None:
     assert centred_mean([1.0, 2.0, 6.0, 4.0], 3) == pytest.approx([1.5, 3.0, 4.0, 5.0])
 
 
-def test_smoothing_starts_late_and_is_odd() -> None:
-    assert smoothing_window(19) == 1
-    assert [smoothing_window(count) % 2 for count in (20, 40, 515)] == [1, 1, 1]
-
-
 def test_thinning_keeps_ends_and_spikes() -> None:
     values = [0.0] * 5000
     values[1234], values[4321] = 9.0, -9.0
@@ -105,14 +73,6 @@ def test_thinning_keeps_ends_and_spikes() -> None:
     assert line.y[list(line.x).index(4321)] == -9.0
     assert line.low is not None
     assert len(line.low) == len(line.x)
-
-
-def test_reading_has_the_values_of_the_line() -> None:
-    data = reading(panel(Series("a", 0, [1, 2], [0.123456789, 2.0], [0.1, 1.0], [0.2, 3.0])))
-    (series,) = data["series"]
-    assert series["x"] == [1, 2]
-    assert series["y"] == [0.123457, 2.0]
-    assert (series["low"], series["high"]) == ([0.1, 1.0], [0.2, 3.0])
 
 
 def test_stacked_areas_fill_the_frame() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,19 +28,6 @@ def test_run_without_benchmarks_is_complete_after_its_last_step_only(make_run: R
         head = (folder / "config.yaml").read_text().split("  benchmarks:")[0]
         (folder / "config.yaml").write_text(head + "  benchmarks: {}\n")
         assert read_run(folder).complete is complete
-
-
-def test_all_steps_but_no_final_evaluation_is_not_complete(make_run: RunMaker) -> None:
-    assert not read_run(make_run("unevaluated", evaluations=(0, 10))).complete
-
-
-def test_failed_run_is_not_complete(make_run: RunMaker) -> None:
-    folder = make_run("failed")
-    (folder / "failure").mkdir()
-    (folder / "failure" / "failure.json").write_text('{"step": 41, "error": "identity \'budget\' is off"}')
-    run = read_run(folder)
-    assert run.failure is not None
-    assert not run.complete
 
 
 def test_half_written_last_line_is_left_out_and_noted(make_run: RunMaker) -> None:
@@ -71,14 +57,6 @@ def test_a_step_written_twice_counts_as_written_last(make_run: RunMaker) -> None
     assert run.steps[1] == {"step": 2, "reward/task_mean": 0.75}
 
 
-def test_batch_without_texts_is_noted(make_run: RunMaker) -> None:
-    folder = make_run("textless")
-    (folder / "batches" / "step-000020.json").unlink()
-    run = read_run(folder)
-    assert [batch.step for batch in run.batches] == [1, 40]
-    assert "step-000020.safetensors has no step-000020.json" in run.notes[0]
-
-
 def test_labels_grow_until_they_differ(make_run: RunMaker) -> None:
     runs = read_runs([make_run("seed0/uecr", steps=1), make_run("seed1/uecr", steps=1)])
     assert [run.label for run in runs] == ["seed0/uecr", "seed1/uecr"]
@@ -88,18 +66,6 @@ def test_one_folder_given_twice_is_refused(make_run: RunMaker) -> None:
     folder = make_run("same", steps=1)
     with pytest.raises(RunFolderError, match="is given twice"):
         read_runs([folder, folder.parent / "." / "same"])
-
-
-def test_run_before_its_first_step(make_run: RunMaker) -> None:
-    folder = make_run("fresh", steps=0, evaluations=(), batches=())
-    (folder / "metrics.jsonl").unlink()
-    (folder / "evaluation.jsonl").unlink()
-    run = read_run(folder)
-    assert run.last_step == 0
-    assert json.dumps(run.steps) == "[]"
-
-
-ESTIMATE = {"avg": 0.1, "low": 0.0, "high": 0.2}
 
 
 def test_a_folder_that_is_no_run_is_refused(make_run: RunMaker) -> None:

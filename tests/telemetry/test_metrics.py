@@ -82,19 +82,6 @@ def test_sign_flips_are_those_of_mixed_groups(batch: ScoredBatch, advantages: Ad
     assert "advantage/sign_flip_share" not in metrics.advantage_metrics(batch, no_teacher, Settings())
 
 
-def test_ragged_groups_count_once_each() -> None:
-    """A group of four mixed responses and one of two wrong: half and half, although 4 of 6 responses are mixed."""
-    batch = ScoredBatch(
-        task_reward_B=torch.tensor([1.0, 0, 0, 0, 0, 0]),
-        group_B=torch.tensor([0, 0, 1, 0, 1, 0]),
-        mask_BT=torch.ones(6, 1, dtype=torch.bool),
-        old_logp_BT=torch.zeros(6, 1),
-    )
-    found = metrics.group_metrics(batch, Advantages(torch.zeros(6, 1)), noise=1e-3)
-    assert (found["group/mixed_share"], found["group/all_wrong_share"]) == pytest.approx((0.5, 0.5))
-    assert "group/below_noise_share" not in found
-
-
 def test_rewards(batch: ScoredBatch, advantages: Advantages) -> None:
     found = metrics.reward_metrics(batch, advantages, Settings(alpha=0.5))
     assert found["reward/task_mean"] == pytest.approx(0.5)
@@ -174,15 +161,6 @@ def made(*, seed: int = 3) -> ScoredBatch:
 def computed(batch: ScoredBatch, method: str = "uecr") -> Advantages:
     settings = Settings(alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
     return METHODS[method].compute(batch, settings, detail=True)
-
-
-def test_quarters() -> None:
-    """Five tokens: floor(4 i / 5) = 0 0 1 2 3. One token lies in the first quarter. A hole is no place."""
-    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1]]).bool()
-    found = metrics.quarter(mask)
-    assert found[0, :5].tolist() == [0, 0, 1, 2, 3]
-    assert int(found[1, 0]) == 0
-    assert found[2][mask[2]].tolist() == [0, 1, 2, 3]
 
 
 def test_against_a_plain_loop() -> None:

@@ -59,40 +59,6 @@ def test_unknown_name_and_infinite_number_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def shown(style: str, stream: io.StringIO) -> str:
-    progress = Progress(total=4, style=style, stream=stream)
-    progress.evaluation(0, EVALUATION)
-    progress.step(1, STEP)
-    progress.step(2, STEP)
-    progress.close()
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize(("style", "stream"), [("auto", io.StringIO()), ("lines", Terminal())])
-def test_plain_lines(style: str, stream: io.StringIO) -> None:
-    lines = shown(style, stream).splitlines()
-    assert len(lines) == 3
-    assert lines[0].startswith("step 0/4  avg@12 50.0 [40.0, 60.0]  a 50.0")
-    assert lines[1] == "step 1/4  reward 0.250  mixed groups 50%  length 4.0  grad 1.000  0.10 s"
-    assert "\x1b" not in "".join(lines)
-
-
-def test_bar() -> None:
-    text = shown("bar", io.StringIO())
-    assert "step 0/4  avg@12 50.0 [40.0, 60.0]  a 50.0" in text
-    assert "\u2501" in text
-    assert "step 2/4" in text
-
-
-def test_silence() -> None:
-    assert shown("off", Terminal()) == ""
-
-
 def test_a_corrupt_line_is_named_and_half_a_last_line_is_not(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"step": 1}\n{"st')
@@ -101,3 +67,17 @@ def test_a_corrupt_line_is_named_and_half_a_last_line_is_not(tmp_path: Path) -> 
     with pytest.raises(RunFolderError, match=r"lines\.jsonl:2"):
         read_records(path)
     assert read_records(tmp_path / "missing.jsonl") == ([], False)
+
+
+@pytest.mark.parametrize("style", ["lines", "bar", "off"])
+def test_progress(style: str) -> None:
+    progress = Progress(total=4, style=style, stream=(stream := io.StringIO()))
+    progress.evaluation(0, EVALUATION)
+    progress.step(1, STEP)
+    progress.close()
+    lines = stream.getvalue().splitlines()
+    if style == "lines":
+        assert lines[0].startswith("step 0/4  avg@12 50.0 [40.0, 60.0]  a 50.0")
+        assert lines[1] == "step 1/4  reward 0.250  mixed groups 50%  length 4.0  grad 1.000  0.10 s"
+    assert ("\u2501" in stream.getvalue()) == (style == "bar")
+    assert bool(lines) == (style != "off")
