@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
 
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
-from nemo_uecr.errors import ScoreError
-from tests.core.batches import SETTINGS, mixed_responses, padded, ragged, same_bits, valid
+from tests.core.batches import padded, ragged, same_bits, valid
 from tests.core.reference import Response
 
 PLAIN = Settings(std_floor=0.0, sample_std=False)
@@ -70,10 +68,9 @@ def test_rlsd_without_mix_or_bound_is_grpo(responses: list[Response]) -> None:
     assert torch.equal(advantage("rlsd", batch, with_parameters(mix=1.0, bound=0.0)), grpo)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(responses=ragged())
-def test_g_opd_of_strength_one_is_pg_opd_bit_for_bit(dtype: torch.dtype, responses: list[Response]) -> None:
-    batch = padded(responses, dtype)
+def test_g_opd_of_strength_one_is_pg_opd_bit_for_bit(responses: list[Response]) -> None:
+    batch = padded(responses, torch.float32)
     plain = valid(batch, advantage("pg_opd", batch, PLAIN))
     assert same_bits(valid(batch, advantage("g_opd", batch, with_parameters(extrapolation=1.0))), plain)
     # A student that has not moved: the implicit reward is the gap itself, and the strength multiplies it.
@@ -91,22 +88,3 @@ def test_rlsd_moves_sizes_and_no_sign(responses: list[Response]) -> None:
     assert torch.equal(valid(batch, got.advantage_BT).sign(), grpo.sign())
     weight_N = valid(batch, got.weight_BT)
     assert bool(((weight_N - 1).abs() <= 0.5 * 0.2 + 1e-12).all())
-
-
-def test_a_teacher_that_agrees_leaves_rlsd_at_grpo() -> None:
-    batch = padded(mixed_responses(3))
-    same = replace(batch, teacher_logp_BT=batch.old_logp_BT)
-    expected = advantage("grpo", batch, PLAIN)
-    torch.testing.assert_close(
-        advantage("rlsd", same, with_parameters(mix=0.5, bound=0.2)), expected, atol=1e-15, rtol=0
-    )
-
-
-def test_g_opd_refuses_a_batch_without_usable_initial_scores() -> None:
-    batch = padded(mixed_responses(1))
-    assert batch.initial_logp_BT is not None
-    row, column = batch.mask_BT.nonzero()[-1].tolist()
-    broken = batch.initial_logp_BT.clone()
-    broken[row, column] = -math.inf
-    with pytest.raises(ScoreError, match=rf"initial_logp of response {row} at token {column} is -inf"):
-        METHODS["g_opd"].compute(replace(batch, initial_logp_BT=broken), SETTINGS)

@@ -79,6 +79,10 @@ def assert_agrees(
         assert (tensor is not None) == bool(values), f"{name}: {attribute} presence"
         if values:
             assert close(tensor, torch.tensor(values, dtype=torch.float64), tolerance), f"{name}: {attribute}"
+    assert (got.teacher_reward_B is None) == (name == "grpo")
+    if got.teacher_reward_B is not None:
+        rewards = torch.tensor([reference.teacher_reward(r) for r in responses], dtype=torch.float64)
+        assert close(got.teacher_reward_B, rewards, tolerance)
 
 
 def test_both_sides_name_the_same_methods() -> None:
@@ -86,7 +90,7 @@ def test_both_sides_name_the_same_methods() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("layout", [padded, packed])
 def test_float64(name: str, seed: int, layout: object) -> None:
     responses = with_turns(random_responses(seed), seed)
@@ -95,10 +99,9 @@ def test_float64(name: str, seed: int, layout: object) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-@pytest.mark.parametrize("seed", range(4))
-def test_float32(name: str, seed: int) -> None:
+def test_float32(name: str) -> None:
     # One rounding of delta (|logp| < 16: 5e-7), one of d, c, q and A each: a few 1e-7 in all.
-    responses = random_responses(seed, (8, 8, 4), 40)
+    responses = random_responses(3, (8, 8, 4), 40)
     compare(name, responses, padded(responses, torch.float32), SCALARS, 3e-6)
 
 
@@ -116,15 +119,3 @@ def test_over_the_range_of_settings(responses: list[Response], k: Scalars) -> No
     for name in METHODS:
         # Where a group's spread is tiny, eps = 1e-6 divides rounding of 1e-16 up to 1e-10.
         compare(name, responses, batch, k, 1e-9)
-
-
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_response_level_extras(name: str) -> None:
-    responses = random_responses(11)
-    got = METHODS[name].compute(padded(responses), settings_of(SCALARS), detail=True)
-    if name == "grpo":
-        assert got.teacher_reward_B is None
-    else:
-        assert got.teacher_reward_B is not None
-        wanted = [reference.teacher_reward(r) for r in responses]
-        assert close(got.teacher_reward_B, torch.tensor(wanted, dtype=torch.float64), 1e-14)

@@ -15,7 +15,6 @@ from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
 from tests.core.batches import (
     CONSERVING,
-    ECR_FAMILY,
     SCALARS,
     SETTINGS,
     packed,
@@ -79,24 +78,17 @@ def test_holes_equal_the_response_without_them(responses: list[Response]) -> Non
 
 
 @given(responses=ragged(), seed=st.integers(0, 1000))
-def test_order_of_the_responses(responses: list[Response], seed: int) -> None:
-    order = list(range(len(responses)))
-    random.Random(seed).shuffle(order)
-    batch, moved = padded(responses), padded([responses[i] for i in order])
+def test_order_of_the_responses_and_names_of_the_groups(responses: list[Response], seed: int) -> None:
+    order, rng = list(range(len(responses))), random.Random(seed)
+    rng.shuffle(order)
+    old = sorted({r.group for r in responses})
+    names = dict(zip(old, rng.sample(range(-(2**60), 2**60), len(old)), strict=True))
+    batch, moved = padded(responses), padded([replace(responses[i], group=names[responses[i].group]) for i in order])
     for name in METHODS:
         a = METHODS[name].compute(batch, SETTINGS, detail=True)
         b = METHODS[name].compute(moved, SETTINGS, detail=True)
         for key, value in (token_fields(a) | response_fields(a)).items():
             torch.testing.assert_close(getattr(b, key), value[order], rtol=1e-9, atol=1e-9, msg=f"{name} {key}")
-
-
-@given(responses=ragged(), data=st.data())
-def test_group_labels_are_only_names(responses: list[Response], data: st.DataObject) -> None:
-    old = sorted({r.group for r in responses})
-    new = data.draw(st.lists(st.integers(-(2**60), 2**60), min_size=len(old), max_size=len(old), unique=True))
-    renamed = [replace(r, group=dict(zip(old, new, strict=True))[r.group]) for r in responses]
-    for name in METHODS:
-        assert_same(outputs(name, padded(responses)), outputs(name, padded(renamed)), 1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -114,53 +106,20 @@ def test_groups_do_not_touch_each_other(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(responses=ragged(), k=scalars())
-def test_conservation_bound_and_sign(dtype: torch.dtype, responses: list[Response], k: Scalars) -> None:
-    batch = padded(responses, dtype)
-    tolerance = 1e-6 if dtype == torch.float32 else 1e-14
-    counts = batch.mask_BT.sum(dim=1)
-    for name in CONSERVING:
-        got = METHODS[name].compute(batch, settings_of(k), detail=True)
-        assert got.weight_BT is not None
-        assert got.residual_BT is not None
-        mean = got.weight_BT.double().masked_fill(~batch.mask_BT, 0.0).sum(dim=1) / counts
-        assert float((mean - 1.0).abs().max()) <= tolerance, name
-        assert float(got.residual_BT.abs().max()) <= 1.0, name
-        weight = valid(batch, got.weight_BT)
-        assert float(weight.min()) >= 1.0 - k.rho - 1e-6, name
-        assert float(weight.max()) <= 1.0 + k.rho + 1e-6, name
-        assert float(weight.min()) > 0.0, name
-
-
 @given(responses=ragged(), k=scalars())
 def test_the_task_component_keeps_its_budget(responses: list[Response], k: Scalars) -> None:
-    """mean_t A = A^U wherever the residual is centred: credit moves within a response and none is made."""
+    """mean_t A = A^U wherever the residual is centred: credit moves within a response, by at most rho a token."""
     batch = padded(responses)
     counts = batch.mask_BT.sum(dim=1)
     for name in CONSERVING:
-        got = METHODS[name].compute(batch, settings_of(k))
+        got = METHODS[name].compute(batch, settings_of(k), detail=True)
         assert got.advantage_unified_B is not None
         assert got.advantage_task_B is not None
+        weight = valid(batch, got.weight_BT)
+        assert 1.0 - k.rho - 1e-12 <= float(weight.min()) <= float(weight.max()) <= 1.0 + k.rho + 1e-12, name
         scale = 1.0 + got.advantage_unified_B.abs() + got.advantage_task_B.abs()
         error = (got.advantage_BT.sum(dim=1) / counts - got.advantage_unified_B).abs() / scale
         assert float(error.max()) <= 1e-13, name
-
-
-@given(responses=ragged(), k=scalars())
-def test_exact_decomposition(responses: list[Response], k: Scalars) -> None:
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
-        batch = padded(responses, dtype)
-        for name in ("puu", *ECR_FAMILY):
-            alpha = 0.0 if name == "ecr_alpha_zero" else k.alpha
-            got = METHODS[name].compute(batch, settings_of(k))
-            assert got.advantage_unified_B is not None
-            assert got.advantage_task_B is not None
-            assert got.advantage_teacher_B is not None
-            task, teacher = got.advantage_task_B.double(), alpha * got.advantage_teacher_B.double()
-            error = (got.advantage_unified_B.double() - (task + teacher)).abs()
-            bound = tolerance * (task.abs() + teacher.abs()).clamp_min(1.0)
-            assert bool((error <= bound).all()), f"{name} {dtype} {float(error.max())}"
 
 
 @given(responses=ragged(), factor=st.sampled_from((0.25, 2.0, 8.0)))

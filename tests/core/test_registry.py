@@ -92,12 +92,6 @@ def test_a_score_is_needed_exactly_where_it_is_declared(name: str) -> None:
             assert torch.equal(method.compute(without, batches.SETTINGS).advantage_BT, expected)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_second_surrogate_comes_with_its_coefficient(name: str) -> None:
-    found = METHODS[name].compute(padded(mixed_responses(3)), batches.SETTINGS)
-    assert (found.advantage_opd_BT is not None) == ("opd_coef" in METHODS[name].settings)
-
-
 def test_a_parameter_out_of_range_is_named() -> None:
     settings = replace(batches.SETTINGS, parameters={"mix": 1.5, "bound": 0.2})
     with pytest.raises(ConfigError, match=r"parameters\.mix: got 1\.5, expected a number from 0 to 1"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.ecr import with_shuffled_entropy
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
 from nemo_uecr.errors import ConfigError, ScoreError
@@ -24,10 +22,9 @@ from tests.core.batches import (
     random_responses,
     valid,
 )
+from tests.core.reference import Response
 
 ALL = sorted(METHODS)
-WITH_TEACHER = [name for name in ALL if name != "grpo"]
-WITH_ENTROPY = [name for name in ECR_FAMILY if name != "ecr_no_entropy"]
 
 
 def changed(batch: ScoredBatch, field: str, where: tuple[int, ...], value: float) -> ScoredBatch:
@@ -36,46 +33,27 @@ def changed(batch: ScoredBatch, field: str, where: tuple[int, ...], value: float
     return replace(batch, **{field: tensor})
 
 
-def assert_all_finite(name: str, batch: ScoredBatch, settings: Settings) -> None:
-    for key, tensor in METHODS[name].compute(batch, settings, detail=True).named_tensors().items():
-        assert bool(tensor.isfinite().all()), f"{name}: {key}"
-
-
-def extremes() -> list[Any]:
+def extremes() -> dict[str, list[Response]]:
     """Responses at the edges of what is valid: one token, long, holes, entropies 0 to 12, gaps of 1e4."""
     base = mixed_responses(1, (4, 4))
-    high = [replace(r, entropy=tuple(12.0 + 0.01 * t for t in range(len(r.mask)))) for r in base]
-    sharp = [replace(r, entropy=tuple(12.0 * (t % 2) for t in range(len(r.mask)))) for r in base]
-    huge = [replace(r, teacher=tuple(o + 1e4 * (-1) ** t for t, o in enumerate(r.old))) for r in base]
-    far = [replace(r, teacher=tuple(o - 1e4 for o in r.old)) for r in base]
-    short = random_responses(2, (4, 3), 1)
-    return [
-        pytest.param(rows, id=name)
-        for name, rows in (
-            ("plain", base),
-            ("entropy-12", high),
-            ("entropy-0-or-12", sharp),
-            ("gap-1e4", huge),
-            ("gap-all-minus-1e4", far),
-            ("one-token", short),
-            ("all-right", [replace(r, task=1.0) for r in base]),
-            ("all-right-agreeing", [replace(r, task=1.0, teacher=r.old) for r in base]),
-        )
-    ]
+    return {
+        "entropy 12": [replace(r, entropy=tuple(12.0 + 0.01 * t for t in range(len(r.mask)))) for r in base],
+        "entropy 0 or 12": [replace(r, entropy=tuple(12.0 * (t % 2) for t in range(len(r.mask)))) for r in base],
+        "gap 1e4": [replace(r, teacher=tuple(o + 1e4 * (-1) ** t for t, o in enumerate(r.old))) for r in base],
+        "gap all -1e4": [replace(r, teacher=tuple(o - 1e4 for o in r.old)) for r in base],
+        "one token": random_responses(2, (4, 3), 1),
+        "all right, agreeing": [replace(r, task=1.0, teacher=r.old) for r in base],
+    }
 
 
-@pytest.mark.parametrize("responses", extremes())
-@pytest.mark.parametrize("name", ALL)
-def test_no_valid_input_gives_nan(name: str, responses: Any) -> None:
-    for change in (
-        {},
-        {"tau_entropy": 1e-3},
-        {"tau_delta": 1e-3},
-        {"tau_entropy": 1e3, "tau_delta": 1e3, "rho": 0.999},
-    ):
-        settings = replace(SETTINGS, **change)
-        assert_all_finite(name, padded(responses, torch.float32), settings)
-        assert_all_finite(name, packed(responses, torch.float64), settings)
+@pytest.mark.parametrize("case", extremes())
+def test_no_valid_input_gives_nan(case: str) -> None:
+    batch = padded(extremes()[case], torch.float32)
+    for change in ({}, {"tau_entropy": 1e-3, "tau_delta": 1e-3}, {"tau_entropy": 1e3, "tau_delta": 1e3, "rho": 0.999}):
+        for name in ALL:
+            got = METHODS[name].compute(batch, replace(SETTINGS, **change), detail=True)
+            for key, tensor in got.named_tensors().items():
+                assert bool(tensor.isfinite().all()), f"{name}: {key}"
 
 
 def test_vanishing_confidence_is_no_redistribution() -> None:
@@ -95,36 +73,23 @@ def test_vanishing_confidence_is_no_redistribution() -> None:
         assert got.centre_B[row].item() == pytest.approx(got.direction_BT[row, last].item(), abs=1e-15)
 
 
-@pytest.mark.parametrize("name", WITH_TEACHER)
 @pytest.mark.parametrize(
-    ("layout", "value", "field"),
-    [(padded, math.nan, "teacher_logp"), (packed, math.inf, "old_logp"), (padded, -math.inf, "teacher_logp")],
+    ("name", "layout", "value", "field"),
+    [
+        *((name, padded, math.nan, "teacher_logp") for name in ALL if name != "grpo"),
+        ("uecr", packed, math.inf, "old_logp"),
+        ("uecr", padded, math.inf, "teacher_entropy"),
+        ("g_opd", padded, -math.inf, "initial_logp"),
+    ],
 )
 def test_a_non_finite_score_is_named(name: str, layout: Any, value: float, field: str) -> None:
     responses = random_responses(3, (3, 3), 9)
-    row = 4
-    column = responses[row].valid[-1]
-    place: tuple[int, ...] = (row, column)
-    if layout is packed:
-        place = (sum(len(r.mask) for r in responses[:row]) + column,)
+    row, column = 4, responses[4].valid[-1]
+    place = (sum(len(r.mask) for r in responses[:row]) + column,) if layout is packed else (row, column)
     batch = replace(
         changed(layout(responses), f"{field}_BT", place, value), sample_ids=tuple(f"id-{i}" for i in range(6))
     )
-    with pytest.raises(ScoreError) as caught:
-        METHODS[name].compute(batch, SETTINGS)
-    message = str(caught.value)
-    assert f"{field} of response {row} (id-{row}) at token {column} is {value}" in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize("name", WITH_ENTROPY)
-@pytest.mark.parametrize(("layout", "value"), [(padded, math.inf), (packed, math.nan)])
-def test_a_non_finite_entropy_is_named(name: str, layout: Any, value: float) -> None:
-    responses = random_responses(3, (3, 3), 9)
-    column = responses[2].valid[0]
-    place = (2, column) if layout is padded else (sum(len(r.mask) for r in responses[:2]) + column,)
-    batch = changed(layout(responses), "teacher_entropy_BT", place, value)
-    with pytest.raises(ScoreError, match=rf"teacher_entropy of response 2 at token {column} is {value}"):
+    with pytest.raises(ScoreError, match=rf"{field} of response {row} \(id-{row}\) at token {column} is {value}"):
         METHODS[name].compute(batch, SETTINGS)
 
 
@@ -141,12 +106,11 @@ def test_a_bad_score_far_down_a_large_batch_is_named() -> None:
         METHODS["uecr"].compute(moved, SETTINGS)
 
 
-@pytest.mark.parametrize("name", WITH_ENTROPY)
-def test_a_negative_entropy_is_refused(name: str) -> None:
+def test_a_negative_entropy_is_refused() -> None:
     responses = random_responses(3, (3, 3), 9)
     batch = changed(padded(responses), "teacher_entropy_BT", (1, responses[1].valid[0]), -0.5)
     with pytest.raises(ScoreError, match=r"teacher_entropy of response 1 .*-0\.5"):
-        METHODS[name].compute(batch, SETTINGS)
+        METHODS["uecr"].compute(batch, SETTINGS)
 
 
 def test_rounding_below_zero_entropy_is_zero_entropy() -> None:
@@ -157,13 +121,12 @@ def test_rounding_below_zero_entropy_is_zero_entropy() -> None:
     assert float(got.confidence_BT.max()) <= 1.0
 
 
-@pytest.mark.parametrize("layout", [padded, packed])
 @pytest.mark.parametrize("name", ALL)
-def test_an_empty_response_is_an_error(name: str, layout: Any) -> None:
+def test_an_empty_response_is_an_error(name: str) -> None:
     responses = random_responses(5, (3, 3), 6)
     responses[2] = replace(responses[2], mask=(False,) * len(responses[2].mask))
     with pytest.raises(ScoreError, match="response 2 has no sampled token"):
-        METHODS[name].compute(layout(responses), SETTINGS)
+        METHODS[name].compute(padded(responses), SETTINGS)
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if "std_floor" in METHODS[n].settings])
@@ -173,99 +136,45 @@ def test_a_group_of_one_is_an_error(name: str) -> None:
         METHODS[name].compute(padded([*responses[:3], responses[4]]), SETTINGS)
 
 
-def test_mixed_precision_scores_are_refused() -> None:
-    batch = padded(random_responses(6), torch.float32)
-    assert batch.teacher_logp_BT is not None
-    with pytest.raises(ScoreError, match=r"teacher_logp has dtype torch.float64"):
-        replace(batch, teacher_logp_BT=batch.teacher_logp_BT.double())
+MISSHAPEN: list[tuple[str, dict[str, Any]]] = [
+    ("task_reward", {"task_reward_B": torch.zeros(14, 1)}),
+    ("task_reward of response 3 is nan", {"task_reward_B": torch.tensor([0.0] * 3 + [math.nan] * 11)}),
+    ("group", {"group_B": torch.zeros(14)}),
+    ("mask", {"mask_BT": torch.ones(14, 11)}),
+    ("mask", {"mask_BT": torch.ones(13, 11, dtype=torch.bool)}),
+    ("old_logp", {"old_logp_BT": torch.zeros(14, 3)}),
+    ("teacher_logp has dtype torch.bfloat16", {"teacher_logp_BT": torch.zeros(14, 11).bfloat16()}),
+    ("sample ids", {"sample_ids": ("a",)}),
+    ("packed", {"offsets": torch.arange(15)}),
+]
 
 
-def misshapen() -> list[Any]:
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("task_reward", {"task_reward_B": torch.zeros(14, 1)}),
-        ("group", {"group_B": torch.zeros(13, dtype=torch.int64)}),
-        ("group", {"group_B": torch.zeros(14)}),
-        ("mask", {"mask_BT": torch.ones(14, 11)}),
-        ("mask", {"mask_BT": torch.ones(14, dtype=torch.bool)}),
-        ("mask", {"mask_BT": torch.ones(13, 11, dtype=torch.bool)}),
-        ("old_logp", {"old_logp_BT": torch.zeros(14, 3)}),
-        ("teacher_entropy", {"teacher_entropy_BT": torch.zeros(14, 3)}),
-        ("segments", {"segments_BT": torch.zeros(14, 3, dtype=torch.int64)}),
-        ("sample ids", {"sample_ids": ("a",)}),
-        ("packed", {"offsets": torch.arange(15)}),
-    ]
-    return [pytest.param(words, change, id=f"{words}-{i}") for i, (words, change) in enumerate(cases)]
-
-
-@pytest.mark.parametrize(("words", "change"), misshapen())
+@pytest.mark.parametrize(("words", "change"), MISSHAPEN)
 def test_misshapen_fields_are_named(words: str, change: dict[str, Any]) -> None:
     batch = padded(random_responses(0), torch.float32)
-    assert batch.responses == 14
+    assert batch.mask_BT.shape == (14, 11)
     with pytest.raises(ScoreError, match=words):
         replace(batch, **change)
 
 
-@pytest.mark.parametrize("ends", [[0, 2, 5], [1, 2, 3, 6], [0, 4, 2, 6], [0, 2, 3, 5]])
-def test_offsets_must_cover_the_tokens_in_order(ends: list[int]) -> None:
-    scores = torch.zeros(6)
-    with pytest.raises(ScoreError, match="offsets"):
-        ScoredBatch(torch.zeros(3), torch.zeros(3, dtype=torch.int64), scores == 0, scores, offsets=torch.tensor(ends))
-
-
-def test_every_seed_is_a_permutation_of_its_own() -> None:
-    """Up to the largest of the settings, beyond what 64 bits hold of the seed's multiple."""
-    batch = padded(random_responses(0))
-    found = [with_shuffled_entropy(batch, seed=seed).teacher_entropy_BT for seed in (0, 1, 10**13, 2**53 - 1)]
-    for first, second in itertools.combinations(found, 2):
-        assert not torch.equal(first[batch.mask_BT], second[batch.mask_BT])
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_non_finite_reward_is_named(value: float) -> None:
-    responses = random_responses(7)
-    responses[3] = replace(responses[3], task=value)
-    with pytest.raises(ScoreError, match=rf"task_reward of response 3 is {value}"):
-        padded(responses)
-
-
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("rho", 1.0),
-        ("rho", -0.01),
-        ("rho", math.nan),
-        ("tau_delta", 0.0),
-        ("tau_delta", -1.0),
-        ("tau_entropy", 0.0),
-        ("tau_entropy", -1.0),
-        ("tau_entropy", math.inf),
-        ("alpha", math.nan),
-        ("alpha", math.inf),
-        ("std_floor", -0.1),
-        ("step", -1),
-        ("seed", -1),
-        ("opd_coef", math.nan),
-    ],
+    ("key", "value"), [("rho", 1.0), ("tau_delta", 0.0), ("tau_entropy", math.inf), ("alpha", math.nan), ("step", -1)]
 )
 def test_settings_out_of_range_are_named(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"^{key} is {value}; expected"):
         Settings(**{key: value})
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1.0 / 3.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_degenerate_group_keeps_only_the_teacher(reward: float, dtype: torch.dtype) -> None:
+def test_a_degenerate_group_keeps_only_the_teacher() -> None:
     """Equal rewards: A^task|U = 0, s = 0, q = 0 exactly, and A is the standardised teacher score."""
-    responses = [replace(r, task=reward) for r in random_responses(8, (3, 7))]
-    batch = padded(responses, dtype)
+    batch = padded([replace(r, task=1.0 / 3.0) for r in random_responses(8, (3, 7))], torch.float32)
     for name in ECR_FAMILY:
         got = METHODS[name].compute(batch, SETTINGS, detail=True)
         assert got.advantage_task_B is not None
         assert got.advantage_unified_B is not None
+        assert got.residual_BT is not None
         assert not bool(got.advantage_task_B.any()), name
-        if name != "ecr_no_projection":
-            assert got.residual_BT is not None
-            assert not bool(got.residual_BT.any()), name
+        assert name == "ecr_no_projection" or not bool(got.residual_BT.any()), name
         expected = got.advantage_unified_B.unsqueeze(1).expand_as(batch.mask_BT)[batch.mask_BT]
         assert torch.equal(valid(batch, got.advantage_BT), expected), name
         if name != "ecr_alpha_zero":
@@ -275,11 +184,9 @@ def test_a_degenerate_group_keeps_only_the_teacher(reward: float, dtype: torch.d
     assert not bool(METHODS["ecr_alpha_zero"].compute(batch, SETTINGS).advantage_BT.any())
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
-@pytest.mark.parametrize("gap", [0.0, 0.1, -0.7])
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("pg_opd", "atod", "g_opd")])
-def test_no_spread_at_all_is_zero_everywhere(name: str, gap: float, reward: float) -> None:
-    same = {"task": reward, "mask": (True,), "old": (-8.0,), "teacher": (-8.0 + gap,), "entropy": (1.0,)}
+def test_no_spread_at_all_is_zero_everywhere(name: str) -> None:
+    same = {"task": 0.1, "mask": (True,), "old": (-8.0,), "teacher": (-7.9,), "entropy": (1.0,)}
     batch = padded([replace(r, **same) for r in random_responses(9, (3, 7), 1)])
     advantage = METHODS[name].compute(batch, SETTINGS).advantage_BT
     assert torch.equal(advantage, torch.zeros_like(advantage))
@@ -300,12 +207,11 @@ def test_the_floor_keeps_scoring_noise_small_in_degenerate_groups() -> None:
     assert float(noisy_degenerate(1e-3, std_floor=0.05).abs().max()) <= SETTINGS.need("alpha", "puu") * 2e-3 / 0.05
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, 1.0 / 3.0])
-def test_decomposition_survives_a_nearly_degenerate_group(reward: float) -> None:
+def test_decomposition_survives_a_nearly_degenerate_group() -> None:
     """Equal rewards, teacher rewards some 1e-9 apart: eps alone divides, and rounding must not grow past 1e-12."""
     small = (0.0, 1.234567e-9, 2.345678e-9, 4.567891e-9)
     responses = [
-        replace(r, task=reward, old=(0.0,), teacher=(small[i],), mask=(True,), entropy=(0.5,))
+        replace(r, task=1.0 / 3.0, old=(0.0,), teacher=(small[i],), mask=(True,), entropy=(0.5,))
         for i, r in enumerate(random_responses(10, (4,), 1))
     ]
     got = METHODS["puu"].compute(padded(responses), SETTINGS)

@@ -16,16 +16,16 @@ pytestmark = pytest.mark.usefixtures("reduction")
 MANY = (0.7, 0.3, 0.5, 0.9, 1.1, 1.3, 1.7, 2.0, 5.0, 5e-4, 80.0)
 
 
-@pytest.mark.parametrize("entropy", [True, False])
-@pytest.mark.parametrize("companions", [MANY, (0.7, 5e-4), (80.0, 0.7), (1.0, 0.7), (0.7,)])
-def test_the_other_temperatures_change_no_bit(companions: tuple[float, ...], entropy: bool) -> None:
+@pytest.mark.parametrize("companions", [MANY, (1.0, 0.7)])
+def test_the_other_temperatures_change_no_bit(companions: tuple[float, ...]) -> None:
     logits, target = peaked_logits(5, 9001, 15.0, seed=1)
-    whole = score_logits(logits, target, temperatures=companions, entropy=entropy)
+    whole = score_logits(logits, target, temperatures=companions, entropy=True)
     for row, temperature in enumerate(companions):
         assert torch.equal(token_logp(logits, target, temperature=temperature), whole.logp_KN[row]), temperature
-    if whole.entropy_N is not None:
-        alone = score_logits(logits, target, temperatures=(), entropy=True)
-        assert torch.equal(alone.entropy_N, whole.entropy_N)
+    alone = score_logits(logits, target, temperatures=(), entropy=True)
+    assert alone.entropy_N is not None
+    assert whole.entropy_N is not None
+    assert torch.equal(alone.entropy_N, whole.entropy_N)
 
 
 def test_many_temperatures_are_all_right() -> None:
@@ -52,8 +52,7 @@ def views(logits: Tensor) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("tokens", "vocab"), [(3, 100_003), (700, 61), (3, 1)])
+@pytest.mark.parametrize(("tokens", "vocab", "dtype"), [(3, 100_003, torch.bfloat16), (700, 61, torch.float32)])
 def test_strides_change_no_bit(tokens: int, vocab: int, dtype: torch.dtype) -> None:
     logits, target = peaked_logits(tokens, vocab, 15.0, seed=3)
     logits = logits.to(dtype)
@@ -66,13 +65,13 @@ def test_strides_change_no_bit(tokens: int, vocab: int, dtype: torch.dtype) -> N
         assert torch.equal(token_logp(view, target, temperature=0.7), whole.logp_KN[1]), name
 
 
-@pytest.mark.parametrize("vocab", [61, 4001, 32_768, 33_000, 100_003, QWEN3_VOCAB])
+@pytest.mark.parametrize("vocab", [61, 33_000, QWEN3_VOCAB])
 def test_the_number_of_threads_and_the_rows_beside_change_no_bit(vocab: int) -> None:
     logits, target = peaked_logits(max(3, 20_000 // vocab), vocab, 15.0, seed=4)
     before = torch.get_num_threads()
     try:
         found = []
-        for threads in (1, 2, 3, 8):
+        for threads in (1, 2, 8):
             torch.set_num_threads(threads)
             scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
             for row, temperature in enumerate((1.0, 0.7)):
@@ -84,3 +83,20 @@ def test_the_number_of_threads_and_the_rows_beside_change_no_bit(vocab: int) -> 
         torch.set_num_threads(before)
     for other in found[1:]:
         assert torch.equal(other, found[0])
+
+
+def test_the_default_dtype_changes_no_bit() -> None:
+    """Loaders of models set another default for a while."""
+    logits, target = peaked_logits(5, 9001, 9.0, seed=5)
+    # The native kernel takes 1 and 0.7; the last two go to torch, in the same call.
+    expected = score_logits(logits, target, temperatures=(1.0, 0.7, 1e-4, 100.0), entropy=True)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = score_logits(logits, target, temperatures=(1.0, 0.7, 1e-4, 100.0), entropy=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.logp_KN.dtype == torch.float32
+    assert torch.equal(found.logp_KN, expected.logp_KN)
+    assert found.entropy_N is not None
+    assert expected.entropy_N is not None
+    assert torch.equal(found.entropy_N, expected.entropy_N)

@@ -15,7 +15,6 @@ from nemo_uecr.scoring.errors import (
     ScoringInputError,
     TargetOutOfVocabularyError,
 )
-from nemo_uecr.scoring.fused_linear import score_hidden
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
@@ -37,9 +36,18 @@ def test_hand_values() -> None:
 
 
 @pytest.mark.usefixtures("reduction")
-@pytest.mark.parametrize("log_z", [8.0, 25.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocab", [QWEN3_VOCAB, 37_987, 4097, 61, 1])
+@pytest.mark.parametrize(
+    ("vocab", "dtype", "log_z"),
+    [
+        (QWEN3_VOCAB, torch.float32, 25.0),
+        (QWEN3_VOCAB, torch.bfloat16, 8.0),
+        # One column of logit 0 beyond the last real one would add exp(-4) = 0.018 at log Z = 4.
+        (QWEN3_VOCAB - 27, torch.float32, 4.0),
+        (4097, torch.float16, 8.0),
+        (61, torch.float32, 25.0),
+        (1, torch.float32, 8.0),
+    ],
+)
 def test_error_against_float64(vocab: int, dtype: torch.dtype, log_z: float) -> None:
     logits, target = peaked_logits(6, vocab, log_z, seed=3)
     logits = logits.to(dtype)
@@ -54,17 +62,7 @@ def test_error_against_float64(vocab: int, dtype: torch.dtype, log_z: float) -> 
 
 
 @pytest.mark.usefixtures("reduction")
-@pytest.mark.parametrize("vocab", [QWEN3_VOCAB, QWEN3_VOCAB - 27, 4000])
-def test_no_phantom_columns_where_the_vocabulary_is_no_power_of_two(vocab: int) -> None:
-    # One column of logit 0 beyond the last real one would add exp(-4) = 0.018 at log Z = 4.
-    logits, target = peaked_logits(4, vocab, 4.0, seed=4)
-    logp, _ = float64_scores(logits, target, 1.0)
-    scores = score_logits(logits, target, temperatures=(1.0,), entropy=False)
-    assert (scores.logp_KN[0] - logp).abs().max() <= ERROR_BOUND
-
-
-@pytest.mark.usefixtures("reduction")
-@pytest.mark.parametrize("filler", [0.0, 1e30, math.nan, math.inf])
+@pytest.mark.parametrize("filler", [1e30, math.nan])
 def test_padding_columns_change_no_bit(filler: float) -> None:
     logits, target = peaked_logits(9, 1000, 12.0, seed=5)
     padded = torch.cat([logits, torch.full((9, 24), filler)], 1)
@@ -76,53 +74,6 @@ def test_padding_columns_change_no_bit(filler: float) -> None:
     assert torch.equal(plain.entropy_N, masked.entropy_N)
 
 
-@pytest.mark.usefixtures("reduction")
-def test_minus_infinity_is_a_column_of_probability_zero() -> None:
-    logits, target = peaked_logits(5, 300, 12.0, seed=6)
-    masked = torch.cat([logits, torch.full((5, 9000), -math.inf)], 1)
-    masked = masked[:, torch.randperm(9300, generator=torch.Generator().manual_seed(0)).argsort()]
-    column = (masked == logits.gather(1, target.unsqueeze(1))).float().argmax(1)
-    scores = score_logits(masked, column, temperatures=(1.0, 0.7), entropy=True)
-    logp, entropy = float64_scores(logits, target, 1.0)
-    assert scores.entropy_N is not None
-    assert (scores.logp_KN[0] - logp).abs().max() <= ERROR_BOUND
-    assert (scores.entropy_N - entropy).abs().max() <= ERROR_BOUND
-
-
-@pytest.mark.usefixtures("reduction")
-@pytest.mark.parametrize(("tokens", "vocab"), [(5, QWEN3_VOCAB), (7, 33_000), (2500, 61)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_logp_has_the_bits_of_score_logits_whatever_the_batching(
-    tokens: int, vocab: int, dtype: torch.dtype, temperature: float
-) -> None:
-    logits, target = peaked_logits(tokens, vocab, 15.0, seed=7)
-    logits = logits.to(dtype)
-    temperatures = (0.7, 1.0, 2.0)
-    whole = score_logits(logits, target, temperatures=temperatures, entropy=True)
-    expected = whole.logp_KN[temperatures.index(temperature)]
-    for start, stop in ((0, tokens), (0, 1), (1, tokens), (tokens // 2, tokens - 1)):
-        part = logits[start:stop].clone().requires_grad_()
-        logp = token_logp(part, target[start:stop], temperature=temperature)
-        assert torch.equal(logp.detach(), expected[start:stop])
-
-
-@pytest.mark.usefixtures("reduction")
-def test_bits_do_not_depend_on_threads() -> None:
-    logits, target = peaked_logits(24, QWEN3_VOCAB, 15.0, seed=8)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            results.append(score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True))
-            part = score_logits(logits[:1], target[:1], temperatures=(1.0, 0.7), entropy=True)
-            assert torch.equal(part.logp_KN, results[-1].logp_KN[:, :1])
-    finally:
-        torch.set_num_threads(before)
-    assert (results[0].logp_KN - results[1].logp_KN).abs().max() <= 2e-6
-
-
 def reference_gradient(logits: Tensor, target: Tensor, temperature: float, weight: Tensor) -> Tensor:
     leaf = logits.detach().double().requires_grad_()
     logp = torch.log_softmax(leaf / temperature, -1).gather(1, target.unsqueeze(1)).squeeze(1)
@@ -132,8 +83,7 @@ def reference_gradient(logits: Tensor, target: Tensor, temperature: float, weigh
 
 
 @pytest.mark.usefixtures("reduction")
-@pytest.mark.parametrize(("tokens", "vocab"), [(300, 61), (3, 33_000)])
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
+@pytest.mark.parametrize(("tokens", "vocab", "temperature"), [(300, 61, 0.7), (3, 33_000, 1.0)])
 def test_gradient_against_float64(tokens: int, vocab: int, temperature: float) -> None:
     logits, target = peaked_logits(tokens, vocab, 9.0, seed=9)
     weight = torch.randn(tokens, generator=torch.Generator().manual_seed(1))
@@ -162,33 +112,29 @@ def test_temperatures_come_back_in_the_order_asked() -> None:
 
 
 @pytest.mark.usefixtures("reduction")
-def test_top1_counts_ties() -> None:
-    logits = torch.tensor([[1.0, 3.0, 3.0], [0.0, 5.0, 1.0], [4.0, 1.0, 2.0]])
-    scores = score_logits(logits, torch.tensor([2, 1, 2]), temperatures=(1.0,), entropy=False, top1=True)
-    assert scores.top1_N is not None
-    assert scores.top1_N.tolist() == [True, True, False]
+@pytest.mark.parametrize("masked", [-math.inf, -3e4])
+@pytest.mark.parametrize("temperature", [1.0, 10.0, 500.0])
+def test_masked_columns_weigh_nothing_at_any_temperature(temperature: float, masked: float) -> None:
+    # Were a masked column taken to lie 50 below the largest, 150,000 of them would outweigh the four real ones
+    # already at T = 10: 150,000 exp(-5) = 1011.
+    logits = torch.full((3, 150_004), masked)
+    logits[:, [0, 70_000, 149_000, 150_003]] = torch.tensor([1.0, 0.0, -1.0, 2.0])
+    target = torch.tensor([0, 70_000, 150_003])
+    scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
+    logp, _ = float64_scores(logits, target, temperature)
+    _, entropy = float64_scores(logits, target, 1.0)
+    assert (scores.logp_KN[0] - logp).abs().max() <= 1e-6
+    assert scores.entropy_N is not None
+    assert (scores.entropy_N - entropy).abs().max() <= 1e-6
 
 
 @pytest.mark.usefixtures("reduction")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_top1_is_no_near_tie(dtype: torch.dtype) -> None:
-    # One step below 2.5: 2.5 - 2^-22 in float32, 2.5 - 2^-6 in bfloat16.
-    near = 2.5 - (2.0**-22 if dtype == torch.float32 else 2.0**-6)
-    logits = torch.tensor([[near, 2.5, 0.0], [2.5, near, 0.0]]).to(dtype)
-    assert float(logits[0, 0]) == near
-    scores = score_logits(logits, torch.tensor([0, 0]), temperatures=(1.0,), entropy=False, top1=True)
+def test_top1_counts_ties_and_no_near_ties() -> None:
+    near = 2.5 - 2.0**-22  # one step below 2.5 in float32
+    logits = torch.tensor([[1.0, 3.0, 3.0], [4.0, 1.0, 2.0], [2.5, 0.0, near], [near, 0.0, 2.5]])
+    scores = score_logits(logits, torch.tensor([2, 2, 2, 2]), temperatures=(1.0,), entropy=False, top1=True)
     assert scores.top1_N is not None
-    assert scores.top1_N.tolist() == [False, True]
-
-
-def test_strided_logits() -> None:
-    logits, target = peaked_logits(6, 500, 9.0, seed=11)
-    turned = logits.T.contiguous().T
-    apart = torch.cat([logits, logits], 1)[:, :500]
-    expected = score_logits(logits, target, temperatures=(1.0,), entropy=True)
-    for view in (turned, apart):
-        scores = score_logits(view, target, temperatures=(1.0,), entropy=True)
-        assert (scores.logp_KN - expected.logp_KN).abs().max() <= 1e-6
+    assert scores.top1_N.tolist() == [True, False, False, True]
 
 
 @pytest.mark.usefixtures("reduction")
@@ -211,10 +157,9 @@ def test_any_four_logits(rows: list[list[float]], temperature: float) -> None:
 
 @pytest.mark.usefixtures("reduction")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("vocab", [61, 10_000])
-def test_non_finite_logit_is_refused_wherever_it_stands(value: float, vocab: int) -> None:
-    for column in (0, 17, vocab - 1):
-        logits, target = peaked_logits(4, vocab, 9.0, seed=12)
+def test_non_finite_logit_is_refused_wherever_it_stands(value: float) -> None:
+    for column in (0, 17, 9999):
+        logits, target = peaked_logits(4, 10_000, 9.0, seed=12)
         logits[2, column] = value
         with pytest.raises(NonFiniteScoreError, match="token 2"):
             score_logits(logits, target, temperatures=(1.0,), entropy=True)
@@ -223,28 +168,17 @@ def test_non_finite_logit_is_refused_wherever_it_stands(value: float, vocab: int
 
 
 @pytest.mark.usefixtures("reduction")
-def test_row_without_a_finite_logit_is_refused() -> None:
-    logits = torch.zeros(3, 5000)
-    logits[1] = -math.inf
-    with pytest.raises(NonFiniteScoreError, match="token 1"):
-        score_logits(logits, torch.tensor([0, 0, 0]), temperatures=(1.0,), entropy=True)
-
-
-def test_target_of_probability_zero_is_refused() -> None:
-    logits = torch.zeros(2, 4)
-    logits[1, 3] = -math.inf
-    with pytest.raises(NonFiniteScoreError, match="token 1"):
-        score_logits(logits, torch.tensor([3, 3]), temperatures=(1.0,), entropy=True)
-
-
-def test_token_number_in_the_message_counts_over_chunks() -> None:
+def test_rows_and_targets_of_probability_zero_are_refused() -> None:
     logits = torch.zeros(9000, 4)
-    logits[8191, 2] = math.nan
-    with pytest.raises(NonFiniteScoreError, match="token 8191"):
-        score_logits(logits, torch.zeros(9000, dtype=torch.long), temperatures=(1.0,), entropy=True)
+    logits[8500] = -math.inf  # the message counts tokens over chunks
+    with pytest.raises(NonFiniteScoreError, match="token 8500"):
+        score_logits(logits, torch.zeros(9000).long(), temperatures=(1.0,), entropy=True)
+    logits[8500, :3] = 0.0
+    with pytest.raises(NonFiniteScoreError, match="token 8500"):
+        score_logits(logits, torch.full((9000,), 3), temperatures=(1.0,), entropy=True)
 
 
-@pytest.mark.parametrize("target", [-1, 4, 10**12])
+@pytest.mark.parametrize("target", [-1, 4])
 def test_target_outside_the_vocabulary(target: int) -> None:
     logits = torch.zeros(2, 6)
     targets = torch.tensor([1, target])
@@ -254,18 +188,13 @@ def test_target_outside_the_vocabulary(target: int) -> None:
         token_logp(logits[:, :4], targets, temperature=1.0)
 
 
-BAD_ARGUMENTS = {
-    "no token": (torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), {}, "no token"),
-    "no column": (torch.zeros(2, 0), torch.zeros(2, dtype=torch.long), {}, "no column"),
-    "three dimensions": (torch.zeros(2, 3, 4), torch.zeros(2, dtype=torch.long), {}, "two dimensions"),
-    "float64 logits": (torch.zeros(2, 4).double(), torch.zeros(2, dtype=torch.long), {}, "float64"),
-    "integer logits": (torch.zeros(2, 4).long(), torch.zeros(2, dtype=torch.long), {}, "int64"),
-    "too few targets": (torch.zeros(2, 4), torch.zeros(1, dtype=torch.long), {}, r"expected \(2,\)"),
+BAD_ARGUMENTS: dict[str, tuple[Tensor, Tensor, dict[str, Any], str]] = {
+    "no token": (torch.zeros(0, 4), torch.zeros(0).long(), {}, "no token"),
+    "three dimensions": (torch.zeros(2, 3, 4), torch.zeros(2).long(), {}, "two dimensions"),
+    "float64 logits": (torch.zeros(2, 4).double(), torch.zeros(2).long(), {}, "float64"),
+    "too few targets": (torch.zeros(2, 4), torch.zeros(1).long(), {}, r"expected \(2,\)"),
     "float targets": (torch.zeros(2, 4), torch.zeros(2), {}, "token ids"),
     "temperature 0": (torch.zeros(2, 4), torch.zeros(2).long(), {"temperatures": (0.0,)}, "above 0"),
-    "temperature nan": (torch.zeros(2, 4), torch.zeros(2).long(), {"temperatures": (math.nan,)}, "above 0"),
-    "nothing asked": (torch.zeros(2, 4), torch.zeros(2).long(), {"temperatures": (), "entropy": False}, "nothing"),
-    "valid_vocab 0": (torch.zeros(2, 4), torch.zeros(2).long(), {"valid_vocab": 0}, "1 to 4"),
     "valid_vocab 5": (torch.zeros(2, 4), torch.zeros(2).long(), {"valid_vocab": 5}, "1 to 4"),
 }
 
@@ -274,17 +203,5 @@ BAD_ARGUMENTS = {
 def test_bad_arguments(case: str) -> None:
     logits, target, changes, message = BAD_ARGUMENTS[case]
     options = {"temperatures": (1.0,), "entropy": True, **changes}
-    with pytest.raises(ScoringInputError, match=message) as caught:
+    with pytest.raises(ScoringInputError, match=message):
         score_logits(logits, target, **options)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", ["yes", 1, None, torch.tensor(True)])
-def test_a_switch_is_true_or_false(value: Any) -> None:
-    """Any other value would count as one of the two without a word."""
-    logits = torch.zeros(1, 4)
-    target = torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(ScoringInputError, match=r"^top1 is .*, expected True or False"):
-        score_logits(logits, target, temperatures=(1.0,), entropy=True, top1=value)
-    with pytest.raises(ScoringInputError, match=r"^top1 is .*, expected True or False"):
-        score_hidden(torch.zeros(1, 2), torch.zeros(4, 2), target, temperatures=(1.0,), entropy=True, top1=value)

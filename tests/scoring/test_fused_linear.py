@@ -10,9 +10,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nemo_uecr.scoring.dense import score_logits
 from nemo_uecr.scoring.errors import NonFiniteScoreError, ScoringInputError, TargetOutOfVocabularyError
-from nemo_uecr.scoring.fused_linear import score_hidden, score_hidden_vocab_parallel
+from nemo_uecr.scoring.fused_linear import (
+    CUDA_TILE_BYTES,
+    CUDA_TILE_TOKENS,
+    score_hidden,
+    score_hidden_vocab_parallel,
+    tile_for,
+)
 
-from .conftest import float64_scores
+from .conftest import QWEN3_VOCAB, float64_scores
 
 HIDDEN = 48
 
@@ -25,7 +31,7 @@ def problem(tokens: int, vocab: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
 
 
 @pytest.mark.usefixtures("reduction")
-@pytest.mark.parametrize(("tokens", "vocab"), [(3, 50), (300, 5003), (257, 40_000)])
+@pytest.mark.parametrize(("tokens", "vocab"), [(3, 50), (257, 40_000)])
 def test_float32_against_float64(tokens: int, vocab: int) -> None:
     hidden, weight, target = problem(tokens, vocab, torch.float32)
     scores = score_hidden(hidden, weight, target, temperatures=(1.0, 0.7), entropy=True, top1=True)
@@ -115,6 +121,19 @@ def test_over_shards(on_ranks: Callable[..., list[Any]], widths: list[int], vali
         assert torch.equal(result.value[0], results[0].value[0])
 
 
+def test_a_gpu_tile_takes_no_more_bytes_than_a_chunk_in_bfloat16() -> None:
+    # 2048 tokens x 151,936 columns x 2 bytes = 593.5 MiB is the chunk; 256 MiB more are allowed.
+    hidden = torch.empty(0, 2560, dtype=torch.bfloat16, device="meta")
+    chunk = CUDA_TILE_TOKENS * QWEN3_VOCAB * 2
+    for logits_dtype, size, tokens in ((None, 2, 2048), (torch.float32, 4, 1024)):
+        tile = tile_for(hidden, QWEN3_VOCAB, logits_dtype)
+        assert tile.tokens == tokens
+        assert tile.tokens * QWEN3_VOCAB * size <= chunk
+    # A shard of a few columns keeps to 2048 tokens, a vocabulary of a million to the bytes.
+    assert tile_for(hidden, 1000, torch.float32).tokens == CUDA_TILE_TOKENS
+    assert 0 < tile_for(hidden, 1_000_000, torch.float32).tokens * 4_000_000 <= CUDA_TILE_BYTES <= chunk + 256 * 2**20
+
+
 def test_bad_arguments() -> None:
     hidden, weight, target = problem(3, 50, torch.float32)
     options: dict[str, Any] = {"temperatures": (1.0,), "entropy": True}
@@ -122,10 +141,10 @@ def test_bad_arguments() -> None:
         score_hidden(hidden, weight[:, :40], target, **options)
     with pytest.raises(ScoringInputError, match="bfloat16"):
         score_hidden(hidden, weight.bfloat16(), target, **options)
-    with pytest.raises(ScoringInputError, match="logits_dtype"):
-        score_hidden(hidden, weight, target, logits_dtype=torch.float16, **options)
-    with pytest.raises(ScoringInputError, match="no token"):
-        score_hidden(hidden[:0], weight, target[:0], **options)
+    offloaded = weight.clone()
+    offloaded.untyped_storage().resize_(0)
+    with pytest.raises(ScoringInputError, match="weight_VH has no memory of its own"):
+        score_hidden(hidden, offloaded, target, **options)
     with pytest.raises(TargetOutOfVocabularyError):
         score_hidden(hidden, weight, target + 50, **options)
     hidden[1, 3] = torch.nan

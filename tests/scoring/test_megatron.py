@@ -57,7 +57,7 @@ def run_layout(tp: int, pp: int, sp: bool) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tp", "pp", "sp"), [(1, 1, False), (2, 1, False), (2, 1, True), (1, 2, False), (2, 2, True)])
+@pytest.mark.parametrize(("tp", "pp", "sp"), [(1, 1, False), (2, 1, False), (2, 2, True)])
 def test_same_scores_as_hugging_face(tp: int, pp: int, sp: bool) -> None:
     reports = run_layout(tp, pp, sp)
     assert len(reports) == tp, "every rank of the last stage reports"

@@ -13,13 +13,13 @@ from nemo_uecr.scoring import native
 from nemo_uecr.scoring.records import StatisticsLayout
 from nemo_uecr.scoring.torch_rows import reduce_with_torch
 
-from .conftest import QWEN3_VOCAB, peaked_logits
+from .conftest import peaked_logits
 
 needs_native = pytest.mark.skipif(native._library() is None, reason="no C compiler or no AVX2 here")
 
 
 @needs_native
-@pytest.mark.parametrize("vocab", [1, 2, 15, 16, 17, 63, 64, 65, 4095, 4096, 4097, 8192, 8193, QWEN3_VOCAB])
+@pytest.mark.parametrize("vocab", [1, 15, 16, 65, 4096, 8193])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_native_and_torch_reductions_agree(vocab: int, dtype: torch.dtype) -> None:
     logits = peaked_logits(3, vocab, 12.0, seed=1)[0].to(dtype)
@@ -32,16 +32,13 @@ def test_native_and_torch_reductions_agree(vocab: int, dtype: torch.dtype) -> No
 
 
 @needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_code_for_processors_with_avx2_only(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_code_for_processors_with_avx2_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
     flags = tuple("-march=x86-64-v3" if flag == "-march=native" else flag for flag in native.FLAGS)
     monkeypatch.setattr(native, "FLAGS", flags)
     narrow = functools.cache(native._library.__wrapped__)
     monkeypatch.setattr(native, "_library", narrow)
-    logits = peaked_logits(3, 9001, 12.0, seed=1)[0].to(dtype)
+    logits = peaked_logits(3, 9001, 12.0, seed=1)[0].bfloat16()
     logits[1, 5000:6000] = -torch.inf
     layout = StatisticsLayout((1.0, 0.7), True)
     ours, plain = torch.zeros(layout.width, 3), torch.zeros(layout.width, 3)
@@ -80,54 +77,10 @@ def library_in(environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_without_a_compiler_or_switched_off_torch_takes_over(tmp_path: Path) -> None:
-    broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
-    for environment in (
-        {"NEMO_UECR_NATIVE": "0"},
-        {"PATH": "/nonexistent"},
-        {"PATH": f"{tmp_path}:/bin:/usr/bin"},
-        {"NEMO_UECR_CACHE": "/proc/nonexistent"},
-    ):
+def test_without_a_compiler_or_switched_off_torch_takes_over() -> None:
+    for environment in ({"NEMO_UECR_NATIVE": "0"}, {"PATH": "/nonexistent"}):
         # ln 4 = 1.3862943
         assert library_in(environment).split() == ["False", "1.3862943649291992"], environment
-
-
-@needs_native
-def test_the_cache_holds_the_library_whole(tmp_path: Path) -> None:
-    for _ in range(2):
-        assert library_in({"NEMO_UECR_CACHE": str(tmp_path)}).startswith("True")
-    assert sorted(path.suffix for path in (tmp_path / "native").iterdir()) == [".sha256", ".so"]
-
-
-@needs_native
-def test_a_tilde_in_the_cache_folder_is_the_home(tmp_path: Path) -> None:
-    program = "from nemo_uecr.scoring import native; print(native._library() is not None)"
-    environment = {**os.environ, "NEMO_UECR_CACHE": "~/caches", "HOME": str(tmp_path)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout == "True\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["caches"]
-
-
-@needs_native
-def test_a_damaged_library_is_built_anew(tmp_path: Path) -> None:
-    program = "from nemo_uecr.scoring import native; print(native._library() is not None)"
-    environment = {**os.environ, "NEMO_UECR_CACHE": str(tmp_path)}
-    command = [sys.executable, "-c", program]
-    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "True\n"
-    (library,) = (tmp_path / "native").glob("*.so")
-    library.write_bytes(library.read_bytes()[:8000])
-    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == "True\n"
-
-
-@needs_native
-def test_a_digest_of_strange_bytes_means_a_new_library(tmp_path: Path) -> None:
-    for _ in range(2):
-        assert library_in({"NEMO_UECR_CACHE": str(tmp_path)}).startswith("True")
-        (digest,) = (tmp_path / "native").glob("*.sha256")
-        digest.write_bytes(b"\xff\xfe\x80 no digest")
 
 
 @needs_native

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from torch import Tensor
 from benchmarks.collectives import CollectiveCount
 from nemo_uecr.scoring.agreement import Meeting
 from nemo_uecr.scoring.dense import score_logits, token_logp
-from nemo_uecr.scoring.errors import ScoringInputError
 from nemo_uecr.scoring.shards import STAGED_BYTES, _exchange
 from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel, token_logp_vocab_parallel
 
@@ -37,16 +34,13 @@ def score_shard(
 
 
 @pytest.mark.parametrize(
-    ("vocab", "widths"),
+    ("vocab", "widths", "dtype"),
     [
-        (QWEN3_VOCAB, [75_968, 75_968]),
-        (QWEN3_VOCAB, [76_005, 75_931]),
-        (4099, [1367, 1367, 1365]),
-        (5, [1, 1, 3]),
-        (64, [64]),
+        (QWEN3_VOCAB, [76_005, 75_931], torch.bfloat16),
+        (4099, [1367, 1367, 1365], torch.float32),
+        (64, [64], torch.float32),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shards_give_the_scores_of_the_whole(
     on_ranks: OnRanks, vocab: int, widths: list[int], dtype: torch.dtype
 ) -> None:
@@ -93,87 +87,34 @@ def test_shard_of_minus_infinity_adds_exactly_nothing(on_ranks: OnRanks) -> None
         assert torch.equal(result.value[1], whole.entropy_N)
 
 
-def count_collectives(rank: int, size: int, logits: Tensor, target: Tensor, temperatures: tuple[float, ...]) -> Any:
+def counted(rank: int, size: int, logits: Tensor, target: Tensor) -> list[Any]:
+    """Collectives of two calls, and of a log-probability alone."""
     shard, start = cut(logits, [500, 500], rank)
+    place: dict[str, Any] = {"first_column": start, "group": None}
+    calls: list[Callable[[], Any]] = [
+        lambda: score_vocab_parallel(shard, target, temperatures=(1.0, 0.7), entropy=True, top1=True, **place),
+        lambda: score_vocab_parallel(shard, target, temperatures=(1.0, 0.7), entropy=True, top1=True, **place),
+        lambda: token_logp_vocab_parallel(shard, target, temperature=0.7, **place),
+        # Past torch.distributed and past the dispatcher: the count must see it all the same.
+        lambda: dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([torch.ones(3)]).wait(),
+    ]
     counts = []
-    for _ in range(2):
+    for call in calls:
         with CollectiveCount(torch.device("cpu")) as count:
-            score_vocab_parallel(
-                shard, target, first_column=start, group=None, temperatures=temperatures, entropy=True, top1=True
-            )
+            call()
         counts.append((count.at_backend, [(one.name, one.sent) for one in count.seen]))
     return counts
 
 
-@pytest.mark.parametrize(("temperatures", "bytes_a_token"), [((1.0,), 16), ((1.0, 0.7), 20)])
-def test_one_collective_a_call(on_ranks: OnRanks, temperatures: tuple[float, ...], bytes_a_token: int) -> None:
+def test_one_collective_a_call(on_ranks: OnRanks) -> None:
     logits, target = peaked_logits(30, 1000, 9.0, seed=3)
-    for result in on_ranks(2, count_collectives, logits, target, temperatures):
+    for result in on_ranks(2, counted, logits, target):
         assert result.error is None, result.message
-        # Neither the first call of a group, which gets it its name, nor the second makes another.
-        assert result.value == [(1, [("allgather_base", 30 * bytes_a_token)])] * 2
-
-
-def count_of_one_logp(rank: int, size: int, logits: Tensor, target: Tensor) -> Any:
-    shard, start = cut(logits, [500, 500], rank)
-    with CollectiveCount(torch.device("cpu")) as count:
-        token_logp_vocab_parallel(shard, target, first_column=start, group=None, temperature=0.7)
-    return count.at_backend, [(one.name, one.sent) for one in count.seen]
-
-
-def test_a_log_probability_alone_sends_no_statistic_of_the_entropy(on_ranks: OnRanks) -> None:
-    """Largest logit, the target's, and one sum: 12 bytes a token; neither an entropy's sum nor one at T = 1."""
-    logits, target = peaked_logits(30, 1000, 9.0, seed=3)
-    for result in on_ranks(2, count_of_one_logp, logits, target):
-        assert result.error is None, result.message
-        assert result.value == (1, [("allgather_base", 30 * 12)])
-
-
-def test_one_collective_a_call_of_very_many_tokens(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "empty", filled_empty)  # the ranks are forked, so they have it too
-    # 2 ranks x 16 bytes x 40,000 tokens are more than what gloo may stage.
-    logits, target = torch.randn(40_000, 10, generator=torch.Generator().manual_seed(1)), torch.arange(40_000) % 10
-    widths = [5, 5]
-    whole = score_logits(logits, target, temperatures=(1.0,), entropy=True, top1=True)
-    for result in on_ranks(2, count_and_score, logits, target, widths):
-        assert result.error is None, result.message
-        assert result.value[0] == 1
-        for mine, exact in zip(result.value[1], (whole.logp_KN, whole.entropy_N), strict=False):
-            assert (mine - exact).abs().max() <= 2e-6
-
-
-def filled_empty(*size: Any, **options: Any) -> Tensor:
-    """torch.empty with what a reused block of memory can hold: in a fresh process it is mostly zeros by chance."""
-    fresh = torch.zeros(*size, **options)
-    return fresh.fill_(7.5 if fresh.is_floating_point() else 1)
-
-
-def count_and_score(rank: int, size: int, logits: Tensor, target: Tensor, widths: list[int]) -> Any:
-    options = {"temperatures": (1.0,), "entropy": True, "top1": True}
-    with CollectiveCount(torch.device("cpu")) as count:
-        scores = score_shard(rank, size, logits, target, widths, options)
-    return count.at_backend, scores
-
-
-@pytest.mark.parametrize("name", ["all_gather", "all_reduce", "barrier", "backend"])
-def test_the_count_sees_a_collective_under_any_name(on_ranks: OnRanks, name: str) -> None:
-    for result in on_ranks(2, one_of, name):
-        assert result.error is None, result.message
-        assert result.value == 1
-
-
-def one_of(rank: int, size: int, name: str) -> int:
-    x = torch.ones(3)
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    calls: dict[str, Callable[[], Any]] = {
-        "all_gather": lambda: dist.all_gather([torch.empty(3), torch.empty(3)], x),
-        "all_reduce": lambda: dist.all_reduce(x),
-        "barrier": lambda: dist.barrier(),
-        "backend": lambda: backend.allreduce([x]).wait(),  # past torch.distributed and past the dispatcher
-    }
-    with CollectiveCount(torch.device("cpu")) as count:
-        calls[name]()
-    return count.at_backend
+        # Neither the first call of a group, which gets it its name, nor the second makes another: 5 statistics of 4
+        # bytes a token. A log-probability alone sends 3: the largest logit, the target's, one sum.
+        assert result.value[:2] == [(1, [("allgather_base", 30 * 20)])] * 2
+        assert result.value[2] == (1, [("allgather_base", 30 * 12)])
+        assert result.value[3][0] == 1
 
 
 def sharded_gradient(rank: int, size: int, logits: Tensor, target: Tensor, weight: Tensor, padding: int) -> Any:
@@ -195,7 +136,7 @@ def sharded_gradient(rank: int, size: int, logits: Tensor, target: Tensor, weigh
     return logp.detach(), scores.logp_KN[1], leaf.grad
 
 
-@pytest.mark.parametrize("padding", [0, 24, 450])
+@pytest.mark.parametrize("padding", [0, 24])
 def test_gradient_over_shards(on_ranks: OnRanks, padding: int) -> None:
     logits, target = peaked_logits(20, 1000, 9.0, seed=4)
     weight = torch.randn(20, generator=torch.Generator().manual_seed(2))
@@ -224,8 +165,6 @@ CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "dtype": lambda c: {"shard": c["shard"].bfloat16()},
     "targets": lambda c: {"target": c["target"].flip(0)},
     "temperatures": lambda c: {"temperatures": (0.7,)},
-    "entropy": lambda c: {"entropy": False},
-    "valid_vocab": lambda c: {"valid_vocab": 90},
     "overlap": lambda c: {"first_column": c["first_column"] - 1},
     # Shards of a vocabulary over four ranks in a group of two.
     "all: another group": lambda c: {
@@ -234,10 +173,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "valid_vocab": 100,
     },
     "refused": lambda c: {"shard": c["shard"].double()},
-    "all: empty": lambda c: {"shard": c["shard"][:0], "target": c["target"][:0]},
-    "empty": lambda c: {"shard": c["shard"][:0], "target": c["target"][:0]},
     "all: in the padding": lambda c: {"target": c["target"] * 0 + 95, "valid_vocab": 90},
-    "all: outside": lambda c: {"target": c["target"] + 100},
     "not finite": lambda c: {"shard": with_nan(c["shard"])},
     "all: nothing wrong": lambda c: {},
 }
@@ -258,15 +194,10 @@ MISFITS = {
     "dtype": (["ShardMismatchError"] * 2, "disagree on dtype"),
     "targets": (["ShardMismatchError"] * 2, "disagree on targets"),
     "temperatures": (["ShardMismatchError"] * 2, "disagree on temperatures"),
-    "entropy": (["ShardMismatchError"] * 2, "disagree on entropy"),
-    "valid_vocab": (["ShardMismatchError"] * 2, "disagree on valid_vocab"),
     "overlap": (["ShardMismatchError"] * 2, "starts at column 49, expected 50"),
     "all: another group": (["ShardMismatchError"] * 2, "hold 50 columns"),
     "refused": (["ShardMismatchError", "ScoringInputError"], "torch.float64"),
-    "all: empty": (["ScoringInputError"] * 2, "no token"),
-    "empty": (["ShardMismatchError", "ScoringInputError"], "no token"),
     "all: in the padding": (["TargetOutOfVocabularyError"] * 2, "expected 0 to 89"),
-    "all: outside": (["TargetOutOfVocabularyError"] * 2, "expected 0 to 99"),
     "not finite": (["NonFiniteScoreError"] * 2, "token 3"),
 }
 
@@ -292,21 +223,6 @@ def test_bad_input_is_a_named_error_on_every_rank(on_ranks: OnRanks) -> None:
             names, words = MISFITS[case]
             assert name == names[rank], f"{case}: {message}"
             assert words in message, case
-            assert "\n" not in message
-
-
-def absent_partner(rank: int, size: int) -> float:
-    dist.group.WORLD.get_group_store().set_timeout(timedelta(seconds=2))
-    started = time.monotonic()
-    if rank == 0:
-        call_with(rank, size, "all: nothing wrong")
-    return time.monotonic() - started
-
-
-def test_partner_that_never_calls_is_an_error_and_no_hang(on_ranks: OnRanks) -> None:
-    results = on_ranks(2, absent_partner)
-    assert results[0].error == "ShardMismatchError"
-    assert "not every rank" in results[0].message
 
 
 def subgroup(rank: int, size: int, logits: Tensor, target: Tensor) -> Any:
@@ -316,14 +232,7 @@ def subgroup(rank: int, size: int, logits: Tensor, target: Tensor) -> Any:
     scores = score_vocab_parallel(
         shard, target + rank // 2, first_column=start, group=mine, temperatures=(1.0,), entropy=True
     )
-    outside = ""
-    try:
-        score_vocab_parallel(
-            shard, target, first_column=start, group=groups[1 - rank // 2], temperatures=(1.0,), entropy=True
-        )
-    except ScoringInputError as error:
-        outside = str(error)
-    return scores.logp_KN, outside
+    return scores.logp_KN
 
 
 def test_groups_side_by_side(on_ranks: OnRanks) -> None:
@@ -333,8 +242,7 @@ def test_groups_side_by_side(on_ranks: OnRanks) -> None:
     for rank, result in enumerate(results):
         assert result.error is None, result.message
         expected = score_logits(logits, target + rank // 2, temperatures=(1.0,), entropy=False)
-        assert (result.value[0] - expected.logp_KN).abs().max() <= 2e-6
-        assert "not in the group" in result.value[1]
+        assert (result.value - expected.logp_KN).abs().max() <= 2e-6
 
 
 def exchanged_over_used_memory(rank: int, size: int) -> list[float]:
