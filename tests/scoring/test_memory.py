@@ -112,9 +112,9 @@ def test_transient_memory_of_training_is_bounded() -> None:
     ("kind", "tokens", "native"),
     [
         ("wide", 96, "1"),
-        ("wide", 96, "0"),
+        pytest.param("wide", 96, "0", marks=pytest.mark.slow),
         ("many", 300_000, "1"),
-        ("fused", 1200, "1"),
+        pytest.param("fused", 1200, "1", marks=pytest.mark.slow),
         ("fused in float32", 1200, "1"),
     ],
 )
@@ -122,6 +122,7 @@ def test_transient_memory_is_bounded(kind: str, tokens: int, native: str) -> Non
     assert measured(PROGRAM, [[kind, str(tokens)]], native) <= LIMIT_MB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [131_072, 300_000])
 def test_transient_memory_over_two_ranks_is_bounded(tokens: int, tmp_path: Path) -> None:
     """Beside the outputs and the gathered statistics, 20 bytes a token and rank."""
