@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -13,10 +12,8 @@ pytest.importorskip("transformers")
 from nemo_uecr.demo.muon import Muon, orthogonalise  # noqa: E402
 from nemo_uecr.demo.recipe import Course, ModelShape  # noqa: E402
 from nemo_uecr.demo.supervised import (  # noqa: E402
-    Batch,
     build_model,
     demonstrations,
-    learning_rate_factor,
     response_loss,
     train_supervised,
 )
@@ -67,22 +64,6 @@ def test_only_response_tokens_are_in_the_loss() -> None:
         token_logp = logp.gather(-1, batch.ids_BT[:, 1:, None]).squeeze(-1)
         expected = -token_logp[batch.response_BT[:, 1:]].mean().item()
         assert response_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_no_batch_holds_a_held_out_question() -> None:
-    seen = questions_of(demonstrations(TOKENIZER, COURSE, random.Random(0), frozenset()), batches=4)
-    assert questions_of(demonstrations(TOKENIZER, COURSE, random.Random(0), seen), batches=4).isdisjoint(seen)
-
-
-def questions_of(stream: Iterator[Batch], batches: int) -> set[str]:
-    texts = [TOKENIZER.decode(ids) for batch in itertools.islice(stream, batches) for ids in batch.ids_BT]
-    return {text.split("user\n")[1].split("<|im_end|>")[0] for text in texts}
-
-
-def test_schedule() -> None:
-    # 550 steps: warm-up of 50, then a cosine over 500: half the peak in the middle, at step 50 + 250.
-    factors = [learning_rate_factor(step, 550) for step in (0, 24, 49, 50, 300, 550)]
-    assert factors == pytest.approx([1 / 50, 25 / 50, 1.0, 1.0, 0.5, 0.0])
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])

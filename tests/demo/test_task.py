@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,8 @@ from nemo_uecr.demo.task import (
     Operation,
     Problem,
     distinct_problems,
-    question_count,
-    read_questions,
     sample_problem,
     worked_solution,
-    write_rows,
 )
 
 STEP = re.compile(r"(\d+)((?:[-+*]\d+)+)=(\d+)")
@@ -72,40 +68,9 @@ def test_every_line_of_a_solution_is_right(problems: list[Problem], skip_rate: f
         assert written == "".join(map(str, problem.operations))
 
 
-def test_the_skip_rate_is_the_share_of_joined_operations(problems: list[Problem]) -> None:
-    rng = random.Random(2)
-    joints = sum(problem.level for problem in problems)  # a problem with k + 1 operations has k joints
-    lines = sum(worked_solution(problem, rng, 0.3).count("=") for problem in problems)
-    joined = sum(problem.level + 1 for problem in problems) - lines
-    # 3,000 joints: the standard deviation of the share is sqrt(.3 * .7 / 3000) = 0.0084.
-    assert joints == 3000
-    assert abs(joined / joints - 0.3) < 4 * 0.0084
-
-
 def test_distinct_problems_avoid_each_other_and_the_seen() -> None:
     first = list(distinct_problems(random.Random(3), [1] * 300, set()))
     seen = {problem.question for problem in first}
     again = list(distinct_problems(random.Random(3), [1] * 300, seen))  # the same seed draws the same problems first
     assert len(seen) == 300
     assert seen.isdisjoint(problem.question for problem in again)
-
-
-def test_questions_of_a_level_are_counted() -> None:
-    """By hand for one operation: those of every first value from 2 to 99, counted one by one."""
-    found = set()
-    for start in range(2, 100):
-        found |= {f"{start} *{factor}" for factor in (2, 3) if start * factor <= 99}
-        found |= {f"{start} +{addend}" for addend in range(2, 20) if start + addend <= 99}
-        found |= {f"{start} -{addend}" for addend in range(2, 20) if start - addend >= 0}
-    assert question_count(0) == len(found)
-    rng = random.Random(0)
-    drawn = {sample_problem(rng, 0).question for _ in range(1000)}
-    assert drawn <= {f"Start with {chain.replace(' ', ': ')} = ?" for chain in found}
-
-
-def test_rows_are_read_back(tmp_path: Path) -> None:
-    problems = list(distinct_problems(random.Random(4), [1, 5], set()))
-    write_rows(tmp_path / "rows.jsonl", problems, "train")
-    assert read_questions(tmp_path / "rows.jsonl") == {problem.question for problem in problems}
-    first = (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()[0]
-    assert first == f'{{"id": "train-1", "question": "{problems[0].question}", "answer": "{problems[0].answer}"}}'

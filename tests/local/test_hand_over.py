@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nemo_uecr.data.batch_file import SavedBatch, load_batch
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.reproducible import step_indices
 from nemo_uecr.local.models import load_model
 from nemo_uecr.local.prompts import encode_prompts
 from nemo_uecr.local.rollout import Response
@@ -64,17 +63,16 @@ def test_each_model_is_scored_at_its_temperature(tmp_path: Path, tiny: Assets) -
     assert worst(found["teacher_entropy"], entropy, mask_BT) <= 1e-5
 
 
-@pytest.mark.parametrize("coefficient", [0.25, 3.0])
-def test_second_surrogate_counts_with_its_coefficient(tmp_path: Path, coefficient: float) -> None:
+def test_second_surrogate_counts_with_its_coefficient(tmp_path: Path) -> None:
     """At ratio 1 the loss is ``-(sum A + c sum A_opd) / tokens``; the two are saved with the batch."""
     folder = tiny.run(
-        tmp_path / "run", *ONE_UPDATE, "train.steps=1", "method.name=grpo_plus_opd", f"method.opd_coef={coefficient}"
+        tmp_path / "run", *ONE_UPDATE, "train.steps=1", "method.name=grpo_plus_opd", "method.opd_coef=3.0"
     )
     found = saved(folder, 1).tensors
     mask_BT = found["mask"]
     task, opd = (float(found[name][mask_BT].double().mean()) for name in ("advantage", "advantage_opd"))
     assert abs(opd) > 0.01  # otherwise its coefficient could not be seen
-    assert tiny.metrics(folder)[0]["policy/pg_loss"] == pytest.approx(-(task + coefficient * opd), abs=1e-6)
+    assert tiny.metrics(folder)[0]["policy/pg_loss"] == pytest.approx(-(task + 3.0 * opd), abs=1e-6)
 
 
 def group_advantage(reward_B: Tensor, group_B: Tensor) -> Tensor:
@@ -103,19 +101,3 @@ def test_schedule_counts_completed_steps(tmp_path: Path) -> None:
         expected_BT = kappa * 0.75 * delta_BT + rho * task_B.unsqueeze(1)
         assert worst(found["advantage"], expected_BT, found["mask"]) < 1e-5
         assert float(delta_BT[found["mask"]].abs().max()) > 0.1  # one step's kappa differs by 0.011 * 0.75 * this
-
-
-def test_prompts_come_in_the_order_of_the_runs_seed(tmp_path: Path) -> None:
-    """6 problems, 2 a step, three steps: the whole pass of each seed, and no two seeds the same."""
-    orders = []
-    for seed in (0, 1, 5):
-        folder = tiny.run(tmp_path / f"seed-{seed}", *ONE_UPDATE, "train.steps=3", f"run.seed={seed}")
-        drawn = [row["problem"] for step in (1, 2, 3) for row in texts(folder, step)[::4]]
-        expected = [
-            f"p{index}"
-            for step in (1, 2, 3)
-            for index in step_indices(problems=6, per_step=2, step=step, seed=seed, shuffle=True)
-        ]
-        assert drawn == expected
-        orders.append(tuple(drawn))
-    assert len(set(orders)) == 3

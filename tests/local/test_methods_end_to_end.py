@@ -90,28 +90,6 @@ def test_every_metric_is_in_the_table_and_every_entry_is_emitted(runs: dict[str,
     assert not never, f"in the table but never emitted: {sorted(never)}"
 
 
-def test_times_add_up(runs: dict[str, Path]) -> None:
-    for record in records(runs["uecr"] / "metrics.jsonl"):
-        parts = [
-            value
-            for name, value in record.items()
-            if name.startswith("time/") and name not in ("time/step_s", "time/save_s")
-        ]
-        assert 0.5 * record["time/step_s"] < sum(parts) <= record["time/step_s"] * 1.001
-
-
-def test_saved_texts_belong_to_the_tensors(runs: dict[str, Path]) -> None:
-    saved = load_batch(runs["uecr"] / "batches" / "step-000001.safetensors").tensors
-    told = json.loads((runs["uecr"] / "batches" / "step-000001.json").read_text())
-    assert told["step"] == 1
-    assert [row["row"] for row in told["responses"]] == list(range(8))
-    for row, response in enumerate(told["responses"]):
-        assert len(response["tokens"]) == int(saved["mask"][row].sum())
-        assert "".join(response["tokens"]).removesuffix("<|im_end|>") == response["response"]
-        assert float(saved["task_reward"][row]) == (response["verdict"] == "correct")
-        assert response["question"] == response["answer"]
-
-
 def test_run_folder_tells_what_it_was_made_of(runs: dict[str, Path], tiny: Assets) -> None:
     from nemo_uecr.config.load import load_config
     from nemo_uecr.files import file_sha256
@@ -143,15 +121,6 @@ def test_atod_takes_turns(tmp_path: Path) -> None:
     assert segments.unique().tolist()[:2] == [0, 1]
 
 
-def test_a_step_that_crosses_the_end_of_the_file_keeps_draws_apart(tmp_path: Path) -> None:
-    """6 problems, 4 a step: step 2 draws 2 of the first pass and 2 of the next; groups stay four."""
-    folder = tiny.run(tmp_path / "run", "rollout.prompts_per_step=4", "data.shuffle=false", "train.steps=2")
-    assert [record["group/count"] for record in metrics(folder)] == [4, 4]
-    assert [record["count/unique_prompts"] for record in metrics(folder)] == [4, 4]
-    folder = tiny.run(tmp_path / "more", "rollout.prompts_per_step=8", "data.shuffle=false", "train.steps=1")
-    assert (metrics(folder)[0]["group/count"], metrics(folder)[0]["count/unique_prompts"]) == (8, 6)
-
-
 def test_overlong_filter_in_the_loop(tmp_path: Path) -> None:
     """With 4 tokens the long form (d=\\boxed{d} and the end) is cut; it keeps its reward and leaves the loss."""
     folder = tiny.run(
@@ -162,20 +131,6 @@ def test_overlong_filter_in_the_loop(tmp_path: Path) -> None:
     assert record["count/trained"] == 8 * (1 - record["response/truncated_share"])
     assert record["count/rewarded"] == 8
     assert record["count/valid_tokens"] < record["response/length_mean"] * 8
-
-
-def test_greedy_evaluation_is_the_same_every_time(tmp_path: Path, tiny: Assets) -> None:
-    from tests.local.tiny import run
-
-    benchmark = f"evaluation.benchmarks={{a: {tiny.problems}}}"
-    folder = run(
-        tmp_path / "run", benchmark, "evaluation.temperature=0", "evaluation.samples=1", "evaluation.at_start=true",
-        "train.learning_rate=1e-12", "train.steps=1",
-    )  # fmt: skip
-    first, last = records(folder / "evaluation.jsonl")
-    assert first["sets"] == last["sets"]
-    samples = [(folder / "evaluations" / f"step-{step:06d}.jsonl").read_text() for step in (0, 1)]
-    assert samples[0] == samples[1]
 
 
 def test_evaluation_record_is_the_mean_of_its_samples(runs: dict[str, Path]) -> None:

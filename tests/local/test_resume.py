@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import shutil
-import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +10,7 @@ import pytest
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from tests.holding import held
 from tests.local import tiny
-from tests.local.tiny import Assets, in_child, outcome, same
-
-#: Events of Python's audit hook that change the run folder.
-WRITES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "os.truncate")
-#: Those that `shutil.rmtree` raises with a name relative to an open folder.
-RELATIVE = ("os.remove", "os.rmdir")
+from tests.local.tiny import Assets, outcome, same
 
 
 @pytest.fixture(scope="module")
@@ -53,131 +42,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, busy: tuple[str, ...]) -> di
     return found
 
 
-def watch_writes(folder: Path, at: Callable[[int, str], None]) -> None:
-    """Call ``at(number, event)`` before each change of the run folder by this process; cannot be undone."""
-    count = 0
-
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal count
-        if event not in WRITES or not arguments or not isinstance(arguments[0], str | os.PathLike):
-            return
-        writes = event != "open" or (isinstance(arguments[1], str) and arguments[1][:1] in "wax")
-        inside = str(folder) in os.fspath(arguments[0]) or (event in RELATIVE and arguments[1] != -1)
-        if writes and inside:
-            count += 1
-            at(count, event)
-
-    sys.addaudithook(hook)
-
-
-def recorded(folder: Path) -> int:
-    """Steps that the metrics have."""
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def saved(folder: Path) -> set[int]:
-    """Steps whose checkpoint is complete."""
-    return {int(path.parent.name[-6:]) for path in (folder / "checkpoints").glob("step-*/manifest.json")}
-
-
-def dying(folder: Path, busy: tuple[str, ...], death: int, *, resume: bool, saving: bool = False) -> int:
-    """A run that is killed just before its ``death``-th change of the folder; returns how it ended.
-
-    With ``saving`` only changes count between the record of a step and the end of its checkpoint.
-    """
-    count = 0
-
-    def at(number: int, event: str) -> None:
-        nonlocal count
-        count += not saving or recorded(folder) > max(saved(folder), default=0)
-        if count == death:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def work() -> None:
-        watch_writes(folder, at)
-        tiny.run(folder, *busy, resume=resume)
-
-    return in_child(work)[0]
-
-
 def test_same_run_twice_is_the_same(tmp_path: Path, busy: tuple[str, ...], whole: dict[str, object]) -> None:
     assert same(outcome(tiny.run(tmp_path / "again", *busy)), whole) == []
-
-
-def test_other_seed_is_another_run(tmp_path: Path, busy: tuple[str, ...], whole: dict[str, object]) -> None:
-    assert "metrics" in same(outcome(tiny.run(tmp_path / "other", *busy, "run.seed=1")), whole)
-
-
-def test_killed_at_every_kind_of_write(tmp_path: Path, busy: tuple[str, ...], whole: dict[str, object]) -> None:
-    """Kill before a rename, a removal, a folder's creation: each leaves a folder from which the same run follows."""
-    listing = tmp_path / "events"
-
-    def record() -> None:
-        with listing.open("w") as lines:
-            watch_writes(tmp_path / "probe", lambda number, event: lines.write(f"{event}\n") and None)
-            tiny.run(tmp_path / "probe", *busy)
-
-    assert in_child(record) == (0, "")
-    events = listing.read_text().split()
-    assert len(events) > 60
-    chosen = []
-    dice = random.Random(0)
-    for kind in ("os.rename", "os.mkdir", "os.rmdir", "shutil.rmtree", "os.remove", "open"):
-        places = [number for number, event in enumerate(events, start=1) if event == kind]
-        assert places, kind
-        chosen += dice.sample(places, min(2 if kind == "os.rename" else 1, len(places)))
-    for death in chosen:
-        folder = tmp_path / f"death-{death}"
-        assert dying(folder, busy, death, resume=False) == -signal.SIGKILL
-        code, text = in_child(lambda folder=folder: tiny.run(folder, *busy, resume=True))
-        assert (code, text) == (0, ""), (death, events[death - 1])
-        assert same(outcome(folder), whole) == [], (death, events[death - 1])
-
-
-def test_killed_again_and_again(tmp_path: Path, busy: tuple[str, ...], whole: dict[str, object]) -> None:
-    """One run that dies at random writes, by turns in a save and anywhere, until it gets through."""
-    dice, folder = random.Random(3), tmp_path / "run"
-    codes = []
-    for saving in (True, False, True, False, True):
-        death = dice.randint(2, 10) if saving else dice.randint(20, 110)
-        codes.append(dying(folder, busy, death, resume=bool(codes), saving=saving))
-        assert not saving or recorded(folder) > max(saved(folder), default=0)
-    assert codes == [-signal.SIGKILL] * 5
-    tiny.run(folder, *busy, resume=True)
-    assert same(outcome(folder), whole) == []
-
-
-def test_killed_at_random_times(tmp_path: Path, busy: tuple[str, ...], whole: dict[str, object]) -> None:
-    """Deaths by the clock fall into rollout, scoring and update, where nothing is written."""
-    dice, folder = random.Random(5), tmp_path / "run"
-    codes = []
-    while not codes or codes[-1] != 0:
-        assert len(codes) < 30
-        wait = dice.uniform(0.05, 0.4) if len(codes) < 5 else None
-        code, text = in_child(lambda: tiny.run(folder, *busy, resume=True), kill_after=wait)
-        assert code in (0, -signal.SIGKILL), text
-        codes.append(code)
-    assert codes.count(-signal.SIGKILL) >= 1  # how many strike depends on the machine
-    assert same(outcome(folder), whole) == []
-
-
-def test_killed_before_the_first_checkpoint(tmp_path: Path, busy: tuple[str, ...], whole: dict[str, object]) -> None:
-    folder = tmp_path / "run"
-
-    def at(number: int, event: str) -> None:
-        if (folder / "metrics.jsonl").exists():  # step 1 is being recorded, nothing is saved
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def work() -> None:
-        watch_writes(folder, at)
-        tiny.run(folder, *busy)
-
-    assert in_child(work)[0] == -signal.SIGKILL
-    assert not list((folder / "checkpoints").glob("step-*"))
-    assert len(tiny.records(folder / "evaluation.jsonl")) == 1
-    tiny.run(folder, *busy, resume=True)
-    assert same(outcome(folder), whole) == []
 
 
 def test_more_steps_continue_the_run(tmp_path: Path) -> None:
@@ -188,31 +54,12 @@ def test_more_steps_continue_the_run(tmp_path: Path) -> None:
     assert same(outcome(short), outcome(long), ignoring=("config.yaml",)) == []
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+def test_other_configuration_is_refused_by_key(tmp_path: Path) -> None:
     folder = tiny.run(tmp_path / "run")
-    before = (folder / "metrics.jsonl").read_bytes(), outcome(folder)
-    tiny.run(folder, resume=True)
-    assert ((folder / "metrics.jsonl").read_bytes(), outcome(folder)) == before
-
-
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_other_configuration_is_refused_by_key(tmp_path: Path, checkpoint: bool) -> None:
-    folder = tiny.run(tmp_path / "run")
-    if not checkpoint:  # as after a kill before the first one
-        import shutil
-
-        shutil.rmtree(folder / "checkpoints")
     before = outcome(folder)
     with pytest.raises(CheckpointError, match=r"method\.rho=0\.5, this run has 0\.25"):
         tiny.run(folder, "method.rho=0.25", resume=True)
     assert same(outcome(folder), before) == []
-
-
-def test_what_is_only_written_may_change(tmp_path: Path) -> None:
-    folder = tiny.run(tmp_path / "run")
-    tiny.run(folder, "telemetry.save_batch_every=1", "checkpoint.keep_last=3", "train.steps=3", resume=True)
-    assert [path.name for path in sorted((folder / "batches").glob("*.safetensors"))] == ["step-000003.safetensors"]
-    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["step-000002", "step-000003"]
 
 
 def test_second_run_into_a_used_folder_is_refused(tmp_path: Path) -> None:
@@ -242,22 +89,6 @@ def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
         lines.write('{"step": 3, "reward/ta')
     tiny.run(folder, resume=True)
     assert same(outcome(folder), before) == []
-
-
-def test_a_step_whose_line_was_half_written_is_made_again(tmp_path: Path, tiny: Assets) -> None:
-    """Killed at that line of any log, before the step's checkpoint."""
-    from tests.local.tiny import run
-
-    every = ("checkpoint.every=1", f"evaluation.benchmarks={{a: {tiny.problems}}}", "evaluation.every=1")
-    whole = run(tmp_path / "whole", *every)
-    for name in ("metrics.jsonl", "evaluation.jsonl", "artifacts.jsonl"):
-        folder = Path(shutil.copytree(whole, tmp_path / name / "run"))
-        shutil.rmtree(folder / "checkpoints" / "step-000002")
-        (folder / name).write_bytes((folder / name).read_bytes()[:-10])
-        run(folder, *every, resume=True)
-        assert same(outcome(folder), outcome(whole)) == []
-        lines = (folder / name).read_text().splitlines()
-        assert len([json.loads(line) for line in lines]) >= len((whole / name).read_text().splitlines())
 
 
 def test_keep_last_and_best(tmp_path: Path) -> None:

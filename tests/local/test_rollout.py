@@ -15,12 +15,11 @@ from transformers import GenerationConfig
 
 from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.reproducible import derive
 from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.prompts import Prompt, encode_prompts
-from nemo_uecr.local.rollout import Decoding, Response, draw, seeded
+from nemo_uecr.local.rollout import Decoding, Response, draw
 from tests.local import tiny
 from tests.local.tiny import Assets
 
@@ -83,24 +82,6 @@ def test_micro_batches_have_their_own_streams(student: TokenModel) -> None:
     assert sample(student, [*ours, *reversed(others)], PLAIN, seed=1, microbatch=4)[:4] == first
     assert sample(student, ours, PLAIN, seed=1, microbatch=4) == first
     assert sample(student, [*others, *ours], PLAIN, seed=1, microbatch=4)[4:] != first  # another place, other draws
-
-
-def test_sampling_leaves_the_global_stream_alone(student: TokenModel) -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    sample(student, [prompt(9)], PLAIN, seed=1, microbatch=1)
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_derived_seeds_differ_by_purpose_and_step() -> None:
-    seeds = [derive(0, "rollout", 1), derive(0, "rollout", 2), derive(1, "rollout", 1), derive(0, "shuffle", 1)]
-    assert len(set(seeds)) == 4
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    with seeded(3, CPU):
-        first = torch.rand(2)
-    with seeded(3, CPU):
-        assert torch.equal(torch.rand(2), first)
 
 
 def test_temperature_changes_the_distribution_as_it_should(student: TokenModel) -> None:
@@ -172,12 +153,6 @@ def test_end_tokens_and_truncation(student: TokenModel) -> None:
         assert len(response.token_ids) == 6 or ends
 
 
-def test_end_at_the_limit_is_not_truncated(student: TokenModel) -> None:
-    model = fixed_logits(student, {student.tokenizer.eos_token_id: 0.0})
-    (response,) = sample(model, [prompt(9)], replace(PLAIN, max_tokens=1), seed=0, microbatch=1)
-    assert not response.truncated
-
-
 def test_every_configured_end_token_ends(student: TokenModel) -> None:
     module = copy.deepcopy(student.module)
     module.generation_config.eos_token_id = [20, student.tokenizer.eos_token_id]
@@ -194,39 +169,6 @@ def test_left_padding_does_not_change_greedy_answers(student: TokenModel) -> Non
     assert sample(student, prompts, greedy, seed=0, microbatch=1) == together
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_broken_student_is_named_with_the_problem(student: TokenModel, temperature: float) -> None:
-    module = copy.deepcopy(student.module)
-    with torch.no_grad():
-        module.model.norm.weight[0] = math.nan
-    broken, decoding = replace(student, module=module), replace(PLAIN, temperature=temperature)
-    fault = draw(broken, [prompt(9)], decoding, seed=0, microbatch=1).fault
-    assert fault is not None
-    assert (fault.row, fault.token, fault.problem) == (0, 0, "(9,)")
-    assert "student" in str(fault.error(broken, "here"))
-    assert "logits that are not finite while it answers (here) at token 0" in str(fault.error(broken, "here"))
-
-
-def test_fault_in_the_middle_ends_one_response_where_it_is(student: TokenModel) -> None:
-    """Token 21 has no usable embedding: whoever draws it cannot go on; the others are drawn as ever."""
-    broken = fixed_logits(student, {20: 0.0, 21: 0.0})
-    with torch.no_grad():
-        broken.module.model.embed_tokens.weight[21] = math.nan
-    found = draw(broken, [prompt(9)] * 12, replace(PLAIN, max_tokens=4), seed=3, microbatch=5)
-    assert found.fault is not None
-    end = min(broken.end_ids)
-    for row, response in enumerate(found.responses):
-        ids = response.token_ids
-        if 21 in ids[:3]:
-            place = ids.index(21) + 1
-            assert ids[place:] == (end,)
-            assert row >= found.fault.row
-            if row == found.fault.row:
-                assert found.fault.token == place
-        else:
-            assert len(ids) == 4
-
-
 def test_chat_template_in_non_thinking_mode() -> None:
     tokenizer = build_tokenizer()
     problem = Problem("p", "1+1?", "2")
@@ -240,30 +182,6 @@ def test_chat_template_in_non_thinking_mode() -> None:
     assert tokenizer.decode(thinking.token_ids) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-def test_question_is_put_in_as_it_is() -> None:
-    """Braces, percent signs and special tokens' names in a question are text."""
-    tokenizer = build_tokenizer()
-    question = "{question} {x} %s \\frac{1}{2}"
-    (encoded,) = encode_prompts([Problem("p", question, "2")], tokenizer, data())
-    assert f"user\n{question}<|im_end|>" in tokenizer.decode(encoded.token_ids)
-
-
-def test_tokenizer_without_template_reads_plain_text() -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = None
-    (encoded,) = encode_prompts([Problem("p", "1+1?", "2")], tokenizer, data())
-    assert tokenizer.decode(encoded.token_ids) == "1+1?"
-    with pytest.raises(DataError, match=r"data\.system_prompt is set.*no chat template"):
-        encode_prompts([Problem("p", "1+1?", "2")], tokenizer, data("data.system_prompt=Be brief."))
-
-
-def test_template_that_refuses_is_one_line() -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = "{{ raise_exception('no system turn please') }}"
-    with pytest.raises(DataError, match="chat template refuses the prompt: TemplateError: no system turn please"):
-        encode_prompts([Problem("p", "1+1?", "2")], tokenizer, data())
 
 
 def test_empty_and_long_prompts_are_refused() -> None:

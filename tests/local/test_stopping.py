@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.stopping import JOB_END, STOPPED, RunStopped, StopRequest, listening, seconds_left
+from nemo_uecr.stopping import STOPPED, RunStopped, StopRequest
 from tests.local import tiny
 from tests.local.tiny import Assets, metrics, outcome, same, train_words
 
@@ -34,13 +32,6 @@ def test_asked_before_it_starts_it_ends_after_one_step(tmp_path: Path) -> None:
     # checkpoint.every=0 saves the last step only; the extra one of the stop is still among the two that are kept.
     assert {name for name in same(resumed, whole) if "step-000001/" not in name} == set()
     assert len(metrics(folder)) == 3
-
-
-def test_asked_during_the_last_step_it_is_done(tmp_path: Path) -> None:
-    stop = StopRequest()
-    stop.ask("a test")
-    tiny.train_loaded(tiny.configured(tmp_path / "run", "train.steps=1"), resume=False, stop=stop)
-    assert len(metrics(tmp_path / "run")) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
@@ -67,31 +58,3 @@ def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path, tiny: Asse
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
     assert entry_point([*train_words(tiny, tmp_path / "run", f"train.steps={steps + 1}"), "--resume"]) == 0
     assert len(metrics(tmp_path / "run")) == steps + 1
-
-
-def test_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    with listening() as stop:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert (stop.asked, stop.reason) == (True, "SIGUSR1")
-    assert signal.getsignal(signal.SIGUSR1) == before
-
-
-def test_outside_the_main_thread_no_signal_is_caught() -> None:
-    seen: list[bool] = []
-
-    def work() -> None:
-        with listening() as stop:
-            seen.append(stop.asked)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [False]
-
-
-def test_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(JOB_END, raising=False)
-    assert seconds_left() is None
-    monkeypatch.setenv(JOB_END, str(time.time() + 100))
-    assert seconds_left() == pytest.approx(100, abs=5)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.errors import UecrError
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -17,15 +14,3 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     lines = [line for line in capsys.readouterr().err.splitlines() if "nemo-uecr: error: " in line]
     assert len(lines) == 1
     return lines[0].removeprefix("nemo-uecr: error: ")
-
-
-def complaint(work: Callable[[], object]) -> str | None:
-    """The user's error that something ends with, one line; None where it works. Any other exception rises."""
-    try:
-        work()
-    except UecrError as error:
-        message = str(error)
-    else:
-        return None
-    assert len(message.splitlines()) == 1, repr(message)
-    return message

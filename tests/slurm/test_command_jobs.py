@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.local.tiny import Assets, assets
-from tests.slurm.one_host import OneHostSlurm, failed
+from tests.slurm.one_host import OneHostSlurm
 from tests.slurm.page import ROOT, at_home, conversion_job, evaluation_job
-
-EVAL = str(ROOT / "slurm" / "eval.sbatch")
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -61,31 +58,6 @@ def test_an_evaluation_is_requeued_and_goes_on(
     assert slurm.wait_for_end(job, log).state == "CANCELLED"
 
 
-@pytest.mark.parametrize(
-    ("notice", "word", "said"),
-    [
-        ("USR1", "FAILED", r"node n\d: nemo-uecr evaluate saved nothing new in the \d+ s before SIGUSR1, .*--time.*"),
-        ("TERM", "REQUEUED", ".*"),
-    ],
-)
-def test_an_evaluation_that_advances_in_no_attempt(
-    notice: str, word: str, said: str, slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
-) -> None:
-    """Every attempt has the same time before the notice; a preemption comes at any time."""
-    here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
-    words = [here.get(word, word) for word in at_home(evaluation_job(), environment_folder)]
-    words[words.index("--samples") + 1] = "100000"
-    job = slurm.submit(tmp_path, *words, "--batch", "100000", UECR_ROOT=str(ROOT))
-    log = tmp_path / f"uecr-eval-{job}.log"
-    slurm.wait_for_line(log, " to generate")
-    slurm.call("scancel", "--batch", f"--signal={notice}", str(job))
-    slurm.wait_for_line(log, f"slurm: {word}: ")
-    slurm.call("scancel", str(job))
-    end = slurm.wait_for_end(job, log)
-    assert re.fullmatch(f"slurm: {word}: {said}", end.last), end.lines
-    assert (tmp_path / "slurm-logs" / f"{job}-0" / "final").read_text() == end.last.removeprefix("slurm: ") + "\n"
-
-
 def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
     """The conversion of docs/cluster.md, of a Hugging Face model, which needs no training with Megatron."""
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
@@ -97,10 +69,3 @@ def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_
     end = slurm.wait_for_end(job, tmp_path / f"uecr-convert-{job}.log", seconds=300)
     assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines
     assert (out / "conversion.json").is_file()
-
-
-def test_evaluate_s_error_is_the_cause(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
-    words = ("--venv", str(environment_folder), "--", "/missing", "--benchmarks", "aime24")
-    job = slurm.submit(tmp_path, EVAL, *words, UECR_ROOT=str(ROOT))
-    end = slurm.wait_for_end(job, tmp_path / f"uecr-eval-{job}.log")
-    failed(end, "slurm: FAILED: node n1: nemo-uecr evaluate ended with code 2: nemo-uecr: error: ")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -120,29 +118,6 @@ def test_a_time_limit_saves_requeues_and_resumes(
         assert logged[node].read_bytes().startswith(before[node]), "a step that was saved is not made again"
 
 
-def test_a_time_limit_that_passes_while_the_nodes_leave(slurm: OneHostSlurm, submit: Submit) -> None:
-    """The run has saved before it; that the nodes take longer loses nothing."""
-    job, log = submit(LONG)
-    training(slurm, log)
-    deaf = [pid for pid in processes("cluster node --job") if b"SLURMD_NODENAME=n2" in environment_of(pid)]
-    assert deaf
-    for pid in deaf:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        slurm.call("scancel", "--batch", "--signal=USR1", str(job))
-        slurm.wait_for_line(log.parent / "slurm-logs" / f"{job}-0" / "ended", "75")
-        slurm.call("scontrol", "update", f"jobid={job}", "endtime=now")
-        slurm.wait_for_line(log, "slurm: REQUEUED: nemo-uecr: node n")
-    finally:
-        for pid in deaf:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n1 n2", 240)
-    assert "slurm: FAILED" not in log.read_text()
-    slurm.call("scancel", str(job))
-    assert slurm.wait_for_end(job, log).state == "CANCELLED"
-
-
 def test_a_killed_worker(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit(LONG)
     training(slurm, log)
@@ -150,28 +125,6 @@ def test_a_killed_worker(slurm: OneHostSlurm, submit: Submit) -> None:
     failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n2: its Ray worker has died")
     assert list((log.parent / "slurm-logs" / f"{job}-0").glob("ray-n*/raylet*.out"))
     assert list(Path("/tmp").glob(f"uecr-ray-{job}-0")) == []
-
-
-def test_a_killed_node_process(slurm: OneHostSlurm, submit: Submit) -> None:
-    """As the kernel does when memory runs out."""
-    job, log = submit(LONG)
-    training(slurm, log)
-    pids = [pid for pid in processes("cluster node --job") if b"SLURMD_NODENAME=n2" in environment_of(pid)]
-    assert pids
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    try:
-        failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n2: ")
-    finally:
-        for pid in processes("slurm_node:n2"):  # without control groups Slurm loses the children of a killed process
-            os.kill(pid, signal.SIGKILL)
-
-
-def environment_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 def test_a_lost_node(slurm: OneHostSlurm, submit: Submit) -> None:
@@ -218,87 +171,11 @@ def test_scancel_in_the_middle(slurm: OneHostSlurm, submit: Submit) -> None:
         assert (run / "metrics.jsonl").read_bytes().startswith(before), "these steps were done again"
 
 
-def test_scancel_of_a_job_that_does_not_hear_it(slurm: OneHostSlurm, submit: Submit) -> None:
-    """Its last line comes before Slurm kills the script, which it does KillWait after the signal."""
-    job, log = submit(LONG)
-    slurm.wait_for_line(log, "2 of 2 nodes")
-    deaf = [pid for pid in processes("cluster node --job") if b"SLURMD_NODENAME=" in environment_of(pid)]
-    for pid in deaf:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        slurm.call("scancel", str(job))
-        slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
-    finally:
-        for pid in deaf:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-
-def test_a_notice_that_comes_with_the_start(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
-    """As where the time limit is not longer than the notice: each attempt would end after one step."""
-    script = tmp_path / "early.sbatch"
-    script.write_text(Path(TRAIN).read_text().replace("run_training ", "kill -USR1 $$\nrun_training "))
-    job, log = submit(LONG, batch_script=script)
-    failed(slurm.wait_for_end(job, log), "slurm: FAILED: SIGUSR1 came before the run began: the time limit is not ")
-
-
-def test_scancel_while_the_nodes_are_checked(slurm: OneHostSlurm, submit: Submit) -> None:
-    job, log = submit(LONG)
-    slurm.wait_for_line(log, f"slurm: job {job} attempt 0")
-    slurm.call("scancel", str(job))
-    assert slurm.wait_for_end(job, log).state == "CANCELLED"
-    slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
-    assert "slurm: FAILED" not in log.read_text()
-
-
-def test_a_full_file_system_for_the_logs(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(full)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this host allows no mount")
-    try:
-        subprocess.run(["dd", "if=/dev/zero", f"of={full}/fill", "bs=4k"], capture_output=True, check=False)
-        job, log = submit(LONG, script=("--logs", str(full / "logs")))
-        failed(slurm.wait_for_end(job, log), f"slurm: FAILED: node n1: cannot write in {full}/logs/{job}-0 (0 free of")
-    finally:
-        subprocess.run(["umount", str(full)], check=False)
-
-
-def test_an_early_signal_saves_and_the_job_is_requeued(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
-    """SIGTERM to the batch script while the job runs, as a preemption with notice sends it."""
-    job, log = submit(LONG)
-    training(slurm, log)
-    slurm.call("scancel", "--batch", "--signal=TERM", str(job))
-    slurm.wait_for_line(log, "slurm: REQUEUED: nemo-uecr: node n")
-    slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n1 n2")
-    slurm.call("scancel", str(job))
-    assert slurm.wait_for_end(job, log).state == "CANCELLED"
-    for node in ("n1", "n2"):
-        assert list((tmp_path / "run" / node / "checkpoints").glob("step-*"))
-
-
-def test_a_wrong_container(slurm: OneHostSlurm, submit: Submit) -> None:
-    job, log = submit(LONG, script=("--container", "/missing/nemo-rl.sqsh"))
-    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: no container image at /missing/nemo-rl.sqsh")
-
-
-def test_a_container_without_pyxis(slurm: OneHostSlurm, submit: Submit) -> None:
-    job, log = submit(LONG, script=("--container", "nvcr.io/nvidia/nemo-rl:v0.7.0"))
-    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: srun has no --container-image")
-
-
 def test_a_folder_that_is_not_shared(slurm: OneHostSlurm, submit: Submit) -> None:
     if not slurm.hides:
         pytest.skip("this host allows no mount namespace")
     job, log = submit(LONG, script=("--logs", str(slurm.unshared)))
     failed(slurm.wait_for_end(job, log), f"slurm: FAILED: node n2: does not see {slurm.unshared}")
-
-
-def test_a_taken_port(slurm: OneHostSlurm, submit: Submit) -> None:
-    with socket.create_server((socket.gethostbyname(socket.gethostname()), 9950)):
-        job, log = submit(LONG, script=("--ray-port", "9950"))
-        failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: port 9950 is taken by another program")
 
 
 def test_a_driver_that_hangs(slurm: OneHostSlurm, submit: Submit) -> None:
@@ -312,14 +189,6 @@ def test_a_driver_that_hangs(slurm: OneHostSlurm, submit: Submit) -> None:
 def test_a_user_s_error_is_the_cause(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit("method.rho=2")
     failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver ended with code 2: nemo-uecr: error:")
-
-
-def test_an_error_on_another_node_names_it(slurm: OneHostSlurm, submit: Submit, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "n2").write_text("a file where a folder belongs")
-    job, log = submit("train.steps=1")
-    end = slurm.wait_for_end(job, log)
-    failed(end, "slurm: FAILED: node n1: the driver ended with code 2: nemo-uecr: error: node n2: ")
 
 
 def test_no_gpu_where_the_job_has_eight(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:

@@ -26,12 +26,9 @@ def test_counts_by_arm_and_variant(tmp_path: Path) -> None:
     ("ran", "runs", "processes", "said"),
     [
         ([], 4, 2, ""),  # no run tells
-        ([600.0], 0, 2, ""),
         ([600.0], 11, 2, ", about 55 min left"),  # 600 s * 11 / 2 = 3300 s
         ([600.0, 1200.0], 1, 4, ", about 15 min left"),  # one run is in one process, whatever their number
         ([4.0, 2.0], 8, 2, ", about 12 s left"),
-        ([119.6], 1, 1, ", about 120 s left"),
-        ([120.0], 1, 1, ", about 2 min left"),
     ],
 )
 def test_the_time_left_is_that_of_the_runs_in_their_processes(

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.stopping import StopRequest
-from nemo_uecr.study.cells import selection_cells
-from nemo_uecr.study.load import load_study
-from nemo_uecr.study.overrides import OWN, OWN_MAPPING
 from nemo_uecr.study.runner import finished
-from nemo_uecr.study.study import run_study
 from tests.holding import held
-from tests.study.jobs import copy_run
 from tests.study.made import study_file
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
@@ -87,119 +80,6 @@ def test_tables_come_again_without_training(done: Path, tmp_path: Path) -> None:
     )
 
 
-def test_runs_of_another_learning_rate_are_refused(
-    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(done / "study", tmp_path / "study")
-    config = next((tmp_path / "study" / "runs").rglob("pair-000/config.yaml"))
-    text = config.read_text()
-    rate = next(line for line in text.splitlines() if "learning_rate:" in line)
-    config.write_text(text.replace(rate, rate.split(":")[0] + ": 0.125"))
-    assert entry_point(["study", str(study_file(tmp_path)), "--tables-only"]) == 2
-    assert "was trained with train.learning_rate=0.125, this study asks for" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("average", "complaint"),
-    [("0.99", "expected the mean of level1, level2, level3, level4, level5")],
-)
-def test_an_average_that_is_no_mean_of_its_sets_is_refused(
-    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], average: str, complaint: str
-) -> None:
-    shutil.copytree(done / "study", tmp_path / "study")
-    record = tmp_path / "study" / "runs" / "one_update" / "grpo" / "pair-001" / "evaluation.jsonl"
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
-    lines[-1]["average"]["avg"] = float(average)
-    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert entry_point(["study", str(study_file(tmp_path)), "--tables-only"]) == 2
-    assert complaint in capsys.readouterr().err
-
-
-def break_record(folder: Path, **changes: object) -> None:
-    """Change the last evaluation of one finished run of the tables; None removes."""
-    record = folder / "study" / "runs" / "one_update" / "grpo" / "pair-001" / "evaluation.jsonl"
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
-    for key, change in changes.items():
-        if change is None:
-            lines[-1].pop(key)
-        else:
-            lines[-1][key] = change
-    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (
-            {"level1": {"avg": 0.5, "low": 0.4, "high": 0.6}},
-            "over level1; expected the mean of level1, level2, level3, level4, level5",
-        ),
-    ],
-)
-def test_an_evaluation_without_a_set_is_refused_before_anything_starts(
-    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: object, expected: str
-) -> None:
-    shutil.copytree(done / "study", tmp_path / "study")
-    break_record(tmp_path, sets=change)
-    lost = tmp_path / "study" / "runs" / "one_update" / "uecr" / "pair-000"
-    shutil.rmtree(lost)
-    path = study_file(tmp_path)
-    for option in ([], ["--budget"], ["--tables-only"]):
-        assert entry_point(["study", str(path), *option]) == 2
-        error = capsys.readouterr().err.strip()
-        assert "runs/one_update/grpo/pair-001" in error
-        assert expected in error
-        assert "\n" not in error
-    assert not lost.exists()
-
-
-def test_models_say_how_long_they_were_taught(done: Path) -> None:
-    for name in ("teacher", "student-000", "selection-000"):
-        taught = json.loads((done / "study" / "task" / "models" / name / "teaching.json").read_text())
-        assert taught["seconds"] > 0
-
-
-def test_a_pair_without_its_initial_evaluation_waits(done: Path, tmp_path: Path) -> None:
-    """An evaluation half-way must not stand for the student before training."""
-    shutil.copytree(done / "study", tmp_path / "study")
-    for arm in ("uecr", "grpo"):
-        record = tmp_path / "study" / "runs" / "one_update" / arm / "pair-001" / "evaluation.jsonl"
-        record.write_text(record.read_text().splitlines(keepends=True)[-1])
-    entry_point(["study", str(study_file(tmp_path)), "--tables-only"])
-    content = json.loads((tmp_path / "study" / "results.json").read_text())
-    assert {run["cell"]["pair"] for run in content["runs"]} == {0}
-
-
-def test_initial_evaluation_of_a_pair_stands_in_where_it_was_left_out(done: Path, tmp_path: Path) -> None:
-    shutil.copytree(done / "study", tmp_path / "study")
-    path = study_file(tmp_path)
-    content = json.loads((done / "study" / "results.json").read_text())
-    record = tmp_path / "study" / "runs" / "one_update" / "grpo" / "pair-001" / "evaluation.jsonl"
-    lines = record.read_text().splitlines(keepends=True)
-    assert len(lines) == 2
-    record.write_text(lines[1])
-    assert entry_point(["study", str(path), "--tables-only"]) == 0
-    again = json.loads((tmp_path / "study" / "results.json").read_text())
-    assert [run["initial"] for run in again["runs"]] == [run["initial"] for run in content["runs"]]
-    assert [run["curve"] for run in again["runs"]] == [run["curve"] for run in content["runs"]]
-
-
-def test_the_time_left_is_counted_from_what_runs_recorded(done: Path, tmp_path: Path) -> None:
-    """Not from the clock: the first run to end waited for its process, and others are under way beside it."""
-    shutil.copytree(done / "study", tmp_path / "study")
-    study = load_study(study_file(tmp_path))
-    runs = tmp_path / "study" / "runs"
-    for path in runs.rglob("metrics.jsonl"):  # two steps of 300 s each
-        records = [json.loads(line) | {"time/step_s": 300.0} for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    recorded = runs.rename(tmp_path / "recorded")
-    shutil.copytree(recorded / "one_update" / "uecr" / "pair-000", runs / "one_update" / "uecr" / "pair-000")
-    lines = list[str]()
-    run_study(study, partial(copy_run, recorded, runs), stop=StopRequest(), report=lines.append)
-    said = [line.partition("  done")[2] for line in lines if line.startswith("tables ")]
-    assert said == [", about 10 min left", ", about 10 min left", ""]  # 600 s * 2 / 2 processes, 600 s * 1 / 1
-
-
 def test_students_differ_and_held_out_problems_are_held_out(done: Path) -> None:
     task = done / "study" / "task"
     weights = {(task / "models" / name / "model.safetensors").read_bytes() for name in ("student-000", "student-001")}
@@ -248,21 +128,6 @@ def test_another_task_in_the_folder_is_refused(done: Path, tmp_path: Path, capsy
     assert "describes another task than the study file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["", "{"], ids=["empty", "cut"])
-def test_a_damaged_record_of_the_task_or_a_model_is_one_line(
-    done: Path, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(done / "study", tmp_path / "study")
-    for name, message in (("models/teacher/teaching.json", "no record of a model"), ("task.json", "no JSON")):
-        path = tmp_path / "study" / "task" / name
-        whole = path.read_bytes()
-        path.write_text(content)
-        assert entry_point(["study", str(study_file(tmp_path))]) == 2
-        line = capsys.readouterr().err.strip().splitlines()[-1]
-        assert line.startswith(f"nemo-uecr: error: {path}: {message}")
-        path.write_bytes(whole)
-
-
 ARM = {"pairs": 2, "teacher": "teacher"}
 
 
@@ -270,36 +135,9 @@ ARM = {"pairs": 2, "teacher": "teacher"}
     ("changes", "message"),
     [
         ({"overrides": ["train.stepz=2"]}, "train.stepz"),
-        ({"selection": {"learning_rates": [2e-4], "pairs": 1, "overrides": ["train.stepz=2"]}}, "train.stepz"),
-        ({"selection": {"learning_rates": [2e-4], "pairs": 1, "overrides": ["train.steps=0"]}}, "train.steps"),
         (
             {"variants": {"one_update": ["run.seed=3"]}},
             "variants.one_update: got run.seed=3; every run gets its run.seed",
-        ),
-        (
-            {"selection": {"learning_rates": [2e-4], "pairs": 1, "overrides": ["+run={folder: elsewhere}"]}},
-            "selection.overrides: got +run={folder: elsewhere}; every run gets its run.folder from the study",
-        ),
-        (
-            {
-                "arms": {
-                    "uecr": ARM | {"overrides": ["run.folder=elsewhere"], "learning_rate_of": None},
-                    "grpo": ARM | {"overrides": [], "learning_rate_of": "uecr"},
-                }
-            },
-            "arms.uecr.overrides: got run.folder=elsewhere; every run gets its run.folder from the study",
-        ),
-        ({"overrides": ["student=null"]}, "overrides: got student=null; every run gets its student.model_name from"),
-        ({"overrides": ["student={}"]}, "overrides: got student={}; every run gets its student.model_name from"),
-        ({"overrides": ["data=null"]}, "overrides: got data=null; every run gets its data.train from"),
-        ({"overrides": ["run=null"]}, "overrides: got run=null; every run gets its run.folder from"),
-        (
-            {"overrides": ["evaluation=null"]},
-            "overrides: got evaluation=null; every run gets its evaluation.benchmarks",
-        ),
-        (
-            {"overrides": ["evaluation.benchmarks={aime24: x}"]},
-            "overrides: got evaluation.benchmarks={aime24: x}; every",
         ),
     ],
 )
@@ -324,25 +162,3 @@ def test_a_second_study_in_the_folder_is_refused(tmp_path: Path, capsys: pytest.
             assert "study is in use by another process; wait for it or choose another folder" in said.err
         assert entry_point(["study", str(path), "--budget"]) == 0
         assert [each.name for each in (tmp_path / "study").iterdir()] == ["run.lock"]
-
-
-@pytest.mark.parametrize("option", [[], ["--budget"], ["--tables-only"]])
-def test_a_file_in_place_of_the_folder_is_refused_before_the_budget(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
-) -> None:
-    (tmp_path / "file").touch()
-    for folder in ("file", "file/below"):
-        path = study_file(tmp_path)
-        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"folder": str(tmp_path / folder)}))
-        assert entry_point(["study", str(path), *option]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert "file is no folder; choose another folder in the study file" in said.err
-
-
-def test_what_the_study_says_itself_is_what_no_override_may_say(tmp_path: Path) -> None:
-    study = load_study(study_file(tmp_path))
-    stated = {text for texts in (study.overrides, *(arm.overrides for arm in study.arms.values())) for text in texts}
-    cells = selection_cells(study)
-    given = {text.partition("=")[0] for cell in cells for text in cell.overrides if text not in stated}
-    assert {key for key in given if not key.startswith(f"{OWN_MAPPING}.")} == set(OWN)

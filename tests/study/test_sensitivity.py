@@ -44,14 +44,6 @@ def test_panel_by_hand() -> None:
     assert gaps["grpo"].high == pytest.approx(4.0 + 12.7062, abs=1e-3)
 
 
-def test_panel_without_its_default_is_left_out() -> None:
-    small = load_study(STUDIES / "small.yaml")
-    rho = SensitivityConfig(title="rho", default="uecr", points={"uecr": 0.5, "grpo": 0.9})
-    study = small.model_copy(update={"sensitivity": {"rho": rho}})
-    results = [made_result(made_cell("grpo", pair, variant="one_update"), 1.0) for pair in (0, 1)]
-    assert panels(study, results) == []
-
-
 def test_values_of_the_shipped_panels_are_those_that_the_runs_use() -> None:
     study = load_study(STUDIES / "main.yaml")
     assert set(study.sensitivity) == {"alpha", "rho", "tau_delta", "tau_entropy", "std_floor"}

@@ -42,10 +42,3 @@ def test_sets_are_over_common_pairs_and_differences_over_all() -> None:
     ]  # fmt: skip
     gaps = difference_table(summary, confidence=0.95)
     assert [line[1].text for line in gaps.lines] == ["3", "2", "3"]
-
-
-def test_arms_without_common_pairs_have_no_table_of_sets() -> None:
-    results = [made_result(made_cell("uecr", pair, variant="one_update"), 1.0) for pair in (0, 1)]
-    results += [made_result(made_cell("grpo", pair, variant="one_update"), 1.0) for pair in (1, 2)]
-    (summary,) = table_summaries(load_study(SMALL), results)
-    assert sets_table(summary, layout="main", samples=12) is None
