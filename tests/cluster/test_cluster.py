@@ -64,11 +64,6 @@ def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
     assert words == ["train", NEMO, "method.name=puu", "cluster.nodes=4", "cluster.gpus_per_node=8", "--resume"]
 
 
-def test_a_local_run_and_a_smoke_run_have_no_cluster_keys() -> None:
-    assert command_words(LOCAL, ["a=b"], smoke=False, nodes=1, gpus=8) == ["train", LOCAL, "a=b", "--resume"]
-    assert command_words(LOCAL, ["a=b"], smoke=True, nodes=2, gpus=8) == ["cluster", "smoke", LOCAL, "a=b"]
-
-
 @pytest.mark.parametrize(
     ("config", "override", "message"),
     [

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from tests.local.tiny import Assets, assets
+from tests.local.tiny import Assets, assets, every, run
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Assets:
     """Folders of the tiny student and teacher, the problems and the configuration."""
     return assets()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two steps that saves everything; tests read it, or damage a copy."""
+    return run(tmp_path_factory.mktemp("trained") / "run", *every())
 
 
 @pytest.fixture(autouse=True)

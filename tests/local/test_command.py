@@ -1,17 +1,16 @@
-"""The real command in a process of its own: its exit codes, its one line, kill -9 and --resume."""
+"""`nemo-uecr train` on this machine: what it refuses, and that it trains on a folder of `data prepare`."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
 from pathlib import Path
 
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from tests.local.tiny import Assets, outcome, same, train_words
-
-ROOT = Path(__file__).resolve().parents[2]
+from nemo_uecr.files import file_sha256
+from tests.data.made import deepmath_row, prepare_folder, write_benchmark, write_jsonl
+from tests.local.tiny import DIGITS, Assets, run, train_words
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
@@ -23,25 +22,11 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     return lines[0]
 
 
-def test_error_of_a_process_is_one_line_and_code_2(tmp_path: Path, tiny: Assets) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nemo_uecr", *train_words(tiny, tmp_path / "run", "teacher.model_name=/missing")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines() == [
-        "nemo-uecr: error: teacher.model_name '/missing' is no model folder (no config.json); "
-        "expected a folder or a hub name"
-    ]
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (("data.train=/missing.jsonl",), "/missing.jsonl: no such file"),
+        (("teacher.model_name=/missing",), "teacher.model_name '/missing' is no model folder"),
         (("data.answer_key=final",), "problems.jsonl:1: no field 'final'"),
         (("method.rho=1.0",), "method.rho"),
         (("device=cuda",), "torch sees no GPU"),
@@ -58,10 +43,10 @@ def test_bad_input(
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_tiny_helper_trains_like_the_command(tmp_path: Path, tiny: Assets) -> None:
-    """The other tests call the function beneath the command; both give the same run."""
-    from tests.local.tiny import run
-
-    assert entry_point(train_words(tiny, tmp_path / "command")) == 0
-    ours = outcome(run(tmp_path / "function"))
-    assert same(outcome(tmp_path / "command"), ours) == []
+def test_a_prepared_folder_is_trained_on(tmp_path: Path) -> None:
+    rows = [deepmath_row(str(digit), str(digit)) for digit in range(DIGITS)]
+    source = write_jsonl(tmp_path / "source.jsonl", rows)
+    prepared = prepare_folder(source, tmp_path / "data", write_benchmark(tmp_path))
+    folder = run(tmp_path / "run", f"data.train={prepared}", "train.steps=1")
+    record = json.loads((folder / "provenance.json").read_text())
+    assert record["sha256"]["train"] == file_sha256(prepared / "train.jsonl")

@@ -72,13 +72,6 @@ def test_sequences_beyond_the_models_context_are_refused_before_the_run(tmp_path
     run(tmp_path / "fits", *changes)
 
 
-def test_a_stretched_rope_counts(teacher: Path) -> None:
-    assert load(teacher).context == 512
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
-    edit(teacher / "config.json", lambda config: config.update(rope_parameters=rope))
-    assert load(teacher).context == 2048
-
-
 def test_other_tokenizer_is_refused_by_id(tiny: Assets, teacher: Path, tmp_path: Path) -> None:
     """One id whose text differs is enough, and no run begins."""
     check_same_tokens(load(tiny.student, "student"), load(teacher))

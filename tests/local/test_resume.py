@@ -1,8 +1,9 @@
-"""A killed and resumed run equals an uninterrupted one, bit for bit, wherever the kill falls."""
+"""A run is repeatable, resumes as if it had never stopped, and keeps its newest and best checkpoints."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,40 +11,11 @@ import pytest
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from tests.holding import held
 from tests.local import tiny
-from tests.local.tiny import Assets, outcome, same
+from tests.local.tiny import every, outcome, same
 
 
-@pytest.fixture(scope="module")
-def busy(tiny: Assets) -> tuple[str, ...]:
-    """Settings under which everything that can be interrupted happens: two updates a batch, pruning, a best step."""
-    return (
-        "train.steps=4",
-        f"evaluation.benchmarks={{a: {tiny.problems}}}",
-        "evaluation.every=2",
-        "evaluation.at_start=true",
-        "checkpoint.every=1",
-        "checkpoint.keep_last=1",
-        "checkpoint.keep_best=true",
-        "telemetry.save_batch_every=1",
-    )
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, busy: tuple[str, ...]) -> dict[str, object]:
-    """The uninterrupted run."""
-    folder = tiny.run(tmp_path_factory.mktemp("whole") / "run", *busy)
-    found = outcome(folder)
-    # What is compared is what should be there: 4 steps, 3 evaluations, the newest checkpoint and the best.
-    assert [record["step"] for record in found["metrics"]] == [1, 2, 3, 4]
-    assert [record["count/optimizer_steps"] for record in found["metrics"]] == [2, 4, 6, 8]
-    assert [record["step"] for record in found["evaluation"]] == [0, 2, 4]
-    assert {name.split("/")[1] for name in found if name.startswith("checkpoints/")} >= {"step-000004"}
-    assert len([name for name in found if name.startswith("batches/")]) == 8
-    return found
-
-
-def test_same_run_twice_is_the_same(tmp_path: Path, busy: tuple[str, ...], whole: dict[str, object]) -> None:
-    assert same(outcome(tiny.run(tmp_path / "again", *busy)), whole) == []
+def test_same_run_twice_is_the_same(tmp_path: Path, trained: Path) -> None:
+    assert same(outcome(tiny.run(tmp_path / "again", *every())), outcome(trained)) == []
 
 
 def test_more_steps_continue_the_run(tmp_path: Path) -> None:
@@ -54,19 +26,13 @@ def test_more_steps_continue_the_run(tmp_path: Path) -> None:
     assert same(outcome(short), outcome(long), ignoring=("config.yaml",)) == []
 
 
-def test_other_configuration_is_refused_by_key(tmp_path: Path) -> None:
-    folder = tiny.run(tmp_path / "run")
+def test_another_configuration_and_a_second_run_are_refused(tmp_path: Path, trained: Path) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
     before = outcome(folder)
     with pytest.raises(CheckpointError, match=r"method\.rho=0\.5, this run has 0\.25"):
-        tiny.run(folder, "method.rho=0.25", resume=True)
-    assert same(outcome(folder), before) == []
-
-
-def test_second_run_into_a_used_folder_is_refused(tmp_path: Path) -> None:
-    folder = tiny.run(tmp_path / "run")
-    before = outcome(folder)
+        tiny.run(folder, *every(), "method.rho=0.25", resume=True)
     with pytest.raises(RunFolderError, match="already holds a run; add --resume"):
-        tiny.run(folder)
+        tiny.run(folder, *every())
     assert same(outcome(folder), before) == []
 
 
@@ -82,13 +48,12 @@ def test_folder_in_use_is_refused_and_the_first_run_goes_on(tmp_path: Path) -> N
     assert len(tiny.metrics(folder)) == 2
 
 
-def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
-    folder = tiny.run(tmp_path / "run")
-    before = outcome(folder)
+def test_half_written_last_line_is_dropped(tmp_path: Path, trained: Path) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
     with (folder / "metrics.jsonl").open("a") as lines:
         lines.write('{"step": 3, "reward/ta')
-    tiny.run(folder, resume=True)
-    assert same(outcome(folder), before) == []
+    tiny.run(folder, *every(), resume=True)
+    assert same(outcome(folder), outcome(trained)) == []
 
 
 def test_keep_last_and_best(tmp_path: Path) -> None:

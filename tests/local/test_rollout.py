@@ -107,12 +107,6 @@ def test_top_p_keeps_the_nucleus(student: TokenModel) -> None:
     assert set(drawn(model, PLAIN)) == {20, 21, 22, 23}
 
 
-def test_zero_top_k_is_off(student: TokenModel) -> None:
-    """More candidates than the library's own default of 50 stay possible."""
-    model = fixed_logits(student, dict.fromkeys(range(20, 120), 0.0))
-    assert len(drawn(model, PLAIN, count=1000)) == 100
-
-
 def test_checkpoints_own_sampling_defaults_do_not_leak(student: TokenModel) -> None:
     """Defaults that would forbid, punish, sharpen or cut change nothing, and are put back."""
     own = GenerationConfig(

@@ -158,6 +158,18 @@ def _teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, likin
         optimizer.step()
 
 
+def every() -> tuple[str, ...]:
+    """Overrides under which two steps leave a checkpoint, a batch and an evaluation each."""
+    return (
+        "train.steps=2",
+        f"evaluation.benchmarks={{a: {assets().problems}}}",
+        "evaluation.every=1",
+        "checkpoint.every=1",
+        "checkpoint.keep_last=5",
+        "telemetry.save_batch_every=1",
+    )
+
+
 def configured(folder: Path, *overrides: str) -> LoadedConfig:
     """The tiny configuration with a run folder and overrides."""
     return load_config(assets().config, [*SMALL, f"run.folder={folder}", *overrides])
@@ -180,7 +192,7 @@ def train_loaded(loaded: LoadedConfig, *, resume: bool, stop: StopRequest | None
     )
 
 
-def in_child(work: Callable[[], object], *, kill_after: float | None = None) -> tuple[int, str]:
+def in_child(work: Callable[[], object]) -> tuple[int, str]:
     """Run something in a forked process.
 
     Returns:
@@ -203,19 +215,9 @@ def in_child(work: Callable[[], object], *, kill_after: float | None = None) -> 
         finally:
             os._exit(code)
     os.close(writing)
-    if kill_after is not None:
-        _kill_later(child, kill_after)
     with os.fdopen(reading, "rb") as lines:
         text = lines.read().decode()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
-
-
-def _kill_later(child: int, seconds: float) -> None:
-    import signal
-    import time
-
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still the child's
 
 
 def train_words(assets: Assets, folder: Path, *overrides: str) -> list[str]:

@@ -150,34 +150,6 @@ def test_a_dead_srun(slurm: OneHostSlurm, submit: Submit) -> None:
     assert not end.said("Killed"), "bash's own word, with the whole command line"
 
 
-def test_scancel_in_the_middle(slurm: OneHostSlurm, submit: Submit) -> None:
-    """What was saved stays, and the same command continues it."""
-    job, log = submit(LONG, "checkpoint.every=5")
-    runs = [log.parent / "run" / node for node in ("n1", "n2")]
-    for run in runs:
-        slurm.wait_for_line(run / "metrics.jsonl", '{"step": 7,')
-    saved = [b"".join((run / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:5]) for run in runs]
-    slurm.call("scancel", str(job))
-    end = slurm.wait_for_end(job, log)
-    assert end.state == "CANCELLED"
-    slurm.wait_for_line(log, "slurm: CANCELLED: ended from outside", 40)
-    reached = max(len(metrics(run)) for run in runs)
-    job, log = submit(LONG, "checkpoint.every=5")
-    for run in runs:
-        slurm.wait_for_line(run / "metrics.jsonl", f'{{"step": {reached + 1},')
-    slurm.call("scancel", str(job))
-    assert slurm.wait_for_end(job, log).state == "CANCELLED"
-    for run, before in zip(runs, saved, strict=True):
-        assert (run / "metrics.jsonl").read_bytes().startswith(before), "these steps were done again"
-
-
-def test_a_folder_that_is_not_shared(slurm: OneHostSlurm, submit: Submit) -> None:
-    if not slurm.hides:
-        pytest.skip("this host allows no mount namespace")
-    job, log = submit(LONG, script=("--logs", str(slurm.unshared)))
-    failed(slurm.wait_for_end(job, log), f"slurm: FAILED: node n2: does not see {slurm.unshared}")
-
-
 def test_a_driver_that_hangs(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit(LONG, script=("--silence-s", "20"))
     training(slurm, log)
@@ -196,15 +168,3 @@ def test_no_gpu_where_the_job_has_eight(slurm: OneHostSlurm, tmp_path: Path, env
     job = slurm.submit(tmp_path, TRAIN, *words, UECR_ROOT=str(ROOT))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-qwen3-4b-{job}.log")
     failed(end, "slurm: FAILED: node n1: nvidia-smi shows 0 GPUs, the job has 8 on each node")
-
-
-def test_a_dry_run_as_a_job(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
-    words = ("--dry-run", "--venv", str(environment_folder), "--", "teacher.model_name=t", "data.subset=8")
-    job = slurm.submit(tmp_path, "--nodes=2", TRAIN, *words, UECR_ROOT=str(ROOT))
-    end = slurm.wait_for_end(job, tmp_path / f"uecr-qwen3-4b-{job}.log")
-    assert end.said("cluster.nodes=2 cluster.gpus_per_node=8 --resume"), end.lines
-    assert end.state in ("COMPLETED", "FAILED")  # the plan may refuse
-    assert end.last in (
-        "slurm: DONE: dry run; nothing was started",
-        "slurm: FAILED: the dry run found an error, see above",
-    )

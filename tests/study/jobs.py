@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 from pathlib import Path
 
 from nemo_uecr.stopping import listening
-from nemo_uecr.study.cells import Cell
 from nemo_uecr.study.workers import work_on
 
 LONG = 600.0
@@ -20,11 +18,6 @@ LONG = 600.0
 
 def double(number: int) -> int:
     return 2 * number
-
-
-def copy_run(done: Path, root: Path, cell: Cell) -> None:
-    """In place of training: the same run, from a study that has it."""
-    shutil.copytree(done / cell.folder.relative_to(root), cell.folder)
 
 
 def fail_at_two(number: int) -> int:

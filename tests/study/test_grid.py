@@ -11,10 +11,8 @@ import yaml
 
 from nemo_uecr.config.load import load_config
 from nemo_uecr.errors import ConfigError, RunFolderError
-from nemo_uecr.method_registry import PAPER
-from nemo_uecr.study.cells import Cell, selection_cells, table_cells
+from nemo_uecr.study.cells import selection_cells, table_cells
 from nemo_uecr.study.load import load_study
-from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.selection import choose_rates, rates_of
 from nemo_uecr.study.study import forecast
@@ -34,10 +32,6 @@ def written(folder: Path, **changes: object) -> Path:
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-def result(cell: Cell, final: float) -> RunResult:
-    return made_result(cell, final)
 
 
 def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig) -> None:
@@ -76,23 +70,6 @@ def test_cells_differ_in_what_they_should_and_in_nothing_else(study: StudyConfig
     }  # fmt: skip
 
 
-def test_later_stages_come_last_and_arms_stay_in_their_variants(study: StudyConfig) -> None:
-    late = study.arms["own_teacher"].model_copy(update={"stage": 2, "variants": ("one_update",)})
-    changed = study.model_copy(update={"arms": {"own_teacher": late} | study.arms | {"own_teacher": late}})
-    rates = {(variant, "uecr"): 1e-4 for variant in study.variants}
-    cells = table_cells(changed, rates)
-    assert [(cell.variant, cell.arm, cell.pair) for cell in cells] == [
-        *(
-            (variant, arm, pair)
-            for pair in (0, 1)
-            for variant in ("one_update", "four_updates")
-            for arm in ("uecr", "grpo")
-        ),
-        ("one_update", "own_teacher", 0),
-        ("one_update", "own_teacher", 1),
-    ]
-
-
 def test_variants_have_their_own_candidates_and_selection_its_own_overrides(study: StudyConfig) -> None:
     selection = study.selection.model_copy(
         update={"learning_rates_in": {"four_updates": (5e-5,)}, "overrides": ("evaluation.at_start=false",)}
@@ -103,7 +80,7 @@ def test_variants_have_their_own_candidates_and_selection_its_own_overrides(stud
         ("one_update", 2e-4), ("one_update", 4e-4), ("four_updates", 5e-5),
     ]  # fmt: skip
     assert not any(load_config(study.config, cell.overrides).config.evaluation.at_start for cell in cells)
-    choices = choose_rates(changed, [result(cell, 1.0) for cell in cells])
+    choices = choose_rates(changed, [made_result(cell, 1.0) for cell in cells])
     assert rates_of(choices) == {("one_update", "uecr"): 2e-4, ("four_updates", "uecr"): 5e-5}
 
 
@@ -127,7 +104,7 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> 
         ("four_updates", 2e-4): 7.0,
         ("four_updates", 4e-4): 7.0,
     }
-    results = [result(cell, finals[cell.variant, cell.learning_rate]) for cell in cells]
+    results = [made_result(cell, finals[cell.variant, cell.learning_rate]) for cell in cells]
     choices = choose_rates(study, results)
     assert rates_of(choices) == {("one_update", "uecr"): 4e-4, ("four_updates", "uecr"): 2e-4}
     assert all(choice.at_edge for choice in choices)  # two candidates: either is an end
@@ -140,48 +117,6 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> 
     best = {choice.variant: choice for choice in choose_rates(three, middle)}
     assert best["one_update"].at_edge
     assert not best["four_updates"].at_edge
-
-
-def test_shipped_base_has_every_method_once(tmp_path: Path) -> None:
-    small = yaml.safe_load(SMALL.read_text())
-    path = tmp_path / "study.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "defaults": str(SMALL.parent / "base.yaml"),
-                "config": str(SMALL.parent / "../local/demo.yaml"),
-                "folder": str(tmp_path / "out"),
-                "expected_run_seconds": 30,
-                "expected_model_seconds": 60,
-                "task": small["task"],
-            }
-        )
-    )
-    study = load_study(path)
-    assert {name: arm.overrides for name, arm in study.arms.items()} == {
-        entry.name: (f"method.name={entry.name}",) for entry in PAPER
-    }
-    assert {name for name, arm in study.arms.items() if arm.pairs == 10} == {
-        "uecr", "grpo", "puu", "distilled_rl", "atod",
-    }  # fmt: skip
-    assert set(study.tables["main"].arms) | set(study.tables["ablation"].arms) == {entry.name for entry in PAPER}
-
-
-def small_task(**models: dict[str, object]) -> dict[str, object]:
-    """The small study's task with some sizes changed."""
-    task: dict[str, object] = yaml.safe_load(SMALL.read_text())["task"]
-    return task | {name: task[name] | sizes for name, sizes in models.items()}  # type: ignore[operator]
-
-
-def small_counts(**changes: object) -> dict[str, object]:
-    """The small study's task with other numbers of problems."""
-    return small_task() | changes
-
-
-def small_arms(**changes: dict[str, object]) -> dict[str, dict[str, object]]:
-    """The small study's arms with some changed."""
-    arms: dict[str, dict[str, object]] = yaml.safe_load(SMALL.read_text())["arms"]
-    return arms | {name: arms[name] | change for name, change in changes.items()}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.study.runner import finished
@@ -119,16 +118,6 @@ def test_failed_run_is_named_and_the_others_are_kept(
     assert message.startswith("nemo-uecr: error: 2 of 4 runs failed, the first")
     assert "student-001" in message
     assert sum(finished(folder) for folder in (tmp_path / "study" / "runs").rglob("pair-00*")) == 2
-
-
-def test_another_task_in_the_folder_is_refused(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(done / "study", tmp_path / "study")
-    task = yaml.safe_load(study_file(tmp_path).read_text())["task"] | {"seed": 1}
-    assert entry_point(["study", str(study_file(tmp_path, task=task))]) == 2
-    assert "describes another task than the study file" in capsys.readouterr().err
-
-
-ARM = {"pairs": 2, "teacher": "teacher"}
 
 
 @pytest.mark.parametrize(
