@@ -16,7 +16,6 @@ from nemo_uecr.audit.localization import _position, candidates, items_to_judge, 
 from nemo_uecr.audit.output import Audit
 from nemo_uecr.audit.store import Scores
 from nemo_uecr.core.records import Settings
-from nemo_uecr.errors import DataError
 from tests.audit.made import TOKENIZER, Text, encoded, write_texts
 
 SETTINGS = Settings(alpha=1.0, rho=0.5, tau_delta=2.0, tau_entropy=0.7, std_floor=0.0, sample_std=False)
@@ -39,9 +38,8 @@ def responses(problems: int = 3, *, seed: int = 0) -> list[Text]:
     return found
 
 
-def audited(scores: Scores, labels: dict[str, Labels] | None = None, **changes: int) -> Audit:
-    if labels is None:
-        labels = dict.fromkeys(labelled(scores), LABELS)
+def audited(scores: Scores, **changes: int) -> Audit:
+    labels = dict.fromkeys(labelled(scores), LABELS)
     arguments = {"checkpoint": 0, "shuffles": 20, "replicates": 200, "seed": 42} | changes
     return localization_audit(scores, labels, SETTINGS, TOKENIZER, **arguments)
 
@@ -155,16 +153,6 @@ def test_the_bootstrap_draws_prompts(tmp_path: Path) -> None:
     width = found["high"] - found["low"]
     assert found["low"] == pytest.approx(np.quantile(means, 0.025), abs=0.06 * width)
     assert found["high"] == pytest.approx(np.quantile(means, 0.975), abs=0.06 * width)
-
-
-def test_responses_without_both_kinds_of_steps_are_left_out(tmp_path: Path) -> None:
-    scores = write_texts(tmp_path, responses())
-    names = labelled(scores)
-    valid = Labels(("valid", "valid", "uncertain", "not_reasoning"), None)
-    numbers = audited(scores, {names[0]: LABELS, names[1]: valid}).numbers
-    assert (numbers["selection"]["judged"], numbers["selection"]["eligible"]) == (2, 1)
-    with pytest.raises(DataError, match="no judged response has tokens in a valid and in an invalid step"):
-        audited(scores, {names[1]: valid})
 
 
 def test_a_judged_response_without_finite_scores_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,19 +53,6 @@ def test_equal_numbers_give_equal_bytes(tmp_path: Path) -> None:
     one, two = (write_audit(tmp_path / name, AUDIT) for name in ("one", "two"))
     for name in ("figure.png", "figure.svg", "numbers.json", "section.json"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
-
-
-def test_a_failure_leaves_the_older_audit_whole(tmp_path: Path) -> None:
-    out = write_audit(tmp_path / "made", AUDIT)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-
-    def fail(figure: Figure, numbers: dict[str, Any]) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        write_audit(out, replace(AUDIT, numbers={"x": [9.0]}, draw=fail))
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_what_is_no_audit_is_not_replaced(tmp_path: Path) -> None:

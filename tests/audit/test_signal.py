@@ -74,12 +74,6 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
         assert numbers["distinguished_of_degenerate"]["value"] == pytest.approx(apart / degenerate)  # type: ignore[index]
 
 
-def test_the_gap_is_not_clipped(tmp_path: Path) -> None:
-    """A gap of 9 and one of 6 are alike under the clip and distinguished without."""
-    scores = write_scores(tmp_path, [Made("a", 0.0, [9.0]), Made("a", 0.0, [6.0])])
-    assert numbers_of(scores)[0]["distinguished_of_degenerate"]["value"] == 1.0  # type: ignore[index]
-
-
 def test_the_judge_sees_no_method_and_the_key_says_who_was_who(tmp_path: Path) -> None:
     made = [Made("b", 0.0, [0.1 * i], response=f"text {i}") for i in range(4)]
     made += [Made("c", 1.0, [0.1], response="the same")] * 3  # nothing to judge

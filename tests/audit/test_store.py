@@ -59,14 +59,6 @@ def test_a_token_without_a_finite_gap_is_left_out_and_counted(tmp_path: Path) ->
     np.testing.assert_allclose(found.reward_B, [2.0, 1.0])  # (1 + 3) / 2: the infinite gap is no 5
 
 
-def test_a_part_that_a_kill_left_without_rows_does_not_count(tmp_path: Path) -> None:
-    write_scores(tmp_path, FOUR, part=2)
-    part_paths(tmp_path)[1].unlink()
-    with pytest.raises(DataError, match=r"holds 2 of 4 responses: .* run the same command again"):
-        read_scores(tmp_path)
-    assert joined_plan(tmp_path, PLAN, {"r0", "r1", "r2", "r3"})[1] == {"r0", "r1"}
-
-
 @pytest.mark.parametrize("damage", ["bit", "swapped"])
 def test_tokens_that_are_not_those_of_their_rows(tmp_path: Path, damage: str) -> None:
     """A disk's fault, two parts exchanged: each would give wrong numbers silently."""

@@ -57,7 +57,6 @@ def test_engines_against_plain_logits(name: str, bound: float) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.slow
 def test_vllm_against_plain_logits(tmp_path: Path) -> None:
     """vLLM's kernels want heads of 32 or more; the wide initialisation gives log-probabilities that differ."""
     if (reason := ENGINES["vllm"].missing()) is not None:

@@ -48,15 +48,6 @@ def test_padded_rows() -> None:
     torch.testing.assert_close(found["entropy"], entropy, atol=2e-6, rtol=0)
 
 
-def test_logits_wider_than_the_tokens() -> None:
-    """A model may pad its rows further than the batch is; the rows in between are not read."""
-    ids, lengths = rows_of([6, 5], 6)
-    logits = torch.randn(2, 8, VOCABULARY, generator=torch.Generator().manual_seed(1))
-    wide = score_columns(logits, MicroBatch(ids, lengths, None), request_of(1.0), ALONE)
-    narrow = score_columns(logits[:, :6], MicroBatch(ids, lengths, None), request_of(1.0), ALONE)
-    assert torch.equal(wide["logp_0"], narrow["logp_0"])
-
-
 def test_logits_that_are_not_finite_are_refused() -> None:
     """As a teacher with one bad weight gives them; the seventh scored token is the second of row 1."""
     ids, lengths = rows_of([6, 4], 6)
@@ -137,9 +128,3 @@ def test_row_hash_sees_ids_and_order_but_no_padding() -> None:
     assert len({first, swapped, shorter}) == 3
     # A longer row that ends in the padding id is another row.
     assert row_hash(ids[:1], torch.tensor([4])).item() != first
-
-
-def test_terms_name_what_must_agree() -> None:
-    terms = {request_of(0.7, 1.0).terms, request_of(1.0).terms, request_of(1.0, entropy=False).terms}
-    assert len(terms) == 3
-    assert ScoreRequest((1.0,), True, 12, 5).terms != request_of(1.0).terms

@@ -38,7 +38,6 @@ def make_model() -> Any:
 
 
 @pytest.mark.real
-@pytest.mark.slow
 def test_generated_log_probabilities_are_the_scored_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm")
     for name, value in ENVIRONMENT.items():

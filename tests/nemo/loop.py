@@ -80,14 +80,12 @@ def train_ours(
     teacher: TinyTeacher | None,
     problems: TinyProblems | None = None,
     stop: StopRequest | None = None,
-    model: Any = None,
-    generation_of: Callable[..., Any] = TinyGeneration,
-    **policy: Any,
+    parallel: int = 1,
 ) -> Run:
     """Our estimator, policy and loss in the real loop."""
     context = StepContext(spec, completed_steps=0, tokenizer=TinyTokenizer())
     made = make_uecr_policy(TinyPolicy)(
-        model or TinyModel(0), minibatch=spec.minibatch_responses, context=context, teacher=teacher, **policy
+        TinyModel(0), minibatch=spec.minibatch_responses, context=context, teacher=teacher, parallel=parallel
     )
     if teacher is not None:
         teacher.events = made.events
@@ -97,7 +95,7 @@ def train_ours(
         evaluation=None,
         stop=stop or StopRequest(),
     ):
-        metrics = _loop(made, loss_of(spec), spec, steps, problems or TinyProblems(), generation_of)
+        metrics = _loop(made, loss_of(spec), spec, steps, problems or TinyProblems())
     return Run(made, metrics, teacher)
 
 
@@ -105,12 +103,10 @@ def train_native(spec: RunSpec, *, steps: int) -> Run:
     """NeMo-RL's estimator and loss in the same loop."""
     policy = TinyPolicy(TinyModel(0), minibatch=spec.minibatch_responses)
     loss = upstream.native_loss(native_settings(spec))
-    return Run(policy, _loop(policy, loss, spec, steps, TinyProblems(), TinyGeneration), None)
+    return Run(policy, _loop(policy, loss, spec, steps, TinyProblems()), None)
 
 
-def _loop(
-    policy: Any, loss: Any, spec: RunSpec, steps: int, problems: TinyProblems, generation_of: Callable[..., Any]
-) -> list[dict[str, Any]]:
+def _loop(policy: Any, loss: Any, spec: RunSpec, steps: int, problems: TinyProblems) -> list[dict[str, Any]]:
     from nemo_rl.data.collate_fn import rl_collate_fn
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -125,7 +121,7 @@ def _loop(
         num_workers=0,
     )
     logger = MagicMock()
-    generation = generation_of(policy.model, upstream.batch_class(), policy.events)
+    generation = TinyGeneration(policy.model, upstream.batch_class(), policy.events)
     quiet: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
     with (
         patch.object(grpo, "refit_policy_generation", quiet),

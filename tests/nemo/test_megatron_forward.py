@@ -10,7 +10,6 @@ from tests.megatron_worker.ranks import run_ranks
 from tests.nemo.nemo_forward import score_and_compare
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "packed"),
     [(2, 1, False), (1, 2, True)],
@@ -34,7 +33,6 @@ def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: i
     assert apart > 0.1 if pipeline > 1 else apart == 0
 
 
-@pytest.mark.slow
 def test_the_ratio_is_one_in_sixteen_bits() -> None:
     """bf16 logits are divided by T_r in bf16 at both ends: the first ratio is off 1 only by the order of sums."""
     pytest.importorskip("megatron.core")

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = [
     "algorithms/test_advantage_estimator.py", "algorithms/test_grpo.py", "algorithms/test_loss_functions.py",
@@ -53,7 +51,6 @@ def outcomes(plugin: str, folder: Path) -> dict[str, str]:
     return {name: result for result, name in found}
 
 
-@pytest.mark.slow
 def test_the_native_suite_is_unmoved(nemo_rl: str, tmp_path: Path) -> None:
     found = outcomes(PLUGIN, tmp_path / "ours")
     assert len(found) > 90

@@ -19,8 +19,6 @@ from nemo_uecr.megatron_worker.shift import at_scored_token, predicted_token
 from nemo_uecr.scoring.dense import score_logits, token_logp
 
 VOCABULARY, PROMPT, RESPONSE, TEMPERATURE = 12, 3, 5, 0.7
-#: The verifier rewards a response that has this token.
-LUCKY = 7
 
 
 class TinyModel(torch.nn.Module):
@@ -276,11 +274,6 @@ class TinyProblems(torch.utils.data.Dataset):  # type: ignore[type-arg]
             "idx": index,
             "task_name": "t",
         }
-
-
-def reward_of(content: str) -> float:
-    """1 where the response has the lucky token."""
-    return float(str(LUCKY) in content.split())
 
 
 @cache

@@ -55,24 +55,6 @@ def test_each_set_has_its_own_number(tmp_path: Path) -> None:
     assert [row["verdict"] for row in rows[:3]] == ["correct", "correct", "no_answer"]
 
 
-def test_the_decoding_is_the_evaluations_own(tmp_path: Path) -> None:
-    """Whatever training samples at; every number another."""
-    asked: list[Decoding] = []
-
-    class Listening(Knowing):
-        def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
-            asked.append(decoding)
-            return super().generate(requests, decoding)
-
-    training = ["rollout.temperature=0.9", "rollout.top_p=0.8", "rollout.top_k=30", "rollout.max_response_tokens=999"]
-    own = [f"evaluation.{key}" for key in ("temperature=0.5", "top_p=0.7", "top_k=11", "max_tokens=77")]
-    config = configuration(tmp_path, *make_benchmarks(tmp_path), *training, *own)
-    evaluation = training_evaluation(config, lambda generation, end_ids: Listening())
-    assert evaluation is not None
-    evaluation("the generation object", 20)
-    assert asked == [Decoding(0.5, 0.7, 11, 77)]
-
-
 def test_a_prompt_that_does_not_fit_is_refused_before_the_run(tmp_path: Path) -> None:
     config = configuration(tmp_path, *make_benchmarks(tmp_path), "data.max_prompt_tokens=20")
     with pytest.raises(DataError, match=r"evaluation\.benchmarks\.easy: problem 3 has \d+ prompt tokens; expected at"):

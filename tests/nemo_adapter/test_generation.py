@@ -14,7 +14,7 @@ from nemo_uecr.nemo_adapter.generation import WorkersEngine
 from tests.megatron_worker.test_vllm import ENVIRONMENT, make_model
 from tests.nemo_adapter.local_ray import local_ray
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = pytest.mark.real
 
 DRAWN = Decoding(temperature=0.9, top_p=0.95, top_k=20, max_tokens=8)
 END = frozenset({7})

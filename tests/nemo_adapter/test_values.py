@@ -25,7 +25,6 @@ from nemo_uecr.nemo_adapter.launcher import run_spec
 from nemo_uecr.nemo_adapter.loss import PREFIX
 from nemo_uecr.nemo_adapter.parts import SetUp
 from nemo_uecr.nemo_adapter.policy import make_uecr_policy
-from nemo_uecr.nemo_adapter.teachers import TeacherPlan
 from nemo_uecr.nemo_adapter.translate import master_config
 from tests.config.test_nemo import CONFIGS, GIVEN
 from tests.nemo_adapter.test_preflight import world
@@ -195,47 +194,25 @@ def test_a_nan_ratio_survives_the_summing_of_micro_batches(values: tuple[float, 
     assert sum(map(Largest, (0.1, 0.3, 0.2))) == 0.3
 
 
-def begun(folder: Any, monkeypatch: pytest.MonkeyPatch, plan: TeacherPlan | None) -> dict[str, Any]:
-    """A run that comes back with seven steps, up to its loop: what the loop found and what NeMo-RL was given."""
+def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedules of alpha and the seeds of the shuffles are functions of the completed steps, here seven."""
     made = SetUp(None, None, None, SimpleNamespace(), None, {"total_steps": 7}, SimpleNamespace(checkpointing={}), 7)
-    found: dict[str, Any] = {}
+    found: list[int] = []
     real = launcher.StepContext
 
     def watched(*args: Any, **given: Any) -> StepContext:
         context = real(*args, **given)
-        monkeypatch.setattr(upstream, "run_loop", lambda *loop: found.update(steps=context.completed_steps))
+        monkeypatch.setattr(upstream, "run_loop", lambda *loop: found.append(context.completed_steps))
         return context
-
-    def substitutions(**given: Any) -> Any:
-        found.update(given)
-        return contextlib.nullcontext()
 
     monkeypatch.setattr(launcher, "StepContext", watched)
     monkeypatch.setattr(launcher.verifier_environment, "register", lambda: None)
     monkeypatch.setattr(upstream, "prepare_run", lambda native: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr(upstream, "set_up", lambda *parts: made)
     monkeypatch.setattr(upstream, "loss_markers", lambda: (None, None))
-    monkeypatch.setattr(upstream, "substitutions", substitutions)
-    config = load_nemo_config(BASE, world(folder))
-    (folder / "run").mkdir()
+    monkeypatch.setattr(upstream, "substitutions", lambda **given: contextlib.nullcontext())
+    config = load_nemo_config(BASE, world(tmp_path))
+    (tmp_path / "run").mkdir()
     records = {"origins": {}, "objective": "", "version": "0.7.0"}
-    stop, completed = launcher._run(config, None, run_spec(config), plan, None, records)
-    return found | {"completed": completed, "asked": stop.asked}
-
-
-def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schedules of alpha and the seeds of the shuffles are functions of the completed steps."""
-    found = begun(tmp_path, monkeypatch, None)
-    assert (found["steps"], found["completed"], found["asked"]) == (7, 7, False)
-
-
-@pytest.mark.parametrize(
-    ("plan", "groups"),
-    [(None, 2), (TeacherPlan({}, (), 1.0, True, 64), 2), (TeacherPlan({}, (), 1.0, False, 64), 3)],
-    ids=["no-teacher", "dedicated", "colocated"],
-)
-def test_a_colocated_teacher_is_one_more_worker_group(
-    plan: TeacherPlan | None, groups: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Student and engine share each GPU of the policy; only a teacher that comes and goes joins them."""
-    assert begun(tmp_path, monkeypatch, plan)["colocated_worker_groups"] == groups
+    stop, completed = launcher._run(config, None, run_spec(config), None, None, records)
+    assert (found, completed, stop.asked) == ([7], 7, False)
