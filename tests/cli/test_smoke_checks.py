@@ -39,10 +39,6 @@ def test_both_reductions_are_compared_on_a_batch(tmp_path: Path) -> None:
     assert check_reductions(saved_run(tmp_path, teacher=True)) == 2
 
 
-def test_a_run_without_teacher_has_nothing_to_compare(tmp_path: Path) -> None:
-    assert check_reductions(saved_run(tmp_path, teacher=False)) == 0
-
-
 def test_a_difference_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "puu", METHODS["separate_norm"])
     with pytest.raises(InvariantError, match="uecr with rho = 0 differs from puu by up to"):

@@ -51,6 +51,7 @@ def test_train_then_resume(tiny: Assets, tmp_path: Path, capsys: pytest.CaptureF
     assert steps_in(folder) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_command_that_continues(tiny: Assets, tmp_path: Path) -> None:
     begin = ["train", str(tiny.config), *SMALL, "run.folder=a run", "train.steps=500", "telemetry.progress=lines"]
     saving = ["evaluation.benchmarks={}", "checkpoint.keep_best=false", "checkpoint.every=1"]

@@ -54,12 +54,6 @@ def test_nothing_is_coerced(override: str) -> None:
     assert "expected" in refusal(override)
 
 
-def test_an_integer_is_a_number() -> None:
-    config = load_config(DEMO, ["method.alpha=2"]).config
-    assert config.method.alpha == 2.0
-    assert isinstance(config.method.alpha, float)
-
-
 def test_negative_and_zero_alpha_are_legal() -> None:
     assert load_config(DEMO, ["method.alpha=-0.5"]).config.method.alpha == -0.5
     assert load_config(DEMO, ["method.alpha=0"]).config.method.alpha == 0.0

@@ -19,7 +19,6 @@ from nemo_uecr.data.manifest import (
     training_file,
 )
 from nemo_uecr.data.prepare import Settings, apply_verdicts, prepare
-from nemo_uecr.data.problems import load_problems
 from nemo_uecr.errors import DataError
 from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
 
@@ -77,14 +76,6 @@ def test_every_row_is_kept_held_or_removed_with_its_reason(mixed: Path, tmp_path
     assert source_faults(read_manifest(out), mixed) == []
 
 
-def test_only_the_kept_rows_are_jsonl_in_the_folder_and_training_reads_them(mixed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    prepare(settings(mixed, (str(write_benchmark(tmp_path)),)), out)
-    assert [path.name for path in out.glob("*.jsonl")] == ["train.jsonl"]
-    problems = load_problems(out / "train.jsonl", question_key="question", answer_key="answer", id_key="id")
-    assert [problem.answer for problem in problems] == ["0", "1", "2", "3", "4"]
-
-
 def test_the_manifest_is_the_same_for_one_process_and_two(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "s.jsonl", [*clean_rows(1300), deepmath_row(BENCHMARK[0])])
     screens = (str(write_benchmark(tmp_path)),)
@@ -112,13 +103,6 @@ def test_a_sample_larger_than_what_passes_leaves_nothing(tmp_path: Path) -> None
     with pytest.raises(DataError, match="3 rows pass"):
         prepare(settings(source, sample=4), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_answer_types_are_dropped_by_name(tmp_path: Path) -> None:
-    rows = [deepmath_row(f"Question number {n} of many?", answer) for n, answer in enumerate(["Yes", "12", "B"])]
-    source = write_jsonl(tmp_path / "s.jsonl", rows)
-    manifest = prepare(settings(source, types=frozenset(NAMES) - {"yes_no", "choice"}), tmp_path / "out")
-    assert manifest["counts"]["reasons"] == {"answer_choice": 1, "answer_yes_no": 1}
 
 
 def fill(out: Path, verdict: Callable[[dict[str, str]], str]) -> None:

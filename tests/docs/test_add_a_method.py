@@ -59,6 +59,7 @@ def small(words: list[str]) -> list[str]:
     return [words[0], words[1], config, *tiny.SMALL, "telemetry.save_batch_every=1", *words[3:]]
 
 
+@pytest.mark.slow
 def test_the_page_from_top_to_bottom(copy: Path) -> None:
     check, test, train, replay = (shlex.split(line) for line in COMMANDS.splitlines())
     told = run(copy, check)

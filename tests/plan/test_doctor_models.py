@@ -202,23 +202,6 @@ def test_a_nemo_rl_run_that_would_be_resumed(tmp_path: Path) -> None:
     assert found.status == "ok"
 
 
-def test_a_local_run_that_would_be_resumed(tmp_path: Path) -> None:
-    older = save_model(tmp_path / "checkpoints" / "step-000005")
-    newer = save_model(tmp_path / "checkpoints" / "step-000010")
-    for step in (older, newer):
-        manifest = {path.name: "sha256" for path in step.iterdir()}
-        (step / "manifest.json").write_text(json.dumps(manifest))
-    (found,) = models.resume_findings(str(tmp_path), nemo=False)
-    assert found.status == "warn"
-    assert "step-000010" in found.message
-    cut(newer / "model.safetensors")
-    (found,) = models.resume_findings(str(tmp_path), nemo=False)
-    assert found.status == "fail"
-    (newer / "manifest.json").unlink()
-    (found,) = models.resume_findings(str(tmp_path), nemo=False)
-    assert (found.status, "manifest.json" in found.message) == ("fail", True)
-
-
 def test_a_folder_with_code_of_its_own(tmp_path: Path) -> None:
     """A run inside NeMo-RL would execute it, even where transformers knows the type."""
     path = save_model(tmp_path) / "config.json"

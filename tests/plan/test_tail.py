@@ -31,7 +31,7 @@ def mu_of(mean: float, sigma: float, cut: float) -> float:
     return low
 
 
-@pytest.mark.parametrize("sigma", [0.6, 0.9, 1.2])
+@pytest.mark.parametrize("sigma", [0.6, 1.2])
 def test_lengths_are_those_of_the_closed_form(sigma: float) -> None:
     drawn = response_lengths(Lengths(200, 5357, sigma), 16_384, 1008)
     mu = mu_of(5357, sigma, 16_384)
@@ -70,7 +70,7 @@ def simulated(setting: Setting, at_once: int, batches: int) -> float:
     return fmean(ends)
 
 
-@pytest.mark.parametrize(("sigma", "at_once"), [(1.2, 16), (0.9, 5)])
+@pytest.mark.parametrize(("sigma", "at_once"), [(0.9, 16), (1.2, 5)])
 def test_a_rollout_ends_with_its_slowest_engine(sigma: float, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """128 responses on 8 engines, all at work at once or five at a time."""
     changes = ("rollout.prompts_per_step=16", "train.minibatch_responses=128", f"rollout.max_response_tokens={CUT}")
@@ -78,5 +78,5 @@ def test_a_rollout_ends_with_its_slowest_engine(sigma: float, at_once: int, monk
     monkeypatch.setattr(seconds, "concurrent_responses", lambda *given: at_once)
     planned, _, waiting = seconds.rollout_seconds(setting)
     planned -= memory.vllm_bytes(setting) / setting.device.host_link
-    assert planned == pytest.approx(simulated(setting, at_once, 60), rel=0.02)
+    assert planned == pytest.approx(simulated(setting, at_once, 40), rel=0.02)
     assert 0 < waiting < planned

@@ -19,21 +19,11 @@ from nemo_uecr.report.charts import (
     centred_mean,
     draw,
     thinned,
-    ticks,
 )
 
 
 def panel(*series: Series, points: bool = False, zero: bool = False) -> Panel:
     return Panel("name", "Title", "unit", series, points=points, zero=zero)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "marks"),
-    # span 0.4 over 3 gaps = 0.133 -> next round step 0.2
-    [(0.45, 0.85, [0.4, 0.6, 0.8, 1.0]), (0.0, 1.0, [0.0, 0.5, 1.0]), (-2.3, 2.2, [-4.0, -2.0, 0.0, 2.0, 4.0])],
-)
-def test_ticks_are_round_and_cover(low: float, high: float, marks: list[float]) -> None:
-    assert ticks(low, high, 4) == pytest.approx(marks)
 
 
 def test_axes_place_first_and_last_mark_on_the_frame() -> None:
