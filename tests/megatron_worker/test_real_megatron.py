@@ -16,7 +16,6 @@ from tests.megatron_worker.on_ranks import (
     batch,
     context_logits,
     offload_after_forwards,
-    peak_of_masked_logits,
     score_context_parallel,
     score_with_megatron,
 )
@@ -84,11 +83,3 @@ def test_a_teacher_of_megatron_leaves_nothing_behind(tensor: int, lengths: tuple
         assert found["loaded"] - found["before"] > 20_000, "the model itself"
         assert found["scored"] - found["loaded"] > 20_000, "what the forwards left"
         assert found["off"] - found["before"] < 1_000, "a few bytes of random state"
-
-
-def test_masking_the_padding_costs_no_second_gradient() -> None:
-    """Logits and their gradient: 2. A write that autograd sees adds a clone of the gradient: 3, on the padded rank."""
-    first, last = run_ranks(2, peak_of_masked_logits, tokens=64, shard=512)
-    assert first["peak"] < 2.2
-    assert last["peak"] < 2.2
-    assert last["padding"] == 0 < first["padding"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.nemo_adapter.dispatch import score_on_workers, wait
+from nemo_uecr.nemo_adapter.dispatch import call_all, score_on_workers, wait
 from nemo_uecr.nemo_adapter.errors import WorkerError
 from tests.nemo_adapter.local_ray import local_ray
 
@@ -129,6 +129,11 @@ def test_a_replica_s_error_is_named() -> None:
     first, second = make_actors(2)
     with pytest.raises(WorkerError, match=r"worker teacher-0-1 raised ValueError: no such layer$"):
         wait("x", [first.answer.remote(), second.refuse.remote()], ["teacher-0-0", "teacher-0-1"], seconds=60)
+
+
+def test_all_workers_answer() -> None:
+    policy = SimpleNamespace(worker_group=Group(make_actors(2)))
+    assert call_all(policy, "answer", seconds=60) == [0, 1]
 
 
 def test_a_dead_worker_is_named() -> None:
