@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_uecr.scoring.errors import NonFiniteScoreError, TargetOutOfVocabularyError
 from nemo_uecr.scoring.records import StatisticsLayout
 from nemo_uecr.scoring.reduce import reduce_logits
-from nemo_uecr.scoring.statistics import check_statistics, log_probabilities, merge_shards
+from nemo_uecr.scoring.statistics import log_probabilities, merge_shards
 
 from .conftest import peaked_logits
 
@@ -69,15 +68,3 @@ def test_any_cut_of_the_vocabulary_merges_to_the_whole(cuts: list[int], log_z: f
         (4, (shifted * shifted.exp()).sum(1)),
     ):
         torch.testing.assert_close(merged[row], expected, rtol=1e-6, atol=1e-6)
-
-
-def test_messages_count_tokens_from_the_first_of_the_call() -> None:
-    # Token 1 of a chunk that begins at token 100 of the call.
-    layout, logp = StatisticsLayout((1.0,), False), torch.zeros(1, 2)
-    spoiled = torch.tensor([[0.0, 0.0], [0.0, -math.inf], [1.0, 1.0]])
-    with pytest.raises(TargetOutOfVocabularyError, match="target of token 101 is 9, expected 0 to 4"):
-        check_statistics(spoiled, logp, torch.tensor([0, 9]), layout, 100, 5)
-    with pytest.raises(NonFiniteScoreError, match="logits of token 101 are not finite"):
-        check_statistics(spoiled, logp, torch.tensor([0, 1]), layout, 100, 5)
-    with pytest.raises(NonFiniteScoreError, match="log-probability of token 101 at temperature"):
-        check_statistics(torch.ones(3, 2), torch.tensor([[0.0, -math.inf]]), torch.tensor([0, 1]), layout, 100, 5)
