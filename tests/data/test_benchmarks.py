@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.data.benchmarks import PAPER, load_benchmark, locate
-from nemo_uecr.data.problems import data_files, fields_of, read_rows
+from nemo_uecr.data.problems import data_files
 from nemo_uecr.errors import DataError
 from tests.data.made import clean_rows
 
@@ -100,19 +100,6 @@ def _hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(hub, "snapshot_download", download)
     yield
     server.shutdown()
-
-
-@pytest.mark.usefixtures("_hub")
-def test_deepmath_is_fetched_with_its_revision() -> None:
-    located = locate("zwhe99/DeepMath-103K", revision=None)
-    assert located.revision == COMMIT
-    files = data_files(located.path)
-    assert [file.name for file in files] == ["train-00000-of-00001.parquet"]
-    fields = fields_of(files[0])
-    assert (fields.question, fields.answer, fields.difficulty) == ("question", "final_answer", "difficulty")
-    rows = list(read_rows(files[0], columns=fields.names))
-    assert len(rows) == 7
-    assert "r1_solution_1" not in rows[0]
 
 
 @pytest.mark.usefixtures("_hub")

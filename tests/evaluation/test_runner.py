@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("math_verify")
 
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
-from nemo_uecr.errors import DataError, DependencyError, RunFolderError
+from nemo_uecr.errors import DependencyError, RunFolderError
 from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Generation, Request, Tokens, load_tokens
 from nemo_uecr.evaluation.runner import evaluate, sample_seed
 from nemo_uecr.evaluation.samples import SAMPLES
@@ -146,14 +146,6 @@ def test_other_problems_under_the_same_name_are_refused(
     file.write_text(file.read_text().replace("What is 0", "What was 0", 1))
     with pytest.raises(RunFolderError, match=r"benchmarks\.x\.row_set="):
         run(model, benchmarks | {"x": load_benchmark(str(file))}, tmp_path / "out")
-
-
-def test_greedy_with_several_samples_is_refused(
-    model: str, benchmarks: dict[str, LoadedBenchmark], tmp_path: Path
-) -> None:
-    greedy = replace(SETTINGS, decoding=Decoding(0.0, 1.0, 0, 8))
-    with pytest.raises(DataError, match="4 equal samples"):
-        run(model, benchmarks, tmp_path / "out", settings=greedy)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

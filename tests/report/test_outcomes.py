@@ -104,16 +104,6 @@ def test_lift_without_samples_has_no_interval(make_run: RunMaker) -> None:
     assert not lift.clear
 
 
-def test_headline_subtracts_the_figures_that_it_shows(make_run: RunMaker) -> None:
-    folder = make_run("sevenths", steps=2)
-    before, after = [0.5, 0, 0, 0, 0, 0, 0], [0.5, 1, 1, 1, 1, 1, 1]
-    write_evaluations(folder, {0: {"a": before}, 2: {"a": after}}, samples=2)
-    # 1/14 is 7.1 %, 13/14 is 92.9 %; 12/14 would be 85.7
-    shown = plain(render_page(read_runs([folder])))
-    assert "raised avg@2 by 85.8 points, from 7.1 to 92.9 %" in shown
-    assert "+85.8 points" in shown
-
-
 @pytest.mark.parametrize(
     ("after", "words"),
     [

@@ -57,11 +57,6 @@ def test_a_step_written_twice_counts_as_written_last(make_run: RunMaker) -> None
     assert run.steps[1] == {"step": 2, "reward/task_mean": 0.75}
 
 
-def test_labels_grow_until_they_differ(make_run: RunMaker) -> None:
-    runs = read_runs([make_run("seed0/uecr", steps=1), make_run("seed1/uecr", steps=1)])
-    assert [run.label for run in runs] == ["seed0/uecr", "seed1/uecr"]
-
-
 def test_one_folder_given_twice_is_refused(make_run: RunMaker) -> None:
     folder = make_run("same", steps=1)
     with pytest.raises(RunFolderError, match="is given twice"):
