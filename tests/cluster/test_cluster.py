@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,6 +28,10 @@ from nemo_uecr.stopping import RunStopped, StopRequest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 NEMO, LOCAL = str(CONFIGS / "uecr_qwen3_4b.yaml"), str(CONFIGS / "local" / "demo.yaml")
+
+WITHOUT_RAY = (
+    "import sys; sys.modules['ray'] = None; from nemo_uecr.cli.main import entry_point; sys.exit(entry_point())"
+)
 
 
 def job(folder: Path, node: str, *nodes: str) -> Job:
@@ -215,3 +220,20 @@ def test_a_wrong_configuration_is_blamed_on_the_head(monkeypatch: pytest.MonkeyP
     )
     assert JobFolder(tmp_path).ended()
     assert os.listdir(tmp_path)
+
+
+def test_no_ray(tmp_path: Path) -> None:
+    limits = ["--register-s", "5", "--heartbeat-s", "5", "--silence-s", "5"]
+    place = ["--job", str(tmp_path), "--nodes", "n1,n2", "--gpus", "0", "--cpus", "1", "--port", "9970"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RAY, "cluster", "node", *place, *limits, "--smoke", LOCAL],
+        env=os.environ | {"SLURMD_NODENAME": "n2"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    line = "ray is not installed; run: pip install 'nemo-uecr[ray]'"
+    assert (done.returncode, done.stderr.strip()) == (2, f"nemo-uecr: error: {line}")
+    assert (tmp_path / "cause").read_text() == f"node n2: {line}\n"
+    assert (tmp_path / "ended").read_text() == "2"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import CheckpointError, RunFolderError
-from tests.holding import held
 from tests.local import tiny
 from tests.local.tiny import every, outcome, same
 
@@ -34,18 +33,6 @@ def test_another_configuration_and_a_second_run_are_refused(tmp_path: Path, trai
     with pytest.raises(RunFolderError, match="already holds a run; add --resume"):
         tiny.run(folder, *every())
     assert same(outcome(folder), before) == []
-
-
-def test_folder_in_use_is_refused_and_the_first_run_goes_on(tmp_path: Path) -> None:
-    """A child holds the lock while this process tries to enter, also with --resume; the lock dies with its holder."""
-    folder = tmp_path / "run"
-    with held(folder):
-        for resume in (False, True):
-            with pytest.raises(RunFolderError, match="in use by another process"):
-                tiny.run(folder, resume=resume)
-        assert sorted(path.name for path in folder.iterdir()) == ["run.lock"]
-    tiny.run(folder)
-    assert len(tiny.metrics(folder)) == 2
 
 
 def test_half_written_last_line_is_dropped(tmp_path: Path, trained: Path) -> None:

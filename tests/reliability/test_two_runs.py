@@ -8,15 +8,17 @@ import pytest
 
 from tests.config.test_nemo import CONFIGS, GRPO
 from tests.holding import held
+from tests.local.tiny import assets, train_words
 from tests.reliability.commands import refused
 
 
-def test_a_nemo_rl_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     problems = tmp_path / "train.jsonl"
     problems.write_text('{"id": "a", "question": "1", "answer": "1"}\n')
-    words = ("train", CONFIGS / "uecr_qwen3_1p7b.yaml", *GRPO, f"run.folder={folder}", f"data.train={problems}")
+    nemo = ("train", CONFIGS / "uecr_qwen3_1p7b.yaml", *GRPO, f"run.folder={folder}", f"data.train={problems}")
+    local = train_words(assets(), folder)
     with held(folder):
-        for resume in ((), ("--resume",)):
-            assert refused(capsys, *words, *resume).startswith(f"{folder} is in use by another process")
+        for words in (nemo, local, [*nemo, "--resume"], [*local, "--resume"]):
+            assert refused(capsys, *words).startswith(f"{folder} is in use by another process")
         assert [path.name for path in folder.iterdir()] == ["run.lock"]
