@@ -27,6 +27,10 @@ HERE = [page for page in PAGES if not has_own_test(name_of(page))]
 PYTHON = [page for page in HERE if any(block.language == "python" for block in blocks_of(page))]
 
 
+def test_languages_are_known() -> None:
+    assert [block.where for block in BLOCKS if block.language not in LANGUAGES] == []
+
+
 @pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
 def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
     """In a copy of the shipped configurations, under the name in its first line."""
