@@ -24,7 +24,7 @@ NEMO_TREES ?= $(or $(NEMO_RL_SOURCE),$(wildcard ../shared/nemo_rl/*/))
 NEMO := .venv-nemo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-slow test-real test-nemo lint typecheck bench oracle clean test-slurm test-wheel docs pages
+.PHONY: help setup demo study test test-slow test-real test-nemo nemo-source lint typecheck bench oracle clean test-slurm test-wheel docs pages
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +111,11 @@ test-slurm: $(RAY)/.installed $(REAL)/.installed ## the tests on a real two-node
 test-wheel: ## build wheel and sdist, install the wheel into an empty environment, and run the sdist's tests against it
 	$(ONE_THREAD) PYTHON=$(PYTHON) WORKERS=$(WORKERS) bash .ci/test-wheel $(ARGS)
 
+nemo-source: # before anything is installed
+	@set -e; for tree in $(or $(NEMO_TREES),none); do test -d "$$tree/nemo_rl" || { \
+		echo "test-nemo: NO SOURCE OF NEMO-RL: got $$tree, expected its tree, 0.7 or newer:" \
+		"make test-nemo NEMO_RL_SOURCE=PATH" >&2; exit 2; }; done
+
 # What NeMo-RL imports, before the light environment's packages, which serve for the rest (torch, megatron-core, pytest).
 $(NEMO)/.installed: $(STAMP) tests/nemo/requirements.txt
 	@echo "installing what NeMo-RL imports into $(NEMO) (about 600 MB)"
@@ -119,9 +124,7 @@ $(NEMO)/.installed: $(STAMP) tests/nemo/requirements.txt
 	@$(NEMO)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/nemo/requirements.txt
 	@touch $@
 
-test-nemo: $(NEMO)/.installed ## the tests inside NeMo-RL, on each source tree that NEMO_RL_SOURCE names or ../shared/nemo_rl holds
-	@test -n "$(NEMO_TREES)" || { echo "test-nemo: NO SOURCE OF NEMO-RL: name its tree, 0.7 or newer:" \
-		"make test-nemo NEMO_RL_SOURCE=PATH" >&2; exit 2; }
+test-nemo: nemo-source $(NEMO)/.installed ## the tests inside NeMo-RL, on each source tree that NEMO_RL_SOURCE names or ../shared/nemo_rl holds
 	@set -e; for tree in $(abspath $(NEMO_TREES)); do echo "test-nemo: $$tree"; \
 		NEMO_RL_SOURCE=$$tree $(ONE_THREAD) $(NEMO)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
 		--disable-warnings -m nemo \
