@@ -442,7 +442,7 @@ def fitting_prompts(
             dropped.
 
     Raises:
-        DataError: prompts are longer and are not to be dropped: their number and the first.
+        DataError: prompts are longer and are not to be dropped, or none would be left: their number and the first.
     """
     system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
     if system is not None and tokenizer.chat_template is None:
@@ -468,6 +468,8 @@ def fitting_prompts(
         )
         if data.long_prompts == "refuse":
             raise DataError(f"{said}. Raise the limit, or leave them out: data.long_prompts=drop")
+        if not kept:
+            raise DataError(f"{said}. With data.long_prompts=drop none is left: raise the limit")
         log.warning("%s; they are dropped", said)
     return kept
 

@@ -172,9 +172,10 @@ def _prompts_finding(tokenizer: Any, run: Config | NemoConfig) -> Finding:
             problems = local_problems(run)
             dropped = len(problems) - len(encode_prompts(problems, tokenizer, run.data))
     except DataError as error:
-        return fail("prompt length", str(error), "raise data.max_prompt_tokens, or set data.long_prompts=drop")
-    said = f"{dropped} are dropped" if dropped else "every one fits"
-    return ok("prompt length", f"{said}: the training prompts, counted with this tokenizer and its chat template")
+        other = ", or set data.long_prompts=drop" if run.data.long_prompts == "refuse" else ""
+        return fail("prompt length", str(error), f"raise data.max_prompt_tokens{other}")
+    said = f"{dropped} of the training prompts are dropped" if dropped else "every training prompt fits"
+    return ok("prompt length", f"{said}, counted with this tokenizer and its chat template")
 
 
 def local_problems(run: Config) -> list[Problem]:

@@ -185,6 +185,10 @@ def test_empty_and_long_prompts_are_refused() -> None:
         match=r"1 of 1 prompts have more than data.max_prompt_tokens=40 tokens; the first is problem 'p7' with \d+",
     ):
         encode_prompts([Problem("p7", "12" * 40, "2")], tokenizer, data("data.max_prompt_tokens=40"))
+    with pytest.raises(DataError, match=r"^1 of 1 prompts .* none is left: raise the limit$"):
+        encode_prompts(
+            [Problem("p7", "12" * 40, "2")], tokenizer, data("data.max_prompt_tokens=40", "data.long_prompts=drop")
+        )
     tokenizer.chat_template = "{{ '' }}"
     with pytest.raises(DataError, match="problem 'p7' has an empty prompt"):
         encode_prompts([Problem("p7", "1", "2")], tokenizer, data())

@@ -75,7 +75,7 @@ def test_prompts_are_counted_as_the_run_counts_them(tmp_path: Path) -> None:
     given += ["data.prompt_template={question}", f"teacher.model_name={student}"]
     for change, status, said in (
         ("data.long_prompts=refuse", "fail", "1 of 130 prompts have more than data.max_prompt_tokens=100"),
-        ("data.long_prompts=drop", "ok", "1 are dropped"),
+        ("data.long_prompts=drop", "ok", "1 of the training prompts are dropped"),
     ):
         found = {one.check: one for one in models.tokenizer_findings(nemo(*given, change))}["prompt length"]
         assert (found.status, found.message[: len(said)]) == (status, said)
