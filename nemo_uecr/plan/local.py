@@ -199,9 +199,7 @@ def _assumptions(run: _Run) -> tuple[str, ...]:
     device, efficiency, lengths = run.device, run.efficiency, run.lengths
     share = f"{efficiency.decode:.0%} of bandwidth while generating, {efficiency.forward:.0%} of FLOP/s while scoring"
     return (
-        f"responses of {lengths.response} tokens on average, lognormal with sigma {lengths.sigma:g} and cut at "
-        f"{run.config.rollout.max_response_tokens}, after prompts of {lengths.prompt} (times); memory takes the "
-        f"longest, {run.longest}",
+        f"{lengths.said(run.config.rollout.max_response_tokens)}; memory takes the longest, {run.longest}",
         f"{device.name}: {run.flops / 1e9:,.0f} GFLOP/s, {device.bandwidth / 1e9:,.0f} GB/s; reached: {share}, "
         f"{efficiency.train:.0%} while training",
         f"{LAYER_SECONDS[run.kind] * 1e3:.1f} ms of launches a layer and decoding step",

@@ -164,9 +164,7 @@ def _over_the_network(setting: Setting) -> list[str]:
 def _assumptions(setting: Setting) -> tuple[str, ...]:
     device, efficiency, lengths = setting.device, setting.efficiency, setting.lengths
     return (
-        f"responses of {lengths.response} tokens on average, lognormal with sigma {lengths.sigma:g} and cut at "
-        f"{setting.config.rollout.max_response_tokens}, after prompts of {lengths.prompt} (times); memory takes the "
-        f"longest, {setting.longest}",
+        f"{lengths.said(setting.config.rollout.max_response_tokens)}; memory takes the longest, {setting.longest}",
         f"{device.name}: {device.flops / 1e12:.0f} TFLOP/s bfloat16, {device.bandwidth / 1e12:.1f} TB/s, "
         f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
         f"{device.network / 1e9:.0f} GB/s between nodes",

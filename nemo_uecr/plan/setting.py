@@ -98,6 +98,18 @@ class Lengths:
         """Prompt and response."""
         return self.prompt + self.response
 
+    def said(self, cut: int) -> str:
+        """The lengths in words; a mean that is the cut leaves no tail."""
+        if self.response == cut:
+            return (
+                f"every response of {cut} tokens, the longest, after prompts of {self.prompt} (times: an upper bound; "
+                "--response-tokens MEAN gives a rollout with its tail)"
+            )
+        return (
+            f"responses of {self.response} tokens on average, lognormal with sigma {self.sigma:g} and cut at {cut}, "
+            f"after prompts of {self.prompt} (times)"
+        )
+
 
 @dataclass(frozen=True)
 class Setting:
