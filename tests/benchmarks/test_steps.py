@@ -33,6 +33,7 @@ def test_ratio_is_taken_round_by_round() -> None:
     assert found.median == pytest.approx(1.35)
 
 
+@pytest.mark.slow
 def test_methods_train_on_the_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "steps.json"
     given = [str(assets().config), *SMALL, "--methods", "grpo", "uecr", "--rounds", "1", "--steps", "2"]
