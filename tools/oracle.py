@@ -399,7 +399,7 @@ def benchmarks(work: Path) -> Numbers:
     with named("comparison_pool")(2) as pool:
         for name, path in files.items():
             rows = [json.loads(line) for line in path.read_text().splitlines()]
-            answers = [str(row["answer"]) for row in rows]
+            answers = [str(row["answer"]).rpartition("#### ")[2] for row in rows]  # GSM8K answers end in "#### 18"
             forms = [(t.response, t.answer) for each in answers for t in named("trials")("p", each)]
             neighbours = [f"The answer is \\boxed{{{answer}}}." for answer in [*answers[1:], answers[0]]]
             pairs = [*forms, *zip(neighbours, answers, strict=True)]
