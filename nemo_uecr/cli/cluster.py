@@ -35,7 +35,7 @@ def smoke(config: ConfigFile, /, *overrides: Override) -> None:
     Each node trains in run.folder/NODE; at the end all must have come to the same numbers. It continues what the run
     folders hold, and ends early as `train` does.
     """
-    from nemo_uecr.cluster.replicas import ReplicaError, largest_difference, train_everywhere
+    from nemo_uecr.slurm.replicas import ReplicaError, largest_difference, train_everywhere
     from nemo_uecr.stopping import listening
 
     folder = Path(load_and_report(config, overrides).config.run.folder).resolve()
@@ -80,7 +80,7 @@ def command(config: ConfigFile, /, *overrides: Override, nodes: int, gpus: int, 
         gpus: GPUs of each node.
         smoke: The same short local run on every node.
     """
-    from nemo_uecr.cluster.words import command_words
+    from nemo_uecr.slurm.words import command_words
 
     words = command_words(config, overrides, smoke=smoke, nodes=nodes, gpus=gpus)
     sys.stdout.write(shlex.join(["nemo-uecr", *words]) + "\n")
@@ -114,12 +114,12 @@ def node(
         silence_s: Longest silence of the driver, seconds.
         smoke: The same short local run on every node.
     """
-    from nemo_uecr.cluster.head import run_head
-    from nemo_uecr.cluster.job import Job, Limits
-    from nemo_uecr.cluster.job_folder import JobFolder
-    from nemo_uecr.cluster.ports import head_port
-    from nemo_uecr.cluster.words import command_words
-    from nemo_uecr.cluster.worker import run_worker
+    from nemo_uecr.slurm.head import run_head
+    from nemo_uecr.slurm.job import Job, Limits
+    from nemo_uecr.slurm.job_folder import JobFolder
+    from nemo_uecr.slurm.ports import head_port
+    from nemo_uecr.slurm.words import command_words
+    from nemo_uecr.slurm.worker import run_worker
 
     name, names = os.environ.get("SLURMD_NODENAME", ""), tuple(nodes.split(","))
     if name not in names:

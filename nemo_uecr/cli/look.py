@@ -160,9 +160,9 @@ def doctor(config: ConfigFile | None = None, /, *overrides: Override, ray_port: 
     Args:
         ray_port: Port of the Ray head; the default is that of slurm/*.sbatch.
     """
-    from nemo_uecr.cluster.ports import head_port
     from nemo_uecr.config.load import load_config, load_nemo_config
     from nemo_uecr.plan.doctor import examine
+    from nemo_uecr.slurm.ports import head_port
 
     head_port(ray_port)
     run: Config | NemoConfig | None = None
@@ -206,14 +206,14 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
 
 def _check_nemo(config: NemoConfig) -> str:
     """Check problems and models, and NeMo-RL's own schema where it can be imported; says what was checked."""
-    from nemo_uecr.nemo_adapter.preflight import check_problems, check_visible_models
+    from nemo_uecr.nemo.preflight import check_problems, check_visible_models
 
     check_problems(config)
     looked_at = check_visible_models(config)
     if importlib.util.find_spec("nemo_rl") is None:
         native = "NeMo-RL cannot be imported here: its own schema was not checked"
     else:
-        from nemo_uecr.nemo_adapter.launcher import check_schema
+        from nemo_uecr.nemo.launcher import check_schema
 
         native = f"NeMo-RL {check_schema(config)}: its schema accepts the run"
     models = "" if looked_at else "a model's folder is not here: its layout and lengths are checked at the start\n"

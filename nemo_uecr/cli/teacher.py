@@ -43,7 +43,7 @@ def score(config: ConfigFile, /, *overrides: Override, batch: Path, out: Path) -
         raise ConfigError(f"{config}: the backend is not nemo_rl; expected a configuration with a Megatron teacher")
     refuse_output(out, batch)
     loaded, saved = load_nemo_config(config, overrides), load_batch(batch)
-    from nemo_uecr.nemo_adapter.teacher_scores import score_saved_batch
+    from nemo_uecr.nemo.teacher_scores import score_saved_batch
 
     score_saved_batch(loaded, saved, out)
     precision = "FP8" if loaded.teacher.fp8 else "bf16"

@@ -59,7 +59,7 @@ def train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Pat
     from nemo_uecr.config.load import load_nemo
     from nemo_uecr.config.objective import unused_line
     from nemo_uecr.files import locked
-    from nemo_uecr.nemo_adapter.launcher import train as launch
+    from nemo_uecr.nemo.launcher import train as launch
 
     loaded = load_nemo(config, overrides)
     objective, unused = objective_of(loaded.config), unused_line(loaded.config, loaded.origins)

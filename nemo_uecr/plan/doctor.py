@@ -20,7 +20,7 @@ import psutil
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import ConfigError, DataError, RunFolderError, UecrError
 from nemo_uecr.files import check_writable
-from nemo_uecr.nemo_adapter.preflight import check_problems
+from nemo_uecr.nemo.preflight import check_problems
 from nemo_uecr.plan import machine, models
 from nemo_uecr.plan.local import local_plan
 from nemo_uecr.plan.memory import FP32, checkpoint_bytes

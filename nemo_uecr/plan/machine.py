@@ -99,7 +99,7 @@ def package_findings(*, nemo: bool) -> list[Finding]:
     """Every package of the back end; those of NeMo-RL's workers are looked for in their own environments as well."""
     findings = [import_finding(package, sys.executable) for package in PLAIN]
     if nemo:
-        from nemo_uecr.nemo_adapter.upstream import VLLM_WORKER_FQN
+        from nemo_uecr.nemo.upstream import VLLM_WORKER_FQN
 
         findings.append(import_finding(Package("ray", "ray", True, _CONTAINER), sys.executable))
         megatron, vllm = megatron_python(), worker_python(VLLM_WORKER_FQN)
@@ -121,7 +121,7 @@ def worker_python(worker: str, *, root: Path = RAY_VENVS) -> str:
 
 def megatron_python() -> str:
     """The interpreter of the Megatron workers."""
-    from nemo_uecr.nemo_adapter.upstream import NATIVE_WORKER_FQN
+    from nemo_uecr.nemo.upstream import NATIVE_WORKER_FQN
 
     return worker_python(NATIVE_WORKER_FQN)
 
@@ -166,8 +166,8 @@ def apex_finding(python: str) -> Finding:
 
 def nemo_rl_finding() -> Finding:
     """NeMo-RL itself: its version and every signature that this project calls or replaces."""
-    from nemo_uecr.nemo_adapter import upstream
-    from nemo_uecr.nemo_adapter.errors import UpstreamError
+    from nemo_uecr.nemo import upstream
+    from nemo_uecr.nemo.errors import UpstreamError
 
     try:
         return ok("nemo_rl", f"{upstream.check()}, signatures as expected")
@@ -235,7 +235,7 @@ def gpu_memory() -> int | None:
 OPEN_FILES = 65_536
 SHARED_MEMORY = 8 * GIB
 RANGES: tuple[tuple[str, int, int], ...] = (("vLLM", 11_001, 15_000), ("torch.distributed", 25_000, 28_000))
-"""Ports that the NeMo-RL back end hands out; the numbers stand in nemo_adapter/translate*.py."""
+"""Ports that the NeMo-RL back end hands out; the numbers stand in nemo/translate*.py."""
 
 
 def port_finding(port: int) -> Finding:

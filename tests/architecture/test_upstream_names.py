@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.signatures import expected_signatures
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.signatures import expected_signatures
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nemo_uecr"
 #: The file that names NeMo-RL's internals, and a benchmark that measures a rival's two functions from its own package.
-NAMING = {"nemo_adapter/upstream.py"}
+NAMING = {"nemo/upstream.py"}
 #: Attributes of NeMo-RL's objects that only its own classes have.
 INTERNALS = {
     "_shard_for_logprob", "worker_group", "worker_metadata", "run_all_workers_single_data",

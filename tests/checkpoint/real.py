@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.cli.main import entry_point
-from tests.megatron_worker.on_ranks import batch
+from tests.nemo_backend.on_ranks import batch
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("megatron", "megatron.bridge", "transformers", "accelerate", "einops", "psutil", "six", "triton")

@@ -16,7 +16,7 @@ from nemo_uecr.checkpoint.bridge import Bridge
 from tests.checkpoint.folders import hf_model
 from tests.checkpoint.real import ROOT, converted, marks, refused, tensors, transformers_logp
 from tests.checkpoint.trained import load_and_score
-from tests.megatron_worker.ranks import run_ranks
+from tests.nemo_backend.ranks import run_ranks
 
 pytestmark = marks
 

@@ -12,7 +12,7 @@ import torch
 from tests.checkpoint.folders import TEMPLATE, model_folder, nemo_rl_step
 from tests.checkpoint.real import converted, marks, refused, tensors, transformers_logp
 from tests.checkpoint.trained import VOCABULARY, Trained, checkpoints
-from tests.megatron_worker.on_ranks import batch
+from tests.nemo_backend.on_ranks import batch
 
 pytestmark = marks
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.megatron_worker.columns import ModelParallel
-from nemo_uecr.megatron_worker.impl import score_tokens
-from nemo_uecr.megatron_worker.request import ScoreRequest
-from tests.megatron_worker.on_ranks import MegatronMicroBatches, batch
+from nemo_uecr.nemo.columns import ModelParallel
+from nemo_uecr.nemo.impl import score_tokens
+from nemo_uecr.nemo.request import ScoreRequest
+from tests.nemo_backend.on_ranks import MegatronMicroBatches, batch
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED, ROPE = 48, 32, 2, 4, 2, 16, 40, 1e6
 
@@ -68,7 +68,7 @@ def load_and_score(rank: int, *, folder: str, tensor: int, pipeline: int, tied: 
 
 
 def _start(tensor: int, pipeline: int) -> None:
-    from tests.megatron_worker.cpu import allow_cpu
+    from tests.nemo_backend.cpu import allow_cpu
 
     allow_cpu()
     from megatron.core import parallel_state, tensor_parallel
@@ -151,7 +151,7 @@ def train_one_step(model: Any) -> None:
 
 def checkpoints(parent: Path, *, tensor: int, pipeline: int, padded: int = VOCABULARY) -> dict[bool, Trained]:
     """Train and save as Megatron does: tied and untied, by whether they are tied."""
-    from tests.megatron_worker.ranks import run_ranks
+    from tests.nemo_backend.ranks import run_ranks
 
     folders = {}
     for tied in (False, True):

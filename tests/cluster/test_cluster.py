@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.cluster.driver import Driver
-from nemo_uecr.cluster.head import head_host
-from nemo_uecr.cluster.job import Job, Limits
-from nemo_uecr.cluster.job_folder import JobFolder
-from nemo_uecr.cluster.ports import head_port
-from nemo_uecr.cluster.ray_process import start_arguments
-from nemo_uecr.cluster.replicas import Outcome, Replica, largest_difference
-from nemo_uecr.cluster.words import command_words
 from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.slurm.driver import Driver
+from nemo_uecr.slurm.head import head_host
+from nemo_uecr.slurm.job import Job, Limits
+from nemo_uecr.slurm.job_folder import JobFolder
+from nemo_uecr.slurm.ports import head_port
+from nemo_uecr.slurm.ray_process import start_arguments
+from nemo_uecr.slurm.replicas import Outcome, Replica, largest_difference
+from nemo_uecr.slurm.words import command_words
 from nemo_uecr.stopping import RunStopped, StopRequest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
@@ -137,7 +137,7 @@ time.sleep(60)
 
 
 def test_a_signal_too_early_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo_uecr.cluster.driver.AGAIN_S", 0.1)
+    monkeypatch.setattr("nemo_uecr.slurm.driver.AGAIN_S", 0.1)
     driver = Driver([sys.executable, "-c", READS_SIGNAL], tmp_path / "log", {})
     deadline = time.monotonic() + 30
     while driver.code() is None and time.monotonic() < deadline:

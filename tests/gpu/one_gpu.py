@@ -80,7 +80,7 @@ def random_batch(lengths: list[int], vocabulary: int) -> Any:
     """Rows of random tokens."""
     import torch
 
-    from nemo_uecr.nemo_adapter import upstream
+    from nemo_uecr.nemo import upstream
 
     shape = (len(lengths), max(lengths))
     return upstream.batch_class()(
@@ -94,7 +94,7 @@ def random_batch(lengths: list[int], vocabulary: int) -> Any:
 
 def check_offload(policy: Any, vocabulary: int) -> None:
     """On, scoring many lengths, and off three times: what the teacher leaves must neither stay nor grow."""
-    from nemo_uecr.nemo_adapter.dispatch import call_all
+    from nemo_uecr.nemo.dispatch import call_all
 
     teacher = policy._teacher
     before = call_all(teacher._policy, "gpu_memory", seconds=600)[0]
@@ -114,7 +114,7 @@ def check_scores(policy: Any, vocabulary: int) -> None:
     """Our column at T_r beside NeMo-RL's own, same model, same packing."""
     import torch
 
-    from nemo_uecr.nemo_adapter import upstream
+    from nemo_uecr.nemo import upstream
 
     lengths = torch.tensor([48, 17, 33, 64])
     data = random_batch(lengths.tolist(), vocabulary)
@@ -151,7 +151,7 @@ def main(tokenizer: str, target: str) -> None:
     sys.path.insert(0, str(ROOT))
     from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.data.batch_file import load_batch
-    from nemo_uecr.nemo_adapter import launcher, upstream
+    from nemo_uecr.nemo import launcher, upstream
 
     folder = Path(target)
     folder.mkdir(parents=True, exist_ok=True)

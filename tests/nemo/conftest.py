@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nemo_adapter.local_ray import SYSTEM_CONFIG
+from tests.nemo_backend.local_ray import SYSTEM_CONFIG
 
 SOURCE = os.environ.get("NEMO_RL_SOURCE")
 
@@ -30,7 +30,7 @@ def nemo_rl() -> str:
     assert SOURCE is not None
     if SOURCE not in sys.path:
         sys.path.insert(0, SOURCE)
-    from nemo_uecr.nemo_adapter import upstream
+    from nemo_uecr.nemo import upstream
 
     return upstream.check()
 

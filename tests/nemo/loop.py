@@ -12,12 +12,12 @@ import torch
 
 from nemo_uecr.core.records import Settings
 from nemo_uecr.method_registry import REGISTRY
-from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.context import StepContext
-from nemo_uecr.nemo_adapter.estimator import UecrEstimator
-from nemo_uecr.nemo_adapter.loss import UecrLoss
-from nemo_uecr.nemo_adapter.policy import make_uecr_policy
-from nemo_uecr.nemo_adapter.run_spec import Conventions, RunSpec
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.context import StepContext
+from nemo_uecr.nemo.estimator import UecrEstimator
+from nemo_uecr.nemo.loss import UecrLoss
+from nemo_uecr.nemo.policy import make_uecr_policy
+from nemo_uecr.nemo.run_spec import Conventions, RunSpec
 from nemo_uecr.stopping import StopRequest
 from tests.nemo.tiny_world import (
     TEMPERATURE,

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from nemo_uecr.megatron_worker.impl import score_tokens
-from nemo_uecr.megatron_worker.request import ScoreRequest
-from nemo_uecr.nemo_adapter.signatures import prepare_import
-from tests.megatron_worker.cpu import allow_cpu
-from tests.megatron_worker.on_ranks import TEMPERATURES, batch
+from nemo_uecr.nemo.impl import score_tokens
+from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.signatures import prepare_import
+from tests.nemo_backend.cpu import allow_cpu
+from tests.nemo_backend.on_ranks import TEMPERATURES, batch
 
 MICRO = 2
 
@@ -57,8 +57,8 @@ def score_and_compare(
     allow_cpu()
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo_uecr.nemo_adapter import megatron_forward, megatron_state, upstream
-    from tests.megatron_worker.tiny_qwen3 import VOCABULARY, parallel_model
+    from nemo_uecr.nemo import megatron_forward, megatron_state, upstream
+    from tests.nemo_backend.tiny_qwen3 import VOCABULARY, parallel_model
 
     megatron_data()
     upstream.check()
@@ -119,7 +119,7 @@ def megatron_data() -> Any:
 
 
 def _data(*, packed: bool) -> Any:
-    from nemo_uecr.nemo_adapter import upstream
+    from nemo_uecr.nemo import upstream
 
     data = upstream.batch_class()(batch())
     data["token_mask"], data["sample_mask"] = (

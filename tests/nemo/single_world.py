@@ -27,12 +27,12 @@ from nemo_rl.experience.rollout_manager import RolloutManager
 from nemo_rl.models.policy.tq_policy import TQPolicy
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.context import StepContext, StepScores
-from nemo_uecr.nemo_adapter.estimator import UecrEstimator, equal_rows
-from nemo_uecr.nemo_adapter.loss import FIRST_STEP_COLUMN, UecrLoss
-from nemo_uecr.nemo_adapter.run_spec import RunSpec
-from nemo_uecr.nemo_adapter.scorer import score
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.context import StepContext, StepScores
+from nemo_uecr.nemo.estimator import UecrEstimator, equal_rows
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
+from nemo_uecr.nemo.run_spec import RunSpec
+from nemo_uecr.nemo.scorer import score
 from tests.nemo.tiny_world import (
     TinyGeneration,
     TinyModel,

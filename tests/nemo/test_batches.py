@@ -17,10 +17,10 @@ from nemo_uecr.cli.replay import Outcome, compare
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import load_batch
-from nemo_uecr.megatron_worker.request import ScoreRequest
-from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.errors import BatchFactsError, ContractError
-from nemo_uecr.nemo_adapter.scorer import score
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.errors import BatchFactsError, ContractError
+from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.scorer import score
 from tests.nemo.loop import spec_of, train_ours
 from tests.nemo.tiny_world import (
     PROMPT,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_uecr.megatron_worker.layout import MicroBatch, scored_predictions
+from nemo_uecr.nemo.layout import MicroBatch, scored_predictions
 from tests.nemo.nemo_forward import megatron_data
 
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.nemo_adapter.teacher_plan import teacher_plan
-from nemo_uecr.nemo_adapter.translate import master_config
+from nemo_uecr.nemo.teacher_plan import teacher_plan
+from nemo_uecr.nemo.translate import master_config
 from tests.config.test_nemo import CONFIGS, GIVEN
 
 METHODS = ("offload_after_refit", "offload_before_refit", "_clear_fp8_caches")

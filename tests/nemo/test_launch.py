@@ -15,7 +15,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request
-from nemo_uecr.nemo_adapter import launcher, upstream
+from nemo_uecr.nemo import launcher, upstream
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.tiny_world import TinyGeneration, TinyModel, TinyPolicy, TinyTeacher
 

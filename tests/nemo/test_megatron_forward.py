@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.megatron_worker.on_ranks import batch
-from tests.megatron_worker.ranks import run_ranks
 from tests.nemo.nemo_forward import score_and_compare
+from tests.nemo_backend.on_ranks import batch
+from tests.nemo_backend.ranks import run_ranks
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ MODULES = [
 ]  # fmt: skip
 PLUGIN = """
 import pytest
-from nemo_uecr.nemo_adapter import upstream
+from nemo_uecr.nemo import upstream
 from nemo_uecr.stopping import StopRequest
 
 upstream.check()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.teachers import teacher_cluster
-from nemo_uecr.nemo_adapter.translate import master_config, teacher_gpus_of_nodes
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.teachers import teacher_cluster
+from nemo_uecr.nemo.translate import master_config, teacher_gpus_of_nodes
 from nemo_uecr.stopping import StopRequest
 from tests.config.test_nemo import CONFIGS, GIVEN
 

@@ -104,7 +104,7 @@ def test_equal_prompts_stay_apart() -> None:
 
 def test_substitutions_are_taken_back() -> None:
     """Every name of the loop's module, however the block ends; the names are read from the module, not from a list."""
-    from nemo_uecr.nemo_adapter import upstream
+    from nemo_uecr.nemo import upstream
 
     grpo = upstream.grpo_module()
     before = dict(vars(grpo))

@@ -12,13 +12,13 @@ import torch
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.batch_file import load_batch, save_batch
-from nemo_uecr.megatron_worker.request import ScoreRequest
-from nemo_uecr.nemo_adapter import teacher_scores, upstream
-from nemo_uecr.nemo_adapter.errors import WorkerError
+from nemo_uecr.nemo import teacher_scores, upstream
+from nemo_uecr.nemo.errors import WorkerError
+from nemo_uecr.nemo.request import ScoreRequest
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.test_launch import make_tokenizer
 from tests.nemo.tiny_world import TinyModel, TinyTeacher, columns_of
-from tests.nemo_adapter.test_preflight import SIZES
+from tests.nemo_backend.test_preflight import SIZES
 
 pytestmark = pytest.mark.usefixtures("nemo_rl")
 VOCABULARY = 98

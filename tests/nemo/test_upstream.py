@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.nemo_adapter import upstream
-from nemo_uecr.nemo_adapter.errors import UpstreamError
-from nemo_uecr.nemo_adapter.signatures import expected_signatures
-from nemo_uecr.nemo_adapter.translate import master_config
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.errors import UpstreamError
+from nemo_uecr.nemo.signatures import expected_signatures
+from nemo_uecr.nemo.translate import master_config
 from tests.config.test_nemo import CONFIGS, GIVEN, SCALES
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
-from nemo_uecr.megatron_worker.layout import MicroBatch
-from nemo_uecr.megatron_worker.request import ScoreRequest
-from nemo_uecr.megatron_worker.shift import at_scored_token, predicted_token
+from nemo_uecr.nemo.columns import ModelParallel, score_columns
+from nemo_uecr.nemo.layout import MicroBatch
+from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.shift import at_scored_token, predicted_token
 from nemo_uecr.scoring.dense import score_logits, token_logp
 
 VOCABULARY, PROMPT, RESPONSE, TEMPERATURE = 12, 3, 5, 0.7

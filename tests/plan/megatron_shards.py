@@ -128,7 +128,7 @@ def kept_by_one_layer(tokens: int) -> int:
 
 
 if __name__ == "__main__":
-    from tests.megatron_worker.cpu import allow_cpu
+    from tests.nemo_backend.cpu import allow_cpu
 
     allow_cpu()
     CudaNames().__enter__()

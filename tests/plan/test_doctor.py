@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nemo_uecr.cli.look import sizes
-from nemo_uecr.nemo_adapter.upstream import VLLM_WORKER_FQN
+from nemo_uecr.nemo.upstream import VLLM_WORKER_FQN
 from nemo_uecr.plan import doctor, machine
 from nemo_uecr.plan.machine import Package
 from nemo_uecr.plan.records import GIB
@@ -39,7 +39,7 @@ def test_a_taken_port_is_a_fail(taken: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_ranges_are_those_that_are_handed_out() -> None:
-    from nemo_uecr.nemo_adapter.translate import master_config
+    from nemo_uecr.nemo.translate import master_config
 
     native: dict[str, Any] = master_config(nemo(), prompt_file="p")
     generation, cluster = native["policy"]["generation"], native["cluster"]

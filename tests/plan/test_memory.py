@@ -93,9 +93,9 @@ def test_kv_cache_over_tensor_ranks() -> None:
 @pytest.mark.parametrize("divided", [False, True])
 def test_scoring_keeps_one_chunk_beside_the_logits(divided: bool) -> None:
     """What our scoring allocates on top of the logits is the chunk, once more when divided, and small statistics."""
-    from nemo_uecr.megatron_worker.columns import ModelParallel, score_columns
-    from nemo_uecr.megatron_worker.layout import MicroBatch
-    from nemo_uecr.megatron_worker.request import ScoreRequest
+    from nemo_uecr.nemo.columns import ModelParallel, score_columns
+    from nemo_uecr.nemo.layout import MicroBatch
+    from nemo_uecr.nemo.request import ScoreRequest
 
     tokens, chunk, shape = 257, 64, tiny_shape(vocabulary=4096)
     logits = torch.randn(1, tokens, shape.vocabulary).bfloat16()

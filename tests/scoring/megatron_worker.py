@@ -24,7 +24,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from nemo_uecr.scoring.fused_linear import score_hidden_vocab_parallel
 from nemo_uecr.scoring.records import TokenScores
 from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel
-from tests.megatron_worker.cpu import allow_cpu
+from tests.nemo_backend.cpu import allow_cpu
 
 VOCAB, PADDED, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED = 131, 132, 64, 4, 4, 2, 16, 96
 BATCH, LENGTH, MICRO_BATCHES = 2, 16, 3

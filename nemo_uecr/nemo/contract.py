@@ -1,0 +1,137 @@
+"""The score contract: scores travel with what they were computed from, and are checked where they are used.
+
+Shape legend: B = responses, S = tokens of prompt and response (padded), K = temperatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.nemo.errors import ContractError
+from nemo_uecr.nemo.request import ScoreRequest, row_hash
+from nemo_uecr.nemo.witness import witnessed_token
+
+#: How far two ways to normalise the same logits in float32 may end from each other.
+WITNESS_NATS = 1e-3
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Answer of one scorer for the whole batch, verified against the tokens that were sent.
+
+    Attributes:
+        logp: K tensors [B, S], nats, float32, on the CPU.
+        entropy_BS: [B, S] +H in nats, None if not asked.
+        row_hash_B: [B] hash of the token ids that were scored.
+    """
+
+    logp: tuple[Tensor, ...]
+    entropy_BS: Tensor | None
+    row_hash_B: Tensor
+
+
+def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[str, Tensor], *, scorer: str) -> Scores:
+    """Accept an answer only if it is about these tokens, these temperatures and this vocabulary.
+
+    Args:
+        answer: columns by name, ``row_hash`` [B], ``witness`` [B, 2 K + 2] and ``terms``, one text a row.
+        request: what was asked.
+        tokens: ``input_ids`` [B, S] and ``input_lengths`` [B] of the batch.
+        scorer: who answered, for messages.
+
+    Raises:
+        ContractError: the answer is about something else.
+    """
+    ids_BS = tokens["input_ids"]
+    expected_B = row_hash(ids_BS, tokens["input_lengths"])
+    _check_terms(set(answer["terms"]), request.terms, scorer)
+    if answer["row_hash"].shape != expected_B.shape:
+        raise ContractError(
+            f"the {scorer} scored {answer['row_hash'].shape[0]} rows; expected the {expected_B.shape[0]} of the batch"
+        )
+    check_rows(answer["row_hash"], expected_B, what=f"scores of the {scorer}")
+    for name in request.columns:
+        found = answer[name]
+        if found.shape != ids_BS.shape or found.dtype != torch.float32:
+            raise ContractError(
+                f"column {name} of the {scorer} is {found.dtype} {list(found.shape)}; expected float32 "
+                f"{list(ids_BS.shape)}, one value a token"
+            )
+    _check_witness(answer, request, tokens["input_lengths"], scorer)
+    logp = tuple(answer[f"logp_{index}"] for index in range(len(request.temperatures)))
+    return Scores(logp, answer["entropy"] if request.entropy else None, expected_B)
+
+
+def _check_terms(found: set[str], expected: str, scorer: str) -> None:
+    if found != {expected}:
+        other = sorted(found - {expected})
+        raise ContractError(
+            f"the {scorer} answered for [{' | '.join(other) or 'nothing'}]; expected [{expected}]. The scores cannot "
+            "be used for this batch"
+        )
+
+
+def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: Tensor, scorer: str) -> None:
+    """Compare one token a response with what its worker found by the definition, on whole rows of the same logits."""
+    rows_B = (lengths_B > 1).nonzero().squeeze(1).cpu()
+    column_B = witnessed_token(lengths_B.cpu())[rows_B]
+    seen_BW = answer["witness"][rows_B]
+    count = len(request.temperatures)
+    used_BK = seen_BW[:, count + 2 :]
+    if used_BK.shape[1] != count or not torch.allclose(used_BK, torch.tensor(request.temperatures)):
+        used = sorted({tuple(round(value, 6) for value in row) for row in used_BK.tolist()})
+        raise ContractError(
+            f"the {scorer}'s worker divided by the temperatures {used}; expected {request.temperatures} in every row"
+        )
+    count_B = seen_BW[:, count + 1]
+    if bool((count_B != request.vocabulary).any()):
+        other = int(count_B[count_B != request.vocabulary][0])
+        raise ContractError(
+            f"the {scorer} scored over {other} columns; expected the {request.vocabulary} of student.vocabulary: its "
+            "logits were filtered, masked or cut before they were scored"
+        )
+    terms = [f"log-probability at temperature {value:g}" for value in request.temperatures]
+    for place, name in enumerate(request.columns):
+        asked = terms[place] if place < len(terms) else "entropy at temperature 1"
+        off_B = (answer[name][rows_B, column_B] - seen_BW[:, place]).abs()
+        if not bool((off_B <= WITNESS_NATS).all()):
+            row = int(rows_B[(~(off_B <= WITNESS_NATS)).nonzero()[0]])
+            raise ContractError(
+                f"the {scorer}'s {asked} is off the definition by {float(off_B.max()):.3g} nats, first in row {row}; "
+                f"expected at most {WITNESS_NATS:g}: its worker divides by another temperature, shifts or filters"
+            )
+
+
+def check_rows(found_B: Tensor, expected_B: Tensor, *, what: str) -> None:
+    """Refuse when the token ids behind two things differ in any row.
+
+    Raises:
+        ContractError: naming the first row that differs.
+    """
+    if found_B.shape != expected_B.shape:
+        raise ContractError(f"the {what} cover {found_B.shape[0]} rows; expected {expected_B.shape[0]}")
+    wrong_B = found_B != expected_B
+    if bool(wrong_B.any()):
+        row = int(wrong_B.nonzero()[0])
+        raise ContractError(
+            f"the {what} belong to other token ids in {int(wrong_B.sum())} of {wrong_B.numel()} rows, first in row "
+            f"{row}; expected those of the batch: rows were reordered, cut or replaced after scoring"
+        )
+
+
+def check_same(found: Tensor, expected: Tensor, *, what: str) -> None:
+    """Refuse when a column is not, bit for bit, the one that was handed out.
+
+    Raises:
+        ContractError: naming the column.
+    """
+    if found.shape != expected.shape or not bool(torch.equal(found, expected.to(found.dtype))):
+        raise ContractError(
+            f"{what} changed between where it was computed and where it is used; expected the same values. Look for a "
+            "setting that rewrites it, such as advantage clipping, penalties or a sequence filter"
+        )

@@ -1,0 +1,154 @@
+"""The policy that NeMo-RL's loop drives: scoring with the teacher, and training with our columns.
+
+Shape legend: B = responses, S = tokens of prompt and response (padded).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from nemo_uecr.core.records import Advantages
+from nemo_uecr.nemo.context import StepContext, StepScores
+from nemo_uecr.nemo.contract import check_rows, check_same
+from nemo_uecr.nemo.facts import check_facts
+from nemo_uecr.nemo.loss import OPD_COLUMN, PREFIX
+from nemo_uecr.nemo.minibatches import padded_minibatches
+from nemo_uecr.nemo.request import row_hash
+from nemo_uecr.nemo.rows import padding_rows, with_masked_rows, without_masked_rows
+from nemo_uecr.nemo.saved_step import save_step
+from nemo_uecr.nemo.scorer import Teacher, TokenScorer, on_device, score
+from nemo_uecr.nemo.telemetry import step_metrics
+
+
+def make_uecr_policy(base_cls: Any) -> Any:
+    """NeMo-RL's policy with our methods.
+
+    Args:
+        base_cls: NeMo-RL's policy with a ``score_tokens`` method, or a stand-in with the same methods.
+    """
+    return type("UecrPolicy", (PolicyMethods, base_cls), {})
+
+
+class PolicyMethods:
+    """What our policy adds to NeMo-RL's: both temperatures, the teacher, and the method's columns.
+
+    Mixed in before a base with a ``score_tokens`` method, whose own methods it calls.
+    """
+
+    cfg: Mapping[str, Any]
+    data_parallel_size: int
+
+    def __init__(self, *args: Any, context: StepContext, teacher: Teacher | None, **kwargs: Any) -> None:
+        """Take the step to share and the teacher, off its device, before the student is built."""
+        self._context = context
+        self._teacher = teacher
+        self._student_waits = False
+        super().__init__(*args, **kwargs)
+
+    def prepare_for_lp_inference(self, *args: Any, **kwargs: Any) -> None:
+        """Note the wish: the student stays off the GPU until the teacher has left it."""
+        self._student_waits = True
+
+    def get_logprobs(self, data: Any, timer: Any = None) -> Any:
+        """Score the batch with the teacher, then with the student; NeMo-RL gets the column at T_r."""
+        context, spec = self._context, self._context.spec
+        teacher_scores = None
+        if self._teacher is not None:
+            with self._timed("score_teacher"), on_device(self._teacher):
+                teacher_scores = score(self._teacher, data, spec.teacher_request(), name="teacher")
+        with self._timed("score_student"):
+            self._bring_student()
+            student_scores = score(cast(TokenScorer, self), data, spec.student_request(), name="student")
+            if spec.conventions.filters == "nemo_rl":
+                student_scores = replace(student_scores, logp=(self._filtered(data, timer), student_scores.logp[1]))
+        scores = StepScores(student_scores, teacher_scores, data["token_mask"], data["sample_mask"], data["input_ids"])
+        context.put_scores(scores)
+        return type(data)({"logprobs": student_scores.logp[0]})
+
+    def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
+        """NeMo-RL's own, with masked rows where the batch does not divide."""
+        self._bring_student()
+        rows = data["input_ids"].shape[0]
+        padded = type(data)(with_masked_rows(data, padding_rows(rows, self.data_parallel_size)))
+        with self._timed("score_reference"):
+            answer = super().get_reference_policy_logprobs(padded, micro_batch_size=micro_batch_size, timer=timer)  # type: ignore[misc]
+        return type(data)(without_masked_rows(answer, rows))
+
+    def calibrate_qkv_fp8_scales(self, *args: Any, **kwargs: Any) -> Any:
+        """NeMo-RL's own, with the student on the GPU."""
+        self._bring_student()
+        return super().calibrate_qkv_fp8_scales(*args, **kwargs)  # type: ignore[misc]
+
+    def prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """NeMo-RL's own; it brings the student to the GPU itself."""
+        self._student_waits = False
+        return super().prepare_for_training(*args, **kwargs)  # type: ignore[misc]
+
+    def train(self, data: Any, loss_fn: Any, *args: Any, timer: Any = None, **kwargs: Any) -> Any:
+        """Train on the columns that were scored, audit what was trained, and add the step's telemetry."""
+        context = self._context
+        self._check_columns(data)
+        columns = dict(data) | _method_columns(context.outcome.advantages)
+        minibatch = context.spec.minibatch_responses
+        batch, padded = padded_minibatches(columns, minibatch, self.rounding)
+        with self._timed("update"):
+            result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
+        check_facts(context, data, result)
+        named = {name: [value] for name, value in step_metrics(context, data, result).items()}
+        save_step(context, data)
+        native = {name: v for name, v in result["all_mb_metrics"].items() if not name.startswith(PREFIX)}
+        result["all_mb_metrics"] = native | named
+        context.finish()
+        return result
+
+    @property
+    def rounding(self) -> int:
+        """Rows that a mini-batch must be a multiple of: equal parts, and whole micro-batches without packing."""
+        packed = self.cfg["sequence_packing"]["enabled"] or self.cfg["dynamic_batching"]["enabled"]
+        return int(self.data_parallel_size * (1 if packed else self.cfg["train_micro_batch_size"]))
+
+    def shutdown(self) -> bool:
+        """End the teacher's workers and the student's."""
+        ended = True if self._teacher is None else self._teacher.shutdown()
+        return bool(super().shutdown()) and ended  # type: ignore[misc]
+
+    def _filtered(self, data: Any, timer: Any) -> torch.Tensor:
+        """[B, S] log pi_old at T_r with generation's top-p and top-k, as NeMo-RL trains on it."""
+        rows = data["input_ids"].shape[0]
+        padded = type(data)(with_masked_rows(data, padding_rows(rows, self.data_parallel_size)))
+        logp: torch.Tensor = super().get_logprobs(padded, timer=timer)["logprobs"][:rows]  # type: ignore[misc]
+        return logp
+
+    def _bring_student(self) -> None:
+        if self._student_waits:
+            super().prepare_for_lp_inference()  # type: ignore[misc]
+            self._student_waits = False
+
+    def _check_columns(self, data: Any) -> None:
+        scores, outcome = self._context.scores, self._context.outcome
+        found_B = row_hash(data["input_ids"], data["input_lengths"])
+        check_rows(found_B, scores.student.row_hash_B, what="training rows")
+        if scores.teacher is not None:
+            check_rows(found_B, scores.teacher.row_hash_B, what="rows of the teacher's scores")
+        check_same(data["prev_logprobs"], scores.student.logp[0], what="prev_logprobs")
+        check_same(data["advantages"], outcome.handed_out_BS, what="advantages")
+        check_same(data["token_mask"], scores.token_mask_BS, what="token_mask")
+        check_same(data["sample_mask"], scores.sample_mask_B, what="sample_mask")
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        seconds = self._context.seconds
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def _method_columns(advantages: Advantages) -> dict[str, torch.Tensor]:
+    second = advantages.advantage_opd_BT
+    return {} if second is None else {OPD_COLUMN: second}

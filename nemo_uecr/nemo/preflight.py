@@ -1,0 +1,241 @@
+"""What a run, or a teacher alone, is refused for before Ray starts or anything is written: problems, models, layout."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.config.nemo_checks import teacher_alone
+from nemo_uecr.config.nemo_schema import NemoConfig, NemoStudentConfig, NemoTeacherConfig
+from nemo_uecr.data.benchmarks import check_benchmark_files
+from nemo_uecr.data.models import (
+    Fields,
+    ModelLoadError,
+    fitting_prompts,
+    has_hub_form,
+    load_pretrained,
+    only_here,
+    own_code,
+)
+from nemo_uecr.data.problems import Row
+from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.files import file_sha256, replace_file
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.problem_rows import selected_rows, text_field
+from nemo_uecr.nemo.vocabulary import check_columns, check_same_tokenizer
+from nemo_uecr.plan.faults import layout_faults, mismatches_of, teacher_alone_faults
+from nemo_uecr.plan.setting import teacher_of
+from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
+
+__all__ = [
+    "check_conversion", "check_models", "check_problems", "check_teacher_alone", "check_visible_models", "long_prompts",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+def check_problems(config: NemoConfig) -> None:
+    """Read every problem as the data set will, and count them against a step; benchmarks must be there.
+
+    Raises:
+        DataError: naming file and key.
+    """
+    data, rows = config.data, _chosen_rows(config)
+    for row in rows:
+        text_field(row, data.question_key, data.train, "data.question_key")
+        text_field(row, data.answer_key, data.train, "data.answer_key")
+    _check_enough(config, len(rows))
+    check_benchmark_files(config.evaluation.benchmarks)
+
+
+def _chosen_rows(config: NemoConfig) -> list[Row]:
+    data = config.data
+    return selected_rows(
+        data.train,
+        difficulty_key=data.difficulty_key,
+        low=data.difficulty_low,
+        high=data.difficulty_high,
+        subset=data.subset,
+        seed=config.run.seed,
+    )
+
+
+def _check_enough(config: NemoConfig, count: int) -> None:
+    needed = config.rollout.prompts_per_step
+    if count < needed:
+        raise DataError(
+            f"{config.data.train}: {count} problems are left to train on; expected at least "
+            f"rollout.prompts_per_step={needed}, because no step would ever be filled"
+        )
+
+
+def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
+    """Places among the chosen problems of those whose prompts are too long; none unless they are to be dropped.
+
+    Raises:
+        DataError: prompts are too long and are not to be dropped, or too few are left.
+    """
+    data, rows = config.data, _chosen_rows(config)
+    texts = [text_field(row, data.question_key, data.train, "data.question_key") for row in rows]
+    named = [(str(row.get("id", text[:60])), text) for row, text in zip(rows, texts, strict=True)]
+    kept = fitting_prompts(tokenizer, named, data)
+    _check_enough(config, len(kept))
+    return [place for place in range(len(rows)) if place not in kept]
+
+
+def check_visible_models(config: NemoConfig) -> bool:
+    """Compare layout, lengths and vocabulary with the models whose sizes can be read without a network.
+
+    Returns:
+        Whether every model was looked at; a folder that is not on this machine is left to the start of the run.
+
+    Raises:
+        ConfigError: a model cannot be cut or fed as the configuration says.
+        DataError: a folder's `config.json` cannot be used.
+    """
+    name = teacher_of(config)
+    student, teacher = _visible(config.student.model_name, "student"), _visible(name, "teacher")
+    if student is not None:
+        _refuse(config, student, teacher)
+    return student is not None and (teacher is not None or name is None)
+
+
+def check_models(config: NemoConfig) -> Any:
+    """Everything about the models that is known before a worker starts; returns the student's tokenizer.
+
+    Raises:
+        DataError: a model or checkpoint is not there, or student and teacher have other tokens.
+        ConfigError: a model cannot be cut or fed as the configuration says.
+    """
+    teacher = teacher_of(config)
+    _check_checkpoint(config.student.megatron_checkpoint, "student")
+    shape = _loaded_shape(config.student.model_name, "student", config.student.vocabulary)
+    teacher_shape = None if teacher is None else _teacher_shape(config, teacher)
+    if shape is not None:
+        _refuse(config, shape, teacher_shape)
+    return _check_tokenizers(config.student.model_name, teacher)
+
+
+def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) -> None:
+    """Refuse Megatron weights that NeMo-RL made of a model folder which holds other weights by now.
+
+    NeMo-RL finds its conversions by the folder's name alone. The sha256 of the weight files stands beside each.
+
+    Raises:
+        DataError: the folder has changed since, or nothing says what the conversion was made of.
+    """
+    name = model.model_name
+    if name is None or model.megatron_checkpoint is not None or not Path(name).is_dir():
+        return
+    folder, converted = Path(name), upstream.conversion_folder(name)
+    log.info("%s: hashing the weight files of %s", role, folder)
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.bin"))]
+    found = {path.name: file_sha256(path) for path in files}
+    record = converted.with_name(f"{converted.name}.sha256.json")
+    if not (converted / "iter_0000000").exists():
+        record.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(record, json.dumps(found, indent=1).encode())
+    elif not record.is_file() or json.loads(record.read_bytes()) != found:
+        raise DataError(
+            f"{role}.model_name: nothing says that NeMo-RL's conversion {converted} was made of the weights that are "
+            f"now in {folder}; remove it, and the start of the run makes it again"
+        )
+
+
+def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
+    """Everything about a teacher alone that is known before a worker starts.
+
+    Args:
+        config: whose teacher, and whose student's tokenizer.
+        longest: tokens of the longest sequence that it will score.
+
+    Raises:
+        DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
+        ConfigError: the teacher cannot be cut or fed as the configuration says.
+    """
+    try:
+        teacher_alone(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    teacher = str(config.teacher.model_name)  # a method that reads a teacher has one: the configuration sees to it
+    shape = _teacher_shape(config, teacher)
+    if shape is not None:
+        _refuse_any(teacher_alone_faults(config, shape, longest))
+    _check_tokenizers(config.student.model_name, teacher)
+
+
+def _teacher_shape(config: NemoConfig, teacher: str) -> ModelShape | None:
+    _check_checkpoint(config.teacher.megatron_checkpoint, "teacher")
+    return _loaded_shape(teacher, "teacher", config.student.vocabulary)
+
+
+def _check_tokenizers(student: str, teacher: str | None) -> Any:
+    from transformers import AutoTokenizer
+
+    ours = _loaded(AutoTokenizer, student, "student", "tokenizer")
+    if teacher is not None:
+        check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher, "teacher", "tokenizer"))
+    return ours
+
+
+def _refuse(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> None:
+    _refuse_any([*layout_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
+
+
+def _refuse_any(faults: Sequence[str]) -> None:
+    if faults:
+        raise ConfigError("; ".join(faults))
+
+
+def _visible(name: str | None, role: str) -> ModelShape | None:
+    if name is None or not ((Path(name) / "config.json").is_file() or name.removesuffix("-Base") in KNOWN):
+        return None
+    return shape_of(name, role=role)
+
+
+def _loaded_shape(name: str, role: str, columns: int) -> ModelShape | None:
+    """Sizes from the model's own configuration; None for an architecture whose cuts are not known here."""
+    from transformers import AutoConfig
+
+    loaded = _loaded(AutoConfig, name, role, "config.json")
+    check_columns(loaded, expected=columns, who=role)
+    values: dict[str, Any] = loaded.to_dict()
+    if values.get("model_type") in ARCHITECTURES:
+        return shape_of_values(Fields(values, f"{role}.model_name: {name}"))
+    log.warning("%s.model_name: the layout of a %s is not checked before the start", role, values.get("model_type"))
+    return None
+
+
+def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
+    """What transformers loads under a name; a folder is looked for first, so that its absence is called that."""
+    if not Path(name).is_dir() and not has_hub_form(name):
+        raise DataError(
+            f"{role}.model_name: no folder {name}; give a Hugging Face model's folder or its name on the hub"
+        )
+    try:
+        loaded = load_pretrained(auto, name, local_files_only=only_here(name))
+    except ModelLoadError as error:
+        raise DataError(
+            f"{role}.model_name: the {what} of {name!r} cannot be loaded ({error.reason}); give a "
+            "folder with the whole model, or a name that the hub or its cache on this machine has"
+        ) from error
+    if (code := own_code(loaded)) is not None:
+        raise DataError(
+            f"{role}.model_name: the {what} of {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL "
+            "would run; take auto_map out of the file, where transformers knows the model type, or take another model"
+        )
+    return loaded
+
+
+def _check_checkpoint(path: str | None, role: str) -> None:
+    if path is None:
+        return
+    folder = Path(path)
+    if not (folder / "run_config.yaml").is_file() and not any(folder.glob("iter_*/run_config.yaml")):
+        raise DataError(
+            f"{role}.megatron_checkpoint: {path} has no run_config.yaml and no iter_* folder with one; give what "
+            "NeMo-RL or `nemo-uecr convert` wrote, such as .../weights/iter_0000000, or null"
+        )

@@ -1,0 +1,167 @@
+"""What each rank does in the tests with real megatron-core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.nemo.columns import ModelParallel, score_columns
+from nemo_uecr.nemo.impl import Columns, score_tokens
+from nemo_uecr.nemo.layout import MicroBatch
+from nemo_uecr.nemo.request import ScoreRequest
+
+ROWS, WIDTH, MICRO = 6, 12, 2
+TEMPERATURES = (0.7, 1.0)
+
+
+def batch() -> dict[str, Tensor]:
+    """Ragged rows."""
+    generator = torch.Generator().manual_seed(7)
+    lengths = torch.tensor([12, 5, 9, 2, 12, 7])
+    return {"input_ids": torch.randint(0, 48, (ROWS, WIDTH), generator=generator), "input_lengths": lengths}
+
+
+class MegatronMicroBatches:
+    """megatron-core's own schedule over a model, padded or packed."""
+
+    def __init__(self, model: Any, *, packed: bool) -> None:
+        self.model, self.packed = model, packed
+
+    def __call__(self, data: Mapping[str, Any], columns: Columns) -> list[dict[str, Tensor]]:
+        from megatron.core import parallel_state
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        parts = [
+            {name: value[start : start + MICRO] for name, value in data.items()} for start in range(0, ROWS, MICRO)
+        ]
+
+        def step(iterator: Iterator[dict[str, Tensor]], model: Any) -> Any:
+            part = next(iterator)
+            micro, inputs = _laid_out(part, packed=self.packed)
+
+            def finish(logits: Tensor) -> Any:
+                return torch.zeros(()), columns(logits, micro)
+
+            return model(**inputs), finish
+
+        width = max(_laid_out(part, packed=self.packed)[1]["input_ids"].shape[1] for part in parts)
+        found: list[Any] = get_forward_backward_func()(
+            forward_step_func=step, data_iterator=iter(parts), model=[self.model], num_microbatches=len(parts),
+            seq_length=width, micro_batch_size=1 if self.packed else MICRO, decoder_seq_length=width, forward_only=True,
+        )  # fmt: skip
+        return found if parallel_state.is_pipeline_last_stage() else []
+
+
+def _laid_out(part: dict[str, Tensor], *, packed: bool) -> tuple[MicroBatch, dict[str, Any]]:
+    ids, lengths = part["input_ids"], part["input_lengths"]
+    if not packed:
+        positions = torch.arange(ids.shape[1]).expand_as(ids)
+        mask = torch.triu(torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool), 1)
+        return MicroBatch(ids, lengths, None), {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    whole = lengths + (-lengths % 4)
+    starts = torch.cat((torch.zeros(1, dtype=torch.long), whole.cumsum(0))).int()
+    flat = torch.zeros(int(starts[-1]), dtype=torch.long)
+    positions = torch.zeros_like(flat)
+    for row, length in enumerate(lengths.tolist()):
+        flat[starts[row] : starts[row] + length] = ids[row, :length]
+        positions[starts[row] : starts[row + 1]] = torch.arange(int(whole[row]))
+    params = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=starts, cu_seqlens_kv=starts, cu_seqlens_q_padded=starts,
+        cu_seqlens_kv_padded=starts, max_seqlen_q=int(whole.max()), max_seqlen_kv=int(whole.max()),
+    )  # fmt: skip
+    inputs = {
+        "input_ids": flat[None], "position_ids": positions[None], "attention_mask": None, "packed_seq_params": params,
+    }  # fmt: skip
+    return MicroBatch(ids, lengths, starts), inputs
+
+
+def score_with_megatron(rank: int, *, tensor: int, pipeline: int, packed: bool, padded_vocabulary: int) -> Any:
+    """One scoring pass of a tiny Qwen3 that is cut over the ranks."""
+    from tests.nemo_backend.cpu import allow_cpu
+
+    allow_cpu()
+    from megatron.core import parallel_state, tensor_parallel
+
+    from tests.nemo_backend.tiny_qwen3 import VOCABULARY, parallel_model
+
+    parallel_state.initialize_model_parallel(tensor, pipeline)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    model = parallel_model(tensor, pipeline, padded_vocabulary=padded_vocabulary)
+    return score_tokens(
+        MegatronMicroBatches(model, packed=packed),
+        batch(),
+        ScoreRequest(TEMPERATURES, True, VOCABULARY, 5),
+        ModelParallel(parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None, None),
+    )
+
+
+def score_context_parallel(rank: int, *, pieces: int) -> dict[str, Tensor]:
+    """Packed logits cut over context-parallel ranks: pieces r and 2 world - 1 - r of every sequence."""
+    import torch.distributed as dist
+
+    data = batch()
+    logits = context_logits()
+    local, starts = [], [0]
+    for row, length in enumerate(data["input_lengths"].tolist()):
+        whole = length + -length % (2 * pieces)
+        padded = torch.full((whole, logits.shape[2]), 30.0)
+        padded[:length] = logits[row, :length]
+        cut = padded.chunk(2 * pieces)
+        local += [cut[rank], cut[2 * pieces - 1 - rank]]
+        starts.append(starts[-1] + whole)
+    micro = MicroBatch(data["input_ids"], data["input_lengths"], torch.tensor(starts, dtype=torch.int32))
+    request = ScoreRequest(TEMPERATURES, True, logits.shape[2], 5)
+    return score_columns(torch.cat(local)[None], micro, request, ModelParallel(None, dist.group.WORLD))
+
+
+def context_logits() -> Tensor:
+    """[B, S, V] logits that every rank can make."""
+    return torch.randn(ROWS, WIDTH, 48, generator=torch.Generator().manual_seed(1)) * 2
+
+
+def offload_after_forwards(rank: int, *, tensor: int, lengths: tuple[int, ...]) -> dict[str, int]:
+    """Bytes of a tiny Qwen3 of Megatron's around its offload, sequence-parallel where there are tensor ranks.
+
+    The CPU plays the GPU: what counts is every byte but those of the host copy.
+    """
+    import gc
+
+    from tests.nemo_backend.cpu import allow_cpu
+
+    allow_cpu()
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo_uecr.nemo.worker_methods import WorkerMethods
+    from tests.nemo_backend import tiny_qwen3
+
+    parallel_state.initialize_model_parallel(tensor, 1)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    worker: Any = SimpleNamespace(_host_copy=[])
+
+    def on_gpu() -> int:
+        gc.collect()
+        tensors = [found for found in gc.get_objects() if isinstance(found, Tensor) and found.device.type == "cpu"]
+        sizes = {found.untyped_storage().data_ptr(): found.untyped_storage().nbytes() for found in tensors}
+        return sum(sizes.values()) - sum(
+            sizes[at] for at in {copy.untyped_storage().data_ptr() for copy in worker._host_copy}
+        )
+
+    tiny_qwen3.whole_model()  # kept by its own cache, whatever happens here
+    before = on_gpu()
+    model = tiny_qwen3.parallel_model(tensor, 1, sequence=tensor > 1)
+    loaded = on_gpu()
+    for length in lengths:
+        inputs = {"input_ids": torch.zeros(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}
+        mask = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), 1)
+        with torch.no_grad():
+            model(**inputs, attention_mask=mask)
+    del inputs, mask
+    scored = on_gpu()
+    WorkerMethods.move_model(worker, model, "cpu")
+    return {"before": before, "loaded": loaded, "scored": scored, "off": on_gpu()}

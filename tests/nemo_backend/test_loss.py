@@ -1,0 +1,140 @@
+"""The loss that NeMo-RL's workers call against hand values and against `core`."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.core.loss import policy_loss
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import Settings
+from nemo_uecr.nemo.errors import ContractError
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, UecrLoss
+
+
+def loss_of(*, kl_coef: float = 0.0, opd_coef: float | None = None) -> UecrLoss:
+    """Of ``grpo``, or with a coefficient of ``grpo_plus_opd``."""
+    spec: Any = SimpleNamespace(
+        clip_low=0.2, clip_high=0.2, kl_coef=kl_coef, settings=Settings(opd_coef=opd_coef),
+        method=METHODS["grpo" if opd_coef is None else "grpo_plus_opd"],
+    )  # fmt: skip
+    return UecrLoss(spec, loss_type=None, input_type=None, native=None)
+
+
+def data_of(rows: int = 2, width: int = 5, **changes: Tensor) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def noise() -> Tensor:
+        return torch.randn(rows, width, generator=generator)
+
+    mask = torch.ones(rows, width, dtype=torch.long)
+    mask[:, :2] = 0
+    mask[0, 4:] = 0
+    values = {
+        "token_mask": mask, "sample_mask": torch.ones(rows), "advantages": noise(), "prev_logprobs": -noise().abs(),
+        "generation_logprobs": -noise().abs(), "reference_policy_logprobs": -noise().abs(),
+        FIRST_STEP_COLUMN: torch.ones(rows),
+    }  # fmt: skip
+    return values | changes
+
+
+def call(loss: UecrLoss, data: dict[str, Tensor], logp: Tensor) -> tuple[Tensor, dict[str, float]]:
+    tokens = (data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum()
+    return loss(logp, data, data["sample_mask"].sum(), tokens)
+
+
+def test_one_token_by_hand() -> None:
+    """Ratio e^0.1, advantage 2, clip 1.2: -min(2 e^0.1, 2 * 1.105...) = -2 e^0.1 = -2.21034."""
+    data = data_of(
+        1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=torch.tensor([[0.0, 0.0, 2.0]]),
+        prev_logprobs=torch.tensor([[0.0, 0.0, -1.0]]),
+    )  # fmt: skip
+    total, metrics = call(loss_of(), data, torch.tensor([[0.0, -0.9]]))
+    assert float(total) == pytest.approx(-2.21034, abs=1e-5)
+    assert metrics["probs_ratio_max"] == pytest.approx(math.exp(0.1), abs=1e-6)
+    assert metrics[f"{PREFIX}first_ratio_error_max"] == pytest.approx(math.exp(0.1) - 1, abs=1e-6)
+
+
+def test_column_t_is_read_beside_the_logits_that_predict_it() -> None:
+    """Moving the advantages by one column must change the loss."""
+    data = data_of()
+    logp = data["prev_logprobs"][:, 1:] + 0.1
+    shifted = data | {"advantages": data["advantages"].roll(1, 1)}
+    assert float(call(loss_of(), data, logp)[0]) != pytest.approx(float(call(loss_of(), shifted, logp)[0]), abs=1e-3)
+
+
+def test_it_is_cores_loss() -> None:
+    data = data_of()
+    logp = (data["prev_logprobs"][:, 1:] + 0.3).requires_grad_()
+    total, _ = call(loss_of(kl_coef=0.1), data, logp)
+    mask = data["token_mask"][:, 1:].bool()
+    expected = policy_loss(
+        logp_BT=logp, old_logp_BT=data["prev_logprobs"][:, 1:], surrogates=((data["advantages"][:, 1:], 1.0),),
+        mask_BT=mask, denominator=float(mask.sum()), clip_low=0.2, clip_high=0.2,
+        ref_logp_BT=data["reference_policy_logprobs"][:, 1:], kl_coef=0.1,
+    )  # fmt: skip
+    assert torch.equal(total, expected.total)
+
+
+def test_two_clipped_surrogates_are_not_one_of_the_sum() -> None:
+    """A = 1 and B = -1 at ratio 1.5: -min(1.5, 1.2) + 1.5 = 0.3, while the surrogate of the sum 0 is 0."""
+    ones = torch.tensor([[0.0, 0.0, 1.0]])
+    data = data_of(
+        1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=ones, prev_logprobs=torch.zeros(1, 3),
+        **{OPD_COLUMN: -ones},
+    )  # fmt: skip
+    total, _ = call(loss_of(opd_coef=1.0), data, torch.tensor([[0.0, math.log(1.5)]]))
+    assert float(total) == pytest.approx(0.3, abs=1e-6)
+
+
+def test_a_lost_column_is_not_a_method_without_a_second_surrogate() -> None:
+    data = data_of()
+    with pytest.raises(ContractError, match=OPD_COLUMN):
+        call(loss_of(opd_coef=1.0), data, data["prev_logprobs"][:, 1:])
+
+
+def test_masked_rows_do_not_count() -> None:
+    data = data_of()
+    logp = data["prev_logprobs"][:, 1:] + 0.2
+    alone, _ = call(loss_of(), {name: value[:1] for name, value in data.items()}, logp[:1])
+    masked, metrics = call(loss_of(), data | {"sample_mask": torch.tensor([1.0, 0.0])}, logp)
+    assert float(masked) == pytest.approx(float(alone), abs=1e-7)
+    assert metrics["num_valid_samples"] == 1.0
+
+
+def test_metrics_of_sequences_add_up_to_those_of_the_batch() -> None:
+    """NeMo-RL calls the loss once for each packed sequence and adds the metrics."""
+    data = data_of()
+    logp = data["prev_logprobs"][:, 1:] + 0.2
+    tokens = data["token_mask"][:, 1:].sum()
+    _, whole = call(loss_of(kl_coef=0.1), data, logp)
+    summed: dict[str, Any] = {}
+    for row in range(2):
+        part = {name: value[row : row + 1] for name, value in data.items()}
+        _, metrics = loss_of(kl_coef=0.1)(logp[row : row + 1], part, torch.tensor(2.0), tokens)
+        for name, value in metrics.items():
+            summed[name] = summed.get(name, 0) + value
+    ranges = {name for name in whole if name.startswith("probs_ratio") and name.endswith(("_min", "_max"))}
+    for name in whole.keys() - ranges:
+        assert summed[name] == pytest.approx(whole[name], abs=1e-6), name
+
+
+def test_the_second_surrogate_joins_nemo_rls_own_loss() -> None:
+    """A native loss of 10, and -min(1.5 * -1, 1.2 * -1) = 1.5 with coefficient 2: 13."""
+    ones = torch.tensor([[0.0, 0.0, 1.0]])
+    data = data_of(
+        1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=ones, prev_logprobs=torch.zeros(1, 3),
+        **{OPD_COLUMN: -ones},
+    )  # fmt: skip
+    # The reference KL is inside the native loss, once; ours reports none of its own.
+    loss = loss_of(kl_coef=0.1, opd_coef=2.0)
+    loss._native = lambda logp, data, seqs, tokens: (logp.new_tensor(10.0), {"loss": 10.0, "probs_ratio": 7.0})
+    total, metrics = call(loss, data, torch.tensor([[0.0, math.log(1.5)]]))
+    assert float(total) == pytest.approx(13.0, abs=1e-5)
+    assert (metrics["loss"], metrics["probs_ratio"]) == (pytest.approx(13.0, abs=1e-5), 7.0)
+    assert metrics[f"{PREFIX}ref_kl"] == 0.0

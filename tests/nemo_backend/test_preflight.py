@@ -1,0 +1,217 @@
+"""Runs that cannot work are refused in one line before NeMo-RL is looked for and before a folder is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.data.batch_file import load_batch, save_batch
+from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.nemo import teacher_scores, upstream
+from nemo_uecr.nemo.preflight import (
+    check_conversion,
+    check_models,
+    long_prompts,
+)
+from tests.config.test_nemo import CONFIGS
+
+#: A dense Qwen3 with 4 layers, 4 heads and 256 positions.
+SIZES = {
+    "model_type": "qwen3", "vocab_size": 98, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 8, "intermediate_size": 64, "tie_word_embeddings": True,
+    "max_position_embeddings": 4096, "architectures": ["Qwen3ForCausalLM"],
+}  # fmt: skip
+FITS = ["train.tokens_per_microbatch=4096", "scoring.tokens_per_microbatch=4096", "rollout.max_response_tokens=2048"]
+
+
+def world(folder: Path) -> list[str]:
+    """Two models, a problem file and the keys that name them."""
+    for role in ("student", "teacher"):
+        (folder / role).mkdir()
+        (folder / role / "config.json").write_text(json.dumps(SIZES))
+    rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": 6} for n in range(200)]
+    (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "empty.jsonl").write_text("")
+    (folder / "keys.jsonl").write_text('{"problem": "1+1", "final_answer": "2", "difficulty": 6}\n' * 200)
+    return [
+        f"student.model_name={folder}/student", f"teacher.model_name={folder}/teacher", "student.vocabulary=98",
+        f"data.train={folder}/p.jsonl", f"run.folder={folder}/run", *FITS,
+    ]  # fmt: skip
+
+
+BAD = {
+    "student.parallel.pipeline=8": "student.parallel.pipeline: got 8, expected a divisor of the model's 4 layers",
+    "teacher.parallel.pipeline=8": "teacher.parallel.pipeline: got 8",
+    "student.parallel.tensor=8": "student.parallel.tensor: got 8, expected a divisor of 4",
+    "rollout.tensor=8": "rollout.tensor: got 8, expected one of 1, 2, 4; the student has 4 query heads",
+    "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
+    "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
+    "evaluation.benchmarks={{a: {}/p.jsonl}}": "data.max_prompt_tokens + evaluation.max_tokens = ",
+    "data.train={}/empty.jsonl": "no problem is left",
+    "data.train={}/keys.jsonl": "no text under 'question'",
+    "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
+    "data.train={}/none.jsonl": "no such file",
+    "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file ",
+}
+
+
+@pytest.mark.parametrize("change", BAD)
+def test_what_cannot_work_is_refused_by_both_commands(
+    change: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*world(tmp_path), change.format(tmp_path)]
+    if "max_response" in change:
+        given += ["train.tokens_per_microbatch=9000", "scoring.tokens_per_microbatch=9000"]
+    for command in (["config", "check"], ["train"]):
+        assert entry_point([*command, str(CONFIGS / "uecr_qwen3_1p7b.yaml"), *given]) == 2
+        said = capsys.readouterr().err.strip().splitlines()
+        assert BAD[change] in said[-1]
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("student.megatron_checkpoint={}/none", "student.megatron_checkpoint: .*none has no run_config.yaml"),
+        ("student.model_name={}/none", "student.model_name: no folder .*none"),
+        ("teacher.model_name=none/such", "teacher.model_name: the config.json of 'none/such' cannot be loaded"),
+    ],
+)
+def test_models_that_are_not_there(change: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*world(tmp_path), change.format(tmp_path)])
+    with pytest.raises((DataError, ConfigError), match=message) as found:
+        check_models(config)
+    assert "\n" not in str(found.value)
+
+
+def test_config_check_says_what_it_did_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = world(tmp_path)
+    check = ["config", "check", str(CONFIGS / "uecr_qwen3_1p7b.yaml"), *given]
+    assert entry_point(check) == 0
+    assert "is not here" not in capsys.readouterr().out
+    assert entry_point([*check, f"teacher.model_name={tmp_path}/elsewhere"]) == 0
+    assert "its layout and lengths are checked at the start" in capsys.readouterr().out
+
+
+def saved_batch(folder: Path, *, tokens: int = 6, largest: int = 97) -> Path:
+    """One response of all but the first token."""
+    mask = torch.ones(1, tokens, dtype=torch.bool)
+    mask[0, 0] = False
+    ids = torch.full((1, tokens), 5)
+    ids[0, -1] = largest
+    tensors = {
+        "task_reward": torch.ones(1), "group": torch.zeros(1, dtype=torch.long), "mask": mask,
+        "old_logp": torch.zeros(1, tokens), "token_ids": ids,
+    }  # fmt: skip
+    save_batch(folder / "batch.safetensors", tensors, method="uecr", settings={"alpha": 1.0}, step=1)
+    return folder / "batch.safetensors"
+
+
+def score_alone(folder: Path, batch: Path, *changes: str) -> int:
+    """The command; the model's sizes and keys of `world`."""
+    command = ["teacher", "score", str(CONFIGS / "uecr_qwen3_1p7b.yaml"), "--batch", str(batch)]
+    return entry_point([*command, "--out", str(folder / "scored.safetensors"), *world(folder), *changes])
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "largest", "message"),
+    [
+        (["teacher.parallel.pipeline=8"], 6, 97, "teacher.parallel.pipeline: got 8, expected a divisor of the model's"),
+        ([], 4097, 97, "has 4097 tokens, but the teacher was made for 4096 positions"),
+        # 4095 tokens on 4 ranks that share the sequence are 4096.
+        (
+            ["scoring.tokens_per_microbatch=4095", "teacher.parallel.tensor=4", "teacher.parallel.sequence=true",
+             "rollout.max_response_tokens=1024"], 4095, 97,
+            "expected at least 4096, the batch's longest sequence of 4095 tokens",
+        ),
+        ([], 6, 98, "the batch has token id 98; expected ids below student.vocabulary=98"),
+    ],
+)  # fmt: skip
+def test_a_teacher_alone_that_cannot_work_is_refused(
+    changes: list[str], tokens: int, largest: int, message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: "0.7.0")
+    batch = saved_batch(tmp_path, tokens=tokens, largest=largest)
+    assert score_alone(tmp_path, batch, *changes) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert message in said
+    assert not (tmp_path / "scored.safetensors").exists()
+
+
+def test_a_batch_without_prompts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The local back end saves responses alone: the teacher would score them out of nowhere."""
+    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
+    path = saved_batch(tmp_path)
+    tensors = load_batch(path).tensors
+    tensors["mask"][:] = True
+    save_batch(path, tensors, method="uecr", settings={}, step=1)
+    assert score_alone(tmp_path, path) == 2
+    assert "the batch has no tokens of prompts" in capsys.readouterr().err
+
+
+def test_the_batch_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = saved_batch(tmp_path)
+    before = batch.read_bytes()
+    words = ["--batch", str(batch), "--out", str(batch)]
+    assert entry_point(["teacher", "score", str(CONFIGS / "uecr_qwen3_1p7b.yaml"), *words, *world(tmp_path)]) == 2
+    assert "batch.safetensors is the input itself and would be lost" in capsys.readouterr().err
+    assert batch.read_bytes() == before
+
+
+def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
+    """With the tokenizer and template of the run, as the local back end counts them."""
+    pytest.importorskip("transformers")
+    from nemo_uecr.demo.tokenizer import build_tokenizer
+
+    given = world(tmp_path)
+    sums = {place: "1+1" * (40 if place in (3, 70) else 1) for place in range(128)}
+    rows = [{"id": f"p{place}", "question": text, "final_answer": "2", "difficulty": 6} for place, text in sums.items()]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = build_tokenizer()
+    changes = [*given, "data.prompt_template={question}", "data.max_prompt_tokens=100"]
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", changes)
+    with pytest.raises(DataError, match=r"^2 of 128 prompts .* is problem 'p3' with 1\d\d\. Raise the limit"):
+        long_prompts(config, tokenizer)
+    dropping = [*changes, "data.long_prompts=drop"]
+    assert long_prompts(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", dropping), tokenizer) == [3, 70]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:127]))
+    with pytest.raises(DataError, match="125 problems are left to train on"):
+        long_prompts(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", dropping), tokenizer)
+
+
+def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The teacher is made again in its folder, with the sizes and times of the old one."""
+    teacher = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", world(tmp_path)).teacher
+    made = tmp_path / "cache" / "model_teacher"
+    monkeypatch.setattr(upstream, "conversion_folder", lambda name: made)
+    weights = tmp_path / "teacher" / "model-00001-of-00001.safetensors"
+    weights.write_bytes(b"old weights")
+    check_conversion("teacher", teacher)
+    (made / "iter_0000000").mkdir(parents=True)
+    check_conversion("teacher", teacher)
+    before = weights.stat()
+    weights.write_bytes(b"new weights")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    refused = rf"^teacher\.model_name: nothing says that NeMo-RL's conversion {made} was made of the weights "
+    with pytest.raises(DataError, match=refused):
+        check_conversion("teacher", teacher)
+    shutil.rmtree(made)
+    check_conversion("teacher", teacher)
+    (made / "iter_0000000").mkdir(parents=True)
+    check_conversion("teacher", teacher)
+    made.with_name("model_teacher.sha256.json").unlink()
+    with pytest.raises(DataError, match=refused):
+        check_conversion("teacher", teacher)

@@ -1,0 +1,85 @@
+"""The worker's scoring over real megatron-core on several ranks, against the whole model of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.nemo.columns import ModelParallel, score_columns
+from nemo_uecr.nemo.layout import MicroBatch
+from nemo_uecr.nemo.request import ScoreRequest
+from tests.nemo_backend.on_ranks import (
+    TEMPERATURES,
+    batch,
+    context_logits,
+    offload_after_forwards,
+    score_context_parallel,
+    score_with_megatron,
+)
+from tests.nemo_backend.ranks import run_ranks
+
+VOCABULARY = 48
+
+
+def reference() -> dict[str, Tensor]:
+    """Scores of the whole model by the definition."""
+    from tests.nemo_backend.tiny_qwen3 import whole_model
+
+    data = batch()
+    with torch.no_grad():
+        logits = whole_model()(input_ids=data["input_ids"]).logits
+    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+    return score_columns(logits, micro, ScoreRequest(TEMPERATURES, True, VOCABULARY, 100), ModelParallel(None, None))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "packed", "padded_vocabulary"),
+    [(2, 2, False, VOCABULARY), (2, 2, True, 64)],
+    ids=["tp2-pp2", "tp2-pp2-packed-padded-vocabulary"],
+)
+def test_scores_are_those_of_the_whole_model(tensor: int, pipeline: int, packed: bool, padded_vocabulary: int) -> None:
+    pytest.importorskip("megatron.core")
+    answers = run_ranks(
+        tensor * pipeline, score_with_megatron, tensor=tensor, pipeline=pipeline, packed=packed,
+        padded_vocabulary=padded_vocabulary,
+    )  # fmt: skip
+    expected = reference()
+    earlier, last = answers[:-tensor], answers[-tensor:]
+    assert earlier == [None] * (tensor * (pipeline - 1))
+    for answer in last:
+        assert_same(answer, expected, tolerance=5e-6)
+        assert answer["terms"] == last[0]["terms"]
+    for name in expected:
+        assert all(torch.equal(answer[name], last[0][name]) for answer in last)
+
+
+def test_context_parallel_pieces() -> None:
+    data = batch()
+    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+    request = ScoreRequest(TEMPERATURES, True, VOCABULARY, 100)
+    expected = score_columns(context_logits(), micro, request, ModelParallel(None, None))
+    for answer in run_ranks(2, score_context_parallel, pieces=2):
+        assert_same(answer, expected, tolerance=1e-6)
+
+
+def assert_same(answer: dict[str, Any], expected: dict[str, Tensor], *, tolerance: float) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(answer[name], value, atol=tolerance, rtol=0)
+    assert float(expected["entropy"].max()) > 0.5, "a flat zero would agree with anything"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("tensor", "lengths"), [(1, tuple(range(4, 28))), (2, (1024,))], ids=["rotary tables", "sequence parallel"]
+)
+def test_a_teacher_of_megatron_leaves_nothing_behind(tensor: int, lengths: tuple[int, ...]) -> None:
+    """Megatron keeps a rotary table for each length of a forward, and what sequence parallelism gathered."""
+    pytest.importorskip("megatron.core")
+    for found in run_ranks(tensor, offload_after_forwards, tensor=tensor, lengths=lengths):
+        assert found["loaded"] - found["before"] > 20_000, "the model itself"
+        assert found["scored"] - found["loaded"] > 20_000, "what the forwards left"
+        assert found["off"] - found["before"] < 1_000, "a few bytes of random state"

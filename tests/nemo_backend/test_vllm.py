@@ -1,0 +1,74 @@
+"""vLLM's own log-probabilities of what it sampled are those that scoring finds, column by column."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.nemo.columns import ModelParallel, score_columns
+from nemo_uecr.nemo.layout import MicroBatch
+from nemo_uecr.nemo.request import ScoreRequest
+
+#: vLLM in this process on a CPU, without compilation.
+ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
+TEMPERATURE = 0.7
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+
+
+VOCABULARY = 512
+
+
+def make_model() -> Any:
+    """A random Qwen3 whose heads are as wide as vLLM's CPU attention asks for."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=32, intermediate_size=96, max_position_embeddings=128, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).float().eval()
+
+
+@pytest.mark.real
+def test_generated_log_probabilities_are_the_scored_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setitem(os.environ, name, value)
+    from vllm import LLM, SamplingParams
+
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    engine = LLM(
+        model=str(tmp_path), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64, seed=1,
+        logprobs_mode="processed_logprobs",
+    )  # fmt: skip
+    sampling = SamplingParams(
+        n=4, temperature=TEMPERATURE, max_tokens=12, logprobs=0, ignore_eos=True, detokenize=False
+    )
+    requests = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    found = engine.generate(requests, sampling, use_tqdm=False)
+    rows = [(prompt, answer) for prompt, request in zip(PROMPTS, found, strict=True) for answer in request.outputs]
+
+    width = max(len(prompt) + len(answer.token_ids) for prompt, answer in rows)
+    ids, generated = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width)
+    mask, lengths = torch.zeros(len(rows), width, dtype=torch.bool), torch.zeros(len(rows), dtype=torch.long)
+    for row, (prompt, answer) in enumerate(rows):
+        tokens = [*prompt, *answer.token_ids]
+        ids[row, : len(tokens)], lengths[row] = torch.tensor(tokens), len(tokens)
+        mask[row, len(prompt) : len(tokens)] = True
+        values = [step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs, strict=True)]
+        generated[row, len(prompt) : len(tokens)] = torch.tensor(values)
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    request = ScoreRequest((TEMPERATURE,), False, VOCABULARY, 32)
+    scored = score_columns(logits, MicroBatch(ids, lengths, None), request, ModelParallel(None, None))["logp_0"]
+    assert int(mask.sum()) == len(rows) * 12
+    torch.testing.assert_close(scored[mask], generated[mask], atol=1e-5, rtol=0)

@@ -1,0 +1,125 @@
+"""What our methods change in a Megatron worker, over a stand-in for NeMo-RL's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.nemo import megatron_state, upstream, worker_methods
+from nemo_uecr.nemo.errors import GpuMemoryError
+from nemo_uecr.nemo.worker_methods import GIB, MEBI, WorkerMethods
+
+
+class Native:
+    """NeMo-RL's worker as far as our methods touch it."""
+
+    def __init__(self, filters: str, vocabulary: int) -> None:
+        uecr = {"filters": filters, "temperature": 0.7, "vocabulary": vocabulary}
+        self.cfg = {"uecr": uecr, "model_name": "tiny"}
+        self.model = torch.nn.Linear(3, 4)
+        self.sampling_params = "temperature and filter"
+        self.moved: list[str] = []
+
+    def move_model(self, model: Any, device: str, move_params: bool = True, move_grads: bool = True) -> Any:
+        self.moved.append(device)
+        return model
+
+
+class Worker(WorkerMethods, Native):  # type: ignore[misc]
+    """Ours over it."""
+
+
+@pytest.fixture(autouse=True)
+def groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage(monkeypatch, last=True)
+    monkeypatch.setattr(upstream, "temperature_only", lambda temperature: f"only {temperature}")
+    monkeypatch.setattr(megatron_state, "is_wrapped", lambda model: False)
+    monkeypatch.setattr(megatron_state, "free_gathered", lambda: None)
+    monkeypatch.setattr(megatron_state, "model_parallel", lambda: SimpleNamespace(tensor_rank=1))
+
+
+def stage(monkeypatch: pytest.MonkeyPatch, *, last: bool) -> None:
+    monkeypatch.setattr(megatron_state, "last_stage", lambda: last)
+
+
+def test_training_keeps_the_temperature_and_drops_the_filter() -> None:
+    assert Worker("paper", 8).sampling_params == "only 0.7"
+    assert Worker("nemo_rl", 8).sampling_params == "temperature and filter"
+
+
+@pytest.mark.parametrize("filters", ["paper", "nemo_rl"])
+def test_hidden_states_are_never_divided(filters: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage(monkeypatch, last=False)
+    assert Worker(filters, 8).sampling_params is None
+
+
+def test_padding_columns_are_masked_in_every_forward() -> None:
+    """Rank 1 of two shards of 4 columns in a vocabulary of 6 holds columns 4 to 7: 6 and 7 are padding."""
+    logits = Worker("paper", 6).model(torch.randn(1, 2, 3))
+    assert logits.isfinite().tolist() == [[[True, True, False, False]] * 2]
+
+
+def test_a_plain_model_is_moved_and_a_wrapped_one_left_to_nemo_rl(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker("paper", 8)
+    loaded = worker.model.weight.data_ptr()
+    worker.move_model(worker.model, "cpu", move_params=False)
+    assert worker.model.weight.data_ptr() == loaded
+    worker.move_model(worker.model, "cpu")
+    at_rest = worker.model.weight.data_ptr()
+    assert at_rest != loaded
+    worker.move_model(worker.model, "cpu")
+    assert worker.model.weight.data_ptr() == at_rest
+    assert worker.moved == []
+    monkeypatch.setattr(megatron_state, "is_wrapped", lambda model: True)
+    worker.move_model(worker.model, "cpu")
+    assert worker.moved == ["cpu"]
+
+
+def test_one_worker_of_each_data_parallel_rank_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 ranks, 2 each of tensor, context, data and pipeline in Megatron's order: 8 and 12, in the rows' order."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    state = pytest.importorskip("megatron.core.parallel_state")
+    monkeypatch.undo()
+    scored = {True: {"value": [1]}, False: None}
+    monkeypatch.setattr(worker_methods, "score_tokens", lambda *given: scored[megatron_state.last_stage()])
+    worker = object.__new__(WorkerMethods)
+    worker.model = torch.nn.Identity()
+    answering = []
+    for rank in range(16):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=16)
+        try:
+            state.initialize_model_parallel(2, 2, context_parallel_size=2, create_gloo_process_groups=False)
+            answering += [rank] if worker.score_tokens(data={}, request=None) else []  # type: ignore[arg-type]
+        finally:
+            state.destroy_model_parallel()
+            dist.destroy_process_group()
+    assert answering == [8, 12]
+
+
+def test_an_offload_that_keeps_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 MiB that the worker holds beside its weights from the start are none of the offload's."""
+    held = 100 * MEBI
+    weights = 4 * (3 * 4 + 4)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held + weights)
+    worker = Worker("paper", 8)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held + 64 * MEBI)
+    worker.assert_offloaded(limit_mebi=64)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held + 65 * MEBI)
+    with pytest.raises(GpuMemoryError, match="the model tiny still holds 65 MiB on the GPU after its offload"):
+        worker.assert_offloaded(limit_mebi=64)
+
+
+def test_what_the_device_says_is_free_decides_whether_vllm_may_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.6 of 80 GiB is 48: the student's 8 leave in time, what other processes hold does not."""
+    worker = Worker("paper", 8)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 8 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40 * GIB, 80 * GIB))
+    worker.assert_room(share=0.6)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(39.5 * GIB), 80 * GIB))
+    with pytest.raises(GpuMemoryError, match=r"take 48.0 GiB .*has 47.5 GiB for it; take rollout.gpu_memory=0.59"):
+        worker.assert_room(share=0.6)
