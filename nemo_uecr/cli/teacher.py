@@ -12,9 +12,9 @@ from nemo_uecr.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nemo_uecr.audit.teacher_effect import Effect
     from nemo_uecr.core.records import ScoredBatch
     from nemo_uecr.data.batch_file import SavedBatch
-    from nemo_uecr.telemetry.teacher_effect import Effect
 
 __all__ = ["app"]
 
@@ -60,8 +60,8 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
     """
     import torch
 
+    from nemo_uecr.audit.teacher_effect import teacher_effect
     from nemo_uecr.data.batch_file import load_batch, scored_batch
-    from nemo_uecr.telemetry.teacher_effect import teacher_effect
 
     saved, other = load_batch(first), load_batch(second)
     ids, their_ids = saved.tensors.get("token_ids"), other.tensors.get("token_ids")

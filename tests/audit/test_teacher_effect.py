@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_uecr.audit.teacher_effect import teacher_effect
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import DataError
-from nemo_uecr.telemetry.teacher_effect import teacher_effect
 
 SETTINGS: dict[str, object] = {
     "alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, "std_floor": 0.0, "opd_coef": 1.0,
