@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INDEX", "SINGLE", "DecoderSizes", "Fields", "ModelLoadError", "Tensor", "chat_ids", "check_objects",
-    "decoder_sizes", "fitting_prompts", "has_hub_form", "load_pretrained", "load_tokenizer", "one_line", "only_here",
-    "own_code", "read_fields", "read_header", "refuse_kernels", "rendered", "save_pretrained", "save_tokenizer",
-    "weight_names",
+    "check_same_tokenizer", "decoder_sizes", "fitting_prompts", "has_hub_form", "load_pretrained", "load_tokenizer",
+    "one_line", "only_here", "own_code", "read_fields", "read_header", "refuse_kernels", "rendered", "save_pretrained",
+    "save_tokenizer", "weight_names",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -305,6 +305,22 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
     except Exception as error:  # as above
         raise ModelLoadError(name, error) from error
     return tokenizer
+
+
+def check_same_tokenizer(student: Any, teacher: Any) -> None:
+    """Student and teacher must mean the same text by every token id, because the teacher scores the student's ids.
+
+    Raises:
+        DataError: naming the first id that means something else.
+    """
+    ours = {index: text for text, index in student.get_vocab().items()}
+    theirs = {index: text for text, index in teacher.get_vocab().items()}
+    for index in sorted(ours.keys() | theirs.keys()):
+        if ours.get(index) != theirs.get(index):
+            raise DataError(
+                f"token id {index} is {ours.get(index)!r} for the student and {theirs.get(index)!r} for the teacher; "
+                "expected one tokenizer, because the teacher scores the student's token ids"
+            )
 
 
 def refuse_kernels(name: str) -> None:

@@ -80,7 +80,7 @@ class UecrEstimator:
             most_responses=max(Counter(problems).values()),
             handed_out_BS=advantages.advantage_BT.clone(),
         )
-        self._context.put_outcome(outcome)
+        self._context.outcome = outcome
         return advantages.advantage_BT
 
     def _record(self, rewards: Tensor, group_B: Tensor, problems: Sequence[int]) -> ScoredBatch:

@@ -4,83 +4,62 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
+from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Engine, Generation, Request, Tokens, load_tokens
+from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Engine, Request, Tokens, load_tokens
 from nemo_uecr.evaluation.runner import Wanted, judged, sample_seed
-from nemo_uecr.evaluation.samples import Evaluation, Key, Sample, summarise, write_samples
-from nemo_uecr.nemo.run_folder import EVALUATIONS
-from nemo_uecr.telemetry.sinks import append_record
+from nemo_uecr.evaluation.samples import Evaluation, Key, summarise, write_samples
+from nemo_uecr.nemo.parts import Evaluate
+from nemo_uecr.telemetry.sinks import EVALUATIONS, append_record
 from nemo_uecr.verifier.pool import comparison_pool
 
 log = logging.getLogger(__name__)
 
-#: Builds the engine from NeMo-RL's generation object and the token ids that end a response.
-EngineFactory = Callable[[Any, frozenset[int]], Engine]
 
+def training_evaluation(config: NemoConfig, engine_of: Callable[[Any, frozenset[int]], Engine]) -> Evaluate | None:
+    """The run's evaluation of NeMo-RL's generation object after a number of steps; None when no benchmark is named.
 
-@dataclass(frozen=True)
-class TrainingEvaluation:
-    """Everything that stays the same from one evaluation of a run to the next."""
+    Args:
+        config: the run's.
+        engine_of: builds the engine from the generation object, awake, and the token ids that end a response.
 
-    config: NemoConfig
-    tokens: Tokens
-    wanted: tuple[Wanted, ...]
-    engine_of: EngineFactory
+    Raises:
+        DataError: a benchmark cannot be read, or a prompt is longer than ``data.max_prompt_tokens``.
+    """
+    settings, folder = config.evaluation, Path(config.run.folder)
+    if not settings.benchmarks:
+        return None
+    tokens = load_tokens(config.student.model_name)
+    wanted = _wanted(config, tokens)
+    decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens)
 
-    def __call__(self, generation: Any, step: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Evaluate the policy that the generation workers hold.
-
-        Args:
-            generation: NeMo-RL's generation object, awake.
-            step: completed training steps.
-
-        Returns:
-            What NeMo-RL logs under ``validation`` and under ``timing/validation``.
-        """
-        settings, folder = self.config.evaluation, Path(self.config.run.folder)
+    def evaluate(generation: Any, step: int) -> tuple[dict[str, float], dict[str, float]]:
         started = time.perf_counter()
-        decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens)
-        engine = self.engine_of(generation, self.tokens.end_ids)
-        found = engine.generate([each.request for each in self.wanted], decoding)
-        samples = self._judged(found)
+        found = engine_of(generation, tokens.end_ids).generate([each.request for each in wanted], decoding)
+        with comparison_pool(config.data.verifier_workers) as pool:
+            samples = judged(wanted, found, tokens, pool)
         seconds = round(time.perf_counter() - started, 3)
         write_samples(folder, step, samples)
         made = summarise(samples, step=step, bootstrap=settings.bootstrap, seed=settings.seed, seconds=seconds)
         append_record(folder / EVALUATIONS, made.record)
         log.info("step %d: avg@%d %.2f%%", step, settings.samples, 100 * made.average.avg)
-        return _metrics(made, samples), {"total_validation_time": seconds}
+        truncated = sum(sample.truncated for sample in samples) / len(samples)
+        return _metrics(made) | {"truncated_share": truncated}, {"total_validation_time": seconds}
 
-    def _judged(self, found: list[Generation]) -> list[Sample]:
-        with comparison_pool(self.config.data.verifier_workers) as pool:
-            return judged(self.wanted, found, self.tokens, pool)
-
-
-def training_evaluation(config: NemoConfig, engine_of: EngineFactory) -> TrainingEvaluation | None:
-    """The run's evaluation; None when no benchmark is named.
-
-    Raises:
-        DataError: a benchmark cannot be read, or a prompt is longer than ``data.max_prompt_tokens``.
-    """
-    if not config.evaluation.benchmarks:
-        return None
-    tokens = load_tokens(config.student.model_name)
-    loaded = {name: load_benchmark(f"{name}={file}") for name, file in config.evaluation.benchmarks.items()}
-    return TrainingEvaluation(config, tokens, tuple(_wanted(config, tokens, loaded)), engine_of)
+    return evaluate
 
 
-def _wanted(config: NemoConfig, tokens: Tokens, loaded: Mapping[str, LoadedBenchmark]) -> list[Wanted]:
+def _wanted(config: NemoConfig, tokens: Tokens) -> list[Wanted]:
     settings, data = config.evaluation, config.data
     chat = ChatSettings(data.prompt_template, None, data.enable_thinking)
     found = []
-    for name, benchmark in loaded.items():
-        for problem in benchmark.problems:
+    for name, file in settings.benchmarks.items():
+        for problem in load_benchmark(f"{name}={file}").problems:
             prompt = tokens.prompt(problem.question, chat)
             if len(prompt) > data.max_prompt_tokens:
                 raise DataError(
@@ -93,11 +72,10 @@ def _wanted(config: NemoConfig, tokens: Tokens, loaded: Mapping[str, LoadedBench
     return found
 
 
-def _metrics(made: Evaluation, samples: list[Sample]) -> dict[str, float]:
+def _metrics(made: Evaluation) -> dict[str, float]:
     """NeMo-RL's logger wants numbers; it also reads ``accuracy`` for its checkpoints."""
     sets: Any = made.record["sets"]
     k = made.record["samples"]
     named = {f"{name}/avg@{k}": float(row["avg"]) for name, row in sets.items()}
     named |= {f"{name}/pass@{k}": float(row["pass"]) for name, row in sets.items()}
-    truncated = sum(sample.truncated for sample in samples) / len(samples)
-    return {"accuracy": made.average.avg, f"average/avg@{k}": made.average.avg, "truncated_share": truncated, **named}
+    return {"accuracy": made.average.avg, f"average/avg@{k}": made.average.avg, **named}

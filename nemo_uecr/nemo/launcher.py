@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.methods import core_settings
+from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.files import replace_file
-from nemo_uecr.nemo import run_folder, upstream, verifier_environment
-from nemo_uecr.nemo.context import StepContext
+from nemo_uecr.files import check_writable
+from nemo_uecr.nemo import run_folder, upstream
+from nemo_uecr.nemo.context import RunSpec, StepContext, run_spec
 from nemo_uecr.nemo.early_end import limit_time, report_early_end
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
-from nemo_uecr.nemo.facts import AuditedLogger
 from nemo_uecr.nemo.generation import WorkersEngine
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.parts import Evaluate
@@ -31,10 +28,8 @@ from nemo_uecr.nemo.preflight import (
     long_prompts,
 )
 from nemo_uecr.nemo.replacing import restoring
-from nemo_uecr.nemo.run_spec import Conventions, RunSpec
-from nemo_uecr.nemo.teacher_plan import teacher_plan
-from nemo_uecr.nemo.teachers import RayTeacher, TeacherPlan, scoring_policy_class, teacher_cluster
-from nemo_uecr.nemo.translate import master_config, teacher_gpus_of_nodes
+from nemo_uecr.nemo.teachers import RayTeacher, scoring_policy_class, teacher_cluster
+from nemo_uecr.nemo.translate import ENVIRONMENT, ENVIRONMENT_FQN, master_config, teacher_gpus_of_nodes
 from nemo_uecr.stopping import StopRequest, listening
 
 log = logging.getLogger(__name__)
@@ -64,71 +59,20 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
     check_visible_models(config)
     version = upstream.check()
     dropped = long_prompts(config, check_models(config))
-    spec, plan = run_spec(config), teacher_plan(config)
     check_conversion("student", config.student)
-    if plan is not None:
+    if needs_of(config.method.name).needs_teacher:
         check_conversion("teacher", config.teacher)
     evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
-    folder = run_folder.make_folder(config)
-    values = master_config(config, prompt_file=str(_prompt_file(config, folder)), dropped=dropped)
-    native_config = upstream.master_config_class()(**values)
-    log.info("NeMo-RL %s, method %s, %d responses a step", version, spec.method_name, spec.responses)
+    folder = Path(config.run.folder)
+    check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    native_config = upstream.master_config_class()(**master_config(config, dropped=dropped))
+    log.info("NeMo-RL %s, method %s", version, config.method.name)
     records = {"origins": origins, "objective": objective, "version": version}
     with restoring(*upstream.registries()):
-        stop, completed = _run(config, native_config, spec, plan, evaluation, records)
+        stop, completed = _run(config, native_config, evaluation, records)
     report_early_end(stop, config, completed=completed)
     return folder
-
-
-def _run(
-    config: NemoConfig,
-    native_config: Any,
-    spec: RunSpec,
-    plan: TeacherPlan | None,
-    evaluation: Evaluate | None,
-    records: Mapping[str, Any],
-) -> tuple[StopRequest, int]:
-    """Start Ray, set up and train; returns the request to stop and the completed steps."""
-    verifier_environment.register()
-    parts = upstream.prepare_run(native_config)
-    context = StepContext(spec, completed_steps=0, tokenizer=parts.tokenizer)
-    groups = 3 if plan is not None and not plan.dedicated else 2
-    # Listening begins here: starting Ray sets a handler of its own for SIGTERM.
-    with (
-        run_folder.begun_by_a_step(config, lambda: context.completed_steps),
-        listening() as stop,
-        upstream.substitutions(
-            estimator=lambda: UecrEstimator(context),
-            colocated_worker_groups=groups,
-            evaluation=evaluation,
-            stop=stop,
-        ),
-    ):
-        run_folder.write_run_files(config, **records)
-        run = upstream.set_up(native_config, parts, _policy_maker(config, context, plan))
-        if evaluation is not None:
-            # The loop takes the first step of any epoch for the start, also after a resume.
-            at_start = config.evaluation.at_start and run.completed_steps == 0
-            upstream.schedule_validation(run.config, every=config.evaluation.every, at_start=at_start)
-        context.resume_at(run.completed_steps)
-        limit_time(run.config)
-        run_folder.drop_later_records(config, completed_steps=run.completed_steps)
-        upstream.run_loop(replace(run, logger=AuditedLogger(run.logger)), parts, _loss(spec))
-    return stop, upstream.completed_steps(run.state)
-
-
-def _policy_maker(config: NemoConfig, context: StepContext, plan: TeacherPlan | None) -> Callable[..., Any]:
-    """What the loop's set-up calls in place of NeMo-RL's policy; the teacher is made with it."""
-
-    def make_policy(**given: Any) -> Any:
-        upstream.register_worker()
-        teacher = None if plan is None else _teacher(plan, config, given)
-        base = scoring_policy_class(timeout_s=config.scoring.timeout_s)
-        return make_uecr_policy(base)(
-            context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given
-        )
-
-    return make_policy
 
 
 def check_schema(config: NemoConfig) -> str:
@@ -142,7 +86,7 @@ def check_schema(config: NemoConfig) -> str:
 
     version = upstream.check()
     try:
-        upstream.master_config_class()(**master_config(config, prompt_file="prompt.txt"))
+        upstream.master_config_class()(**master_config(config))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -150,30 +94,50 @@ def check_schema(config: NemoConfig) -> str:
     return version
 
 
-def run_spec(config: NemoConfig) -> RunSpec:
-    """The record that policy, estimator and loss read."""
-    method, rollout, loss = config.method, config.rollout, config.loss
-    return RunSpec(
-        method_name=method.name,
-        settings=Settings(**core_settings(method)),
-        seed=config.run.seed,
-        prompts_per_step=rollout.prompts_per_step,
-        responses_per_prompt=rollout.responses_per_prompt,
-        minibatch_responses=config.train.minibatch_responses,
-        temperature=rollout.temperature,
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        kl_coef=loss.reference_kl,
-        vocabulary=config.student.vocabulary,
-        chunk_tokens=config.scoring.chunk_tokens,
-        overlong_filter=rollout.overlong_filter,
-        turn_separator=method.turn_separator,
-        scoring_noise=method.scoring_noise,
-        tolerances=config.tolerances.model_dump(),
-        conventions=Conventions(**config.conventions.model_dump()),
-        save_every=config.telemetry.save_batch_every,
-        folder=config.run.folder,
-    )
+def _run(
+    config: NemoConfig, native_config: Any, evaluation: Evaluate | None, records: Mapping[str, Any]
+) -> tuple[StopRequest, int]:
+    """Start Ray, set up and train; returns the request to stop and the completed steps."""
+    upstream.register_environment(ENVIRONMENT, ENVIRONMENT_FQN)
+    parts = upstream.prepare_run(native_config)
+    context = StepContext(run_spec(config), parts.tokenizer, completed_steps=0)
+    has_teacher = needs_of(config.method.name).needs_teacher
+    dedicated = has_teacher and config.teacher.dedicated_gpus > 0
+
+    def make_policy(**given: Any) -> Any:
+        """What the loop's set-up calls in place of NeMo-RL's policy; the teacher is built first, and then asleep."""
+        upstream.register_worker()
+        teacher = None
+        if has_teacher:
+            cluster = teacher_cluster(teacher_gpus_of_nodes(config)) if dedicated else given["cluster"]
+            teacher = RayTeacher(
+                config, student=given["config"], cluster=cluster, tokenizer=given["tokenizer"], stays=dedicated
+            )
+        policy_class = make_uecr_policy(scoring_policy_class(timeout_s=config.scoring.timeout_s))
+        return policy_class(context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given)
+
+    # Listening begins here: starting Ray sets a handler of its own for SIGTERM.
+    with (
+        run_folder.begun_by_a_step(config, lambda: context.completed_steps),
+        listening() as stop,
+        upstream.substitutions(
+            estimator=lambda: UecrEstimator(context),
+            colocated_worker_groups=3 if has_teacher and not dedicated else 2,
+            evaluation=evaluation,
+            stop=stop,
+        ),
+    ):
+        run_folder.write_run_files(config, **records)
+        run = upstream.set_up(native_config, parts, make_policy)
+        if evaluation is not None:
+            # The loop takes the first step of any epoch for the start, also after a resume.
+            at_start = config.evaluation.at_start and run.completed_steps == 0
+            upstream.schedule_validation(run.config, every=config.evaluation.every, at_start=at_start)
+        context.completed_steps = run.completed_steps
+        limit_time(run.config)
+        run_folder.drop_later_records(config, completed_steps=run.completed_steps)
+        upstream.run_loop(run, parts, _loss(context.spec))
+    return stop, upstream.completed_steps(run.state)
 
 
 def _loss(spec: RunSpec) -> UecrLoss:
@@ -190,23 +154,6 @@ def _loss(spec: RunSpec) -> UecrLoss:
     return UecrLoss(spec, loss_type=loss_type, input_type=input_type, native=native)
 
 
-def _teacher(plan: TeacherPlan, config: NemoConfig, given: dict[str, Any]) -> RayTeacher:
-    """The teacher, built before the student and asleep when the student is built."""
-    cluster = given["cluster"]
-    if plan.dedicated:
-        cluster = teacher_cluster(teacher_gpus_of_nodes(config))
-    return RayTeacher(plan, student_config=given["config"], cluster=cluster, tokenizer=given["tokenizer"])
-
-
 def _engine(config: NemoConfig, generation: Any, end_ids: frozenset[int]) -> WorkersEngine:
     """Evaluation on the run's own vLLM engines."""
     return WorkersEngine(upstream.generation_leaders(generation), end_ids, seconds=config.scoring.timeout_s)
-
-
-def _prompt_file(config: NemoConfig, folder: Path) -> Path:
-    """The prompt template in NeMo-RL's form: a file with ``{}`` for the question and other braces doubled."""
-    before, after = config.data.prompt_template.split("{question}", 1)
-    text = "{}".join(part.replace("{", "{{").replace("}", "}}") for part in (before, after))
-    path = folder / "prompt.txt"
-    replace_file(path, text.encode())
-    return path.resolve()

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import PolicyLoss, clipped_surrogate, importance_ratio, policy_loss
+from nemo_uecr.nemo.context import RunSpec
 from nemo_uecr.nemo.errors import ContractError
 from nemo_uecr.nemo.extremes import Largest
-from nemo_uecr.nemo.run_spec import RunSpec
 from nemo_uecr.nemo.shift import at_predicting_position
 
 #: Columns that the policy adds to the training batch.

@@ -16,14 +16,12 @@ import torch
 from nemo_uecr.core.records import Advantages
 from nemo_uecr.nemo.context import StepContext, StepScores
 from nemo_uecr.nemo.contract import check_rows, check_same
-from nemo_uecr.nemo.facts import check_facts
 from nemo_uecr.nemo.loss import OPD_COLUMN, PREFIX
 from nemo_uecr.nemo.minibatches import padded_minibatches
 from nemo_uecr.nemo.request import row_hash
 from nemo_uecr.nemo.rows import padding_rows, with_masked_rows, without_masked_rows
-from nemo_uecr.nemo.saved_step import save_step
 from nemo_uecr.nemo.scorer import Teacher, TokenScorer, on_device, score
-from nemo_uecr.nemo.telemetry import step_metrics
+from nemo_uecr.nemo.telemetry import check_facts, save_step, step_metrics
 
 
 def make_uecr_policy(base_cls: Any) -> Any:
@@ -68,7 +66,7 @@ class PolicyMethods:
             if spec.conventions.filters == "nemo_rl":
                 student_scores = replace(student_scores, logp=(self._filtered(data, timer), student_scores.logp[1]))
         scores = StepScores(student_scores, teacher_scores, data["token_mask"], data["sample_mask"], data["input_ids"])
-        context.put_scores(scores)
+        context.scores = scores
         return type(data)({"logprobs": student_scores.logp[0]})
 
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:

@@ -4,37 +4,80 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_checks import teacher_alone
-from nemo_uecr.config.nemo_schema import NemoConfig, NemoStudentConfig, NemoTeacherConfig
+from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudentConfig, NemoTeacherConfig
 from nemo_uecr.data.benchmarks import check_benchmark_files
+from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.models import (
     Fields,
     ModelLoadError,
+    check_same_tokenizer,
     fitting_prompts,
     has_hub_form,
     load_pretrained,
     only_here,
     own_code,
 )
-from nemo_uecr.data.problems import Row
+from nemo_uecr.data.problems import Problem, Row, read_rows, text_of
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.files import file_sha256, replace_file
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.problem_rows import selected_rows, text_field
-from nemo_uecr.nemo.vocabulary import check_columns, check_same_tokenizer
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, teacher_alone_faults
 from nemo_uecr.plan.setting import teacher_of
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 
-__all__ = [
-    "check_conversion", "check_models", "check_problems", "check_teacher_alone", "check_visible_models", "long_prompts",
-]  # fmt: skip
-
 log = logging.getLogger(__name__)
+
+
+# Problems.
+
+
+def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
+    """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them.
+
+    Raises:
+        DataError: the file cannot be read, a row lacks a field, or fewer problems are left than are asked for.
+    """
+    key, low, high = data.difficulty_key, data.difficulty_low, data.difficulty_high
+    rows = list(read_rows(training_file(Path(data.train), "data.train"), columns=None))
+    if key is not None and low is not None and high is not None:
+        rows = [row for row in rows if low <= _difficulty(row, key, data.train) <= high]
+    wanted = 1 if data.subset is None else data.subset
+    if len(rows) < wanted:
+        raise DataError(
+            f"{data.train}: {len(rows)} problems are left of difficulty {low} to {high}; expected at least {wanted} "
+            "(data.subset)"
+        )
+    if data.subset is not None:
+        rows = [rows[place] for place in sorted(random.Random(seed).sample(range(len(rows)), data.subset))]
+    problems = []
+    for row in rows:
+        question = _text(row, data.question_key, f"{data.train} (data.question_key)")
+        answer = _text(row, data.answer_key, f"{data.train} (data.answer_key)")
+        problems.append(Problem(str(row.get("id", question[:60])), question, answer))
+    return problems
+
+
+def _text(row: Row, key: str, where: str) -> str:
+    text = text_of(row.get(key))
+    if text is None:
+        raise DataError(f"{where}: a problem has no text under {key!r}; it has {', '.join(row)}")
+    return text
+
+
+def _difficulty(row: Row, key: str, where: str) -> float:
+    value: Any = row.get(key)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where} (data.difficulty_key): a problem has no number under {key!r}; it has {', '.join(row)}"
+        ) from error
 
 
 def check_problems(config: NemoConfig) -> None:
@@ -43,24 +86,20 @@ def check_problems(config: NemoConfig) -> None:
     Raises:
         DataError: naming file and key.
     """
-    data, rows = config.data, _chosen_rows(config)
-    for row in rows:
-        text_field(row, data.question_key, data.train, "data.question_key")
-        text_field(row, data.answer_key, data.train, "data.answer_key")
-    _check_enough(config, len(rows))
+    _check_enough(config, len(chosen_problems(config.data, config.run.seed)))
     check_benchmark_files(config.evaluation.benchmarks)
 
 
-def _chosen_rows(config: NemoConfig) -> list[Row]:
-    data = config.data
-    return selected_rows(
-        data.train,
-        difficulty_key=data.difficulty_key,
-        low=data.difficulty_low,
-        high=data.difficulty_high,
-        subset=data.subset,
-        seed=config.run.seed,
-    )
+def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
+    """Places among the chosen problems of those whose prompts are too long; none unless they are to be dropped.
+
+    Raises:
+        DataError: prompts are too long and are not to be dropped, or too few are left.
+    """
+    problems = chosen_problems(config.data, config.run.seed)
+    kept = fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], config.data)
+    _check_enough(config, len(kept))
+    return [place for place in range(len(problems)) if place not in kept]
 
 
 def _check_enough(config: NemoConfig, count: int) -> None:
@@ -72,18 +111,7 @@ def _check_enough(config: NemoConfig, count: int) -> None:
         )
 
 
-def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
-    """Places among the chosen problems of those whose prompts are too long; none unless they are to be dropped.
-
-    Raises:
-        DataError: prompts are too long and are not to be dropped, or too few are left.
-    """
-    data, rows = config.data, _chosen_rows(config)
-    texts = [text_field(row, data.question_key, data.train, "data.question_key") for row in rows]
-    named = [(str(row.get("id", text[:60])), text) for row, text in zip(rows, texts, strict=True)]
-    kept = fitting_prompts(tokenizer, named, data)
-    _check_enough(config, len(kept))
-    return [place for place in range(len(rows)) if place not in kept]
+# Models.
 
 
 def check_visible_models(config: NemoConfig) -> bool:
@@ -96,10 +124,16 @@ def check_visible_models(config: NemoConfig) -> bool:
         ConfigError: a model cannot be cut or fed as the configuration says.
         DataError: a folder's `config.json` cannot be used.
     """
+
+    def visible(name: str | None, role: str) -> ModelShape | None:
+        if name is None or not ((Path(name) / "config.json").is_file() or name.removesuffix("-Base") in KNOWN):
+            return None
+        return shape_of(name, role=role)
+
     name = teacher_of(config)
-    student, teacher = _visible(config.student.model_name, "student"), _visible(name, "teacher")
+    student, teacher = visible(config.student.model_name, "student"), visible(name, "teacher")
     if student is not None:
-        _refuse(config, student, teacher)
+        _refuse([*layout_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
     return student is not None and (teacher is not None or name is None)
 
 
@@ -111,12 +145,32 @@ def check_models(config: NemoConfig) -> Any:
         ConfigError: a model cannot be cut or fed as the configuration says.
     """
     teacher = teacher_of(config)
-    _check_checkpoint(config.student.megatron_checkpoint, "student")
-    shape = _loaded_shape(config.student.model_name, "student", config.student.vocabulary)
-    teacher_shape = None if teacher is None else _teacher_shape(config, teacher)
+    shape = _shape(config, config.student, "student")
+    teacher_shape = None if teacher is None else _shape(config, config.teacher, "teacher")
     if shape is not None:
-        _refuse(config, shape, teacher_shape)
-    return _check_tokenizers(config.student.model_name, teacher)
+        _refuse([*layout_faults(config, shape, teacher_shape), *mismatches_of(config, shape, teacher_shape)])
+    return _tokenizer(config.student.model_name, teacher)
+
+
+def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
+    """Everything about a teacher alone that is known before a worker starts.
+
+    Args:
+        config: whose teacher, and whose student's tokenizer.
+        longest: tokens of the longest sequence that it will score.
+
+    Raises:
+        DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
+        ConfigError: the teacher cannot be cut or fed as the configuration says.
+    """
+    try:
+        teacher_alone(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    shape = _shape(config, config.teacher, "teacher")
+    if shape is not None:
+        _refuse(teacher_alone_faults(config, shape, longest))
+    _tokenizer(config.student.model_name, teacher_of(config))
 
 
 def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) -> None:
@@ -145,34 +199,8 @@ def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) ->
         )
 
 
-def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
-    """Everything about a teacher alone that is known before a worker starts.
-
-    Args:
-        config: whose teacher, and whose student's tokenizer.
-        longest: tokens of the longest sequence that it will score.
-
-    Raises:
-        DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
-        ConfigError: the teacher cannot be cut or fed as the configuration says.
-    """
-    try:
-        teacher_alone(config)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    teacher = str(config.teacher.model_name)  # a method that reads a teacher has one: the configuration sees to it
-    shape = _teacher_shape(config, teacher)
-    if shape is not None:
-        _refuse_any(teacher_alone_faults(config, shape, longest))
-    _check_tokenizers(config.student.model_name, teacher)
-
-
-def _teacher_shape(config: NemoConfig, teacher: str) -> ModelShape | None:
-    _check_checkpoint(config.teacher.megatron_checkpoint, "teacher")
-    return _loaded_shape(teacher, "teacher", config.student.vocabulary)
-
-
-def _check_tokenizers(student: str, teacher: str | None) -> Any:
+def _tokenizer(student: str, teacher: str | None) -> Any:
+    """The student's tokenizer, compared with the teacher's."""
     from transformers import AutoTokenizer
 
     ours = _loaded(AutoTokenizer, student, "student", "tokenizer")
@@ -181,37 +209,33 @@ def _check_tokenizers(student: str, teacher: str | None) -> Any:
     return ours
 
 
-def _refuse(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> None:
-    _refuse_any([*layout_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
-
-
-def _refuse_any(faults: Sequence[str]) -> None:
-    if faults:
-        raise ConfigError("; ".join(faults))
-
-
-def _visible(name: str | None, role: str) -> ModelShape | None:
-    if name is None or not ((Path(name) / "config.json").is_file() or name.removesuffix("-Base") in KNOWN):
-        return None
-    return shape_of(name, role=role)
-
-
-def _loaded_shape(name: str, role: str, columns: int) -> ModelShape | None:
+def _shape(config: NemoConfig, model: NemoStudentConfig | NemoTeacherConfig, role: str) -> ModelShape | None:
     """Sizes from the model's own configuration; None for an architecture whose cuts are not known here."""
     from transformers import AutoConfig
 
-    loaded = _loaded(AutoConfig, name, role, "config.json")
-    check_columns(loaded, expected=columns, who=role)
+    if model.megatron_checkpoint is not None:
+        folder = Path(model.megatron_checkpoint)
+        if not (folder / "run_config.yaml").is_file() and not any(folder.glob("iter_*/run_config.yaml")):
+            raise DataError(
+                f"{role}.megatron_checkpoint: {folder} has no run_config.yaml and no iter_* folder with one; give what "
+                "NeMo-RL or `nemo-uecr convert` wrote, such as .../weights/iter_0000000, or null"
+            )
+    loaded = _loaded(AutoConfig, str(model.model_name), role, "config.json")
+    if loaded.vocab_size != config.student.vocabulary:
+        raise DataError(
+            f"the {role} has {loaded.vocab_size} output columns; expected student.vocabulary="
+            f"{config.student.vocabulary} for student and teacher alike, because the entropy is over all of them"
+        )
     values: dict[str, Any] = loaded.to_dict()
     if values.get("model_type") in ARCHITECTURES:
-        return shape_of_values(Fields(values, f"{role}.model_name: {name}"))
+        return shape_of_values(Fields(values, f"{role}.model_name: {model.model_name}"))
     log.warning("%s.model_name: the layout of a %s is not checked before the start", role, values.get("model_type"))
     return None
 
 
 def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
-    """What transformers loads under a name; a folder is looked for first, so that its absence is called that."""
-    if not Path(name).is_dir() and not has_hub_form(name):
+    """What transformers loads under a name."""
+    if not Path(name).is_dir() and not has_hub_form(name):  # transformers would ask the hub for a missing path
         raise DataError(
             f"{role}.model_name: no folder {name}; give a Hugging Face model's folder or its name on the hub"
         )
@@ -230,12 +254,6 @@ def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
     return loaded
 
 
-def _check_checkpoint(path: str | None, role: str) -> None:
-    if path is None:
-        return
-    folder = Path(path)
-    if not (folder / "run_config.yaml").is_file() and not any(folder.glob("iter_*/run_config.yaml")):
-        raise DataError(
-            f"{role}.megatron_checkpoint: {path} has no run_config.yaml and no iter_* folder with one; give what "
-            "NeMo-RL or `nemo-uecr convert` wrote, such as .../weights/iter_0000000, or null"
-        )
+def _refuse(faults: Sequence[str]) -> None:
+    if faults:
+        raise ConfigError("; ".join(faults))

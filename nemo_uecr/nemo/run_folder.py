@@ -15,11 +15,10 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.files import check_writable, replace_file
-from nemo_uecr.telemetry.sinks import truncate_records
+from nemo_uecr.files import replace_file
+from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
 
 PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")
-EVALUATIONS = "evaluation.jsonl"
 
 
 def check_folder(config: NemoConfig, *, resume: bool) -> None:
@@ -44,18 +43,6 @@ def check_folder(config: NemoConfig, *, resume: bool) -> None:
         )
 
 
-def make_folder(config: NemoConfig) -> Path:
-    """The run folder, made where it is not there.
-
-    Raises:
-        RunFolderError: it cannot be made or written into.
-    """
-    folder = Path(config.run.folder)
-    check_writable(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @contextlib.contextmanager
 def begun_by_a_step(config: NemoConfig, completed_steps: Callable[[], int]) -> Iterator[None]:
     """A block that fails before any step leaves a folder that can be begun again, under another configuration too.
@@ -73,26 +60,16 @@ def begun_by_a_step(config: NemoConfig, completed_steps: Callable[[], int]) -> I
 
 
 def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], objective: str, version: str) -> None:
-    """Configuration, origins, tolerances and provenance, before the first step."""
+    """Configuration, origins, tolerances and provenance, before the first step.
+
+    Args:
+        config: the run's.
+        origins: where each value came from.
+        objective: the loss as one equation.
+        version: NeMo-RL's.
+    """
     folder = Path(config.run.folder)
-    records: dict[str, object] = {
-        "tolerances.json": config.tolerances.model_dump(),
-        "origins.json": dict(origins),
-        "provenance.json": _provenance(config, objective, version),
-    }
-    for name, record in records.items():
-        replace_file(folder / name, json.dumps(record, indent=1).encode())
-    replace_file(folder / "config.yaml", dump_config(config).encode())
-
-
-def drop_later_records(config: NemoConfig, *, completed_steps: int) -> None:
-    """Forget evaluations after the checkpoint that the run continues from; they will be made again."""
-    last = completed_steps if completed_steps else -1
-    truncate_records(Path(config.run.folder) / EVALUATIONS, last_step=last)
-
-
-def _provenance(config: NemoConfig, objective: str, version: str) -> dict[str, object]:
-    return {
+    provenance = {
         "objective": objective,
         "command": sys.argv,
         "versions": {
@@ -113,3 +90,12 @@ def _provenance(config: NemoConfig, objective: str, version: str) -> dict[str, o
             **config.conventions.model_dump(),
         },
     }
+    records = {"tolerances": config.tolerances.model_dump(), "origins": dict(origins), "provenance": provenance}
+    for name, record in records.items():
+        replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())
+    replace_file(folder / "config.yaml", dump_config(config).encode())
+
+
+def drop_later_records(config: NemoConfig, *, completed_steps: int) -> None:
+    """Forget evaluations after the checkpoint that the run continues from; they will be made again."""
+    truncate_records(Path(config.run.folder) / EVALUATIONS, last_step=completed_steps or -1)

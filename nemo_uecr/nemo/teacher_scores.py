@@ -5,12 +5,12 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
 from nemo_uecr.errors import ConfigError, DataError
@@ -18,10 +18,8 @@ from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.preflight import check_conversion, check_teacher_alone
 from nemo_uecr.nemo.request import ScoreRequest
 from nemo_uecr.nemo.scorer import score
-from nemo_uecr.nemo.teacher_plan import teacher_plan
 from nemo_uecr.nemo.teachers import RayTeacher, teacher_cluster
 from nemo_uecr.nemo.translate import master_config
-from nemo_uecr.nemo.translate_policy import scoring_policy_config
 
 #: What a batch has from the teacher that scored it: another one's scores leave nothing of it.
 OF_A_TEACHER = ("teacher_logp", "teacher_entropy", "advantage", "advantage_opd")
@@ -42,23 +40,20 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
         ConfigError: the method reads no teacher, or the teacher cannot be cut or fed as the configuration says.
         DataError: the batch is none of this back end's, or the teacher is not there or has other tokens.
     """
-    plan = teacher_plan(config)
-    if plan is None:
+    if not needs_of(config.method.name).needs_teacher:
         raise ConfigError(f"method.name: {config.method.name} reads no teacher; expected one that does, such as uecr")
     rows = rows_of(saved, config.student.vocabulary)
     upstream.check()
     check_teacher_alone(config, longest=int(rows["input_lengths"].max()))
     check_conversion("teacher", config.teacher)
-    native = upstream.master_config_class()(**master_config(config, prompt_file="unused"))
+    native = upstream.master_config_class()(**master_config(config))
     tokenizer = upstream.start(native)
     upstream.register_worker()
     nodes, per_node = config.cluster.nodes, config.cluster.gpus_per_node
-    teacher = RayTeacher(
-        replace(plan, dedicated=True),  # an offload that fails would lose the scores
-        student_config=scoring_policy_config(native),
-        cluster=teacher_cluster([per_node] * nodes),
-        tokenizer=tokenizer,
-    )
+    native.policy["megatron_cfg"]["train_iters"] = 1  # as the loop's set-up adds it; a scorer makes no step
+    cluster = teacher_cluster([per_node] * nodes)
+    # It stays on its GPUs: an offload that fails would lose the scores.
+    teacher = RayTeacher(config, student=native.policy, cluster=cluster, tokenizer=tokenizer, stays=True)
     request = ScoreRequest((1.0,), True, config.student.vocabulary, config.scoring.chunk_tokens)
     scores = score(teacher, upstream.batch_class()(rows), request, name="teacher")
     tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}

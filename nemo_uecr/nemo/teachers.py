@@ -2,69 +2,42 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.dispatch import call_all, score_on_workers
 from nemo_uecr.nemo.request import ScoreRequest
-
-
-@dataclass(frozen=True)
-class TeacherPlan:
-    """How a teacher is built from the student's configuration.
-
-    Attributes:
-        changes: values by dotted key that replace the student's.
-        removed: dotted keys of the student's that a teacher must not inherit.
-        timeout_s: longest wait for an answer.
-        dedicated: whether it has GPUs of its own and stays on them.
-        offload_limit_mebi: memory that may stay on the GPU after an offload.
-    """
-
-    changes: Mapping[str, Any]
-    removed: tuple[str, ...]
-    timeout_s: float
-    dedicated: bool
-    offload_limit_mebi: int
-
-    def configuration(self, student: Mapping[str, Any]) -> dict[str, Any]:
-        """The teacher's policy configuration: the student's with the changes."""
-        config = copy.deepcopy(dict(student))
-        for name in self.removed:
-            *path, last = name.split(".")
-            section = _section(config, path)
-            section.pop(last, None)
-        for name, value in self.changes.items():
-            *path, last = name.split(".")
-            _section(config, path)[last] = value
-        return config
-
-
-def _section(config: dict[str, Any], path: list[str]) -> dict[str, Any]:
-    for part in path:
-        config = config.setdefault(part, {})
-    return config
+from nemo_uecr.nemo.translate import teacher_policy
 
 
 class RayTeacher:
     """A frozen Megatron policy without optimizer, gradient buffers or reference model."""
 
-    def __init__(self, plan: TeacherPlan, *, student_config: Mapping[str, Any], cluster: Any, tokenizer: Any) -> None:
+    def __init__(
+        self, config: NemoConfig, *, student: Mapping[str, Any], cluster: Any, tokenizer: Any, stays: bool
+    ) -> None:
         """Build the workers, and take a colocated teacher off the GPU at once.
+
+        Args:
+            config: the run's.
+            student: NeMo-RL's configuration of the student's policy.
+            cluster: the GPUs.
+            tokenizer: the student's.
+            stays: whether the GPUs are its own.
 
         Raises:
             WorkerError: the offload does not give the memory back.
         """
-        self._plan = plan
+        self._stays, self._timeout_s = stays, config.scoring.timeout_s
+        self._limit_mebi = config.teacher.offload_limit_mebi
         #: Whether the next offload is measured: the one after the start, and the one after the first scoring.
         self._measure = True
         self._scored = False
         self._policy = upstream.policy_class()(
             cluster=cluster,
-            config=plan.configuration(student_config),
+            config=teacher_policy(config, student),
             tokenizer=tokenizer,
             name_prefix="teacher",
             init_optimizer=False,
@@ -82,8 +55,8 @@ class RayTeacher:
 
     def load(self) -> None:
         """Bring the weights to the GPU."""
-        if not self._plan.dedicated:
-            call_all(self._policy, "prepare_for_lp_inference", seconds=self._plan.timeout_s)
+        if not self._stays:
+            call_all(self._policy, "prepare_for_lp_inference", seconds=self._timeout_s)
 
     def offload(self) -> None:
         """Give the GPU's memory back; a dedicated teacher stays.
@@ -91,18 +64,17 @@ class RayTeacher:
         Raises:
             WorkerError: an offload that is measured does not give it back, or a worker is silent.
         """
-        plan = self._plan
-        if plan.dedicated:
+        if self._stays:
             return
-        call_all(self._policy, "offload_after_refit", seconds=plan.timeout_s)
+        call_all(self._policy, "offload_after_refit", seconds=self._timeout_s)
         if self._measure:
-            call_all(self._policy, "assert_offloaded", seconds=plan.timeout_s, limit_mebi=plan.offload_limit_mebi)
+            call_all(self._policy, "assert_offloaded", seconds=self._timeout_s, limit_mebi=self._limit_mebi)
             self._measure = False
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
         """Columns of the request."""
         self._measure, self._scored = self._measure or not self._scored, True
-        return score_on_workers(self._policy, data, request, seconds=self._plan.timeout_s)
+        return score_on_workers(self._policy, data, request, seconds=self._timeout_s)
 
     def shutdown(self) -> bool:
         """End the workers."""

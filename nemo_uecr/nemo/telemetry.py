@@ -1,20 +1,65 @@
-"""A step's numbers under the same names as the local back end; NeMo-RL's logger puts ``train/`` before them."""
+"""What a trained step leaves behind: an audit of its counts, its metrics, and its batch on disk.
+
+Shape legend: B = responses, S = tokens of prompt and response (padded).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo.context import StepContext
-from nemo_uecr.nemo.facts import GLOBAL_STEPS, trained_rows, trained_tokens
+from nemo_uecr.nemo.errors import BatchFactsError
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.telemetry.metrics import identity_metrics, length_metrics, method_metrics
 
 
-def step_metrics(context: StepContext, data: Any, result: Any) -> dict[str, float]:
-    """Every metric of the step that the adapter knows.
+def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
+    """What was drawn, generated and trained must add up with the configuration and the workers' own counts.
+
+    Args:
+        context: the run and the step.
+        data: NeMo-RL's training columns.
+        result: what the policy's training returned.
+
+    Raises:
+        BatchFactsError: naming the count that is off.
+    """
+    spec, outcome, metrics = context.spec, context.outcome, result["all_mb_metrics"]
+    dropped = int(outcome.truncated_B.sum()) if spec.overlong_filter else 0
+    # NeMo-RL divides every metric by the number of optimizer steps, so that their sum is the mean over steps.
+    steps = spec.optimizer_steps
+    facts = {
+        "responses generated": (outcome.batch.responses, spec.responses),
+        "responses trained": (_trained_rows(data), spec.responses - dropped),
+        "responses in the workers' losses": (round(sum(metrics["num_valid_samples"]) * steps), _trained_rows(data)),
+        "tokens in the workers' losses": (
+            round(sum(metrics[f"{PREFIX}trained_tokens"]) * steps),
+            _trained_tokens(data),
+        ),
+        "optimizer steps": (int(result["loss"].numel()), steps),
+        # The data loader draws without replacement, and never over the end of an epoch.
+        "different problems": (outcome.unique_prompts, spec.prompts_per_step),
+        "responses to one problem": (outcome.most_responses, spec.responses_per_prompt),
+    }
+    if spec.conventions.grouping == "paper":
+        facts["prompt groups"] = (_groups(context), spec.prompts_per_step)
+    for name, (found, expected) in facts.items():
+        if found != expected:
+            raise BatchFactsError(
+                f"step {context.completed_steps + 1}: {found} {name}; expected {expected}. Responses or tokens were "
+                "lost, duplicated or masked between rollout and update"
+            )
+
+
+def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) -> dict[str, float]:
+    """The step's numbers under the names of the local back end; NeMo-RL's logger puts ``train/`` before them.
 
     Raises:
         InvariantError: the ratio of the first update is further from 1 than ``tolerances.first_ratio``.
@@ -26,9 +71,37 @@ def step_metrics(context: StepContext, data: Any, result: Any) -> dict[str, floa
         **length_metrics(batch.mask_BT, outcome.truncated_B),
         **identity_metrics(outcome.residuals),
         **_policy(context, result),
-        **_counts(context, data),
+        "count/prompts": float(_groups(context)),
+        "count/unique_prompts": float(outcome.unique_prompts),
+        "count/trajectories": float(batch.responses),
+        "count/rewarded": float(batch.task_reward_B.numel()),
+        "count/trained": float(_trained_rows(data)),
+        "count/valid_tokens": float(_trained_tokens(data)),
+        "count/global_steps": float(context.completed_steps + 1),
+        "count/optimizer_steps": float((context.completed_steps + 1) * spec.optimizer_steps),
         **{f"time/{name}_s": seconds for name, seconds in context.seconds.items()},
     }
+
+
+def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
+    """Write the step's batch when it is due, in the project's one format, for replay and the credit map."""
+    spec, step = context.spec, context.completed_steps + 1
+    if spec.save_every == 0 or step % spec.save_every:
+        return
+    tensors = tensors_of(context.outcome.batch) | advantages_of(context.outcome.advantages)
+    tensors |= {"old_logp_rollout": context.scores.student.logp[0], "token_ids": context.scores.token_ids_BS}
+    if spec.kl_coef > 0:
+        tensors["ref_logp"] = data["reference_policy_logprobs"]
+    folder = Path(spec.folder) / "batches"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_batch(
+        folder / f"step-{step:06d}.safetensors",
+        tensors,
+        method=spec.method_name,
+        settings=vars(context.outcome.settings),
+        step=step,
+        arithmetic=arithmetic(),
+    )
 
 
 def _policy(context: StepContext, result: Any) -> dict[str, float]:
@@ -64,15 +137,15 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
     return values
 
 
-def _counts(context: StepContext, data: Any) -> dict[str, float]:
-    outcome = context.outcome
-    return {
-        "count/prompts": float(torch.unique(outcome.batch.group_B).numel()),
-        "count/unique_prompts": float(outcome.unique_prompts),
-        "count/trajectories": float(outcome.batch.responses),
-        "count/rewarded": float(outcome.batch.task_reward_B.numel()),
-        "count/trained": float(trained_rows(data)),
-        "count/valid_tokens": float(trained_tokens(data)),
-        GLOBAL_STEPS: float(context.completed_steps + 1),
-        "count/optimizer_steps": float(context.optimizer_steps + context.spec.optimizer_steps),
-    }
+def _groups(context: StepContext) -> int:
+    return int(torch.unique(context.outcome.batch.group_B).numel())
+
+
+def _trained_rows(data: Mapping[str, Tensor]) -> int:
+    """Responses with a token in the loss."""
+    return int(((data["token_mask"].sum(dim=1) > 0) & (data["sample_mask"] > 0)).sum())
+
+
+def _trained_tokens(data: Mapping[str, Tensor]) -> int:
+    """Tokens in the loss."""
+    return int((data["token_mask"] * data["sample_mask"].unsqueeze(1)).sum())

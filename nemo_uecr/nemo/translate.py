@@ -1,178 +1,190 @@
-"""Our configuration to NeMo-RL's: every key that its loop reads, stated here; the policy's in `translate_policy`."""
+"""Our configuration as NeMo-RL's.
+
+`native.yaml` holds what is the same in every run, this module what follows from ours, by NeMo-RL's dotted keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.nemo_checks import student_gpus
-from nemo_uecr.config.nemo_schema import NemoConfig
+import yaml
+
+from nemo_uecr.config.nemo_checks import longest, sequence_multiple, student_gpus
+from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.translate_policy import policy
-from nemo_uecr.nemo.verifier_environment import ENVIRONMENT
 
-DATASET_FQN = "nemo_uecr.nemo.problems_dataset.ProblemsDataset"
+#: What NeMo-RL finds by dotted name, and the name by which a data set asks for our environment.
+DATASET_FQN = "nemo_uecr.nemo.task.ProblemsDataset"
+ENVIRONMENT_FQN = "nemo_uecr.nemo.task.VerifierEnvironment"
+ENVIRONMENT = "nemo_uecr_math"
 
 
-def master_config(config: NemoConfig, *, prompt_file: str, dropped: Sequence[int] = ()) -> dict[str, Any]:
+def master_config(config: NemoConfig, *, dropped: Sequence[int] = ()) -> dict[str, Any]:
     """NeMo-RL's whole configuration of a run.
 
     Args:
         config: ours, validated.
-        prompt_file: file with the prompt template in NeMo-RL's form, a ``{}`` for the question.
         dropped: places of the problems that are left out of the training.
     """
-    return {
-        "grpo": _loop(config),
-        "loss_fn": _loss(config),
-        "policy": policy(config),
-        "data": _data(config, prompt_file, dropped),
-        "env": {ENVIRONMENT: {"num_workers": config.data.verifier_workers}},
-        "logger": _logger(config),
-        "checkpointing": _checkpointing(config),
-        "cluster": _cluster(config),
-        "data_plane": None,
-        "on_policy_distillation": None,
+    native = yaml.safe_load(Path(__file__).with_name("native.yaml").read_text(encoding="utf-8"))
+    policy = {f"policy.{name}": value for name, value in _policy(config).items()}
+    return changed(native, {**_loop(config), **policy, **_data(config, dropped), **_outputs(config)})
+
+
+def changed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a nested mapping with other values at dotted keys."""
+    made = copy.deepcopy(dict(tree))
+    for name, value in values.items():
+        *path, last = name.split(".")
+        section = made
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return made
+
+
+def teacher_policy(config: NemoConfig, student: Mapping[str, Any]) -> dict[str, Any]:
+    """The teacher's policy section: the student's, as NeMo-RL completed it, with the teacher's differences."""
+    teacher = config.teacher
+    checkpoint = teacher.megatron_checkpoint
+    inherited = {
+        name: student[name] for name in student.keys() - {"pretrained_checkpoint", "quant_cfg", "router_replay"}
     }
-
-
-def _loop(config: NemoConfig) -> dict[str, Any]:
-    rollout = config.rollout
-    return {
-        "num_prompts_per_step": rollout.prompts_per_step,
-        "num_generations_per_prompt": rollout.responses_per_prompt,
-        "max_rollout_turns": 1,
-        "max_num_epochs": config.train.steps,
-        "max_num_steps": config.train.steps,
-        "normalize_rewards": True,
-        "use_leave_one_out_baseline": False,
-        "val_period": 0,
-        "val_at_start": False,
-        "val_at_end": False,
-        "max_val_samples": 0,
-        "val_batch_size": 1,
-        "overlong_filtering": rollout.overlong_filter,
-        "advantage_clip_low": None,
-        "advantage_clip_high": None,
-        "seed": config.run.seed,
-        "use_dynamic_sampling": False,
-        "dynamic_sampling_max_gen_batches": 1,
-        "batch_multiplier": 1,
-        "reward_shaping": {"enabled": False},
-        "reward_scaling": {"enabled": False},
-        "adv_estimator": {
-            "name": "grpo",
-            "normalize_rewards": True,
-            "use_leave_one_out_baseline": False,
-            "minus_baseline": True,
+    return changed(
+        inherited,
+        {
+            "model_name": teacher.model_name,
+            "tokenizer.name": teacher.model_name,
+            **_parallel(teacher.parallel),
+            "megatron_cfg.activation_checkpointing": False,
+            "megatron_cfg.fp8_cfg.enabled": teacher.fp8,
+            # Transformer Engine keeps an FP8 copy of each weight, which moving the model does not reach.
+            "megatron_cfg.fp8_cfg.force_clear_fp8_caches": teacher.fp8,
+            # Whatever the student samples at, the teacher is the raw model.
+            "generation.temperature": 1.0,
+            "generation.top_p": 1.0,
+            "generation.top_k": None,
+            "uecr.temperature": 1.0,
+            "uecr.filters": "paper",
+            **({} if checkpoint is None else {"pretrained_checkpoint": _megatron_bridge(checkpoint)}),
         },
-        "seq_logprob_error_threshold": None,
-        "invalid_tool_call_advantage": None,
-        "malformed_thinking_advantage": None,
-        "skip_reference_policy_logprobs_calculation": config.loss.reference_kl == 0,
-        "async_grpo": {"enabled": False, "max_trajectory_age_steps": 1},
-    }
-
-
-def _loss(config: NemoConfig) -> dict[str, Any]:
-    loss = config.loss
-    return {
-        "reference_policy_kl_penalty": loss.reference_kl,
-        "reference_policy_kl_type": "k3",
-        "ratio_clip_min": loss.clip_low,
-        "ratio_clip_max": loss.clip_high,
-        "ratio_clip_c": None,
-        "use_on_policy_kl_approximation": False,
-        "use_importance_sampling_correction": False,
-        "truncated_importance_sampling_ratio": None,
-        "sequence_level_importance_ratios": False,
-        "token_level_loss": True,
-        "force_on_policy_ratio": False,
-        "use_kl_in_reward": False,
-        "disable_ppo_ratio": False,
-    }
-
-
-def _data(config: NemoConfig, prompt_file: str, dropped: Sequence[int]) -> dict[str, Any]:
-    data = config.data
-    train = {
-        "dataset_name": DATASET_FQN,
-        "data_path": data.train,
-        "question_key": data.question_key,
-        "answer_key": data.answer_key,
-        "difficulty_key": data.difficulty_key,
-        "difficulty_low": data.difficulty_low,
-        "difficulty_high": data.difficulty_high,
-        "problem_count": data.subset,
-        "dropped": list(dropped),
-        "seed": config.run.seed,
-        "prompt_file": prompt_file,
-        "system_prompt_file": None,
-        "processor": upstream.PROCESSOR,
-        "env_name": ENVIRONMENT,
-    }
-    return {
-        "max_input_seq_length": data.max_prompt_tokens + 1,
-        "shuffle": data.shuffle,
-        "num_workers": 1,
-        "use_multiple_dataloader": False,
-        "train": train,
-        "validation": None,
-        "default": None,
-    }
-
-
-def _logger(config: NemoConfig) -> dict[str, Any]:
-    telemetry, folder = config.telemetry, config.run.folder
-    return {
-        "log_dir": f"{folder}/logs",
-        "num_val_samples_to_print": 0,
-        "wandb_enabled": telemetry.wandb is not None,
-        "tensorboard_enabled": telemetry.tensorboard,
-        "mlflow_enabled": telemetry.mlflow is not None,
-        "swanlab_enabled": False,
-        "monitor_gpus": False,
-        "wandb": {"project": telemetry.wandb or "", "name": folder},
-        "swanlab": {"project": "", "name": folder},
-        "tensorboard": {},
-        "mlflow": {"experiment_name": telemetry.mlflow or "", "run_name": folder},
-        "gpu_monitoring": {"collection_interval": 10, "flush_interval": 10},
-    }
-
-
-def _checkpointing(config: NemoConfig) -> dict[str, Any]:
-    checkpoint = config.checkpoint
-    section: dict[str, Any] = {
-        "enabled": checkpoint.every > 0,
-        "checkpoint_dir": f"{config.run.folder}/checkpoints",
-        "metric_name": None,
-        "higher_is_better": True,
-        "keep_top_k": checkpoint.keep_last,
-        "save_period": max(1, checkpoint.every),
-        "checkpoint_must_save_by": None,
-        "model_save_format": None,
-        "save_consolidated": False,
-        "save_optimizer": True,
-    }
-    if config.student.megatron_checkpoint is not None:
-        section["pretrained_checkpoint"] = {"path": config.student.megatron_checkpoint, "format": "megatron_bridge"}
-    return section
-
-
-def _cluster(config: NemoConfig) -> dict[str, Any]:
-    """The student's GPUs: all of them, or those that a dedicated teacher leaves."""
-    gpus, per_node = student_gpus(config), config.cluster.gpus_per_node
-    one_node = config.cluster.nodes == 1
-    return {
-        "num_nodes": 1 if one_node else gpus // per_node,
-        "gpus_per_node": gpus if one_node else per_node,
-        "master_port_range_low": 25000,
-        "master_port_range_high": 28000,
-        "segment_size": None,
-    }
+    )
 
 
 def teacher_gpus_of_nodes(config: NemoConfig) -> list[int]:
     """A dedicated teacher's GPUs on each of its nodes: some of the only node, or whole ones."""
     own, per_node = config.teacher.dedicated_gpus, config.cluster.gpus_per_node
     return [own] if config.cluster.nodes == 1 else [per_node] * (own // per_node)
+
+
+def _loop(config: NemoConfig) -> dict[str, Any]:
+    """The training loop, its loss, and the student's GPUs: all of them, or those that a dedicated teacher leaves."""
+    rollout, loss = config.rollout, config.loss
+    gpus, per_node, one_node = student_gpus(config), config.cluster.gpus_per_node, config.cluster.nodes == 1
+    return {
+        "grpo.num_prompts_per_step": rollout.prompts_per_step,
+        "grpo.num_generations_per_prompt": rollout.responses_per_prompt,
+        "grpo.max_num_epochs": config.train.steps,
+        "grpo.max_num_steps": config.train.steps,
+        "grpo.overlong_filtering": rollout.overlong_filter,
+        "grpo.seed": config.run.seed,
+        "grpo.skip_reference_policy_logprobs_calculation": loss.reference_kl == 0,
+        "loss_fn.reference_policy_kl_penalty": loss.reference_kl,
+        "loss_fn.ratio_clip_min": loss.clip_low,
+        "loss_fn.ratio_clip_max": loss.clip_high,
+        "cluster.num_nodes": 1 if one_node else gpus // per_node,
+        "cluster.gpus_per_node": gpus if one_node else per_node,
+    }
+
+
+def _policy(config: NemoConfig) -> dict[str, Any]:
+    """The student's policy section: model, batches, Megatron's optimizer and schedule, and generation."""
+    student, train, scoring, rollout = config.student, config.train, config.scoring, config.rollout
+    evaluated = config.data.max_prompt_tokens + config.evaluation.max_tokens if config.evaluation.benchmarks else 0
+    sampling = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k or None}
+    return {
+        "model_name": student.model_name,
+        "tokenizer.name": student.model_name,
+        "tokenizer.chat_template_kwargs": {"enable_thinking": config.data.enable_thinking},
+        "train_global_batch_size": train.minibatch_responses,
+        "max_total_sequence_length": longest(config),
+        "logprob_chunk_size": scoring.chunk_tokens,
+        "sequence_packing.train_mb_tokens": train.tokens_per_microbatch,
+        "sequence_packing.logprob_mb_tokens": scoring.tokens_per_microbatch,
+        "make_sequence_length_divisible_by": sequence_multiple(config),
+        "max_grad_norm": train.max_grad_norm,
+        **_parallel(student.parallel),
+        "megatron_cfg.activation_checkpointing": student.activation_checkpointing,
+        "megatron_cfg.optimizer.lr": train.learning_rate,
+        "megatron_cfg.optimizer.min_lr": train.learning_rate,
+        "megatron_cfg.optimizer.weight_decay": train.weight_decay,
+        "megatron_cfg.optimizer.adam_beta1": train.betas[0],
+        "megatron_cfg.optimizer.adam_beta2": train.betas[1],
+        "megatron_cfg.optimizer.clip_grad": train.max_grad_norm,
+        "megatron_cfg.scheduler.start_weight_decay": train.weight_decay,
+        "megatron_cfg.scheduler.end_weight_decay": train.weight_decay,
+        "megatron_cfg.scheduler.lr_decay_iters": max(train.steps, train.warmup_steps + 1),
+        "megatron_cfg.scheduler.lr_warmup_iters": train.warmup_steps,
+        "megatron_cfg.scheduler.lr_warmup_init": 0.0 if train.warmup_steps else train.learning_rate,
+        "generation.max_new_tokens": rollout.max_response_tokens,
+        # Newer than 0.7, and required: NeMo-RL's own validation, which ours replaces, samples as training does.
+        **{f"generation.{prefix}{name}": value for prefix in ("", "val_") for name, value in sampling.items()},
+        "generation.vllm_cfg.tensor_parallel_size": rollout.tensor,
+        "generation.vllm_cfg.gpu_memory_utilization": rollout.gpu_memory,
+        "generation.vllm_cfg.max_model_len": max(longest(config), evaluated),
+        "generation.vllm_cfg.enforce_eager": rollout.enforce_eager,
+        "uecr.temperature": rollout.temperature,
+        "uecr.filters": config.conventions.filters,
+        "uecr.vocabulary": student.vocabulary,
+    }
+
+
+def _parallel(parallel: ParallelConfig) -> dict[str, Any]:
+    return {
+        "megatron_cfg.tensor_model_parallel_size": parallel.tensor,
+        "megatron_cfg.pipeline_model_parallel_size": parallel.pipeline,
+        "megatron_cfg.context_parallel_size": parallel.context,
+        "megatron_cfg.sequence_parallel": parallel.sequence,
+    }
+
+
+def _data(config: NemoConfig, dropped: Sequence[int]) -> dict[str, Any]:
+    """Problems and verifier; the prompts leave `task.ProblemsDataset` as they are."""
+    return {
+        "data.max_input_seq_length": config.data.max_prompt_tokens + 1,
+        "data.shuffle": config.data.shuffle,
+        "data.train.dataset_name": DATASET_FQN,
+        "data.train.problems": config.data.model_dump(),
+        "data.train.dropped": list(dropped),
+        "data.train.seed": config.run.seed,
+        "data.train.processor": upstream.PROCESSOR,
+        "data.train.env_name": ENVIRONMENT,
+        "env": {ENVIRONMENT: {"num_workers": config.data.verifier_workers}},
+    }
+
+
+def _outputs(config: NemoConfig) -> dict[str, Any]:
+    """Loggers and checkpoints."""
+    telemetry, folder, checkpoint = config.telemetry, config.run.folder, config.checkpoint
+    start = config.student.megatron_checkpoint
+    return {
+        "logger.log_dir": f"{folder}/logs",
+        "logger.wandb_enabled": telemetry.wandb is not None,
+        "logger.tensorboard_enabled": telemetry.tensorboard,
+        "logger.mlflow_enabled": telemetry.mlflow is not None,
+        "logger.wandb": {"project": telemetry.wandb or "", "name": folder},
+        "logger.swanlab.name": folder,
+        "logger.mlflow": {"experiment_name": telemetry.mlflow or "", "run_name": folder},
+        "checkpointing.enabled": checkpoint.every > 0,
+        "checkpointing.checkpoint_dir": f"{folder}/checkpoints",
+        "checkpointing.keep_top_k": checkpoint.keep_last,
+        "checkpointing.save_period": max(1, checkpoint.every),
+        **({} if start is None else {"checkpointing.pretrained_checkpoint": _megatron_bridge(start)}),
+    }
+
+
+def _megatron_bridge(checkpoint: str) -> dict[str, str]:
+    return {"path": checkpoint, "format": "megatron_bridge"}

@@ -13,6 +13,7 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.models import (
     ModelLoadError,
+    check_same_tokenizer,
     has_hub_form,
     load_pretrained,
     read_fields,
@@ -27,7 +28,6 @@ from nemo_uecr.errors import CheckpointError, DataError
 from nemo_uecr.files import read_object
 from nemo_uecr.local.prompts import encode_prompts
 from nemo_uecr.nemo.preflight import long_prompts
-from nemo_uecr.nemo.vocabulary import check_same_tokenizer
 from nemo_uecr.plan.faults import rollout_fault, too_long
 from nemo_uecr.plan.records import Finding, fail, ok, warn
 from nemo_uecr.plan.setting import teacher_of

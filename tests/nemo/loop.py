@@ -10,14 +10,14 @@ from unittest.mock import MagicMock, patch
 
 import torch
 
+from nemo_uecr.config.nemo_schema import ConventionsConfig
 from nemo_uecr.core.records import Settings
 from nemo_uecr.method_registry import REGISTRY
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.context import StepContext
+from nemo_uecr.nemo.context import RunSpec, StepContext
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import make_uecr_policy
-from nemo_uecr.nemo.run_spec import Conventions, RunSpec
 from nemo_uecr.stopping import StopRequest
 from tests.nemo.tiny_world import (
     TEMPERATURE,
@@ -33,8 +33,8 @@ from tests.nemo.tiny_world import (
 )
 
 PROMPTS, GROUP = 4, 8
-PAPER = Conventions(kl="paper", grouping="paper", filters="paper")
-NATIVE = Conventions(kl="nemo_rl", grouping="nemo_rl", filters="nemo_rl")
+PAPER = ConventionsConfig(kl="paper", grouping="paper", filters="paper")
+NATIVE = ConventionsConfig(kl="nemo_rl", grouping="nemo_rl", filters="nemo_rl")
 TOLERANCES = {
     "budget": 1e-6, "decomposition": 1e-6, "residual_bound": 1e-6, "log_weight": 1e-6, "first_ratio": 1e-5,
 }  # fmt: skip

@@ -28,10 +28,9 @@ from nemo_rl.models.policy.tq_policy import TQPolicy
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.context import StepContext, StepScores
+from nemo_uecr.nemo.context import RunSpec, StepContext, StepScores
 from nemo_uecr.nemo.estimator import UecrEstimator, equal_rows
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
-from nemo_uecr.nemo.run_spec import RunSpec
 from nemo_uecr.nemo.scorer import score
 from tests.nemo.tiny_world import (
     TinyGeneration,
@@ -97,7 +96,7 @@ class Worker(TQWorkerMixin):
         teacher = score(Scorer(self.teacher), data, spec.teacher_request(), name="teacher")
         student = score(Scorer(self.model), data, spec.student_request(), name="student")
         masks = data["token_mask"], data["sample_mask"]
-        self.context.put_scores(StepScores(student, teacher, *masks, data["input_ids"]))
+        self.context.scores = StepScores(student, teacher, *masks, data["input_ids"])
         return BatchedDataDict(logprobs=student.logp[0])
 
     def begin_train_step(self, loss_fn: Any, gbs: int, mbs: int) -> None:

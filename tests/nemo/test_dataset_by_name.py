@@ -26,12 +26,11 @@ def prepared(tmp_path: Path) -> Path:
 
 def data_section(prepared: Path, tmp_path: Path, *overrides: str) -> dict[str, Any]:
     """The data section that the launcher hands to NeMo-RL."""
-    from nemo_uecr.nemo.launcher import _prompt_file
     from nemo_uecr.nemo.translate import master_config
 
     given = ["teacher.model_name=teacher", f"data.train={prepared}", f"run.folder={tmp_path}", *overrides]
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", given)
-    section: dict[str, Any] = master_config(config, prompt_file=str(_prompt_file(config, tmp_path)))["data"]
+    section: dict[str, Any] = master_config(config)["data"]
     return section
 
 

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.nemo.teacher_plan import teacher_plan
-from nemo_uecr.nemo.translate import master_config
+from nemo_uecr.nemo.translate import master_config, teacher_policy
 from tests.config.test_nemo import CONFIGS, GIVEN
 
 METHODS = ("offload_after_refit", "offload_before_refit", "_clear_fp8_caches")
@@ -52,9 +51,7 @@ def offloading_methods() -> dict[str, Callable[..., Any]]:
 @pytest.mark.parametrize("fp8", [True, False])
 def test_no_fp8_copy_outlives_the_offload(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], f"teacher.fp8={fp8}"])
-    plan = teacher_plan(config)
-    assert plan is not None
-    teacher = plan.configuration(master_config(config, prompt_file="p")["policy"])
+    teacher = teacher_policy(config, master_config(config)["policy"])
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
     kind = type("Worker", (), offloading_methods() | {"finalize_async_save": lambda self: None, "rank": 0})
     worker: Any = kind()

@@ -16,6 +16,7 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request
 from nemo_uecr.nemo import launcher, upstream
+from nemo_uecr.nemo.translate import teacher_policy
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.tiny_world import TinyGeneration, TinyModel, TinyPolicy, TinyTeacher
 
@@ -180,8 +181,8 @@ def test_a_run_from_its_configuration_file(
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     teachers: list[Any] = []
 
-    def make_teacher(plan: Any, *, student_config: Any, cluster: Any, tokenizer: Any) -> Any:
-        teachers.append(plan.configuration(student_config) | {"cluster": cluster.name, "stays": plan.dedicated})
+    def make_teacher(config: Any, *, student: Any, cluster: Any, tokenizer: Any, stays: bool) -> Any:
+        teachers.append(teacher_policy(config, student) | {"cluster": cluster.name, "stays": stays})
         return TinyTeacher(TinyModel(9, vocabulary=vocabulary), [])
 
     monkeypatch.setattr(launcher, "RayTeacher", make_teacher)

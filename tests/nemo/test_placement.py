@@ -25,7 +25,7 @@ def configuration(*changes: str) -> Any:
 @contextmanager
 def policy_cluster(config: Any, groups: int) -> Iterator[Any]:
     """The student's cluster as NeMo-RL's set-up makes it, which asks for two worker groups."""
-    section = master_config(config, prompt_file="p")["cluster"]
+    section = master_config(config)["cluster"]
     with upstream.substitutions(estimator=object, colocated_worker_groups=groups, evaluation=None, stop=StopRequest()):
         made = upstream.grpo_module().RayVirtualCluster(
             bundle_ct_per_node_list=[section["gpus_per_node"]] * section["num_nodes"],

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("nemo_rl")
 
 
 def test_rewards_are_those_of_the_local_back_end() -> None:
-    from nemo_uecr.nemo.verifier_environment import VerifierEnvironmentImpl
+    from nemo_uecr.nemo.task import VerifierEnvironmentImpl
     from nemo_uecr.verifier.pool import check_response
 
     prompt = {"role": "user", "content": "What is 2+3? Somebody wrote \\boxed{5}."}

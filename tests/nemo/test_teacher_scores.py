@@ -15,6 +15,7 @@ from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.nemo import teacher_scores, upstream
 from nemo_uecr.nemo.errors import WorkerError
 from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.translate import teacher_policy
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.test_launch import make_tokenizer
 from tests.nemo.tiny_world import TinyModel, TinyTeacher, columns_of
@@ -53,8 +54,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Stands in for GPUs; returns what each teacher was built with."""
     found: list[dict[str, Any]] = []
 
-    def make(plan: Any, *, student_config: Any, cluster: Any, tokenizer: Any) -> TinyTeacher:
-        found.append(plan.configuration(student_config) | {"gpus": cluster, "dedicated": plan.dedicated})
+    def make(config: Any, *, student: Any, cluster: Any, tokenizer: Any, stays: bool) -> TinyTeacher:
+        found.append(teacher_policy(config, student) | {"gpus": cluster, "stays": stays})
         # Three rows do not divide by two: a masked row must come and go.
         return StuckTeacher(TinyModel(9, vocabulary=VOCABULARY), [], parallel=2)
 
@@ -93,4 +94,4 @@ def test_a_batch_gets_the_teachers_scores(tmp_path: Path, built: list[dict[str, 
     assert teacher["megatron_cfg"]["fp8_cfg"]["enabled"] is True
     assert teacher["gpus"] == [8]
     # It stays where it is: an offload that fails would lose the scores.
-    assert teacher["dedicated"] is True
+    assert teacher["stays"] is True

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.errors import UpstreamError
 from nemo_uecr.nemo.signatures import expected_signatures
@@ -29,7 +30,7 @@ def test_a_changed_signature_is_named(nemo_rl: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("scale", SCALES)
 def test_shipped_configurations_fit_nemo_rls_schema(nemo_rl: str, scale: str) -> None:
     config = load_nemo_config(CONFIGS / f"uecr_qwen3_{scale}.yaml", GIVEN[scale])
-    made = upstream.master_config_class()(**master_config(config, prompt_file="prompt.txt"))
+    made = upstream.master_config_class()(**master_config(config))
     assert dict(made.grpo)["use_leave_one_out_baseline"] is False
     assert made.loss_fn.force_on_policy_ratio is False
 
@@ -46,7 +47,7 @@ def shipped() -> Any:
 
 def translated() -> dict[str, Any]:
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"])
-    return master_config(config, prompt_file="prompt.txt")
+    return master_config(config)
 
 
 def test_every_translated_key_is_one_that_nemo_rl_ships(nemo_rl: str) -> None:
@@ -60,9 +61,9 @@ def test_every_translated_key_is_one_that_nemo_rl_ships(nemo_rl: str) -> None:
     }  # fmt: skip
     assert unknown - newer == {
         *(f"data.train.{key}" for key in (
-            "data_path", "question_key", "answer_key", "difficulty_key", "difficulty_low", "difficulty_high",
-            "problem_count", "dropped", "prompt_file", "system_prompt_file", "processor", "env_name",
+            "dropped", "prompt_file", "system_prompt_file", "processor", "env_name",
         )),
+        *(f"data.train.problems.{key}" for key in NemoDataConfig.model_fields),
         "policy.tokenizer.chat_template_kwargs.enable_thinking", "policy.uecr.temperature", "policy.uecr.filters",
         "policy.uecr.vocabulary", "policy.megatron_cfg.use_linear_ce_fusion_loss",
         "grpo.skip_reference_policy_logprobs_calculation", "env.nemo_uecr_math.num_workers",

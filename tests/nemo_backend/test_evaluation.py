@@ -13,7 +13,6 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request
 from nemo_uecr.nemo.evaluation import training_evaluation
-from nemo_uecr.nemo.translate import master_config
 from tests.config.test_nemo import CONFIGS, GRPO
 from tests.nemo.test_launch import CHARACTERS, make_benchmarks, make_tokenizer
 
@@ -59,10 +58,3 @@ def test_a_prompt_that_does_not_fit_is_refused_before_the_run(tmp_path: Path) ->
     config = configuration(tmp_path, *make_benchmarks(tmp_path), "data.max_prompt_tokens=20")
     with pytest.raises(DataError, match=r"evaluation\.benchmarks\.easy: problem 3 has \d+ prompt tokens; expected at"):
         training_evaluation(config, lambda generation, end_ids: Knowing())
-
-
-def test_the_engine_has_room_for_the_longest_evaluated_response(tmp_path: Path) -> None:
-    long = configuration(tmp_path, *make_benchmarks(tmp_path), "evaluation.max_tokens=30000")
-    generation = master_config(long, prompt_file="p")["policy"]["generation"]
-    assert generation["vllm_cfg"]["max_model_len"] == 2048 + 30000
-    assert generation["max_new_tokens"] == 16384

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +15,11 @@ import torch
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.batch_file import load_batch, save_batch
+from nemo_uecr.data.models import check_same_tokenizer
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import teacher_scores, upstream
-from nemo_uecr.nemo.preflight import (
-    check_conversion,
-    check_models,
-    long_prompts,
-)
-from tests.config.test_nemo import CONFIGS
+from nemo_uecr.nemo.preflight import check_conversion, check_models, chosen_problems, long_prompts
+from tests.config.test_nemo import CONFIGS, GRPO
 
 #: A dense Qwen3 with 4 layers, 4 heads and 256 positions.
 SIZES = {
@@ -54,7 +53,7 @@ BAD = {
     "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
     "evaluation.benchmarks={{a: {}/p.jsonl}}": "data.max_prompt_tokens + evaluation.max_tokens = ",
-    "data.train={}/empty.jsonl": "no problem is left",
+    "data.train={}/empty.jsonl": "0 problems are left",
     "data.train={}/keys.jsonl": "no text under 'question'",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
     "data.train={}/none.jsonl": "no such file",
@@ -190,6 +189,29 @@ def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:127]))
     with pytest.raises(DataError, match="125 problems are left to train on"):
         long_prompts(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", dropping), tokenizer)
+
+
+def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> None:
+    rows = [{"question": f"q{place}", "final_answer": 1, "difficulty": place % 10} for place in range(50)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, f"data.train={tmp_path}/p.jsonl"]).data
+    kept = chosen_problems(data, 0)
+    assert [problem.question for problem in kept] == [f"q{place}" for place in range(50) if place % 10 in (5, 6, 7)]
+    few = data.model_copy(update={"subset": 4})
+    drawn = [chosen_problems(few, seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(problem in kept for problem in drawn[0])
+
+
+def test_tokenizers_are_compared_id_by_id() -> None:
+    def tokenizer(**vocabulary: int) -> Any:
+        return SimpleNamespace(get_vocab=lambda: vocabulary)
+
+    check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(b=1, a=0))
+    with pytest.raises(DataError, match="token id 1 is 'b' for the student and 'c' for the teacher"):
+        check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(a=0, c=1))
+    with pytest.raises(DataError, match="token id 2 is None for the student"):
+        check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(a=0, b=1, c=2))
 
 
 def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
-"""Launching: the run's record, the prompt file, problems, vocabularies, and the teacher's life."""
+"""Launching: the teacher's life, a machine without NeMo-RL, and the end of a run before its last step."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,96 +10,15 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.errors import RunFolderError
 from nemo_uecr.nemo import teachers, upstream
 from nemo_uecr.nemo.errors import UpstreamError, WorkerError
-from nemo_uecr.nemo.launcher import _prompt_file, run_spec
-from nemo_uecr.nemo.problem_rows import selected_rows
 from nemo_uecr.nemo.request import ScoreRequest
 from nemo_uecr.nemo.scorer import on_device
-from nemo_uecr.nemo.teacher_plan import teacher_plan
-from nemo_uecr.nemo.translate import master_config
-from nemo_uecr.nemo.vocabulary import check_columns, check_same_tokenizer
 from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest
-from tests.config.test_nemo import CONFIGS, GIVEN, GRPO, OTHERS, given
+from tests.config.test_nemo import CONFIGS, GIVEN, GRPO
 
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_every_configuration_has_what_its_method_needs(name: str) -> None:
-    spec = run_spec(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", given("1p7b", name)))
-    settings = spec.settings_of(3)
-    assert all(getattr(settings, setting) is not None for setting in METHODS[name].core_settings)
-    assert spec.responses == 1008
-    assert spec.teacher_request().temperatures == (1.0,)
-    assert spec.student_request().temperatures == (0.7, 1.0)
-
-
-def test_an_added_method_hands_its_own_parameters_over() -> None:
-    overrides = [*GIVEN["1p7b"], "method.name=rlsd", "method.parameters.mix=0.25"]
-    spec = run_spec(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", overrides))
-    assert spec.settings_of(0).parameters == {"mix": 0.25, "bound": 0.2}
-
-
-def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:
-    spec = run_spec(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"]))
-    assert spec.settings_of(0).step == 0
-    assert spec.settings_of(0).seed != spec.settings_of(1).seed
-
-
-def test_a_dedicated_gpu_leaves_seven() -> None:
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "teacher.dedicated_gpus=1"])
-    cluster = master_config(config, prompt_file="p")["cluster"]
-    assert (cluster["num_nodes"], cluster["gpus_per_node"]) == (1, 7)
-    nodes = load_nemo_config(
-        CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "teacher.dedicated_gpus=8", "cluster.nodes=2"]
-    )
-    assert master_config(nodes, prompt_file="p")["cluster"]["num_nodes"] == 1
-
-
-def test_sequences_divide_for_student_and_teacher() -> None:
-    """Student TP2 with sequence parallel needs 2; a teacher with CP2 needs 4; both: 4."""
-    changes = [
-        "student.parallel.tensor=2", "student.parallel.sequence=true", "teacher.parallel.context=2",
-    ]  # fmt: skip
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *changes])
-    assert master_config(config, prompt_file="p")["policy"]["make_sequence_length_divisible_by"] == 4
-
-
-def test_the_prompt_keeps_its_braces(tmp_path: Path) -> None:
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"])
-    template = _prompt_file(config, tmp_path).read_text()
-    assert template.format("1+1?") == config.data.prompt_template.replace("{question}", "1+1?")
-    assert "\\boxed{}" in template.format("1+1?")
-
-
-def problems(tmp_path: Path) -> str:
-    path = tmp_path / "problems.jsonl"
-    path.write_text("".join(json.dumps({"question": f"q{i}", "difficulty": i % 10}) + "\n" for i in range(50)))
-    return str(path)
-
-
-def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> None:
-    path = problems(tmp_path)
-    kept = selected_rows(path, difficulty_key="difficulty", low=5, high=7, subset=None, seed=0)
-    assert {row["difficulty"] for row in kept} == {5, 6, 7}
-    assert len(kept) == 15
-    drawn = [selected_rows(path, difficulty_key="difficulty", low=5, high=7, subset=4, seed=seed) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert all(row in kept for row in drawn[0])
-
-
-def test_tokenizers_are_compared_id_by_id() -> None:
-    def tokenizer(**vocabulary: int) -> Any:
-        return SimpleNamespace(get_vocab=lambda: vocabulary)
-
-    check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(b=1, a=0))
-    with pytest.raises(DataError, match="token id 1 is 'b' for the student and 'c' for the teacher"):
-        check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(a=0, c=1))
-    with pytest.raises(DataError, match="token id 2 is None for the student"):
-        check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(a=0, b=1, c=2))
-    with pytest.raises(DataError, match="the teacher has 12 output columns"):
-        check_columns(SimpleNamespace(vocab_size=12), expected=11, who="teacher")
+BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 
 
 def test_a_silent_worker_is_not_asked_again() -> None:
@@ -128,8 +46,8 @@ def teacher_with(calls: list[str], monkeypatch: pytest.MonkeyPatch, *, dedicated
     monkeypatch.setattr(upstream, "policy_class", lambda: lambda **given: SimpleNamespace(data_parallel_size=1))
     monkeypatch.setattr(teachers, "call_all", lambda policy, method, **given: calls.append(method))
     monkeypatch.setattr(teachers, "score_on_workers", lambda *args, **given: calls.append("score_tokens"))
-    plan = teachers.TeacherPlan({}, (), 1.0, dedicated, 64)
-    return teachers.RayTeacher(plan, student_config={}, cluster=None, tokenizer=None)
+    config = load_nemo_config(BASE, GIVEN["1p7b"])
+    return teachers.RayTeacher(config, student={}, cluster=None, tokenizer=None, stays=dedicated)
 
 
 def test_the_offload_is_measured_at_the_start_and_after_the_first_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +76,8 @@ def test_every_call_of_a_worker_waits_as_long_as_the_configuration_says(monkeypa
     monkeypatch.setattr(upstream, "policy_class", lambda: Policy)
     monkeypatch.setattr(teachers, "call_all", lambda policy, method, **given: waits.update({method: given["seconds"]}))
     monkeypatch.setattr(teachers, "score_on_workers", lambda *args, **given: waits.update(score=given["seconds"]))
-    plan = teacher_plan(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "scoring.timeout_s=7"]))
-    assert plan is not None
-    teacher = teachers.RayTeacher(plan, student_config={}, cluster=None, tokenizer=None)
+    config = load_nemo_config(BASE, [*GIVEN["1p7b"], "scoring.timeout_s=7"])
+    teacher = teachers.RayTeacher(config, student={}, cluster=None, tokenizer=None, stays=False)
     with on_device(teacher):
         teacher.score_tokens({}, ScoreRequest((1.0,), False, 8, 8))
     methods = ("offload_after_refit", "assert_offloaded", "prepare_for_lp_inference", "score")
@@ -190,24 +107,12 @@ def test_without_nemo_rl_a_run_stops_in_one_line(tmp_path: Path, monkeypatch: py
     given = [f"data.train={problems}", f"run.folder={tmp_path}/run"]
     with pytest.raises(UpstreamError, match="NeMo-RL cannot be imported") as caught:
         launcher.train(
-            load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, *given]),
+            load_nemo_config(BASE, [*GRPO, *given]),
             resume=False,
             origins={},
             objective="",
         )
     assert "\n" not in str(caught.value)
-
-
-def test_the_teacher_is_the_raw_model_whatever_the_student_samples_at() -> None:
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "teacher.fp8=true"])
-    plan = teacher_plan(config)
-    assert plan is not None
-    teacher = plan.configuration(master_config(config, prompt_file="p")["policy"])
-    sampling = teacher["generation"]
-    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (1.0, 1.0, None)
-    assert teacher["uecr"] == {"temperature": 1.0, "filters": "paper", "vocabulary": 151936}
-    fp8 = teacher["megatron_cfg"]["fp8_cfg"]
-    assert (fp8["enabled"], fp8["force_clear_fp8_caches"]) == (True, True)
 
 
 def ended(*overrides: str, completed: int, reason: str = "SIGUSR1") -> None:
@@ -216,7 +121,7 @@ def ended(*overrides: str, completed: int, reason: str = "SIGUSR1") -> None:
 
     stop = StopRequest()
     stop.ask(reason)
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, "train.steps=40", *overrides])
+    config = load_nemo_config(BASE, [*GRPO, "train.steps=40", *overrides])
     report_early_end(stop, config, completed=completed)
 
 

@@ -41,7 +41,7 @@ def test_a_taken_port_is_a_fail(taken: int, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_ranges_are_those_that_are_handed_out() -> None:
     from nemo_uecr.nemo.translate import master_config
 
-    native: dict[str, Any] = master_config(nemo(), prompt_file="p")
+    native: dict[str, Any] = master_config(nemo())
     generation, cluster = native["policy"]["generation"], native["cluster"]
     assert (
         ("vLLM", generation["port_range_low"], generation["port_range_high"]),

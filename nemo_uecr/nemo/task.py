@@ -1,6 +1,6 @@
-"""Our verifier as a NeMo-RL environment: the same verdicts and rewards as in the local back end.
+"""The task as NeMo-RL sees it: our problems as a data set and our verifier as an environment, found by dotted names.
 
-`register` makes it known under the name `ENVIRONMENT`, which a data set's ``env_name`` and the section ``env`` name.
+Imported by NeMo-RL alone, where it and Ray are installed.
 """
 
 from __future__ import annotations
@@ -9,19 +9,52 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ray
 import torch
 
+from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.preflight import chosen_problems
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.pool import ComparisonPool, check_conversations
 
-ENVIRONMENT = "nemo_uecr_math"
-ACTOR = "nemo_uecr.nemo.verifier_actor.VerifierEnvironment"
 OBSERVATION = {True: "Environment: correct", False: "Environment: incorrect"}
 
 
+class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
+    """The problems of a run as NeMo-RL's message rows, the question already in the prompt template."""
+
+    def __init__(self, problems: Mapping[str, Any], seed: int, dropped: Sequence[int], **unread: Any) -> None:
+        """Read and select; NeMo-RL hands over its whole section, the rest of which it reads itself.
+
+        Args:
+            problems: our configuration's section `data`.
+            seed: of the draw.
+            dropped: places among the chosen problems that are left out.
+            unread: the rest of the section.
+        """
+        from datasets import Dataset
+
+        data = NemoDataConfig(**problems)
+        chosen = [problem for place, problem in enumerate(chosen_problems(data, seed)) if place not in set(dropped)]
+        self.task_name = "problems"
+        self.val_dataset = None
+        self.dataset = Dataset.from_list(
+            [
+                {
+                    "messages": [
+                        {"role": "user", "content": data.prompt_template.replace("{question}", problem.question)},
+                        {"role": "assistant", "content": problem.answer},
+                    ],
+                    "task_name": self.task_name,
+                }
+                for problem in chosen
+            ]
+        )
+
+
 class VerifierEnvironmentImpl:
-    """The environment without Ray."""
+    """The verifier with the same verdicts and rewards as in the local back end."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
         """Start ``num_workers`` comparison processes when they are first needed."""
@@ -60,6 +93,4 @@ class VerifierEnvironmentImpl:
         self._pool.close()
 
 
-def register() -> None:
-    """Make the environment known to NeMo-RL, to be run by this Python."""
-    upstream.register_environment(ENVIRONMENT, ACTOR)
+VerifierEnvironment: Any = ray.remote(max_restarts=-1, max_task_retries=-1)(VerifierEnvironmentImpl)

@@ -1,0 +1,85 @@
+"""What a trained step leaves behind, without NeMo-RL: each count that is off is named, and so is a ratio off 1."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.errors import InvariantError
+from nemo_uecr.nemo import telemetry
+from nemo_uecr.nemo.errors import BatchFactsError
+from nemo_uecr.nemo.estimator import slots
+from nemo_uecr.nemo.loss import PREFIX
+from nemo_uecr.nemo.telemetry import check_facts
+
+PROMPTS, GROUP, TOKENS = 4, 8, 3
+ROWS = PROMPTS * GROUP
+DIFFERENT = [problem for problem in range(PROMPTS) for _ in range(GROUP)]
+
+
+def step(problems: list[int], grouping: str = "paper") -> tuple[Any, Any, Any]:
+    """Context, columns and result of a step in which nothing was lost."""
+    outcome = SimpleNamespace(
+        batch=SimpleNamespace(responses=len(problems), group_B=slots(problems, GROUP)),
+        truncated_B=torch.zeros(ROWS), unique_prompts=len(set(problems)),
+        most_responses=max(problems.count(problem) for problem in problems),
+    )  # fmt: skip
+    spec = SimpleNamespace(
+        responses=ROWS, prompts_per_step=PROMPTS, responses_per_prompt=GROUP, overlong_filter=False,
+        optimizer_steps=2, conventions=SimpleNamespace(grouping=grouping), tolerances={"first_ratio": 0.5},
+    )  # fmt: skip
+    data = {"token_mask": torch.ones(ROWS, TOKENS), "sample_mask": torch.ones(ROWS)}
+    metrics = {"num_valid_samples": [ROWS / 2], f"{PREFIX}trained_tokens": [ROWS * TOKENS / 2]}
+    result = {"all_mb_metrics": metrics, "loss": torch.zeros(2)}
+    return SimpleNamespace(spec=spec, outcome=outcome, completed_steps=0), data, result
+
+
+@pytest.mark.parametrize("grouping", ["paper", "nemo_rl"])
+def test_one_prompt_in_every_place_is_found(grouping: str) -> None:
+    check_facts(*step(DIFFERENT, grouping))
+    with pytest.raises(BatchFactsError, match="1 different problems; expected 4"):
+        check_facts(*step([5] * ROWS, grouping))
+
+
+@pytest.mark.parametrize("grouping", ["paper", "nemo_rl"])
+def test_a_lost_response_is_found(grouping: str) -> None:
+    """Eight responses to each problem but two, which have nine and seven."""
+    problems = list(DIFFERENT)
+    problems[GROUP] = 0
+    with pytest.raises(BatchFactsError, match=r"9 responses to one problem; expected 8|5 prompt groups; expected 4"):
+        check_facts(*step(problems, grouping))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (f"{PREFIX}trained_tokens", (ROWS * TOKENS - 1) / 2, "95 tokens in the workers' losses; expected 96"),
+        ("num_valid_samples", (ROWS - 1) / 2, "31 responses in the workers' losses; expected 32"),
+    ],
+)
+def test_what_the_workers_trained_is_counted_to_one(name: str, value: float, message: str) -> None:
+    context, data, result = step(DIFFERENT)
+    result["all_mb_metrics"][name] = [value]
+    with pytest.raises(BatchFactsError, match=message):
+        check_facts(context, data, result)
+
+
+def test_a_lost_optimizer_step_and_a_masked_row_are_found() -> None:
+    context, data, result = step(DIFFERENT)
+    with pytest.raises(BatchFactsError, match="1 optimizer steps; expected 2"):
+        check_facts(context, data, result | {"loss": torch.zeros(1)})
+    data["sample_mask"][3] = 0.0
+    with pytest.raises(BatchFactsError, match="31 responses trained; expected 32"):
+        check_facts(context, data, result)
+
+
+@pytest.mark.parametrize("error", [0.51, math.inf, math.nan])
+def test_a_first_ratio_off_one_stops_the_run(error: float) -> None:
+    context, _, result = step(DIFFERENT)
+    result["all_mb_metrics"][f"{PREFIX}first_ratio_error_max"] = [0.1, error, 0.1]
+    with pytest.raises(InvariantError, match=r"expected at most tolerances\.first_ratio=0\.5"):
+        telemetry._policy(context, result)

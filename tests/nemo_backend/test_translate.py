@@ -1,0 +1,139 @@
+"""Each value of a configuration reaches NeMo-RL's key that reads it, for the student and for its teacher."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.nemo.context import run_spec
+from nemo_uecr.nemo.translate import master_config, teacher_policy
+from tests.config.test_nemo import CONFIGS, GIVEN, OTHERS, given
+
+BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
+#: Every number another, so that none can stand in another's place.
+VALUES = [
+    "rollout.temperature=0.61", "rollout.top_p=0.83", "rollout.top_k=17", "train.learning_rate=3e-6",
+    "loss.clip_low=0.11", "loss.clip_high=0.29", "loss.reference_kl=0.007", "train.weight_decay=0.03",
+    "train.max_grad_norm=0.7", "train.betas=[0.8,0.97]",
+]  # fmt: skip
+
+
+def configuration(*changes: str) -> Any:
+    return load_nemo_config(BASE, [*GIVEN["1p7b"], *changes])
+
+
+def test_every_number_arrives() -> None:
+    native = master_config(configuration(*VALUES))
+    generation, megatron = native["policy"]["generation"], native["policy"]["megatron_cfg"]
+    for prefix in ("", "val_"):
+        assert [generation[f"{prefix}{name}"] for name in ("temperature", "top_p", "top_k")] == [0.61, 0.83, 17]
+    optimizer, schedule = megatron["optimizer"], megatron["scheduler"]
+    assert (optimizer["lr"], optimizer["min_lr"], optimizer["weight_decay"]) == (3e-6, 3e-6, 0.03)
+    assert (optimizer["adam_beta1"], optimizer["adam_beta2"], optimizer["adam_eps"]) == (0.8, 0.97, 1e-8)
+    assert (optimizer["clip_grad"], native["policy"]["max_grad_norm"]) == (0.7, 0.7)
+    assert (schedule["start_weight_decay"], schedule["end_weight_decay"]) == (0.03, 0.03)
+    assert native["policy"]["uecr"]["temperature"] == 0.61
+    loss = native["loss_fn"]
+    assert (loss["ratio_clip_min"], loss["ratio_clip_max"], loss["reference_policy_kl_penalty"]) == (0.11, 0.29, 0.007)
+    spec = run_spec(configuration(*VALUES))
+    assert (spec.temperature, spec.clip_low, spec.clip_high, spec.kl_coef) == (0.61, 0.11, 0.29, 0.007)
+
+
+def test_what_would_change_the_method_is_off() -> None:
+    """A baseline of the others of a group, prompts drawn again, scoring that is skipped, a second clip of the ratio."""
+    native = master_config(configuration())
+    grpo, loss = native["grpo"], native["loss_fn"]
+    assert grpo["use_leave_one_out_baseline"] is False
+    assert grpo["adv_estimator"]["use_leave_one_out_baseline"] is False
+    assert grpo["use_dynamic_sampling"] is False
+    assert loss["force_on_policy_ratio"] is False
+    assert loss["token_level_loss"] is True
+    assert loss["ratio_clip_c"] is None
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_configuration_has_what_its_method_needs(name: str) -> None:
+    spec = run_spec(load_nemo_config(BASE, given("1p7b", name)))
+    assert all(getattr(spec.settings_of(3), setting) is not None for setting in METHODS[name].core_settings)
+    assert spec.responses == 1008
+    assert spec.teacher_request().temperatures == (1.0,)
+    assert spec.student_request().temperatures == (0.7, 1.0)
+
+
+def test_an_added_method_hands_its_own_parameters_over() -> None:
+    spec = run_spec(configuration("method.name=rlsd", "method.parameters.mix=0.25"))
+    assert spec.settings_of(0).parameters == {"mix": 0.25, "bound": 0.2}
+
+
+def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:
+    spec = run_spec(configuration())
+    assert spec.settings_of(0).step == 0
+    assert spec.settings_of(0).seed != spec.settings_of(1).seed
+
+
+def test_a_dedicated_teacher_leaves_the_other_gpus() -> None:
+    cluster = master_config(configuration("teacher.dedicated_gpus=1"))["cluster"]
+    assert (cluster["num_nodes"], cluster["gpus_per_node"]) == (1, 7)
+    cluster = master_config(configuration("teacher.dedicated_gpus=8", "cluster.nodes=2"))["cluster"]
+    assert (cluster["num_nodes"], cluster["gpus_per_node"]) == (1, 8)
+
+
+def test_sequences_divide_for_student_and_teacher() -> None:
+    """Student TP2 with sequence parallel needs 2; a teacher with CP2 needs 4; both: 4."""
+    config = configuration("student.parallel.tensor=2", "student.parallel.sequence=true", "teacher.parallel.context=2")
+    assert master_config(config)["policy"]["make_sequence_length_divisible_by"] == 4
+
+
+def test_the_engine_has_room_for_the_longest_evaluated_response() -> None:
+    long = configuration("evaluation.max_tokens=30000", "evaluation.benchmarks.easy=easy.jsonl")
+    generation = master_config(long)["policy"]["generation"]
+    assert (generation["vllm_cfg"]["max_model_len"], generation["max_new_tokens"]) == (2048 + 30000, 16384)
+
+
+def test_the_teacher_is_the_raw_model_in_its_own_layout() -> None:
+    """Whatever the student samples at, and whatever checkpoint it starts from."""
+    changes = ["teacher.fp8=true", "teacher.parallel.tensor=4", "teacher.megatron_checkpoint=there", *VALUES]
+    config = configuration(*changes)
+    student = master_config(config)["policy"] | {"pretrained_checkpoint": "the student's", "quant_cfg": "int4"}
+    teacher = teacher_policy(config, student)
+    sampling, megatron = teacher["generation"], teacher["megatron_cfg"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (1.0, 1.0, None)
+    assert teacher["uecr"] == {"temperature": 1.0, "filters": "paper", "vocabulary": 151936}
+    assert (megatron["fp8_cfg"]["enabled"], megatron["fp8_cfg"]["force_clear_fp8_caches"]) == (True, True)
+    assert megatron["tensor_model_parallel_size"] == 4
+    assert teacher["pretrained_checkpoint"] == {"path": "there", "format": "megatron_bridge"}
+    assert "quant_cfg" not in teacher
+    assert (student["generation"]["temperature"], student["model_name"]) == (0.61, config.student.model_name)
+
+
+def schedule(steps: int, **changes: Any) -> Any:
+    """Megatron's schedule as Megatron-Bridge builds it from our section, a global batch of 1008."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    ours = master_config(configuration(f"train.steps={steps}"))["policy"]["megatron_cfg"]
+    given = ours["scheduler"] | changes
+    group: dict[str, Any] = {"lr": 0.0, "weight_decay": 0.0, "params": []}
+    return OptimizerParamScheduler(
+        SimpleNamespace(param_groups=[group]),  # type: ignore[arg-type]
+        init_lr=given["lr_warmup_init"], max_lr=ours["optimizer"]["lr"], min_lr=ours["optimizer"]["min_lr"],
+        lr_warmup_steps=given["lr_warmup_iters"] * 1008, lr_decay_steps=given["lr_decay_iters"] * 1008,
+        lr_decay_style=given["lr_decay_style"], start_wd=given["start_weight_decay"],
+        end_wd=given["end_weight_decay"], wd_incr_steps=steps * 1008, wd_incr_style=given["weight_decay_incr_style"],
+        use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=given["override_opt_param_scheduler"],
+    )  # fmt: skip
+
+
+def test_a_run_that_is_continued_to_more_steps_keeps_megatrons_schedule() -> None:
+    pytest.importorskip("megatron.core")
+    first = schedule(40)
+    first.step(40 * 1008)
+    saved, later = first.state_dict(), schedule(900)
+    later.load_state_dict(saved)
+    assert (later.num_steps, later.lr_decay_steps) == (40 * 1008, 900 * 1008)
+    assert later.get_lr(later.optimizer.param_groups[0]) == first.get_lr(first.optimizer.param_groups[0])
+    with pytest.raises(AssertionError):
+        schedule(900, override_opt_param_scheduler=False).load_state_dict(saved)
