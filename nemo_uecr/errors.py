@@ -5,6 +5,22 @@ The command line prints the message of a `UecrError` on standard error and exits
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+#: Each extra of the package and the modules that it brings.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "local": ("transformers", "tokenizers", "jinja2"),
+    "verify": ("math_verify",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "plots": ("matplotlib",),
+    "data": ("pyarrow", "huggingface_hub"),
+    "study": ("matplotlib", "scipy"),
+    "ray": ("ray",),
+    "convert": ("transformers", "megatron", "accelerate", "einops", "psutil", "six", "triton"),
+}
+
 
 class UecrError(Exception):
     """Base of every error that is the input's or the environment's fault rather than a defect here."""
@@ -36,6 +52,29 @@ class RunFolderError(UecrError, RuntimeError):
 
 class DependencyError(UecrError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+def require_extra(*extras: str) -> None:
+    """Refuse to start when a module of an extra is missing.
+
+    Raises:
+        DependencyError: naming the extra.
+    """
+    for extra in extras:
+        for module in EXTRAS[extra]:
+            if find_spec(module) is None:
+                raise _missing(module, extra)
+
+
+def as_dependency_error(error: ModuleNotFoundError) -> DependencyError | None:
+    """The same failure as a message that names the extra; None for a module that no extra brings."""
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return None if extra is None else _missing(module, extra)
+
+
+def _missing(module: str, extra: str) -> DependencyError:
+    return DependencyError(f"{module} is not installed; run: pip install 'nemo-uecr[{extra}]'")
 
 
 def first_line(error: BaseException) -> str:

@@ -61,7 +61,7 @@ set_option() {
   esac
 }
 
-check_port() { # the head takes it and the next one; nemo_uecr/slurm/ports.py says the same of the node's process
+check_port() { # the head takes it and the next one
   (($1 >= 1024 && $1 <= 65534)) || refuse "option --ray-port: got $1, expected 1024 to 65534"
   (($1 < 10001 || $1 > 10999)) ||
     refuse "option --ray-port: got $1, but the head takes it and the next one, and Ray's workers take 10002 to 10999; expected a port outside 10001 to 10999"

@@ -64,7 +64,7 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
   if [[ -n $DRY_RUN ]]; then
     local words
     check_image
-    words=$(uecr cluster command --nodes "$NODES" --gpus "$GPUS" ${SMOKE:+--smoke} "$CONFIG" "${REST[@]}") ||
+    words=$(uecr slurm command --nodes "$NODES" --gpus "$GPUS" ${SMOKE:+--smoke} "$CONFIG" "${REST[@]}") ||
       refuse "${words#nemo-uecr: error: }"
     eval "RESOLVED=($words)" # quoted by shlex.join: nemo-uecr train CONFIG key=value ... --resume
     RESOLVED=("${RESOLVED[@]:3}")
@@ -77,7 +77,7 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
   build_step "$NODES"
   local names
   names=$(IFS=, && echo "${NODE_NAMES[*]}")
-  "${STEP[@]}" "${PYTHON[@]}" -m nemo_uecr cluster node --job "$LOGS" --nodes "$names" --gpus "$GPUS" --cpus "$CPUS" \
+  "${STEP[@]}" "${PYTHON[@]}" -m nemo_uecr slurm node --job "$LOGS" --nodes "$names" --gpus "$GPUS" --cpus "$CPUS" \
     --port "$RAY_PORT" --register-s "$REGISTER_S" --heartbeat-s "$HEARTBEAT_S" --silence-s "$SILENCE_S" \
     ${SMOKE:+--smoke} "$CONFIG" "${REST[@]}" 2> >(tee -a "$LOGS/srun.log" >&2) &
   watch_step $!

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family, require_extra
-from nemo_uecr.errors import DataError
+from nemo_uecr.cli.common import AtLeastOne, Seed, family
+from nemo_uecr.errors import DataError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.audit.output import Audit

@@ -1,25 +1,24 @@
-"""What several commands share: parameter types, loading a configuration, optional packages, writing JSON."""
+"""What several commands share: parameter types, loading a configuration, writing JSON."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter, validators
 
-from nemo_uecr.errors import ConfigError, DependencyError
+from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.load import LoadedConfig
     from nemo_uecr.config.nemo_schema import AnyConfig
 
 __all__ = [
-    "AtLeastOne", "ConfigFile", "Json", "Override", "Seed", "as_dependency_error", "family",
-    "is_nemo_rl", "load_and_report", "objective_of", "refuse_output", "require_extra", "summary", "write_json",
+    "AtLeastOne", "ConfigFile", "Json", "Override", "Seed", "family", "is_nemo_rl", "load_and_report", "objective_of",
+    "refuse_output", "summary", "write_json",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -44,43 +43,6 @@ Override = Annotated[str, Parameter(help="`key=value` changes one value, for exa
 Json = Annotated[Path | None, Parameter(name="--json", help="Also write the result to this file.")]
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Seed = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**63))]
-
-#: Each extra of the package and the modules that it brings.
-EXTRAS: dict[str, tuple[str, ...]] = {
-    "local": ("transformers", "tokenizers", "jinja2"),
-    "verify": ("math_verify",),
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
-    "plots": ("matplotlib",),
-    "data": ("pyarrow", "huggingface_hub"),
-    "study": ("matplotlib", "scipy"),
-    "ray": ("ray",),
-    "convert": ("transformers", "megatron", "accelerate", "einops", "psutil", "six", "triton"),
-}
-
-
-def require_extra(*extras: str) -> None:
-    """Refuse to start when a module of an extra is missing.
-
-    Raises:
-        DependencyError: naming the extra.
-    """
-    for extra in extras:
-        missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
-        if missing:
-            raise _missing(missing[0], extra)
-
-
-def as_dependency_error(error: ModuleNotFoundError) -> DependencyError | None:
-    """The same failure as a message that names the extra; None for a module that no extra brings."""
-    module = (error.name or "").partition(".")[0]
-    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return None if extra is None else _missing(module, extra)
-
-
-def _missing(module: str, extra: str) -> DependencyError:
-    return DependencyError(f"{module} is not installed; run: pip install 'nemo-uecr[{extra}]'")
 
 
 def is_nemo_rl(config: str, overrides: Sequence[str]) -> bool:

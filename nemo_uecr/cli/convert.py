@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from nemo_uecr.cli.common import require_extra
-from nemo_uecr.errors import CheckpointError, DependencyError
+from nemo_uecr.errors import CheckpointError, DependencyError, require_extra
 
 __all__ = ["convert"]
 

@@ -148,7 +148,13 @@ def sizes(name: str, role: str) -> ModelShape:
     )
 
 
-def doctor(config: ConfigFile | None = None, /, *overrides: Override, ray_port: int = 9900, json: Json = None) -> int:
+def doctor(
+    config: ConfigFile | None = None,
+    /,
+    *overrides: Override,
+    ray_port: Annotated[int, Parameter(validator=validators.Number(gte=1024, lt=65535))] = 9900,
+    json: Json = None,
+) -> int:
     """Check this machine, and with CONFIG everything that the configuration names. One line a check: ok, warn or fail.
 
     Run it where the run will run: on a compute node, inside the container. Nothing is downloaded. Exit code: 0 when
@@ -162,9 +168,7 @@ def doctor(config: ConfigFile | None = None, /, *overrides: Override, ray_port: 
     """
     from nemo_uecr.config.load import load_config, load_nemo_config
     from nemo_uecr.plan.doctor import examine
-    from nemo_uecr.slurm.ports import head_port
 
-    head_port(ray_port)
     run: Config | NemoConfig | None = None
     if config is not None:
         nemo = is_nemo_rl(config, overrides)

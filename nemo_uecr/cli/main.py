@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Group
 
 from nemo_uecr import __version__
-from nemo_uecr.cli import audit, cluster, convert, data, evaluate, look, replay, runs, score, teacher, train
-from nemo_uecr.cli.common import as_dependency_error, family
-from nemo_uecr.errors import UecrError
+from nemo_uecr.cli import audit, convert, data, evaluate, look, replay, runs, score, slurm, teacher, train
+from nemo_uecr.cli.common import family
+from nemo_uecr.errors import UecrError, as_dependency_error
 from nemo_uecr.stopping import STOPPED, RunStopped
 
 __all__ = ["app", "commands_page", "entry_point"]
@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
     "Evaluate": (evaluate.app, score.score, audit.app, teacher.app),
     "Data": (data.app,),
     "Move": (convert.convert, runs.pack, runs.unpack),
-    "Slurm": (cluster.app,),
+    "Slurm": (slurm.app,),
 }
 
 

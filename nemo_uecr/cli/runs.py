@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from nemo_uecr.cli.common import AtLeastOne, objective_of, require_extra
-from nemo_uecr.errors import RunFolderError
+from nemo_uecr.cli.common import AtLeastOne, objective_of
+from nemo_uecr.errors import RunFolderError, require_extra
 
 __all__ = ["pack", "report", "unpack"]
 

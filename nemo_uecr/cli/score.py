@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from nemo_uecr.cli.common import AtLeastOne, require_extra
-from nemo_uecr.errors import DataError
+from nemo_uecr.cli.common import AtLeastOne
+from nemo_uecr.errors import DataError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.audit.sources import Source

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 import nemo_uecr
-from nemo_uecr.cli.common import ConfigFile, Override, is_nemo_rl, load_and_report, objective_of, require_extra
-from nemo_uecr.errors import ConfigError, InvariantError, UecrError
+from nemo_uecr.cli.common import ConfigFile, Override, is_nemo_rl, load_and_report, objective_of
+from nemo_uecr.errors import ConfigError, InvariantError, UecrError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.config.load import LoadedConfig

@@ -10,19 +10,21 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nemo_uecr.errors import UecrError, first_line
-from nemo_uecr.slurm.job import LOOKING_S, node_resource, nodes_of
+from nemo_uecr.slurm.job import POLL_S, node_resource, nodes_of
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import STEPS, read_records
 
-__all__ = ["Outcome", "ReplicaError", "Work", "largest_difference", "train_everywhere"]
+__all__ = ["Outcome", "Replica", "ReplicaError", "Work", "compare_nodes", "largest_difference", "outcome_of"]
 
 log = logging.getLogger(__name__)
 
 #: Trains in a folder until the last step or the request.
 Work = Callable[[Path, StopRequest], Path]
+#: Machines of one kind agree to the last bit; others round differently.
+TOLERANCE = 1e-6
 #: Letters of Ray's reason for a death: a line on memory lists every process of the node.
 REASON = 300
 #: Metrics that are measured, not computed.
@@ -35,11 +37,10 @@ class ReplicaError(UecrError, RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one replica ended; exactly one of the three is given."""
+    """How a replica ended, with its run folder or the message."""
 
-    folder: Path | None
-    stopped: str | None
-    error: str | None
+    how: Literal["done", "stopped", "failed"]
+    text: str
 
 
 class Replica:
@@ -52,19 +53,19 @@ class Replica:
     def train(self, work: Work, folder: Path) -> Outcome:
         """Train; the user's errors and an early end come back as text, not as a traceback."""
         try:
-            return Outcome(work(folder, self._stop), None, None)
+            return Outcome("done", str(work(folder, self._stop)))
         except RunStopped as stopped:
-            return Outcome(None, str(stopped), None)
+            return Outcome("stopped", str(stopped))
         except UecrError as error:
-            return Outcome(None, None, str(error))
+            return Outcome("failed", str(error))
 
     def ask(self, reason: str) -> None:
         """Let the step under way be the last one."""
         self._stop.ask(reason)
 
 
-def train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, Path]:
-    """Run ``work`` on every node of the Ray cluster that this process is connected to.
+def compare_nodes(work: Work, folder: Path, stop: StopRequest) -> tuple[list[str], float]:
+    """Run ``work`` on every node of the Ray cluster that this process is connected to, and compare the metrics.
 
     Args:
         work: importable under its own name on every node.
@@ -72,32 +73,66 @@ def train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, P
         stop: when it is asked, every replica finishes its step and saves.
 
     Returns:
-        The run folder of each node.
+        The nodes' names, and the largest relative difference of a metric between them.
 
     Raises:
         RunStopped: a replica ended early because it was asked to.
-        ReplicaError: a replica failed or died; the message names its node.
+        ReplicaError: a replica failed or died, or the nodes disagree.
     """
+    outcomes = dict(sorted(_train_everywhere(work, folder, stop).items()))
+    for name, outcome in outcomes.items():
+        if outcome.how == "failed":
+            raise ReplicaError(f"node {name}: {outcome.text}")
+    for name, outcome in outcomes.items():
+        if outcome.how == "stopped":
+            raise RunStopped(f"node {name}: {outcome.text}")
+    difference = largest_difference([Path(outcome.text) for outcome in outcomes.values()])
+    if not difference <= TOLERANCE:
+        raise ReplicaError(
+            f"nodes {', '.join(outcomes)} disagree: a metric differs by {difference:.3g}, "
+            f"expected {TOLERANCE:g} at most"
+        )
+    return list(outcomes), difference
+
+
+def _train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, Outcome]:
     import ray
 
     # 0 CPUs: no other work is placed, and a node whose CPUs are taken must not make the check wait for ever.
     maker = ray.remote(num_cpus=0, max_concurrency=2)(Replica)
     replicas: dict[str, Any] = {
-        name: maker.options(resources={node_resource(name): 0.001}).remote() for name in sorted(nodes_of(ray.nodes()))
+        name: maker.options(resources={node_resource(name): 0.001}).remote() for name in nodes_of(ray.nodes())
     }
-    futures = {replica.train.remote(work, folder / name): name for name, replica in replicas.items()}
+    waiting = {replica.train.remote(work, folder / name): name for name, replica in replicas.items()}
     outcomes: dict[str, Outcome] = {}
     asked = False
-    while len(outcomes) < len(futures):
-        waiting = [future for future, name in futures.items() if name not in outcomes]
-        for future in ray.wait(waiting, timeout=LOOKING_S)[0]:
-            outcomes[futures[future]] = _result(ray, future, futures[future])
-            log.info("node %s: %s", futures[future], _told(outcomes[futures[future]]))
+    while waiting:
+        for future in ray.wait(list(waiting), timeout=POLL_S)[0]:
+            name = waiting.pop(future)
+            outcomes[name] = outcome_of(future, name)
+            log.info("node %s: %s, %s", name, outcomes[name].how, outcomes[name].text)
         if stop.asked and not asked:
             asked = True
             for replica in replicas.values():
                 replica.ask.remote(stop.reason)
-    return _folders(outcomes)
+    return outcomes
+
+
+def outcome_of(future: Any, name: str) -> Outcome:
+    """The outcome of the replica on a node.
+
+    Raises:
+        ReplicaError: it has died.
+    """
+    import ray
+
+    try:
+        outcome: Outcome = ray.get(future)
+    except ray.exceptions.RayTaskError:
+        raise  # it lives, and the error is none of the user's
+    except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
+        raise ReplicaError(f"node {name}: its replica has died: {first_line(error):.{REASON}}") from error
+    return outcome
 
 
 def largest_difference(folders: Sequence[Path]) -> float:
@@ -110,30 +145,6 @@ def largest_difference(folders: Sequence[Path]) -> float:
         for mine, theirs in zip(first, other, strict=True):
             worst = max(worst, *(abs(mine[name] - theirs[name]) / max(1.0, abs(mine[name])) for name in mine))
     return worst
-
-
-def _result(ray: Any, future: Any, name: str) -> Outcome:
-    try:
-        outcome: Outcome = ray.get(future)
-    except ray.exceptions.RayTaskError:
-        raise  # it lives, and the error is none of the user's
-    except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
-        raise ReplicaError(f"node {name}: its replica has died: {first_line(error):.{REASON}}") from error
-    return outcome
-
-
-def _told(outcome: Outcome) -> str:
-    return outcome.error or outcome.stopped or f"done, {outcome.folder}"
-
-
-def _folders(outcomes: dict[str, Outcome]) -> dict[str, Path]:
-    for name, outcome in outcomes.items():
-        if outcome.error is not None:
-            raise ReplicaError(f"node {name}: {outcome.error}")
-    for name, outcome in outcomes.items():
-        if outcome.stopped is not None:
-            raise RunStopped(f"node {name}: {outcome.stopped}")
-    return {name: outcome.folder for name, outcome in sorted(outcomes.items()) if outcome.folder is not None}
 
 
 def _metrics(folder: Path) -> list[dict[str, float]]:

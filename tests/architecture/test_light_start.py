@@ -45,7 +45,7 @@ LIGHT_MODULES = [
 COMMANDS = [
     "demo", "train", "smoke", "report", "replay", "config", "plan", "doctor",
     "score", "audit signal", "audit token-credit", "audit group-signal", "audit alpha-sweep",
-    "study", "convert", "cluster smoke", "cluster node",
+    "study", "convert", "slurm smoke", "slurm node",
 ]  # fmt: skip
 HELP_OF_EACH = f"""
 import contextlib

@@ -53,7 +53,7 @@ def test_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "fault"),
     [
         ([str(DEMO), "train.steps=none"], "train.steps"),
-        (["--ray-port", "99999"], "--ray-port: got 99999, expected 1024 to 65534"),
+        (["--ray-port", "99999"], "--ray-port"),
     ],
 )
 def test_an_unusable_configuration_is_exit_code_2(

@@ -15,7 +15,7 @@ import pytest
 from nemo_uecr import __version__
 from nemo_uecr.cli import common, main, train
 from nemo_uecr.cli.main import app, entry_point
-from nemo_uecr.errors import DataError, DependencyError
+from nemo_uecr.errors import DataError, DependencyError, require_extra
 from nemo_uecr.stopping import RunStopped
 from tests.cli.commands import commands
 
@@ -83,9 +83,9 @@ def test_a_defect_keeps_its_traceback(probe: Callable[[BaseException | int], Non
 
 
 def test_a_missing_module_of_an_extra_refuses_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "find_spec", lambda name: None if name == "jinja2" else object())
+    monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None if name == "jinja2" else object())
     with pytest.raises(DependencyError, match=r"jinja2 is not installed; run: pip install 'nemo-uecr\[local\]'"):
-        common.require_extra("local")
+        require_extra("local")
 
 
 @pytest.mark.parametrize("words", [words for words, _ in commands()], ids=" ".join)

@@ -19,7 +19,7 @@ TYPED = [typed for page in PAGES for typed in commands_of(page)]
 NAMED = [Typed(where, tuple(text.split())) for page in PAGES for where, text in spans_of(page)]
 OURS = [typed for typed in TYPED if typed.words[0] == "nemo-uecr"]
 #: Commands whose key=value changes a configuration.
-WITH_OVERRIDES = ("train", "config", "plan", "doctor", "smoke", "demo", "study", "teacher score", "cluster smoke")
+WITH_OVERRIDES = ("train", "config", "plan", "doctor", "smoke", "demo", "study", "teacher score", "slurm smoke")
 
 
 def fault_of(words: tuple[str, ...]) -> str | None:
@@ -51,7 +51,7 @@ def unknown_key(command: str, words: Sequence[str]) -> str | None:
 
 def test_the_pages_have_commands() -> None:
     assert len(OURS) > 60
-    assert {typed.words[1] for typed in OURS} >= {words[0] for words, _ in commands()} - {"cluster"}
+    assert {typed.words[1] for typed in OURS} >= {words[0] for words, _ in commands()} - {"slurm"}
 
 
 @pytest.mark.parametrize("typed", OURS, ids=str)
@@ -117,7 +117,7 @@ def test_the_page_of_commands_is_current(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_page_of_commands_has_every_option() -> None:
     page = commands_page()
     for words, command in commands():
-        if words[0] != "cluster":
+        if words[0] != "slurm":
             _, _, section = page.partition(f"# nemo-uecr {' '.join(words)}\n")
             section = section.partition("\n#")[0]
             assert [name for name in options(command) if name not in section] == [], words

@@ -9,7 +9,7 @@ import pytest
 
 from nemo_uecr.nemo.dispatch import wait
 from nemo_uecr.nemo.errors import WorkerError
-from nemo_uecr.slurm.replicas import ReplicaError, _result
+from nemo_uecr.slurm.replicas import ReplicaError, outcome_of
 from tests.nemo_backend.local_ray import local_ray
 
 pytestmark = pytest.mark.real
@@ -36,5 +36,5 @@ def test_a_worker_that_ray_ends_for_memory_is_named() -> None:
         wait("score_tokens", [future], ["teacher-0-0"], seconds=60)
     assert len(str(error.value)) < 500
     with pytest.raises(ReplicaError, match=r"^node n1: its replica has died: .*low on memory") as dead:
-        _result(ray, future, "n1")
+        outcome_of(future, "n1")
     assert len(str(dead.value)) < 500

@@ -46,7 +46,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneHostSlurm]:
 def our_processes() -> list[str]:
     """Command lines of this project and of its Ray clusters that run now."""
     done = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
-    ours = ("uecr-ray-", "nemo_uecr cluster ", "nemo_uecr.slurm.")
+    ours = ("uecr-ray-", "nemo_uecr slurm ", "nemo_uecr.slurm.")
     return [line for line in done.stdout.splitlines() if any(name in line for name in ours)]
 
 

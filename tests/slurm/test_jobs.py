@@ -144,7 +144,7 @@ def test_a_lost_node(slurm: OneHostSlurm, submit: Submit) -> None:
 def test_a_dead_srun(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit(LONG)
     training(slurm, log)
-    kill("srun --nodes=2", "cluster node --job")
+    kill("srun --nodes=2", "slurm node --job")
     end = slurm.wait_for_end(job, log)
     failed(end, "slurm: FAILED: node n1: srun ended with code 137")
     assert not end.said("Killed"), "bash's own word, with the whole command line"
@@ -153,7 +153,7 @@ def test_a_dead_srun(slurm: OneHostSlurm, submit: Submit) -> None:
 def test_a_driver_that_hangs(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit(LONG, script=("--silence-s", "20"))
     training(slurm, log)
-    [driver] = processes("-m nemo_uecr cluster smoke")
+    [driver] = processes("-m nemo_uecr slurm smoke")
     os.kill(driver, signal.SIGSTOP)
     failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver has printed nothing for 20 s")
 

@@ -16,14 +16,9 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.slurm.driver import Driver
-from nemo_uecr.slurm.head import head_host
-from nemo_uecr.slurm.job import Job, Limits
-from nemo_uecr.slurm.job_folder import JobFolder
-from nemo_uecr.slurm.ports import head_port
-from nemo_uecr.slurm.ray_process import start_arguments
+from nemo_uecr.slurm.job import Job, command_words
+from nemo_uecr.slurm.node import Driver, head_host, ray_arguments
 from nemo_uecr.slurm.replicas import Outcome, Replica, largest_difference
-from nemo_uecr.slurm.words import command_words
 from nemo_uecr.stopping import RunStopped, StopRequest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
@@ -35,66 +30,49 @@ WITHOUT_RAY = (
 
 
 def job(folder: Path, node: str, *nodes: str) -> Job:
-    return Job(node, nodes, gpus=8, cpus=2, port=9900, folder=JobFolder(folder), limits=Limits(1, 1, 1))
-
-
-# --- the folder ---
+    return Job(folder, node, nodes, gpus=8, cpus=2, port=9900, register_s=1, heartbeat_s=1, silence_s=1)
 
 
 def test_the_first_cause_stays_and_is_one_line(tmp_path: Path) -> None:
-    folder = JobFolder(tmp_path)
-    assert folder.cause() is None
-    folder.blame("n2", "its Ray worker\nhas died")
-    folder.blame("n1", "the driver ended")
-    assert folder.cause() == "node n2: its Ray worker has died"
+    this = job(tmp_path, "n1", "n1", "n2")
+    assert this.read("cause") is None
+    this.blame("n2", "its Ray worker\nhas died")
+    this.blame("n1", "the driver ended")
+    assert this.read("cause") == "node n2: its Ray worker has died"
     assert [path.name for path in tmp_path.iterdir()] == ["cause"]
-
-
-def test_the_life_of_a_job(tmp_path: Path) -> None:
-    folder = JobFolder(tmp_path)
-    assert (folder.head_address(), folder.stop_asked(), folder.ended(), folder.left()) == (None, False, False, set())
-    folder.publish_head("h:1")
-    (tmp_path / "stop").touch()  # as the batch script does
-    folder.end(75)
-    folder.leave("n2")
-    assert (folder.head_address(), folder.stop_asked(), folder.ended(), folder.left()) == ("h:1", True, True, {"n2"})
-    assert (tmp_path / "ended").read_text() == "75"  # as the batch script reads it
 
 
 # --- the command ---
 
+GIVEN = ["teacher.model_name=t", "data.subset=8"]
+
 
 def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
-    words = command_words(NEMO, ["method.name=puu"], smoke=False, nodes=4, gpus=8)
-    assert words == ["train", NEMO, "method.name=puu", "cluster.nodes=4", "cluster.gpus_per_node=8", "--resume"]
+    words = command_words(NEMO, GIVEN, smoke=False, nodes=4, gpus=7)
+    assert words == ["train", NEMO, "cluster.nodes=4", "cluster.gpus_per_node=7", *GIVEN, "--resume"]
 
 
 @pytest.mark.parametrize(
-    ("config", "override", "message"),
+    ("config", "overrides", "message"),
     [
-        (NEMO, "cluster.nodes=2", "cluster.nodes=2: the job has 4 nodes; ask Slurm: sbatch --nodes=2"),
-        (NEMO, "cluster.gpus_per_node=9", "cluster.gpus_per_node=9: each node of the job has 8 GPUs"),
-        (LOCAL, "train.steps=1", "backend local runs on one node, the job has 4"),
+        (NEMO, [*GIVEN, "cluster.nodes=2"], "cluster.nodes=2: the job has 4 nodes; ask Slurm: sbatch --nodes=2"),
+        (NEMO, [*GIVEN, "cluster.gpus_per_node=9"], "cluster.gpus_per_node=9: each node of the job has 7 GPUs"),
+        (NEMO, [], "teacher.model_name"),
+        (LOCAL, ["train.steps=1"], "backend local runs on one node, the job has 4"),
     ],
 )
-def test_other_resources_than_the_job_s_are_refused(config: str, override: str, message: str) -> None:
+def test_what_the_job_cannot_run_is_refused(config: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        command_words(config, [override], smoke=False, nodes=4, gpus=8)
-
-
-@pytest.mark.parametrize("port", [80, 10_001, 70_000])
-def test_ports_that_ray_refuses(port: int) -> None:
-    with pytest.raises(ConfigError, match=f"--ray-port: got {port}, "):
-        head_port(port)
+        command_words(config, overrides, smoke=False, nodes=4, gpus=7)
 
 
 # --- Ray's arguments ---
 
 
 def test_head_and_worker_arguments(tmp_path: Path) -> None:
-    head, worker = (start_arguments(job(tmp_path, "n1", "n1", "n2"), None), "h:9900")
+    head, worker = (ray_arguments(job(tmp_path, "n1", "n1", "n2"), None), "h:9900")
     assert {"--head", "--port=9900", "--ray-client-server-port=9901", "--num-gpus=8", "--block"} <= set(head)
-    joined = start_arguments(job(tmp_path, "n2", "n1", "n2"), worker)
+    joined = ray_arguments(job(tmp_path, "n2", "n1", "n2"), worker)
     assert "--address=h:9900" in joined
     assert "--head" not in joined
     assert '--resources={"slurm_node:n2": 1}' in joined
@@ -106,9 +84,7 @@ def test_worker_ports_stay_in_the_range_and_neighbours_apart(tmp_path: Path, cou
     ranges = []
     for name in names:
         words = dict(
-            word.lstrip("-").split("=", 1)
-            for word in start_arguments(job(tmp_path, name, *names), "h:1")
-            if "=" in word
+            word.lstrip("-").split("=", 1) for word in ray_arguments(job(tmp_path, name, *names), "h:1") if "=" in word
         )
         ranges.append((int(words["min-worker-port"]), int(words["max-worker-port"])))
     assert all(10002 <= low < high <= 11000 for low, high in ranges)  # NeMo-RL's plan: vLLM from 11001
@@ -137,7 +113,7 @@ time.sleep(60)
 
 
 def test_a_signal_too_early_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo_uecr.slurm.driver.AGAIN_S", 0.1)
+    monkeypatch.setattr("nemo_uecr.slurm.node.SIGNAL_AGAIN_S", 0.1)
     driver = Driver([sys.executable, "-c", READS_SIGNAL], tmp_path / "log", {})
     deadline = time.monotonic() + 30
     while driver.code() is None and time.monotonic() < deadline:
@@ -198,11 +174,11 @@ def test_a_replica_brings_errors_back_as_one_line(tmp_path: Path) -> None:
     def stopped(folder: Path, stop: StopRequest) -> Path:
         raise RunStopped(f"stopped by {stop.reason}")
 
-    assert Replica().train(refuse, tmp_path) == Outcome(None, None, "no such file")
+    assert Replica().train(refuse, tmp_path) == Outcome("failed", "no such file")
     asked = Replica()
     asked.ask("a test")
-    assert asked.train(stopped, tmp_path) == Outcome(None, "stopped by a test", None)
-    assert Replica().train(lambda folder, stop: folder, tmp_path) == Outcome(tmp_path, None, None)
+    assert asked.train(stopped, tmp_path) == Outcome("stopped", "stopped by a test")
+    assert Replica().train(lambda folder, stop: folder, tmp_path) == Outcome("done", str(tmp_path))
 
 
 # --- the commands ---
@@ -213,20 +189,17 @@ def test_a_wrong_configuration_is_blamed_on_the_head(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     limits = ["--register-s", "1", "--heartbeat-s", "1", "--silence-s", "1", "--port", "9900"]
     words = ["--job", str(tmp_path), "--nodes", "n1,n2", "--gpus", "0", "--cpus", "1", *limits, LOCAL]
-    assert entry_point(["cluster", "node", *words]) == 2
-    assert (
-        JobFolder(tmp_path).cause()
-        == f"node n1: {LOCAL}: backend local runs on one node, the job has 2; sbatch --nodes=1"
-    )
-    assert JobFolder(tmp_path).ended()
-    assert os.listdir(tmp_path)
+    assert entry_point(["slurm", "node", *words]) == 2
+    cause = f"node n1: {LOCAL}: backend local runs on one node, the job has 2; sbatch --nodes=1\n"
+    assert (tmp_path / "cause").read_text() == cause
+    assert (tmp_path / "ended").read_text() == "2"
 
 
 def test_no_ray(tmp_path: Path) -> None:
     limits = ["--register-s", "5", "--heartbeat-s", "5", "--silence-s", "5"]
     place = ["--job", str(tmp_path), "--nodes", "n1,n2", "--gpus", "0", "--cpus", "1", "--port", "9970"]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_RAY, "cluster", "node", *place, *limits, "--smoke", LOCAL],
+        [sys.executable, "-c", WITHOUT_RAY, "slurm", "node", *place, *limits, "--smoke", LOCAL],
         env=os.environ | {"SLURMD_NODENAME": "n2"},
         capture_output=True,
         text=True,
