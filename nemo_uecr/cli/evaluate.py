@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ from nemo_uecr.errors import DataError, RunFolderError
 if TYPE_CHECKING:
     from nemo_uecr.evaluation.settings import Settings
 
-__all__ = ["app", "check_model", "label_of"]
+__all__ = ["app", "label_of"]
 
 app = family("evaluate")
 
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 TEMPLATE = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
 NonNegative = validators.Number(gte=0)
 
@@ -103,7 +101,7 @@ def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
     """
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
     from nemo_uecr.demo.assets import locate, resolve
-    from nemo_uecr.evaluation.engines import load_tokens
+    from nemo_uecr.evaluation.engines import check_model, load_tokens
     from nemo_uecr.evaluation.runner import check_engine, check_settings
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
@@ -150,40 +148,6 @@ def _placed(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
     """The benchmarks as given, but a `demo:` name, with or without ``NAME=`` before it, as its path."""
     parts = [text.rpartition("=") for text in given]
     return [f"{name}{sign}{find(place)}" for name, sign, place in parts]
-
-
-def check_model(name: str) -> None:
-    """Refuse a model that no engine may load: no folder, or a folder whose weights are pickled or not whole.
-
-    A name of the hub's form is taken as it is, unless it begins with a folder that is here: what the hub has is known
-    when it is asked.
-
-    Raises:
-        DataError: it is one of these.
-    """
-    from nemo_uecr.data.models import read_fields, read_header, weight_names
-    from nemo_uecr.evaluation.engines import check_model_place
-
-    folder = Path(name)
-    if not folder.is_dir():
-        if HUB_NAME.fullmatch(name):
-            check_model_place(name)
-            return
-        raise DataError(f"{name}: no such folder; expected a model's folder, or a hub name such as Qwen/Qwen3-4B")
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists():
-        raise DataError(
-            f"{name}: an adapter without its base model; expected a whole model: merge the two (peft: "
-            "merge_and_unload) and name the folder that is saved"
-        )
-    read_fields(folder / "config.json", prefix="")
-    shards = weight_names(folder)
-    if any(folder.glob("*.bin")) and not any((folder / shard).is_file() for shard in shards):
-        raise DataError(
-            f"{name}: its weights are pickled (*.bin), and reading those can run code; expected safetensors: take a "
-            "release of the model that has them"
-        )
-    for shard in shards:
-        read_header(folder / shard)
 
 
 def _check_place(folder: Path) -> None:

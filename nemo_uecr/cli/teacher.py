@@ -10,11 +10,7 @@ from nemo_uecr.cli.common import ConfigFile, Json, Override, family, is_nemo_rl,
 from nemo_uecr.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from nemo_uecr.audit.teacher_effect import Effect
-    from nemo_uecr.core.records import ScoredBatch
-    from nemo_uecr.data.batch_file import SavedBatch
 
 __all__ = ["app"]
 
@@ -61,29 +57,19 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
     import torch
 
     from nemo_uecr.audit.teacher_effect import teacher_effect
-    from nemo_uecr.data.batch_file import load_batch, scored_batch
+    from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
 
     saved, other = load_batch(first), load_batch(second)
     ids, their_ids = saved.tensors.get("token_ids"), other.tensors.get("token_ids")
     if ids is not None and their_ids is not None and not torch.equal(ids.long(), their_ids.long()):
         raise DataError(f"{first} and {second} are about different tokens; score one batch in both ways")
     effects = teacher_effect(
-        scored_batch(saved, first), scored_batch(other, second), lambda batch: _advantage(saved, batch, first)
+        scored_batch(saved, first),
+        scored_batch(other, second),
+        lambda batch: compute_again(saved, batch, first).advantage_BT,
     )
     sys.stdout.write(_table(effects, method=str(saved.method)))
     write_json(json, [vars(effect) for effect in effects])
-
-
-def _advantage(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Tensor:
-    """Final advantages by the method and settings of the run that saved the batch."""
-    from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.data.batch_file import naming_file, saved_settings
-
-    if saved.method not in METHODS:
-        raise DataError(f"the batch names method {saved.method!r}; expected one of {', '.join(METHODS)}")
-    settings = saved_settings(saved, path)
-    with naming_file(path):
-        return METHODS[saved.method].compute(batch, settings, detail=False).advantage_BT
 
 
 def _table(effects: list[Effect], *, method: str) -> str:

@@ -10,7 +10,6 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,14 +21,13 @@ from nemo_uecr.errors import ConfigError, InvariantError, UecrError, require_ext
 
 if TYPE_CHECKING:
     from nemo_uecr.config.load import LoadedConfig
-    from nemo_uecr.core.records import ScoredBatch, Settings
     from nemo_uecr.stopping import StopRequest
     from nemo_uecr.study.cells import Cell
     from nemo_uecr.study.schema import StudyConfig
 
 __all__ = [
-    "check_reductions", "demo", "demo_config_path", "smoke", "study", "train", "train_cell", "train_nemo_rl",
-    "train_until", "with_free_folder", "worst_residuals",
+    "demo", "demo_config_path", "smoke", "study", "train", "train_cell", "train_nemo_rl", "train_until",
+    "with_free_folder",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -152,6 +150,7 @@ def smoke(
     with rho = 0 and with alpha = rho = 0, which must give PUU and GRPO bit for bit.
     """
     from nemo_uecr.config.load import load_config
+    from nemo_uecr.telemetry.run_folder import worst_residuals
 
     counts = _step_counts(steps)
     loaded = load_and_report(config, overrides).config
@@ -172,7 +171,7 @@ def smoke(
         folder = _train_local(load_config(config, [*overrides, *short]), resume=False)
         for name, residual in worst_residuals(folder).items():
             sys.stdout.write(f"smoke {count}: {name} at most {residual:.3g}\n")
-        reductions = check_reductions(folder)
+        reductions = _check_reductions(folder)
         compared = f"{reductions} reductions bit for bit" if reductions else "no teacher scores to reduce"
         sys.stdout.write(f"smoke {count}: passed, {compared}, {folder}\n")
         sys.stdout.flush()
@@ -185,57 +184,18 @@ def _step_counts(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def worst_residuals(folder: Path) -> dict[str, float]:
-    """Largest residual of every identity over the steps of a run, by metric name."""
-    from nemo_uecr.telemetry.sinks import STEPS, read_records
-
-    worst: dict[str, float] = {}
-    for record in read_records(folder / STEPS)[0]:
-        for name, value in record.items():
-            if name.startswith("identity/") or name == "policy/first_ratio_error":
-                worst[name] = max(worst.get(name, 0.0), value)
-    return worst
-
-
-def check_reductions(folder: Path) -> int:
-    """UECR without its novel parts is its baselines, on every saved batch that has the teacher's scores.
-
-    `rho = 0` gives PUU's advantages and `alpha = rho = 0` gives GRPO's, bit for bit.
-
-    Args:
-        folder: a run whose batches were saved.
-
-    Returns:
-        How many reductions were compared; 0 where the run has no teacher.
-
-    Raises:
-        InvariantError: an advantage differs.
-    """
-    from nemo_uecr.core.records import Settings
+def _check_reductions(folder: Path) -> int:
+    """UECR's reductions on every saved batch of a run; returns how many were compared."""
+    from nemo_uecr.core.invariants import reductions
     from nemo_uecr.data.batch_file import load_batch, scored_batch
 
     compared = 0
-    for path in sorted((folder / "batches").glob("*.safetensors")):
-        batch = scored_batch(load_batch(path), path)
-        if batch.teacher_logp_BT is None or batch.teacher_entropy_BT is None:
-            continue
-        neutral = Settings(alpha=1.0, rho=0.0, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
-        _compare(path, batch, neutral, "puu", "rho = 0")
-        _compare(path, batch, replace(neutral, alpha=0.0), "grpo", "alpha = rho = 0")
-        compared += 2
+    for path in sorted((folder / "batches").glob("step-*.safetensors")):
+        for condition, difference in reductions(scored_batch(load_batch(path), path)).items():
+            if difference != 0.0:
+                raise InvariantError(f"{path}: uecr with {condition} differs from its baseline by {difference:.3g}")
+            compared += 1
     return compared
-
-
-def _compare(path: Path, batch: ScoredBatch, neutral: Settings, baseline: str, condition: str) -> None:
-    from nemo_uecr.core.methods import METHODS
-
-    reduced = METHODS["uecr"].compute(batch, neutral).advantage_BT
-    expected = METHODS[baseline].compute(batch, neutral).advantage_BT
-    if not bool((reduced == expected).all()):
-        worst = float((reduced - expected).abs().max())
-        raise InvariantError(
-            f"{path}: uecr with {condition} differs from {baseline} by up to {worst:.3g}, expected equal bits"
-        )
 
 
 def study(

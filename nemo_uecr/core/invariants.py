@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.method_registry import Entry
@@ -152,3 +153,22 @@ def _token_max(batch: ScoredBatch, value_BT: Tensor) -> Tensor:
     for block in batch.blocks:
         worst_B[block.rows] = block.of(value_BT).masked_fill(~block.of(batch.mask_BT), -torch.inf).amax(dim=1)
     return worst_B
+
+
+def reductions(batch: ScoredBatch) -> dict[str, float]:
+    """Largest difference of UECR without its novel parts from its baselines, on one batch; equal bits give 0.
+
+        A(rho = 0) = A^U (puu),   A(alpha = rho = 0) = A^GRPO
+
+    Returns:
+        The difference by condition; empty where the batch has no teacher's scores.
+    """
+    if batch.teacher_logp_BT is None or batch.teacher_entropy_BT is None:
+        return {}
+    neutral = Settings(alpha=1.0, rho=0.0, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
+    cases = {"rho = 0": ("puu", neutral), "alpha = rho = 0": ("grpo", replace(neutral, alpha=0.0))}
+    found = {}
+    for condition, (baseline, settings) in cases.items():
+        reduced, expected = (METHODS[name].compute(batch, settings).advantage_BT for name in ("uecr", baseline))
+        found[condition] = float((reduced - expected).abs().max())
+    return found

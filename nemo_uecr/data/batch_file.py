@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 
 FORMAT = "nemo_uecr.batch/1"
+#: Allowed between two kinds of arithmetic, relative to max(1, |A|).
+TOLERANCE = 1e-6
 REQUIRED = ("task_reward", "group", "mask", "old_logp")
 
 
@@ -187,3 +189,72 @@ def advantages_of(advantages: Advantages) -> dict[str, Tensor]:
     """The advantages by their public names, as `replay --check` compares them."""
     found = {"advantage": advantages.advantage_BT, "advantage_opd": advantages.advantage_opd_BT}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+# The advantages of a saved step, computed again
+
+
+def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Advantages:
+    """Advantages by the method and settings in the header of a saved step.
+
+    Args:
+        saved: what `load_batch` read.
+        batch: its record, or the same responses with other scores.
+        path: its file, for the message.
+
+    Raises:
+        DataError: the header names no method that is known here.
+    """
+    from nemo_uecr.core.methods import METHODS
+
+    if saved.method not in METHODS:
+        raise DataError(f"{path} names method {saved.method!r}; expected one of {', '.join(METHODS)}")
+    settings = saved_settings(saved, path)
+    with naming_file(path):
+        return METHODS[saved.method].compute(batch, settings)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """How a step's saved advantages compare with the same ones computed here.
+
+    Attributes:
+        same_arithmetic: versions and kind of processor are those of the run, so that every bit must be the same.
+        bitwise: every bit is the same.
+        difference: the largest, relative to max(1, |A|).
+    """
+
+    same_arithmetic: bool
+    bitwise: bool
+    difference: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the step is reproduced."""
+        return self.bitwise if self.same_arithmetic else self.difference <= TOLERANCE
+
+
+def recompute(path: Path) -> Recomputed:
+    """Compute a saved step's advantages again and compare.
+
+    Raises:
+        DataError: the file has no advantages, or no method.
+    """
+    import torch
+
+    saved = load_batch(path)
+    if "advantage" not in saved.tensors:
+        raise DataError(f"{path} has no saved advantages to compare with; expected a step saved by this version's run")
+    again = advantages_of(compute_again(saved, scored_batch(saved, path), path))
+    bitwise, difference = True, 0.0
+    for name in ("advantage", "advantage_opd"):
+        before, now = saved.tensors.get(name), again.get(name)
+        if before is None and now is None:
+            continue
+        if before is None or now is None or before.shape != now.shape or before.dtype != now.dtype:
+            bitwise, difference = False, float("inf")
+            continue
+        bitwise &= torch.equal(before.contiguous().view(torch.int32), now.contiguous().view(torch.int32))
+        distance = (before.double() - now.double()).abs() / before.double().abs().clamp_min(1.0)
+        difference = max(difference, float(distance.nan_to_num(nan=float("inf")).max()))
+    return Recomputed(saved.arithmetic == arithmetic(), bitwise, difference)

@@ -13,7 +13,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nemo_uecr.data.models import ModelLoadError, chat_ids, check_objects, load_pretrained, load_tokenizer, only_here
+from nemo_uecr.data.models import (
+    ModelLoadError,
+    chat_ids,
+    check_objects,
+    load_pretrained,
+    load_tokenizer,
+    only_here,
+    read_fields,
+    read_header,
+    weight_names,
+)
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import read_object
 
@@ -187,6 +197,34 @@ def check_model_place(model: str) -> None:
             )
     elif ("/" in model and folder.parent.is_dir()) or _HUB_NAME.fullmatch(model) is None:
         raise DataError(f"model {model!r}: no such folder; expected a model folder, or a name on the hub (OWNER/NAME)")
+
+
+def check_model(model: str) -> None:
+    """Refuse, before anything is loaded, a model that no engine may load.
+
+    A name on the hub is taken as it is: what the hub has is known when it is asked.
+
+    Raises:
+        DataError: no such folder, an adapter alone, or weights that are pickled or not whole.
+    """
+    folder = Path(model)
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists():
+        raise DataError(
+            f"{model}: an adapter without its base model; expected a whole model: merge the two (peft: "
+            "merge_and_unload) and name the folder that is saved"
+        )
+    check_model_place(model)
+    if not folder.is_dir():
+        return
+    read_fields(folder / "config.json", prefix="")
+    shards = weight_names(folder)
+    if any(folder.glob("*.bin")) and not any((folder / shard).is_file() for shard in shards):
+        raise DataError(
+            f"{model}: its weights are pickled (*.bin), and reading those can run code; expected safetensors: take a "
+            "release of the model that has them"
+        )
+    for shard in shards:
+        read_header(folder / shard)
 
 
 def _eos_of_config(model: str) -> Any:

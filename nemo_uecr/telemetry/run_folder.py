@@ -151,3 +151,13 @@ def _find_batches(folder: Path, notes: list[str]) -> Iterator[BatchFiles]:
             yield BatchFiles(int(found.group(1)), tensors, texts)
         elif found is not None:
             notes.append(f"Batch {tensors.name} has no {texts.name} beside it and is left out of the credit map.")
+
+
+def worst_residuals(path: Path) -> dict[str, float]:
+    """Largest residual of every identity over the steps of a run, by metric name."""
+    worst: dict[str, float] = {}
+    for record in read_records(path / STEPS)[0]:
+        for name, value in record.items():
+            if name.startswith("identity/") or name == "policy/first_ratio_error":
+                worst[name] = max(worst.get(name, 0.0), value)
+    return worst

@@ -10,6 +10,7 @@ from hypothesis import given
 from torch import Tensor
 
 from nemo_uecr.core.ecr import with_shuffled_entropy
+from nemo_uecr.core.invariants import reductions
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
@@ -81,6 +82,14 @@ def test_alpha_and_rho_zero_is_grpo(responses: list[Response]) -> None:
 @given(responses=ragged())
 def test_alpha_zero_is_its_own_method(responses: list[Response]) -> None:
     assert_bitwise("ecr_alpha_zero", "uecr", padded(responses), replace(SETTINGS, alpha=0.0))
+
+
+def test_the_check_of_a_run_s_batches_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = padded(mixed_responses(0), torch.float32)
+    assert reductions(batch) == {"rho = 0": 0.0, "alpha = rho = 0": 0.0}
+    assert reductions(replace(batch, teacher_logp_BT=None, teacher_entropy_BT=None)) == {}
+    monkeypatch.setitem(METHODS, "puu", METHODS["separate_norm"])
+    assert reductions(batch)["rho = 0"] > 0
 
 
 def agreeing(responses: list[Response]) -> list[Response]:

@@ -16,9 +16,8 @@ pytest.importorskip("math_verify")
 import torch
 from safetensors.torch import load_file, save_file
 
-from nemo_uecr.cli.evaluate import check_model
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.evaluation.engines import load_tokens
+from nemo_uecr.evaluation.engines import check_model, load_tokens
 from tests.local import tiny
 from tests.reliability.commands import refused
 

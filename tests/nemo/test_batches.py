@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.cli.replay import Outcome, compare
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.errors import BatchFactsError, ContractError
 from nemo_uecr.nemo.request import ScoreRequest
@@ -106,7 +105,7 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> 
     run = train_ours(spec, steps=1, teacher=TinyTeacher(TinyModel(9), []))
     path = tmp_path / "batches" / "step-000001.safetensors"
     saved = load_batch(path)
-    assert compare(path) == Outcome(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
+    assert recompute(path) == Recomputed(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
     settings = [f"{name}={value}" for name, value in saved.settings.items() if value not in (None, {})]
     out = tmp_path / "advantages.safetensors"
     command = [sys.executable, "-m", "nemo_uecr", "replay", str(path), "--method", method, "--set", *settings]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import InvariantError, RunFolderError
+from nemo_uecr.telemetry.run_folder import worst_residuals
 from nemo_uecr.telemetry.sinks import Progress, StepLog, append_record, read_records, truncate_records
 
 STEP = {
@@ -81,3 +82,13 @@ def test_progress(style: str) -> None:
         assert lines[1] == "step 1/4  reward 0.250  mixed groups 50%  length 4.0  grad 1.000  0.10 s"
     assert ("\u2501" in stream.getvalue()) == (style == "bar")
     assert bool(lines) == (style != "off")
+
+
+def test_the_worst_residual_of_every_step(tmp_path: Path) -> None:
+    lines = [
+        '{"step": 1, "identity/budget_error": 1e-7, "policy/loss": 9.0, "policy/first_ratio_error": 0.0}',
+        '{"step": 2, "identity/budget_error": 3e-7, "policy/loss": 9.0, "policy/first_ratio_error": 2e-6}',
+        '{"step": 3, "identity/budget_error": 2e-7, "policy/loss": 9.0, "policy/first_ratio_error": 1e-6}',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert worst_residuals(tmp_path) == {"identity/budget_error": 3e-7, "policy/first_ratio_error": 2e-6}
