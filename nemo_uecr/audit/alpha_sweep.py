@@ -127,8 +127,8 @@ def sign_changes(table: GroupTable, reward_B: Array, alpha_A: Array) -> Array:
     in_mixed_B = torch.from_numpy(table.mixed_P[table.index_B])
     changed = []
     for alpha in alpha_A:
-        parts = unified_advantage(task_B, teacher_B, groups, alpha=float(alpha), floor=0.0, sample=False)
-        changed.append((parts.unified_B.sign() != expected_B) & in_mixed_B)
+        parts = unified_advantage(task_B, teacher_B, groups, alpha=float(alpha))
+        changed.append((parts.unified.sign() != expected_B) & in_mixed_B)
     changed_BA: Array = torch.stack(changed, dim=1).numpy()
     return changed_BA
 

@@ -66,10 +66,10 @@ def group_signal_audit(
     table = table_of(task_B, group_B, responses.checkpoint_B, responses.problem_B)
     groups = Groups.of(torch.from_numpy(table.index_B))
     task, teacher = torch.from_numpy(task_B), torch.from_numpy(reward.reward_B)
-    parts = unified_advantage(task, teacher, groups, alpha=ALPHA, floor=0.0, sample=False)
+    parts = unified_advantage(task, teacher, groups, alpha=ALPHA)
     grpo_B = normalised(task, groups, floor=0.0, sample=False)[0]
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
-    spread = {"std": _of_group(parts.std_B.numpy(), table) > STD, "range": table.range(reward.reward_B) > GAP_RANGE}
+    spread = {"std": _of_group(parts.std.numpy(), table) > STD, "range": table.range(reward.reward_B) > GAP_RANGE}
     magnitude = _magnitudes(parts, grpo_B)
     checkpoints = [
         _coverage(step, table, spread, sampler)
@@ -138,7 +138,7 @@ def _of_group(value_B: Array, table: GroupTable) -> Array:
 
 
 def _magnitudes(parts: UnifiedAdvantage, grpo_B: torch.Tensor) -> dict[str, Array]:
-    found = {"grpo": grpo_B, "unified": parts.unified_B, "task": parts.task_B, "teacher": ALPHA * parts.teacher_B}
+    found = {"grpo": grpo_B, "unified": parts.unified, "task": parts.task, "teacher": ALPHA * parts.teacher}
     return {name: value_B.abs().numpy() for name, value_B in found.items()}
 
 

@@ -106,18 +106,21 @@ def localization_audit(
 
 
 def _projected(settings: Settings) -> RuleOf:
-    tau_delta, tau_entropy = settings.need("tau_delta", "uecr"), settings.need("tau_entropy", "uecr")
+    tau_delta, tau_entropy = (
+        settings.given(["tau_delta"], "uecr")["tau_delta"],
+        settings.given(["tau_entropy"], "uecr")["tau_entropy"],
+    )
     return lambda view: projected(view, tau_delta, tau_entropy)
 
 
 def _without_entropy(settings: Settings) -> RuleOf:
-    tau_delta = settings.need("tau_delta", "ecr_no_entropy")
+    tau_delta = settings.given(["tau_delta"], "ecr_no_entropy")["tau_delta"]
     return lambda view: without_entropy(view, tau_delta)
 
 
 def _weights(batch: ScoredBatch, settings: Settings, rule_of: RuleOf) -> list[Array]:
     """Token weights of every response by the training code; A^task|U is negative on all of them."""
-    rho = settings.need("rho", "uecr")
+    rho = settings.given(["rho"], "uecr")["rho"]
     rule, sign_b = rule_of(View(batch)), torch.full((1,), -1.0, dtype=torch.float64)
     return [(1.0 + rho * rule(block, sign_b).q[0]).numpy() for block in batch.blocks]
 

@@ -140,8 +140,8 @@ def _large_gaps(
 ) -> list[Numbers]:
     """For each share of the largest gaps: their strata, and how much calibration shrinks them."""
     gap_N = np.abs(_gap(table))
-    magnitude_N = np.tanh(gap_N / (2.0 * settings.need("tau_delta", "token-credit")))
-    calibrated_N = magnitude_N * np.exp(-entropy_N / settings.need("tau_entropy", "token-credit"))
+    magnitude_N = np.tanh(gap_N / (2.0 * settings.given(["tau_delta"], "token-credit")["tau_delta"]))
+    calibrated_N = magnitude_N * np.exp(-entropy_N / settings.given(["tau_entropy"], "token-credit")["tau_entropy"])
     quarters = Strata((entropy_N > quartile).astype(np.int64), strata.response_N, strata.problem_B, 2, strata.resamples)
     whole = Strata(np.zeros_like(strata.stratum_N), strata.response_N, strata.problem_B, 1, strata.resamples)
     rows: list[Numbers] = []

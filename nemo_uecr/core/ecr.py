@@ -12,7 +12,53 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.records import ScoredBatch
+from nemo_uecr.core.puu import gap
+from nemo_uecr.core.records import Names, ScoredBatch, check_finite, not_empty, rows
+from nemo_uecr.errors import ScoreError
+
+#: Rounding may leave an entropy this far below zero; anything lower is a sign error in the scorer.
+ENTROPY_ROUNDING = 1e-4
+
+
+def ecr_residual(
+    teacher_logp: Tensor,
+    old_logp: Tensor,
+    teacher_entropy: Tensor,
+    mask: Tensor,
+    task_advantage: Tensor,
+    *,
+    tau_delta: float,
+    tau_entropy: float,
+) -> Tensor:
+    """ECR's residual ``q = 1/2 c (d - mu)``, which sums to zero over each response.
+
+    UECR's token advantage is ``A^U + rho A^task|U q``.
+
+    Args:
+        teacher_logp: [..., T] log pi_T(y_t) at temperature 1, nats.
+        old_logp: [..., T] log pi_old(y_t) at temperature 1, nats.
+        teacher_entropy: [..., T] full-vocabulary teacher entropy +H at temperature 1, nats.
+        mask: [..., T] bool or integer, the sampled tokens; scores elsewhere are never read.
+        task_advantage: [...] A^task|U of `unified_advantage`; its sign alone is read.
+        tau_delta: gap scale, nats, > 0.
+        tau_entropy: entropy scale, nats, > 0.
+
+    Returns:
+        [..., T] in the dtype of the scores, 0 where the mask is False.
+
+    Raises:
+        ScoreError: If a masked-in score is not finite, an entropy is negative, or a response is empty.
+
+    References:
+        eq:local-signal, eq:projection-weights, prop:projection.
+    """
+    names = Names()
+    teacher, old, entropy, mask_bt = (rows(each) for each in (teacher_logp, old_logp, teacher_entropy, mask.bool()))
+    not_empty(mask_bt.sum(dim=1), names.row)
+    delta = gap(teacher, old, mask_bt)
+    check_finite(delta.sum(dim=1, dtype=torch.float64), mask_bt, names, teacher_logp=teacher, old_logp=old)
+    d = direction(delta, task_advantage.reshape(-1).sign(), tau_delta)
+    return projected(d, *confidence(entropy, mask_bt, tau_entropy, names)).q.reshape(mask.shape)
 
 
 @dataclass(frozen=True)
@@ -39,25 +85,38 @@ def direction(delta: Tensor, sign_b: Tensor, tau_delta: float) -> Tensor:
     return delta.mul_((sign_b / (2.0 * tau_delta)).to(delta.dtype).unsqueeze(1)).tanh_()
 
 
-def relative_confidence(entropy: Tensor, mask: Tensor, tau_entropy: float) -> tuple[Tensor, Tensor]:
-    """Confidence ``c = exp(-H / tau_H)`` up to a factor of the response: ``exp(-(H - min_t H) / tau_H)``.
+def confidence(teacher_entropy: Tensor, mask: Tensor, tau_entropy: float, names: Names) -> tuple[Tensor, Tensor]:
+    """Confidence ``c = exp(-H / tau_H)`` as ``exp(-(H - min_t H) / tau_H)`` and its scale ``exp(-min_t H / tau_H)``.
 
-    The centre mu is computed with this form, whose largest value is 1, so that a response whose confidence vanishes
-    gives q = 0 and never 0/0.
+    The centre mu is computed with the first factor, whose largest value is 1, so that a response whose confidence
+    vanishes gives q = 0 and never 0/0.
 
     Args:
-        entropy: [b, t] teacher entropy +H, nats, finite; written into.
-        mask: [b, t] bool.
+        teacher_entropy: [b, t] teacher entropy +H, nats.
+        mask: [b, t] bool, at least one True a row.
         tau_entropy: entropy scale, nats.
+        names: of rows and tokens, for errors.
 
     Returns:
-        The relative confidence [b, t], 0 where the mask is False, and ``min_t H`` [b, 1], nats.
+        The relative confidence [b, t], 0 where the mask is False, and its scale [b, 1].
+
+    Raises:
+        ScoreError: If an entropy is not finite or negative.
 
     References:
         eq:local-signal.
     """
+    entropy = teacher_entropy.masked_fill(~mask, 0.0)
+    check_finite(entropy.sum(dim=1, dtype=torch.float64), mask, names, teacher_entropy=teacher_entropy)
     lowest_b1 = entropy.masked_fill_(~mask, torch.inf).amin(dim=1, keepdim=True)
-    return entropy.sub_(lowest_b1).mul_(-1.0 / tau_entropy).exp_(), lowest_b1
+    if bool((lowest_b1 < -ENTROPY_ROUNDING).any()):
+        row = int(lowest_b1[:, 0].argmin())
+        raise ScoreError(
+            f"teacher_entropy of {names.row(row)} falls to {float(lowest_b1[row, 0]):.6g} nats; expected +H >= 0. Some "
+            "kernels return sum p log p, which is minus the entropy"
+        )
+    relative = entropy.sub_(lowest_b1).mul_(-1.0 / tau_entropy).exp_()
+    return relative, (lowest_b1.clamp_min(0.0) * (-1.0 / tau_entropy)).exp()
 
 
 def projected(d: Tensor, relative: Tensor, scale_b1: Tensor) -> Residual:

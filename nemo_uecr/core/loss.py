@@ -21,13 +21,13 @@ class PolicyLoss:
         total: float64 scalar with gradient; micro-batch values add up to the loss of the whole optimizer step.
         surrogate: scalar, the clipped surrogate's share, detached.
         reference_kl: scalar, the KL estimate's share before its coefficient, detached.
-        ratio_BT: [B, T] pi_theta / pi_old at the rollout temperature, 1 where the mask is False, detached.
+        ratio: [..., T] pi_theta / pi_old at the rollout temperature, 1 where the mask is False, detached.
     """
 
     total: Tensor
     surrogate: Tensor
     reference_kl: Tensor
-    ratio_BT: Tensor
+    ratio: Tensor
 
 
 def importance_ratio(logp_BT: Tensor, old_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -63,46 +63,53 @@ def low_variance_kl(logp_BT: Tensor, ref_logp_BT: Tensor, mask_BT: Tensor) -> Te
 
 
 def policy_loss(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
     *,
-    logp_BT: Tensor,
-    old_logp_BT: Tensor,
-    surrogates: tuple[tuple[Tensor, float], ...],
-    mask_BT: Tensor,
-    denominator: float,
-    clip_low: float,
-    clip_high: float,
-    ref_logp_BT: Tensor | None,
-    kl_coef: float,
+    denominator: float | None = None,
+    clip: tuple[float, float] = (0.2, 0.2),
+    ref_logp: Tensor | None = None,
+    kl_coef: float = 0.0,
+    second: tuple[Tensor, float] | None = None,
 ) -> PolicyLoss:
-    """``(sum_k coef_k PG(A_k) + beta_ref KL3) / denominator`` for one micro-batch.
+    """``(PG(A) + beta_ref KL3) / denominator`` for one micro-batch, or ``(PG(A) + coef PG(A_2) + ...)``.
 
     Args:
-        logp_BT: [B, T] log pi_theta at T_r, nats, with gradient.
-        old_logp_BT: [B, T] log pi_old at T_r.
-        surrogates: (advantage [B, T], coefficient) of each clipped surrogate; usually one.
-        mask_BT: [B, T] sampled tokens.
-        denominator: sampled tokens of the whole optimizer step's batch on all ranks (token mean).
-        clip_low: lower clip bound epsilon_l.
-        clip_high: upper clip bound epsilon_h.
-        ref_logp_BT: [B, T] reference policy at T_r; None exactly when ``kl_coef`` is 0.
+        logp: [..., T] log pi_theta at the rollout temperature T_r, nats, with gradient.
+        old_logp: [..., T] log pi_old at T_r, nats.
+        advantage: [..., T] token advantages.
+        mask: [..., T] bool or integer, the sampled tokens.
+        denominator: sampled tokens of the whole optimizer step's batch on all ranks (token mean); by default those of
+            this call, where it is the whole step.
+        clip: lower and upper clip bound, epsilon_l and epsilon_h.
+        ref_logp: [..., T] reference policy at T_r; None exactly when ``kl_coef`` is 0.
         kl_coef: beta_ref. The KL enters here once and no reward.
+        second: token advantages and coefficient of a second clipped surrogate.
 
     Raises:
         ScoreError: If the denominator is not positive or the reference and its coefficient disagree.
+
+    References:
+        eq:policy-loss, eq:final-objective.
     """
+    mask = mask.bool()
+    if denominator is None:
+        denominator = float(mask.sum())
     if denominator <= 0:
         raise ScoreError(
             f"the loss denominator is {denominator}; expected the optimizer step's count of sampled tokens"
         )
-    if (ref_logp_BT is None) != (kl_coef == 0):
+    if (ref_logp is None) != (kl_coef == 0):
         raise ScoreError(f"reference log-probabilities and kl_coef={kl_coef} disagree; expected both or neither")
-    ratio_BT = importance_ratio(logp_BT, old_logp_BT, mask_BT)
-    surrogate = torch.zeros((), dtype=torch.float64, device=logp_BT.device)
-    for advantage_BT, coefficient in surrogates:
-        tokens_BT = clipped_surrogate(ratio_BT, advantage_BT, mask_BT, clip_low=clip_low, clip_high=clip_high)
-        surrogate = surrogate + coefficient * tokens_BT.sum(dtype=torch.float64) / denominator
+    ratio = importance_ratio(logp, old_logp, mask)
+    surrogate = torch.zeros((), dtype=torch.float64, device=logp.device)
+    for each, coefficient in ((advantage, 1.0), *((second,) if second else ())):
+        tokens = clipped_surrogate(ratio, each, mask, clip_low=clip[0], clip_high=clip[1])
+        surrogate = surrogate + coefficient * tokens.sum(dtype=torch.float64) / denominator
     kl = torch.zeros_like(surrogate)
-    if ref_logp_BT is not None:
-        kl = low_variance_kl(logp_BT, ref_logp_BT, mask_BT).sum(dtype=torch.float64) / denominator
-    total = surrogate + kl_coef * kl if ref_logp_BT is not None else surrogate
-    return PolicyLoss(total, surrogate.detach(), kl.detach(), ratio_BT.detach())
+    if ref_logp is not None:
+        kl = low_variance_kl(logp, ref_logp, mask).sum(dtype=torch.float64) / denominator
+    total = surrogate + kl_coef * kl if ref_logp is not None else surrogate
+    return PolicyLoss(total, surrogate.detach(), kl.detach(), ratio.detach())

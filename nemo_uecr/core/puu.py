@@ -11,24 +11,24 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.groups import Groups, denominator
-from nemo_uecr.core.records import GAP_CLIP, ScoredBatch
+from nemo_uecr.core.records import GAP_CLIP, Names, check_finite, not_empty, rows
 
 
 @dataclass(frozen=True)
 class UnifiedAdvantage:
-    """PUU's response-level quantities, [B] float64.
+    """PUU's response-level quantities, float64, of the rewards' shape.
 
     Attributes:
-        unified_B: A^U.
-        task_B: A^task|U, exactly 0 in a group of equal task rewards.
-        teacher_B: A^T|U, on the same denominator.
-        std_B: Std(R^U) of the group, before floor and eps.
+        unified: A^U.
+        task: A^task|U, exactly 0 in a group of equal task rewards.
+        teacher: A^T|U, on the same denominator.
+        std: Std(R^U) of the group, before floor and eps.
     """
 
-    unified_B: Tensor
-    task_B: Tensor
-    teacher_B: Tensor
-    std_B: Tensor
+    unified: Tensor
+    task: Tensor
+    teacher: Tensor
+    std: Tensor
 
 
 def gap(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
@@ -48,13 +48,20 @@ def gap(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     return (teacher_logp - old_logp).masked_fill_(~mask, 0.0)
 
 
-def teacher_reward(batch: ScoredBatch) -> Tensor:
+def teacher_reward(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor, *, clip: float = GAP_CLIP) -> Tensor:
     """Teacher reward of each response: the token mean of the clipped gap.
 
-    ``R^T_i = sum_t m clip(delta, -5, 5) / sum_t m``
+    ``R^T = sum_t m clip(delta, -clip, clip) / sum_t m``
+
+    Args:
+        teacher_logp: [..., T] log pi_T(y_t) at temperature 1, nats.
+        old_logp: [..., T] log pi_old(y_t) at temperature 1, nats: not the log-probabilities of the ratio, which are
+            at the rollout temperature.
+        mask: [..., T] bool or integer, the sampled tokens; scores elsewhere are never read.
+        clip: bound of the gap, nats.
 
     Returns:
-        [B] float64, nats.
+        [...] float64, nats.
 
     Raises:
         ScoreError: If a masked-in score is not finite or a response is empty.
@@ -62,18 +69,29 @@ def teacher_reward(batch: ScoredBatch) -> Tensor:
     References:
         eq:unified-reward; the clip is that of eq:app-puu-audit-reward.
     """
-    total_B = torch.empty(batch.responses, dtype=torch.float64, device=batch.mask_BT.device)
-    teacher_BT, old_BT = batch.scores("teacher_logp"), batch.old_logp_BT
-    for block in batch.blocks:
-        delta = gap(block.of(teacher_BT), block.of(old_BT), block.of(batch.mask_BT))
-        # The clip would hide an infinite gap, so finiteness is read off the unclipped sum.
-        batch.check_finite(block, delta.sum(dim=1, dtype=torch.float64), "teacher_logp", "old_logp")
-        total_B[block.rows] = delta.clamp_(-GAP_CLIP, GAP_CLIP).sum(dim=1, dtype=torch.float64)
-    return total_B / batch.token_counts_B
+    teacher, old, mask_bt = (rows(field) for field in (teacher_logp, old_logp, mask.bool()))
+    names = Names()
+    counts_b = not_empty(mask_bt.sum(dim=1).to(torch.float64), names.row)
+    return (clipped_sum(teacher, old, mask_bt, clip, names) / counts_b).reshape(mask.shape[:-1])
+
+
+def clipped_sum(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor, clip: float, names: Names) -> Tensor:
+    """``sum_t m clip(delta, -clip, clip)`` of each row of [b, t] scores; [b] float64 nats."""
+    delta = gap(teacher_logp, old_logp, mask)
+    # The clip would hide an infinite gap, so finiteness is read off the unclipped sum.
+    total_b = delta.sum(dim=1, dtype=torch.float64)
+    check_finite(total_b, mask, names, teacher_logp=teacher_logp, old_logp=old_logp)
+    return delta.clamp_(-clip, clip).sum(dim=1, dtype=torch.float64)
 
 
 def unified_advantage(
-    task_reward_B: Tensor, teacher_reward_B: Tensor, groups: Groups, *, alpha: float, floor: float, sample: bool
+    task_reward: Tensor,
+    teacher_reward: Tensor,
+    group: Tensor | Groups,
+    *,
+    alpha: float,
+    std_floor: float = 0.0,
+    sample_std: bool = False,
 ) -> UnifiedAdvantage:
     """PUU's advantage and its exact decomposition.
 
@@ -81,26 +99,32 @@ def unified_advantage(
         A^U = (R^U - mean) / (Std(R^U) + eps),   A^task|U and A^T|U over the same denominator
         A^U = A^task|U + alpha A^T|U
 
+    Where the responses of one prompt lie on several ranks, gather rewards and groups, call this with all of them, and
+    take the own rows of the result.
+
     Args:
-        task_reward_B: [B] verifier reward.
-        teacher_reward_B: [B] teacher reward, nats.
-        groups: the prompts.
+        task_reward: [...] verifier reward.
+        teacher_reward: [...] teacher reward, nats.
+        group: [...] integer prompt identity.
         alpha: teacher weight.
-        floor: lower bound of the standard deviation; 0 is the paper.
-        sample: divide the variance by G - 1 instead of G.
+        std_floor: lower bound of the standard deviation; 0 is the paper.
+        sample_std: divide the variance by G - 1 instead of G.
+
+    Returns:
+        Components of the rewards' shape.
+
+    Raises:
+        ScoreError: If a group has one response.
 
     References:
         eq:unified-advantage, eq:unified-components, prop:adv-decomposition.
     """
+    groups = group if isinstance(group, Groups) else Groups.of(group.reshape(-1))
     # Centring is linear. Centring each part before the sum keeps the decomposition exact in nearly degenerate groups,
     # where eps alone divides and would raise the rounding of R^task + alpha R^T by a factor of a million.
-    task_B, teacher_B = groups.centre(task_reward_B), groups.centre(teacher_reward_B)
+    task_B, teacher_B = groups.centre(task_reward.reshape(-1)), groups.centre(teacher_reward.reshape(-1))
     unified_B = task_B + alpha * teacher_B
-    std_B = groups.std(unified_B, sample=sample)
-    divisor_B = denominator(std_B, floor=floor)
-    return UnifiedAdvantage(
-        unified_B=unified_B / divisor_B,
-        task_B=task_B / divisor_B,
-        teacher_B=teacher_B / divisor_B,
-        std_B=std_B,
-    )
+    std_B = groups.std(unified_B, sample=sample_std)
+    divisor_B = denominator(std_B, floor=std_floor)
+    parts = (unified_B / divisor_B, task_B / divisor_B, teacher_B / divisor_B, std_B)
+    return UnifiedAdvantage(*(part.reshape(task_reward.shape) for part in parts))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,49 @@ class Block:
         """The [b, t] view of a [B, T] or packed [N] tensor."""
         view = tokens[self.index]
         return view.unsqueeze(0) if self.packed else view
+
+
+@dataclass(frozen=True)
+class Names:
+    """How error messages call the rows of a [b, t] tensor, and the number of its first token."""
+
+    row: Callable[[int], str] = "response {}".format
+    first_token: int = 0
+
+
+def rows(tokens: Tensor) -> Tensor:
+    """A tensor of any leading shape as [b, t]."""
+    return tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
+
+
+def not_empty(counts_B: Tensor, name: Callable[[int], str]) -> Tensor:
+    """Return the counts of sampled tokens; refuse a response without any."""
+    empty = (counts_B == 0).nonzero()
+    if empty.numel():
+        raise ScoreError(
+            f"{name(int(empty[0]))} has no sampled token; expected at least one (an immediate end token counts). Drop "
+            "the prompt's whole group or sample it again"
+        )
+    return counts_B
+
+
+def check_finite(row_sums_b: Tensor, mask: Tensor, names: Names, **fields: Tensor) -> None:
+    """Raise when a row sum is not finite, naming response, token and field.
+
+    A float64 sum of float32 values is finite exactly when every value is, so the usual case needs no extra pass.
+    """
+    if bool(row_sums_b.isfinite().all()):
+        return
+    for name, values in fields.items():
+        bad = (~values.isfinite() & mask).nonzero()
+        if bad.numel():
+            row, column = int(bad[0, 0]), int(bad[0, 1])
+            raise ScoreError(
+                f"{name} of {names.row(row)} at token {names.first_token + column} is {float(values[row, column])}; "
+                "expected a finite number of nats. Score the response again; scores are never filled in"
+            )
+    row = int((~row_sums_b.isfinite()).nonzero()[0])
+    raise ScoreError(f"scores of {names.row(row)} overflow when summed; expected finite nats")
 
 
 @dataclass(frozen=True)
@@ -81,6 +125,50 @@ class ScoredBatch:
         _check_responses(self)
         _check_tokens(self)
 
+    @classmethod
+    def of(
+        cls,
+        task_reward: Tensor,
+        group: Tensor | Sequence[Hashable],
+        mask: Tensor,
+        old_logp: Tensor,
+        teacher_logp: Tensor | None = None,
+        teacher_entropy: Tensor | None = None,
+        initial_logp: Tensor | None = None,
+    ) -> ScoredBatch:
+        """A batch of tensors of any leading shape, with a bool or integer mask and groups of any hashable identity.
+
+        Args:
+            task_reward: [...] verifier reward.
+            group: [...] prompt identities, or a flat sequence of them (strings, UUIDs).
+            mask: [..., T] sampled tokens.
+            old_logp: [..., T] log pi_old at temperature 1, nats; so are the other scores.
+            teacher_logp: [..., T] log pi_T.
+            teacher_entropy: [..., T] full-vocabulary +H.
+            initial_logp: [..., T] log pi_0.
+
+        Raises:
+            ScoreError: as the record does.
+        """
+        if not isinstance(group, Tensor):
+            numbers: dict[Hashable, int] = {}
+            group = torch.tensor([numbers.setdefault(each, len(numbers)) for each in group], device=mask.device)
+        return cls(
+            task_reward_B=task_reward.reshape(-1),
+            group_B=group.reshape(-1),
+            mask_BT=rows(mask.bool()),
+            old_logp_BT=rows(old_logp),
+            teacher_logp_BT=None if teacher_logp is None else rows(teacher_logp),
+            teacher_entropy_BT=None if teacher_entropy is None else rows(teacher_entropy),
+            initial_logp_BT=None if initial_logp is None else rows(initial_logp),
+        )
+
+    def select(self, keep_B: Tensor) -> ScoredBatch:
+        """A padded batch of some of the responses, ``keep_B`` [B] bool."""
+        tensors = {each.name: value for each in fields(self) if isinstance(value := getattr(self, each.name), Tensor)}
+        ids = None if self.sample_ids is None else tuple(itertools.compress(self.sample_ids, keep_B.tolist()))
+        return replace(self, **{name: value[keep_B] for name, value in tensors.items()}, sample_ids=ids)
+
     @property
     def responses(self) -> int:
         """Number of responses B."""
@@ -112,13 +200,7 @@ class ScoredBatch:
         counts_B = torch.empty(self.responses, dtype=torch.float64, device=self.mask_BT.device)
         for block in self.blocks:
             counts_B[block.rows] = block.of(self.mask_BT).sum(dim=1).to(torch.float64)
-        empty = (counts_B == 0).nonzero()
-        if empty.numel():
-            raise ScoreError(
-                f"{self.name_of(int(empty[0]))} has no sampled token; expected at least one (an immediate end token "
-                "counts). Drop the prompt's whole group or sample it again"
-            )
-        return counts_B
+        return not_empty(counts_B, self.name_of)
 
     def scores(self, name: str) -> Tensor:
         """A score field, [B, T], by its name in `SCORE_FIELDS`.
@@ -131,31 +213,14 @@ class ScoredBatch:
             raise ScoreError(f"the batch has no {name}; expected these scores, which the method reads")
         return found
 
-    def check_finite(self, block: Block, row_sums_b: Tensor, *fields: str) -> None:
-        """Raise when a row sum is not finite, naming sample, position and field.
-
-        A float64 sum of float32 values is finite exactly when every value is, so the usual case needs no extra pass.
-        """
-        if bool(row_sums_b.isfinite().all()):
-            return
-        mask = block.of(self.mask_BT)
-        for name in fields:
-            values = block.of(self.scores(name))
-            bad = (~values.isfinite() & mask).nonzero()
-            if bad.numel():
-                row, column = int(bad[0, 0]), int(bad[0, 1])
-                first = block.index[1].start if isinstance(block.index, tuple) else 0
-                raise ScoreError(
-                    f"{name} of {self.name_of(block.rows.start + row)} at token {first + column} is "
-                    f"{float(values[row, column])}; expected a finite number of nats. Score the response again; "
-                    "scores are never filled in"
-                )
-        row = int((~row_sums_b.isfinite()).nonzero()[0])
-        raise ScoreError(f"scores of {self.name_of(block.rows.start + row)} overflow when summed; expected finite nats")
-
     def name_of(self, row: int) -> str:
         """How an error message calls response ``row``."""
         return f"response {row}" if self.sample_ids is None else f"response {row} ({self.sample_ids[row]})"
+
+    def names(self, block: Block) -> Names:
+        """How error messages call the block's responses and tokens."""
+        first = block.index[1].start if isinstance(block.index, tuple) else 0
+        return Names(lambda row: self.name_of(block.rows.start + row), first)
 
 
 @dataclass(frozen=True)
@@ -207,17 +272,17 @@ class Settings:
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")
 
-    def need(self, name: str, method: str) -> float:
-        """The value of a setting, or of one of the method's own parameters.
+    def given(self, names: Iterable[str], method: str) -> dict[str, Any]:
+        """Values of settings, or of the method's own parameters, by name.
 
         Raises:
-            ConfigError: If it was not given, naming its key.
+            ConfigError: naming every one that was not given.
         """
-        value: float | None = getattr(self, name) if hasattr(self, name) else self.parameters.get(name)
-        if value is None:
-            key = name if hasattr(self, name) else f"parameters.{name}"
-            raise ConfigError(f"method {method} needs {key}, which was not given; set method.{key}")
-        return value
+        values = {name: getattr(self, name) if hasattr(self, name) else self.parameters.get(name) for name in names}
+        missing = sorted(name for name, value in values.items() if value is None)
+        if missing:
+            raise ConfigError(f"method {method} needs {', '.join(missing)}, which it was not given")
+        return values
 
 
 @dataclass(frozen=True)

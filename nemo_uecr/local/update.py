@@ -172,20 +172,21 @@ def _accumulate(
     if not bool(mask_bT.any()):
         return torch.zeros(3, dtype=torch.float64), torch.ones(0)
     device = model.device
+    (advantage, _), *second = ((values[rows].to(device), coef) for values, coef in inputs.surrogates)
     loss = policy_loss(
-        logp_BT=training_logp(model, micro, temperature=config.rollout.temperature),
-        old_logp_BT=inputs.old_logp_BT[rows].to(device),
-        surrogates=tuple((advantage[rows].to(device), coef) for advantage, coef in inputs.surrogates),
-        mask_BT=mask_bT.to(device),
+        training_logp(model, micro, temperature=config.rollout.temperature),
+        inputs.old_logp_BT[rows].to(device),
+        advantage,
+        mask_bT.to(device),
         denominator=tokens,
-        clip_low=config.loss.clip_low,
-        clip_high=config.loss.clip_high,
-        ref_logp_BT=None if inputs.ref_logp_BT is None else inputs.ref_logp_BT[rows].to(device),
+        clip=(config.loss.clip_low, config.loss.clip_high),
+        ref_logp=None if inputs.ref_logp_BT is None else inputs.ref_logp_BT[rows].to(device),
         kl_coef=config.loss.reference_kl,
+        second=second[0] if second else None,
     )
     torch.autograd.backward(loss.total)
     values = torch.stack((loss.total.detach(), loss.surrogate, loss.reference_kl)).double().cpu()
-    return values, loss.ratio_BT.cpu()[mask_bT]
+    return values, loss.ratio.cpu()[mask_bT]
 
 
 def _culprit(

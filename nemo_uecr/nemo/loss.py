@@ -86,15 +86,17 @@ class UecrLoss:
 
     def _own(self, logp: Tensor, data: Mapping[str, Tensor], mask: Tensor, tokens: float) -> PolicyLoss:
         with_kl = self.reference_policy_kl_penalty > 0 and self._native is None
+        (advantage, _), *second = self._surrogates(data)
         return policy_loss(
-            logp_BT=logp,
-            old_logp_BT=at_predicting_position(data["prev_logprobs"]),
-            surrogates=self._surrogates(data),
-            mask_BT=mask,
+            logp,
+            at_predicting_position(data["prev_logprobs"]),
+            advantage,
+            mask,
             denominator=tokens,
-            ref_logp_BT=at_predicting_position(data["reference_policy_logprobs"]) if with_kl else None,
+            clip=(self._clip["clip_low"], self._clip["clip_high"]),
+            ref_logp=at_predicting_position(data["reference_policy_logprobs"]) if with_kl else None,
             kl_coef=self.reference_policy_kl_penalty if with_kl else 0.0,
-            **self._clip,
+            second=second[0] if second else None,
         )
 
     def _second(self, logp: Tensor, data: Mapping[str, Tensor], mask: Tensor, tokens: float) -> Tensor:
@@ -108,7 +110,7 @@ class UecrLoss:
     def _metrics(
         self, loss: PolicyLoss, logp: Tensor, data: Mapping[str, Tensor], mask: Tensor, tokens: float
     ) -> dict[str, float]:
-        ratio = loss.ratio_BT.double()
+        ratio = loss.ratio.double()
         clamped = ratio.clamp(1.0 - self._clip["clip_low"], 1.0 + self._clip["clip_high"])
 
         def share(value: Tensor) -> float:

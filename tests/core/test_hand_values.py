@@ -284,18 +284,16 @@ def test_policy_loss_of_two_tokens() -> None:
     old = f64(-1.0, -1.0 - math.log(2.0), math.nan)
     ref = f64(-1.0, -1.0 + math.log(2.0), math.nan)
     out = policy_loss(
-        logp_BT=logp[None],
-        old_logp_BT=old[None],
-        surrogates=((f64(1, 1, math.nan)[None], 1.0),),
-        mask_BT=torch.tensor([[True, True, False]]),
+        logp[None],
+        old[None],
+        f64(1, 1, math.nan)[None],
+        torch.tensor([[True, True, False]]),
         denominator=4.0,
-        clip_low=0.2,
-        clip_high=0.2,
-        ref_logp_BT=ref[None],
+        ref_logp=ref[None],
         kl_coef=0.1,
     )
     k3 = (1.0 - math.log(2.0)) / 4.0
     assert out.surrogate.item() == pytest.approx(-0.55, abs=1e-15)
     assert out.reference_kl.item() == pytest.approx(k3, abs=1e-15)
     assert out.total.item() == pytest.approx(-0.55 + 0.1 * k3, abs=1e-15)
-    torch.testing.assert_close(out.ratio_BT, f64(1, 2, 1)[None], rtol=0, atol=1e-15)
+    torch.testing.assert_close(out.ratio, f64(1, 2, 1)[None], rtol=0, atol=1e-15)

@@ -39,14 +39,11 @@ def loss_and_gradient(batch: ScoredBatch, advantage_BT: Tensor) -> tuple[Tensor,
     noise = 0.4 * torch.randn(shape, generator=generator, dtype=torch.float64)
     logp = (batch.old_logp_BT + noise.to(batch.old_logp_BT.dtype)).requires_grad_()
     out = policy_loss(
-        logp_BT=logp,
-        old_logp_BT=batch.old_logp_BT,
-        surrogates=((advantage_BT, 1.0),),
-        mask_BT=batch.mask_BT,
-        denominator=float(batch.mask_BT.sum()),
-        clip_low=0.2,
-        clip_high=0.2,
-        ref_logp_BT=batch.old_logp_BT,
+        logp,
+        batch.old_logp_BT,
+        advantage_BT,
+        batch.mask_BT,
+        ref_logp=batch.old_logp_BT,
         kl_coef=0.001,
     )
     out.total.backward()

@@ -66,16 +66,16 @@ def test_a_setting_matters_exactly_where_it_is_declared(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_a_missing_setting_is_named_and_others_may_be_missing(name: str) -> None:
     batch, method = padded(mixed_responses(1)), METHODS[name]
-    given = {key: getattr(batches.SETTINGS, key) for key in method.core_settings}
+    given = {key: getattr(batches.SETTINGS, key) for key in method.core_settings - USED_BY_THE_LOSS}
     parameters = {key: batches.SETTINGS.parameters[key] for key in method.parameters}
     own = Settings(**given, parameters=parameters)
     expected = method.compute(batch, batches.SETTINGS).advantage_BT
     assert torch.equal(method.compute(batch, own).advantage_BT, expected)
     for key in given:
-        with pytest.raises(ConfigError, match=rf"method {name} needs {key}, .* set method\.{key}"):
+        with pytest.raises(ConfigError, match=f"method {name} needs {key}, which"):
             method.compute(batch, replace(own, **{key: None}))
     for key in parameters:
-        with pytest.raises(ConfigError, match=rf"method {name} needs parameters\.{key}"):
+        with pytest.raises(ConfigError, match=f"method {name} needs {key}, which"):
             method.compute(batch, replace(own, parameters={k: v for k, v in parameters.items() if k != key}))
 
 

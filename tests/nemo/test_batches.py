@@ -189,10 +189,10 @@ def loss_of(tensors: dict[str, Tensor], advantages: dict[str, Tensor], kl_coef: 
     """The loss of a saved step at the model it was sampled from, token columns as they are: no shift, no NeMo-RL."""
     mask = tensors["mask"]
     logp = torch.cat((torch.zeros(mask.shape[0], 1), training_logp(TinyModel(0), tensors["token_ids"])), 1)
-    surrogates = tuple((advantages[name], 1.0) for name in ("advantage", "advantage_opd") if name in advantages)
+    second = (advantages["advantage_opd"], 1.0) if "advantage_opd" in advantages else None
     loss = policy_loss(
-        logp_BT=logp, old_logp_BT=tensors["old_logp_rollout"], surrogates=surrogates, mask_BT=mask,
-        denominator=float(mask.sum()), clip_low=0.2, clip_high=0.2, ref_logp_BT=tensors["ref_logp"], kl_coef=kl_coef,
+        logp, tensors["old_logp_rollout"], advantages["advantage"], mask, denominator=float(mask.sum()),
+        ref_logp=tensors["ref_logp"], kl_coef=kl_coef, second=second,
     )  # fmt: skip
     return float(loss.total.detach())
 

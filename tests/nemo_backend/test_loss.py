@@ -74,9 +74,8 @@ def test_it_is_cores_loss() -> None:
     total, _ = call(loss_of(kl_coef=0.1), data, logp)
     mask = data["token_mask"][:, 1:].bool()
     expected = policy_loss(
-        logp_BT=logp, old_logp_BT=data["prev_logprobs"][:, 1:], surrogates=((data["advantages"][:, 1:], 1.0),),
-        mask_BT=mask, denominator=float(mask.sum()), clip_low=0.2, clip_high=0.2,
-        ref_logp_BT=data["reference_policy_logprobs"][:, 1:], kl_coef=0.1,
+        logp, data["prev_logprobs"][:, 1:], data["advantages"][:, 1:], mask, denominator=float(mask.sum()),
+        ref_logp=data["reference_policy_logprobs"][:, 1:], kl_coef=0.1,
     )  # fmt: skip
     assert torch.equal(total, expected.total)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from importlib import import_module
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from nemo_uecr.core.methods.view import View
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import REGISTRY, Entry
 
-__all__ = ["METHODS", "Method"]
+__all__ = ["METHODS", "Method", "method_advantage", "uecr_advantage"]
+
+#: What becomes of an empty response and of a group of one.
+Unusable = Literal["error", "zero"]
 
 
 class Method(Entry):
@@ -28,10 +35,10 @@ class Method(Entry):
             ConfigError: If a setting that the method uses was not given.
             ScoreError: If a score is missing, not finite, or a response or group cannot be used.
         """
-        given = {name: settings.need(name, self.name) for name in (*self.core_settings, *self.parameters)}
+        # opd_coef multiplies the second surrogate in the loss.
+        given = settings.given((self.core_settings - {"opd_coef"}) | self.parameters.keys(), self.name)
         for name, parameter in self.parameters.items():
             parameter.check(f"parameters.{name}", given[name])
-        given.pop("opd_coef", None)  # multiplies the second surrogate in the loss
         std_floor, sample_std = given.pop("std_floor", 0.0), bool(given.pop("sample_std", False))
         view = View(batch, std_floor=std_floor, sample_std=sample_std, detail=detail)
         function = getattr(import_module(f"{__name__}.{self.file}"), self.name)
@@ -41,3 +48,105 @@ class Method(Entry):
 
 
 METHODS: dict[str, Method] = {name: Method(**vars(entry)) for name, entry in REGISTRY.items()}
+
+
+def method_advantage(
+    name: str, batch: ScoredBatch, *, detail: bool = False, unusable: Unusable = "error", **settings: Any
+) -> Advantages:
+    """Token advantages of a batch by one of the methods, detached.
+
+    Args:
+        name: the method, as in ``method.name`` of a configuration.
+        batch: the responses with the scores that the method reads.
+        detail: also return direction, confidence, residual and weight as [B, T] tensors.
+        unusable: "error" refuses an empty response and a group of one; with "zero" an empty response takes no part in
+            its group, and it and a response that is left alone get advantage 0. For padded batches.
+        settings: the method's scalars and parameters by name; ``std_floor`` is 0, ``sample_std`` False and a parameter
+            its default where they are not given.
+
+    Raises:
+        ConfigError: If there is no such method, or a setting is missing or out of range.
+        ScoreError: If a score is missing, not finite, or a response or group cannot be used.
+    """
+    if name not in METHODS:
+        raise ConfigError(f"no method {name!r}; expected one of {', '.join(METHODS)}")
+    method = METHODS[name]
+    parameters = {key: settings.pop(key, parameter.default) for key, parameter in method.parameters.items()}
+    scalars = Settings(**{"std_floor": 0.0, "sample_std": False, **settings}, parameters=parameters)
+    if unusable == "error":
+        return method.compute(batch, scalars, detail=detail)
+    usable_B = _usable(batch)
+    if bool(usable_B.all()):
+        return method.compute(batch, scalars, detail=detail)
+    if not bool(usable_B.any()):
+        return Advantages(torch.zeros_like(batch.old_logp_BT))
+    found = method.compute(batch.select(usable_B), scalars, detail=detail)
+    whole = {}
+    for field, part in vars(found).items():
+        if part is not None:
+            make = torch.ones if field == "weight_BT" else torch.zeros
+            whole[field] = make(len(usable_B), *part.shape[1:], dtype=part.dtype, device=part.device)
+            whole[field][usable_B] = part
+    return Advantages(**whole)
+
+
+def _usable(batch: ScoredBatch) -> Tensor:
+    """[B] bool: responses with a token, whose group has another one."""
+    usable_B = batch.mask_BT.any(dim=1)
+    _, index_B, size_P = torch.unique(batch.group_B[usable_B], return_inverse=True, return_counts=True)
+    usable_B[usable_B.clone()] = (size_P > 1)[index_B]
+    return usable_B
+
+
+def uecr_advantage(
+    task_reward: Tensor,
+    group: Tensor | Sequence[Hashable],
+    mask: Tensor,
+    old_logp: Tensor,
+    teacher_logp: Tensor,
+    teacher_entropy: Tensor,
+    *,
+    alpha: float,
+    rho: float,
+    tau_delta: float,
+    tau_entropy: float,
+    std_floor: float = 0.0,
+    sample_std: bool = False,
+    unusable: Unusable = "error",
+) -> Tensor:
+    """UECR's token advantages ``A = A^U + rho A^task|U q`` of a whole batch.
+
+    Args:
+        task_reward: [...] verifier reward.
+        group: [...] prompt identities, or a flat sequence of them (strings, UUIDs).
+        mask: [..., T] bool or integer, the sampled tokens; scores elsewhere are never read.
+        old_logp: [..., T] log pi_old(y_t) at temperature 1, nats. The policy's ratio wants it at the rollout
+            temperature T_r: two numbers of one pass, unless T_r is 1.
+        teacher_logp: [..., T] log pi_T(y_t) at temperature 1, nats.
+        teacher_entropy: [..., T] full-vocabulary teacher entropy +H at temperature 1, nats.
+        alpha: weight of the teacher's reward.
+        rho: redistribution strength, 0 <= rho < 1.
+        tau_delta: gap scale, nats, > 0.
+        tau_entropy: entropy scale, nats, > 0.
+        std_floor: lower bound of the group's standard deviation; 0 is the paper.
+        sample_std: divide the variance by G - 1 instead of G.
+        unusable: as for `method_advantage`.
+
+    Returns:
+        [..., T] in the dtype of the scores, 0 where the mask is False.
+
+    Raises:
+        ConfigError: If a setting is out of range.
+        ScoreError: If a score is not finite, or a response or group cannot be used.
+
+    References:
+        eq:unified-advantage, eq:final-advantage.
+    """
+    if mask.numel() == 0:
+        return torch.zeros_like(old_logp)
+    batch = ScoredBatch.of(task_reward, group, mask, old_logp, teacher_logp, teacher_entropy)
+    found = method_advantage(
+        "uecr", batch, unusable=unusable, alpha=alpha, rho=rho, tau_delta=tau_delta, tau_entropy=tau_entropy,
+        std_floor=std_floor, sample_std=sample_std,
+    )  # fmt: skip
+    return found.advantage_BT.reshape(mask.shape)

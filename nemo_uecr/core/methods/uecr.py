@@ -23,7 +23,7 @@ Rule = Callable[[Block, Tensor], Residual]
 
 def puu(view: View, *, alpha: float) -> Advantages:
     """``A = A^U = (R^U - mean) / (Std(R^U) + eps)``, ``R^U = R^task + alpha R^T``: UECR with rho = 0."""
-    return view.broadcast(view.unified(alpha).unified_B)
+    return view.broadcast(view.unified(alpha).unified)
 
 
 def separate_norm(view: View, *, alpha: float) -> Advantages:
@@ -36,13 +36,13 @@ def separate_norm(view: View, *, alpha: float) -> Advantages:
 def uecr(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
     """``A = A^U + rho A^task|U q`` with q the projection of ``1/2 c d``."""
     parts = view.unified(alpha)
-    return _redistributed(view, parts, projected(view, tau_delta, tau_entropy), rho * parts.task_B, rho)
+    return _redistributed(view, parts, projected(view, tau_delta, tau_entropy), rho * parts.task, rho)
 
 
 def ecr_no_entropy(view: View, *, alpha: float, rho: float, tau_delta: float) -> Advantages:
     """UECR with c = 1 on every sampled token, projection recomputed."""
     parts = view.unified(alpha)
-    return _redistributed(view, parts, without_entropy(view, tau_delta), rho * parts.task_B, rho)
+    return _redistributed(view, parts, without_entropy(view, tau_delta), rho * parts.task, rho)
 
 
 def ecr_no_projection(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
@@ -52,7 +52,7 @@ def ecr_no_projection(view: View, *, alpha: float, rho: float, tau_delta: float,
         return ecr.unprojected(view.direction(block, sign_b, tau_delta), *view.confidence(block, tau_entropy))
 
     parts = view.unified(alpha)
-    return _redistributed(view, parts, residual, rho * parts.task_B, rho)
+    return _redistributed(view, parts, residual, rho * parts.task, rho)
 
 
 def ecr_no_gap(view: View, *, alpha: float, rho: float, tau_entropy: float) -> Advantages:
@@ -63,13 +63,13 @@ def ecr_no_gap(view: View, *, alpha: float, rho: float, tau_entropy: float) -> A
         return ecr.confidence_alone(*view.confidence(block, tau_entropy), mask, sign_b)
 
     parts = view.unified(alpha)
-    return _redistributed(view, parts, residual, rho * parts.task_B, rho)
+    return _redistributed(view, parts, residual, rho * parts.task, rho)
 
 
 def ecr_full_advantage(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
     """``A = A^U (1 + rho q)``: the weight multiplies the whole unified advantage."""
     parts = view.unified(alpha)
-    return _redistributed(view, parts, projected(view, tau_delta, tau_entropy), rho * parts.unified_B, rho)
+    return _redistributed(view, parts, projected(view, tau_delta, tau_entropy), rho * parts.unified, rho)
 
 
 def ecr_alpha_zero(view: View, *, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
@@ -109,7 +109,7 @@ def _redistributed(view: View, parts: UnifiedAdvantage, rule: Rule, moved_B: Ten
     References:
         eq:final-advantage, prop:invariants.
     """
-    sign_B = parts.task_B.sign()
+    sign_B = parts.task.sign()
     centre_B = torch.empty_like(sign_B)
 
     def tokens(block: Block) -> dict[str, Tensor]:
@@ -125,7 +125,7 @@ def _redistributed(view: View, parts: UnifiedAdvantage, rule: Rule, moved_B: Ten
             if view.detail
             else {}
         )
-        moved = found.q.mul_(view.column(moved_B, block)).add_(view.column(parts.unified_B, block))
+        moved = found.q.mul_(view.column(moved_B, block)).add_(view.column(parts.unified, block))
         return {"advantage_BT": moved, **details}
 
     found = view.tokens(tokens)

@@ -13,11 +13,8 @@ from torch import Tensor
 
 from nemo_uecr.core import ecr, puu
 from nemo_uecr.core.groups import Groups, normalised
-from nemo_uecr.core.records import Advantages, Block, ScoredBatch
-from nemo_uecr.errors import ScoreError
+from nemo_uecr.core.records import GAP_CLIP, Advantages, Block, ScoredBatch
 
-#: Rounding may leave an entropy this far below zero; anything lower is a sign error in the scorer.
-ENTROPY_ROUNDING = 1e-4
 #: Token fields of `Advantages` that are made with ``detail`` alone.
 DETAILS = frozenset({"weight_BT", "residual_BT", "direction_BT", "confidence_BT"})
 
@@ -43,7 +40,12 @@ class View:
 
     def teacher_reward(self) -> Tensor:
         """[B] float64 R^T, nats. Refuses empty responses and log-probabilities that are not finite."""
-        return self.keep("teacher_reward_B", puu.teacher_reward(self.batch))
+        batch = self.batch
+        teacher_BT, total_B = batch.scores("teacher_logp"), torch.empty_like(batch.token_counts_B)
+        for block in batch.blocks:
+            teacher, old, mask = (block.of(field) for field in (teacher_BT, batch.old_logp_BT, batch.mask_BT))
+            total_B[block.rows] = puu.clipped_sum(teacher, old, mask, GAP_CLIP, batch.names(block))
+        return self.keep("teacher_reward_B", total_B / batch.token_counts_B)
 
     @cached_property
     def grpo_B(self) -> Tensor:
@@ -67,13 +69,13 @@ class View:
             self.teacher_reward(),
             self._groups,
             alpha=alpha,
-            floor=self._floor,
-            sample=self._sample,
+            std_floor=self._floor,
+            sample_std=self._sample,
         )
-        self.keep("advantage_unified_B", parts.unified_B)
-        self.keep("advantage_task_B", parts.task_B)
-        self.keep("advantage_teacher_B", parts.teacher_B)
-        self.keep("unified_std_B", parts.std_B)
+        self.keep("advantage_unified_B", parts.unified)
+        self.keep("advantage_task_B", parts.task)
+        self.keep("advantage_teacher_B", parts.teacher)
+        self.keep("unified_std_B", parts.std)
         return parts
 
     @cached_property
@@ -108,18 +110,8 @@ class View:
 
     def confidence(self, block: Block, tau_entropy: float) -> tuple[Tensor, Tensor]:
         """Relative confidence [b, t] and its scale [b, 1], from entropies that are finite and not negative."""
-        mask = block.of(self.batch.mask_BT)
-        entropy = block.of(self.batch.scores("teacher_entropy")).masked_fill(~mask, 0.0)
-        self.batch.check_finite(block, entropy.sum(dim=1, dtype=torch.float64), "teacher_entropy")
-        relative, lowest_b1 = ecr.relative_confidence(entropy, mask, tau_entropy)
-        if bool((lowest_b1 < -ENTROPY_ROUNDING).any()):
-            row = int(lowest_b1[:, 0].argmin())
-            raise ScoreError(
-                f"teacher_entropy of {self.batch.name_of(block.rows.start + row)} falls to "
-                f"{float(lowest_b1[row, 0]):.6g} nats; expected +H >= 0. Some kernels return sum p log p, which is "
-                "minus the entropy"
-            )
-        return relative, (lowest_b1.clamp_min(0.0) * (-1.0 / tau_entropy)).exp()
+        entropy, mask = block.of(self.batch.scores("teacher_entropy")), block.of(self.batch.mask_BT)
+        return ecr.confidence(entropy, mask, tau_entropy, self.batch.names(block))
 
     def column(self, value_B: Tensor, block: Block) -> Tensor:
         """The block's responses of a [B] quantity, [b, 1] in the dtype of the scores."""
