@@ -1,0 +1,114 @@
+"""The functions of plain tensors that `nemo_uecr` exports: any leading shape, any mask, groups of any identity."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import nemo_uecr
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.errors import ConfigError, ScoreError
+
+SCALARS = {"alpha": 1.3, "rho": 0.7, "tau_delta": 0.8, "tau_entropy": 0.9}
+P, G, T = 4, 3, 7
+
+
+def batch(seed: int = 0) -> dict[str, Tensor]:
+    """[P, G, T] scores with holes in the mask, NaN where it is 0."""
+    g = torch.Generator().manual_seed(seed)
+    mask = (torch.rand(P, G, T, generator=g) < 0.7).long()
+    mask[..., 0] = 1
+    scores = {name: -3.0 * torch.rand(P, G, T, generator=g) for name in ("old_logp", "teacher_logp")}
+    scores["teacher_entropy"] = 2.0 * torch.rand(P, G, T, generator=g)
+    scores = {name: each.masked_fill(mask == 0, torch.nan) for name, each in scores.items()}
+    return {"task_reward": (torch.rand(P, G, generator=g) < 0.5).float(), "mask": mask, **scores}
+
+
+def uecr(data: dict[str, Tensor], group: Any, **changes: Any) -> Tensor:
+    return nemo_uecr.uecr_advantage(**data, group=group, **(SCALARS | changes))
+
+
+def test_the_functions_load_on_first_use_and_importing_the_package_loads_no_torch() -> None:
+    code = (
+        "import nemo_uecr, sys; assert 'torch' not in sys.modules; nemo_uecr.policy_loss; assert 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert all(hasattr(nemo_uecr, name) for name in nemo_uecr.__all__)
+
+
+def test_any_leading_shape_and_any_identity_give_the_bits_of_the_method() -> None:
+    data = batch()
+    numbers = torch.arange(P).repeat_interleave(G)
+    record = ScoredBatch(
+        task_reward_B=data["task_reward"].reshape(-1),
+        group_B=numbers,
+        **{f"{name}_BT": data[name].reshape(-1, T) for name in ("old_logp", "teacher_logp", "teacher_entropy")},
+        mask_BT=data["mask"].reshape(-1, T).bool(),
+    )
+    settings = Settings(**SCALARS, std_floor=0.0, sample_std=False)
+    expected = METHODS["uecr"].compute(record, settings).advantage_BT.reshape(P, G, T)
+    assert torch.equal(uecr(data, numbers.reshape(P, G)), expected)
+    assert torch.equal(uecr(data, [f"prompt {number}" for number in numbers.tolist()]), expected)
+    assert torch.equal(nemo_uecr.method_advantage("uecr", record, **SCALARS).advantage_BT.reshape(P, G, T), expected)
+
+
+def test_stages_with_gathered_statistics_are_the_whole() -> None:
+    """One rank holds two responses of each prompt, the other the third: rewards are gathered, tokens are not."""
+    data = batch(1)
+    group = torch.arange(P).unsqueeze(1).expand(P, G)
+    whole = uecr(data, group)
+    tokens = {name: data[name] for name in ("teacher_logp", "old_logp", "mask")}
+    ranks = [slice(0, 2), slice(2, 3)]
+    reward = torch.cat([nemo_uecr.teacher_reward(**{k: v[:, own] for k, v in tokens.items()}) for own in ranks], dim=1)
+    unified = nemo_uecr.unified_advantage(data["task_reward"], reward, group, alpha=SCALARS["alpha"])
+    for own in ranks:
+        q = nemo_uecr.ecr_residual(
+            **{k: v[:, own] for k, v in tokens.items()}, teacher_entropy=data["teacher_entropy"][:, own],
+            task_advantage=unified.task[:, own], tau_delta=0.8, tau_entropy=0.9,
+        )  # fmt: skip
+        assert float(q.sum(dim=-1).abs().max()) < 1e-6
+        advantage = unified.unified[:, own, None] + 0.7 * unified.task[:, own, None] * q
+        advantage = advantage * tokens["mask"][:, own]
+        torch.testing.assert_close(advantage.float(), whole[:, own], rtol=1e-6, atol=1e-6)
+
+
+def test_what_cannot_be_used_is_an_error_or_zero() -> None:
+    data = batch(2)
+    group = torch.arange(P).unsqueeze(1).expand(P, G).clone()
+    group[3] = torch.tensor([10, 11, 12])  # three prompts of one response
+    data["mask"][0, 1] = 0
+    with pytest.raises(ScoreError, match="response 1 has no sampled token"):
+        uecr(data, group)
+    found = uecr(data, group, unusable="zero")
+    assert not found[0, 1].any()
+    assert not found[3].any()
+    rest = {name: torch.cat((value[0, [0, 2]], value[1:3].flatten(0, 1))) for name, value in data.items()}
+    expected = uecr(rest, torch.tensor([0, 0, 1, 1, 1, 2, 2, 2]))
+    assert torch.equal(torch.cat((found[0, [0, 2]], found[1:3].flatten(0, 1))), expected)
+    nothing = {name: value[:0] for name, value in data.items()}
+    assert uecr(nothing, group[:0]).shape == (0, G, T)
+    empty = data | {"mask": torch.zeros_like(data["mask"])}
+    assert not uecr(empty, group, unusable="zero").any()
+
+
+def test_missing_settings_are_named_together_and_a_wrong_method_has_the_list() -> None:
+    record = ScoredBatch.of(torch.ones(2), ["a", "a"], torch.ones(2, 3), -torch.ones(2, 3), -torch.ones(2, 3))
+    with pytest.raises(ConfigError, match="method uecr needs alpha, rho, tau_delta, tau_entropy"):
+        nemo_uecr.method_advantage("uecr", record)
+    with pytest.raises(ConfigError, match="no method 'urec'; expected one of grpo, "):
+        nemo_uecr.method_advantage("urec", record)
+    default = nemo_uecr.method_advantage("rlsd", record).advantage_BT
+    assert torch.equal(default, nemo_uecr.method_advantage("rlsd", record, mix=0.5, bound=0.2).advantage_BT)
+
+
+def test_a_score_that_is_not_finite_is_named() -> None:
+    data = batch(3)
+    data["teacher_logp"][1, 2, 0] = -torch.inf
+    with pytest.raises(ScoreError, match=r"teacher_logp of response 5 at token 0 is -inf"):
+        nemo_uecr.teacher_reward(data["teacher_logp"], data["old_logp"], data["mask"])
