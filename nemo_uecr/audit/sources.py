@@ -341,3 +341,56 @@ def read_rows(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
             raise DataError(f"{path}:{number}: {field}{': ' * bool(field)}{first['msg']}") from error
+
+
+# Any of them, as the command line names it
+
+
+def source_of(text: str, *, take: str, steps: frozenset[int] | None) -> Source:
+    """Responses of a run, of an evaluation or of a JSONL file.
+
+    Args:
+        text: its path, for an evaluation or a file also as ``STEP=PATH``.
+        take: as in `run_source`.
+        steps: as in `run_source`.
+
+    Raises:
+        DataError: it is none of these, or a run with a step of its own.
+    """
+    number, equals, name = text.partition("=")
+    step, path = (int(number), Path(name)) if equals and number.isdecimal() else (None, Path(text))
+    if is_run(path):
+        if step is not None:
+            raise DataError(f"{text}: a run folder knows its steps; expected it without {step}=. Choose with --steps")
+        return run_source(path, take=take, steps=steps)
+    if (path / SETTINGS).is_file():
+        return evaluation_source(path, step=step)
+    if path.is_file():
+        return jsonl_source(path, step=step)
+    raise DataError(f"{path} is no run folder, no evaluation folder and no file; expected responses to score")
+
+
+def students_of(sources: Sequence[Source], given: str | None) -> Callable[[int], str]:
+    """The model that generated the responses of a checkpoint.
+
+    Args:
+        sources: what is scored.
+        given: one model for all, ``{step}`` in it if it varies; None: those that the sources name.
+
+    Raises:
+        DataError: the sources name none, or ``given`` has other braces.
+    """
+    if given is not None:
+        try:
+            given.format(step=0)
+        except (KeyError, IndexError, ValueError):
+            raise DataError(f"--student {given!r}: expected no braces but {{step}} or {{step:06d}}") from None
+        return lambda step: given.format(step=step)
+    by_step: dict[int, Callable[[int], str]] = {}
+    for source in sources:
+        if source.student_of is None:
+            raise DataError(
+                "the rollouts do not say who generated them; give --student MODEL, {step} in it if it varies"
+            )
+        by_step |= {rollout.checkpoint: source.student_of for rollout in source.rollouts}
+    return lambda step: by_step[step](step)

@@ -14,6 +14,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
+import logging
 import queue
 import sys
 import types
@@ -21,6 +22,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from nemo_uecr.errors import DependencyError
 
 ENGINE = "transformer_engine"
 #: What the bridge imports without needing it here.
@@ -60,6 +63,24 @@ def core_on_cpu() -> Iterator[None]:
         stack.enter_context(_random_states())
         stack.enter_context(_one_rank())
         yield
+
+
+def require_bridge() -> None:
+    """Refuse to start without Megatron-Bridge; quiet the libraries otherwise.
+
+    Raises:
+        DependencyError: saying where it is found.
+    """
+    if importlib.util.find_spec("megatron.bridge") is None:
+        raise DependencyError(
+            "megatron.bridge is not installed; convert inside NeMo-RL's container, or run: "
+            "pip install --no-deps megatron-bridge==0.3.1"
+        )
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("megatron").setLevel(logging.ERROR)
 
 
 def import_bridge() -> None:

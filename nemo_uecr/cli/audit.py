@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family
+from nemo_uecr.cli.common import AtLeastOne, Seed, family, method_settings
 from nemo_uecr.errors import DataError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.audit.output import Audit
+    from nemo_uecr.audit.store import Scores
     from nemo_uecr.core.records import Settings
 
 __all__ = ["app"]
@@ -23,7 +24,7 @@ app = family("audit", "The paper's audits, of scores or of a run.")
 
 logger = logging.getLogger(__name__)
 
-Scores = Annotated[Path, Parameter(help="Folder that `nemo-uecr score` wrote.")]
+ScoresFolder = Annotated[Path, Parameter(help="Folder that `nemo-uecr score` wrote.")]
 Run = Annotated[Path, Parameter(help="Run folder.")]
 Out = Annotated[
     Path | None, Parameter(name="--out", help="Output folder (default: audits/NAME beside SCORES or in RUN).")
@@ -45,7 +46,7 @@ ENGINES = ("transformers", "transformers-bf16", "megatron", "vllm", "vllm-bf16",
 
 @app.command
 def signal(
-    scores: Scores,
+    scores: ScoresFolder,
     /,
     *,
     judge: Path | None = None,
@@ -73,12 +74,10 @@ def signal(
         write_pairs: Write blinded pairs for a judge into this folder, and stop.
         pairs: How many to write.
     """
-    require_extra("data", "plots")
     from nemo_uecr.audit import judging
     from nemo_uecr.audit.signal import signal_audit
-    from nemo_uecr.audit.store import read_scores
 
-    found = read_scores(scores)
+    found = _read(scores)
     if write_pairs is not None:
         written = judging.write_pairs(found, write_pairs, pairs=pairs, seed=seed)
         sys.stdout.write(f"{written} pairs for the judge: {write_pairs}/pairs.jsonl\n")
@@ -91,7 +90,7 @@ def signal(
 
 @app.command
 def token_credit(
-    scores: Scores,
+    scores: ScoresFolder,
     /,
     *,
     run: RunOfSettings = None,
@@ -112,18 +111,16 @@ def token_credit(
     Args:
         checkpoint: Whose responses, by its step (default: the first).
     """
-    require_extra("data", "plots")
-    from nemo_uecr.audit.store import read_scores
     from nemo_uecr.audit.token_credit import token_credit_audit
 
     settings = _settings(run, words, ("alpha", "rho", "tau_delta", "tau_entropy"))
-    audit = token_credit_audit(read_scores(scores), settings, checkpoint=checkpoint, replicates=replicates, seed=seed)
+    audit = token_credit_audit(_read(scores), settings, checkpoint=checkpoint, replicates=replicates, seed=seed)
     _finish(audit, out, scores.resolve().parent)
 
 
 @app.command
 def group_signal(
-    scores: Scores,
+    scores: ScoresFolder,
     /,
     *,
     anchor: str = "base",
@@ -145,12 +142,10 @@ def group_signal(
         sizes: Sizes of the pseudo-groups.
         integer_verdicts: Judge anew by the boxed integer, as the paper does on AMC.
     """
-    require_extra("data", "plots")
     from nemo_uecr.audit.group_signal import group_signal_audit
-    from nemo_uecr.audit.store import read_scores
 
     audit = group_signal_audit(
-        read_scores(scores),
+        _read(scores),
         anchor=anchor,
         sizes=list(sizes),
         integer_verdicts=integer_verdicts,
@@ -161,7 +156,9 @@ def group_signal(
 
 
 @app.command
-def alpha_sweep(scores: Scores, /, *, replicates: Replicates = 2000, seed: BootstrapSeed = 42, out: Out = None) -> None:
+def alpha_sweep(
+    scores: ScoresFolder, /, *, replicates: Replicates = 2000, seed: BootstrapSeed = 42, out: Out = None
+) -> None:
     """At which weight of the teacher a wrong response overtakes a right one, on fixed rollouts, by checkpoint.
 
     The teacher score is that of the checkpoint that generated the response, clipped at 5 nats. Conflicts and fully
@@ -170,16 +167,14 @@ def alpha_sweep(scores: Scores, /, *, replicates: Replicates = 2000, seed: Boots
 
         nemo-uecr audit alpha-sweep runs/demo/scores
     """
-    require_extra("data", "plots")
     from nemo_uecr.audit.alpha_sweep import alpha_sweep_audit
-    from nemo_uecr.audit.store import read_scores
 
-    _finish(alpha_sweep_audit(read_scores(scores), replicates=replicates, seed=seed), out, scores.resolve().parent)
+    _finish(alpha_sweep_audit(_read(scores), replicates=replicates, seed=seed), out, scores.resolve().parent)
 
 
 @app.command
 def localization(
-    scores: Scores,
+    scores: ScoresFolder,
     /,
     *,
     write_steps: Path | None = None,
@@ -216,14 +211,12 @@ def localization(
         tokenizer: Model with the tokenizer of the responses (default: the teacher).
         shuffles: Within-response shuffles.
     """
-    require_extra("data", "plots")
     from nemo_uecr.audit.judging import STEPS, read_labels, write_items
     from nemo_uecr.audit.localization import items_to_judge, localization_audit
-    from nemo_uecr.audit.store import read_scores
     from nemo_uecr.demo.assets import resolve
     from nemo_uecr.evaluation.engines import load_tokens
 
-    found = read_scores(scores)
+    found = _read(scores)
     if write_steps is not None:
         items = items_to_judge(found, checkpoint=checkpoint, limit=limit, seed=seed)
         steps = write_items(items, write_steps, seed=seed)
@@ -247,7 +240,7 @@ def localization(
 
 @app.command
 def teacher(
-    scores: Scores,
+    scores: ScoresFolder,
     /,
     *,
     teacher: str | None = None,
@@ -269,12 +262,11 @@ def teacher(
         engines: Engines to compare.
         responses: The first N responses (default: all).
     """
-    require_extra("data", "plots", "local")
-    from nemo_uecr.audit.store import read_scores
+    require_extra("local")
     from nemo_uecr.audit.teacher import engines_of, teacher_audit
     from nemo_uecr.evaluation.settings import model_digest
 
-    found, chosen = read_scores(scores), engines_of(list(engines))
+    found, chosen = _read(scores), engines_of(list(engines))
     scored = found.plan["teacher"]
     model = teacher or scored["name"]
     if model_digest(model) != scored.get("sha256"):
@@ -334,17 +326,24 @@ def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) ->
     _finish(efficiency_audit(runs, None if baseline is None else runs[1].label), out, run)
 
 
-def _settings(run: Path | None, words: Sequence[str], needed: Sequence[str]) -> Settings:
+def _read(scores: Path) -> Scores:
+    require_extra("data", "plots")
+    from nemo_uecr.audit.store import read_scores
+
+    return read_scores(scores)
+
+
+def _settings(run: Path | None, given: Sequence[str], needed: Sequence[str]) -> Settings:
     """The method's settings: those of a run, then those given one by one; nothing has a default."""
-    from nemo_uecr.cli.replay import parse_settings
     from nemo_uecr.config.load import written_config
 
-    settings = parse_settings(words, None if run is None else written_config(run / "config.yaml").method)
+    settings = method_settings(given, None if run is None else written_config(run / "config.yaml").method)
     missing = [name for name in needed if getattr(settings, name) is None]
     if missing:
+        words = " ".join(f"{name}=VALUE" for name in missing)
         raise DataError(
-            f"{', '.join(missing)} of the method: not given; expected --run RUN whose config.yaml has "
-            f"{'it' if len(missing) == 1 else 'them'}, or --set {' '.join(f'{name}=VALUE' for name in missing)}"
+            f"{', '.join(missing)} of the method: not given; expected --run RUN, whose config.yaml has the settings, "
+            f"or --set {words}"
         )
     return settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +15,18 @@ from nemo_uecr.errors import ConfigError
 if TYPE_CHECKING:
     from nemo_uecr.config.load import LoadedConfig
     from nemo_uecr.config.nemo_schema import AnyConfig
+    from nemo_uecr.config.schema import MethodConfig
+    from nemo_uecr.core.records import Settings
 
 __all__ = [
-    "AtLeastOne", "ConfigFile", "Json", "Override", "Seed", "family", "is_nemo_rl", "load_and_report", "objective_of",
-    "refuse_output", "summary", "write_json",
+    "AtLeastOne", "ConfigFile", "Json", "Override", "Seed", "family", "is_nemo_rl", "load_and_report",
+    "method_settings", "objective_of", "refuse_output", "summary", "whole_numbers", "write_json",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
+
+#: The method's numbers that `--set` may give.
+SCALARS = ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef")
 
 
 def _shown_default(value: object) -> object:
@@ -79,6 +84,49 @@ def summary(config: AnyConfig, origins: Mapping[str, str], *, prefix: str) -> st
     unused = unused_line(config, origins)
     lines = [f"objective: {objective_of(config)}", *([] if unused is None else [unused])]
     return "".join(f"{prefix}{line}\n" for line in lines)
+
+
+def method_settings(words: Sequence[str], run: MethodConfig | None = None) -> Settings:
+    """Settings of a method from ``key=value`` words; what is not given is the run's, or the configuration's default.
+
+    Raises:
+        ConfigError: an unknown key, or a value that is no number.
+    """
+    from nemo_uecr.config.methods import core_settings
+    from nemo_uecr.config.schema import MethodConfig
+    from nemo_uecr.core.records import Settings
+
+    defaults = {name: MethodConfig.model_fields[name].default for name in ("std_floor", "opd_coef")}
+    given = {**defaults, "sample_std": False, "parameters": {}} if run is None else core_settings(run)
+    parameters = dict(given.pop("parameters"))
+    kinds: dict[str, Callable[[str], float]] = {**dict.fromkeys(SCALARS, float), "step": int, "seed": int}
+    for word in words:
+        key, _, text = word.partition("=")
+        try:
+            if key == "std":
+                given["sample_std"] = {"population": False, "sample": True}[text]
+            elif key.startswith("parameters."):
+                parameters[key.removeprefix("parameters.")] = float(text)
+            else:
+                given[key] = kinds[key](text)
+        except (KeyError, ValueError):
+            raise ConfigError(
+                f"--set {word}: expected key=value with a number, or std=population|sample; keys: "
+                f"{', '.join(sorted(kinds))}, std, parameters.NAME"
+            ) from None
+    return Settings(**given, parameters=parameters)
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """The numbers of ``1,5,10``.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise ConfigError(f"{option}: got {text!r}, expected whole numbers set off by commas, for example 1,5,10")
+    return [int(word) for word in words]
 
 
 def refuse_output(out: Path, *inputs: Path) -> None:

@@ -7,17 +7,13 @@ import os
 import resource
 import sys
 import time
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter, validators
 
 from nemo_uecr.cli.common import AtLeastOne, Seed, family
 from nemo_uecr.errors import DataError
-
-if TYPE_CHECKING:
-    from nemo_uecr.data.benchmarks import LoadedBenchmark
 
 __all__ = ["app"]
 
@@ -95,15 +91,11 @@ def prepare(
         f"{counts['read']} rows read in {seconds:.1f} s ({counts['read'] / seconds:.0f} a second, "
         f"at most {peak:.0f} MiB in the largest process and its parent)",
         *(f"  removed  {number:>7}  {reason}" for reason, number in counts["reasons"].items()),
-        f"  held     {counts['held']:>7}  near a benchmark problem" + _review(out, counts["held"]),
+        f"  held     {counts['held']:>7}  near a benchmark problem; see {out}/screening/review.csv",
         f"  kept     {counts['kept']:>7}  {out}/train.jsonl",
         f"manifest: {out}/manifest.json",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _review(folder: Path, held: int) -> str:
-    return f"; see {folder}/screening/review.csv" if held else ""
 
 
 @app.command
@@ -130,7 +122,7 @@ def screen(
     counts = done.manifest["counts"]
     sys.stdout.write(
         f"{done.rows} rows compared ({done.embedded} embedded now{rate}; {done.rows - done.embedded} from before)\n"
-        f"  held     {done.held:>7}  by this stage, {counts['held']} in all{_review(folder, counts['held'])}\n"
+        f"  held     {done.held:>7}  by this stage, {counts['held']} in all; see {folder}/screening/review.csv\n"
         f"  kept     {counts['kept']:>7}  {folder}/train.jsonl\n"
     )
 
@@ -189,25 +181,14 @@ def selftest(*benchmarks: str) -> int:
         benchmarks: Files, NAME=FILE or known names.
     """
     from nemo_uecr.data.benchmarks import load_benchmarks
-
-    return max(_test_verifier(benchmark) for benchmark in load_benchmarks(list(benchmarks)).values())
-
-
-def _test_verifier(benchmark: LoadedBenchmark) -> int:
     from nemo_uecr.verifier.pool import comparison_pool
-    from nemo_uecr.verifier.selftest import run_trials, trials
+    from nemo_uecr.verifier.selftest import self_test
 
-    made = [trial for problem in benchmark.problems for trial in trials(problem.id, problem.answer)]
+    loaded = load_benchmarks(list(benchmarks))
+    fails_itself = False
     with comparison_pool(os.cpu_count() or 1) as pool:
-        failures = run_trials(made, pool)
-    failed = Counter(failure.trial.form for failure in failures)
-    sys.stdout.write(f"{benchmark.name}: {len(made) - len(failures)} of {len(made)} as expected\n")
-    for form, number in Counter(trial.form for trial in made).items():
-        sys.stdout.write(f"  {number - failed[form]:>5} of {number:>5}  {form}\n")
-    for failure in failures:
-        trial = failure.trial
-        sys.stdout.write(
-            f"  failure: problem {trial.problem}, {trial.form}: {trial.response!r} against {trial.answer!r} "
-            f"is {failure.got.value}, expected {trial.expected.value}\n"
-        )
-    return int(failed["itself"] > 0)
+        for name, benchmark in loaded.items():
+            lines, failed = self_test({problem.id: problem.answer for problem in benchmark.problems}, pool)
+            sys.stdout.write(f"{name}: " + "\n".join(lines) + "\n")
+            fails_itself |= failed
+    return int(fails_itself)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter, validators
 
 from nemo_uecr.cli.common import AtLeastOne, Seed, family
-from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
     from nemo_uecr.evaluation.settings import Settings
@@ -29,49 +28,39 @@ NonNegative = validators.Number(gte=0)
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every evaluation is asked for; the decoding's defaults are the paper's."""
+    """What every evaluation is asked for; the decoding's defaults are the paper's.
+
+    Attributes:
+        max_tokens: Longest response (16384 shipped).
+        out: Folder of the results.
+        benchmarks: Known name, file or NAME=FILE.
+        samples: Responses a problem.
+        temperature: 0 is greedy.
+        top_p: 1 is off.
+        top_k: 0 is off.
+        seed: Seed of every draw.
+        engine: What generates.
+        dtype: Of the model.
+        batch: Responses at once.
+        thinking: Use the thinking chat template.
+        prompt_template: User's turn with {question} in it.
+        system_prompt: System turn.
+    """
 
     max_tokens: AtLeastOne
-    """Longest response (16384 shipped)."""
-
     out: Path
-    """Folder of the results."""
-
     benchmarks: tuple[str, ...] = ("aime24", "aime25", "amc23", "hmmt_feb25", "hmmt_nov25")
-    """Known name, file or NAME=FILE."""
-
     samples: AtLeastOne = 12
-    """Responses a problem."""
-
     temperature: Annotated[float, Parameter(validator=NonNegative)] = 0.6
-    """0 is greedy."""
-
     top_p: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 0.95
-    """1 is off."""
-
     top_k: Annotated[int, Parameter(validator=NonNegative)] = 20
-    """0 is off."""
-
     seed: Seed = 42
-    """Seed of every draw."""
-
     engine: Literal["transformers", "vllm"] = "vllm"
-    """What generates."""
-
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the model."""
-
     batch: AtLeastOne = 256
-    """Responses at once."""
-
     thinking: bool = False
-    """Use the thinking chat template."""
-
     prompt_template: str = TEMPLATE
-    """User's turn with {question} in it."""
-
     system_prompt: str | None = None
-    """System turn."""
 
     def settings(self) -> Settings:
         """The options as the runner takes them."""
@@ -105,6 +94,7 @@ def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
     from nemo_uecr.evaluation.runner import check_engine, check_settings
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
+    from nemo_uecr.files import check_writable
 
     settings, out = options.settings(), options.out
     check_settings(settings)
@@ -115,7 +105,7 @@ def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
         check_benchmarks(_placed(options.benchmarks, locate))
         for label, model in named:
             check_model(locate(model))
-            _check_place(out / label)
+            check_writable(out / label)
         sys.stdout.write(f"dry run: {options}\n")
         return
     check_engine(settings)
@@ -150,12 +140,6 @@ def _placed(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
     return [f"{name}{sign}{find(place)}" for name, sign, place in parts]
 
 
-def _check_place(folder: Path) -> None:
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise RunFolderError(f"{folder}: {place} cannot be written or is no folder; choose another --out")
-
-
 @app.command
 def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
     """Paired comparison of two evaluations on the same problems: second minus first, with interval and p-value.
@@ -166,18 +150,10 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
         seed: Seed of the resampling.
     """
     from nemo_uecr.evaluation.compare import compare as differences
+    from nemo_uecr.evaluation.compare import lines_of
 
-    lines = [
-        f"{second} minus {first}, percent, 95% interval over problems",
-        f"  {'':<12} {'first':>6} {'second':>6}   diff                       p  better worse",
-    ]
-    for name, each in differences(first, second, seed=seed).items():
-        lines.append(
-            f"  {name:<12} {100 * each.first:6.2f} {100 * each.second:6.2f} {100 * each.difference:+6.2f} "
-            f"[{100 * each.low:+6.2f}, {100 * each.high:+6.2f}] {each.p_value:7.4f}  "
-            f"{each.better:>6} {each.worse:>5} of {each.problems}"
-        )
-    sys.stdout.write("\n".join(lines) + "\n")
+    lines = lines_of(differences(first, second, seed=seed))
+    sys.stdout.write("\n".join([f"{second} minus {first}, percent, 95% interval over problems", *lines]) + "\n")
 
 
 @app.command

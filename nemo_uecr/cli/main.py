@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Group
 
 from nemo_uecr import __version__
-from nemo_uecr.cli import audit, convert, data, evaluate, look, replay, runs, score, slurm, teacher, train
+from nemo_uecr.cli import audit, data, evaluate, look, runs, score, slurm, train
 from nemo_uecr.cli.common import family
 from nemo_uecr.errors import UecrError, as_dependency_error
 from nemo_uecr.stopping import STOPPED, RunStopped
@@ -26,10 +26,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 #: By heading in the help. A command is a function, whose docstring is its help, or a family of commands.
 COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
     "Train": (train.train, train.demo, train.smoke, train.study),
-    "Look": (look.plan, look.doctor, look.config, runs.report, replay.replay),
-    "Evaluate": (evaluate.app, score.score, audit.app, teacher.app),
+    "Look": (look.plan, look.doctor, look.config, runs.report, runs.replay),
+    "Evaluate": (evaluate.app, score.score, audit.app, score.teacher),
     "Data": (data.app,),
-    "Move": (convert.convert, runs.pack, runs.unpack),
+    "Move": (runs.convert, runs.pack, runs.unpack),
     "Slurm": (slurm.app,),
 }
 

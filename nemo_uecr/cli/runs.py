@@ -1,18 +1,27 @@
-"""Commands on run folders: `report`, `pack` and `unpack`."""
+"""Commands on what a run has left: `report`, `replay`, `pack`, `unpack` and `convert`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
-from nemo_uecr.cli.common import AtLeastOne, objective_of
-from nemo_uecr.errors import RunFolderError, require_extra
+from nemo_uecr.cli.common import AtLeastOne, method_settings, objective_of, refuse_output
+from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RunFolderError, require_extra
 
-__all__ = ["pack", "report", "unpack"]
+__all__ = ["convert", "pack", "replay", "report", "unpack"]
+
+GIGABYTE = 10**9
+Positive = Annotated[float, Parameter(validator=validators.Number(gt=0))]
+Words = Annotated[
+    tuple[str, ...],
+    Parameter(name="--set", help="The method's settings as `key=value`: alpha=1 rho=.5 std=sample parameters.NAME=2."),
+]
 
 
 def report(
@@ -26,7 +35,7 @@ def report(
     """One self-contained HTML page about one run, or several side by side; or a check of a run against its record.
 
     `--verify` compares the run folder's files, the models and data that the run read, the code and the versions with
-    the run's own record, names everything that changed, and ends with exit code 1 when something did.
+    the run's own record, and names everything that changed. Exit code 1 when something did.
 
     Args:
         run: Run folder.
@@ -75,6 +84,99 @@ def _open(page: Path) -> None:
         sys.stdout.write(f"no browser to open it in; its address is {address}\n")
 
 
+def replay(
+    batch: Path, /, *, check: bool = False, method: str | None = None, words: Words = (), out: Path | None = None
+) -> int:
+    r"""Recompute a method's advantages from a saved batch, or check those that a run saved.
+
+    BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and what the method reads
+    of teacher_logp, teacher_entropy, initial_logp and segments [B, T]. OUT gets advantage [B, T] (0 where the mask is
+    0) and the method's intermediate quantities.
+
+        nemo-uecr replay runs/demo/batches/step-000010.safetensors --method uecr \
+            --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.safetensors
+
+    With `--check`, BATCH is a saved step or a run folder. Method and settings come from the file, and the saved
+    advantages must come out again: bit for bit with the run's own versions and kind of processor, within 1e-6
+    elsewhere. Exit code 1 when one does not.
+
+        nemo-uecr replay runs/demo --check
+
+    Args:
+        batch: Saved batch, or with `--check` a run folder.
+        check: Compare with the advantages that the run saved.
+        method: Method, for example uecr.
+        out: File to write (safetensors).
+    """
+    if check:
+        if method is not None or words or out is not None:
+            raise ConfigError("--check takes method and settings from the saved step; drop --method, --set and --out")
+        return _check_steps(batch)
+    if method is None or out is None:
+        raise ConfigError("expected --method NAME and --out OUT, or --check alone; see nemo-uecr replay --help")
+    _write_advantages(batch, method, words, out)
+    return 0
+
+
+def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) -> None:
+    from safetensors.torch import save
+
+    from nemo_uecr.config.methods import check_parameters
+    from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
+    from nemo_uecr.files import replace_file
+
+    if name not in METHODS:
+        raise ConfigError(f"method {name!r} is unknown; expected one of {', '.join(METHODS)}")
+    refuse_output(out, path)
+    method, settings = METHODS[name], method_settings(words)
+    check_parameters(name, dict(settings.parameters))
+    own = {key: parameter.default for key, parameter in method.parameters.items()}
+    settings = replace(settings, parameters={**own, **settings.parameters})
+    batch = scored_batch(load_batch(path), path)
+    try:
+        with naming_file(path):
+            tensors = method.compute(batch, settings, detail=True).named_tensors()
+    except ConfigError as error:
+        raise ConfigError(f"{error} (on this command: --set key=value)") from error
+    for key, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise DataError(f"{key} is not finite with these settings; expected finite numbers. Use moderate settings")
+    content = save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata={"method": name})
+    replace_file(out, content)
+    sys.stdout.write(f"{name}: {len(tensors)} tensors in {out}\n")
+
+
+def _check_steps(path: Path) -> int:
+    """Print one line a step; 1 when a step is not reproduced, is gone or is not as the run wrote it."""
+    from nemo_uecr.data.batch_file import TOLERANCE, recompute
+    from nemo_uecr.local.artifacts import batch_faults
+
+    if not path.exists():
+        raise DataError(f"{path}: no such folder; expected a run folder, or a saved batch in safetensors form")
+    steps = sorted((path / "batches").glob("step-*.safetensors")) if path.is_dir() else [path]
+    if not steps:
+        raise DataError(f"{path} has no batches/step-*.safetensors; expected a run with telemetry.save_batch_every > 0")
+    listed = {Path(name).name: fault for name, fault in batch_faults(steps[0].parent.parent).items()}
+    gone = sorted(set(listed) - {step.name for step in steps}) if path.is_dir() else []
+    for name in gone:
+        sys.stdout.write(f"{name}: missing, the run's list of files has it: NOT REPRODUCED\n")
+    failed = 0
+    for step in steps:
+        fault = listed.get(step.name) if step.parent.name == "batches" else None
+        if fault is not None:
+            failed += 1
+            sys.stdout.write(f"{fault.removeprefix('batches/')}, by the run's list of files: NOT REPRODUCED\n")
+            continue
+        found = recompute(step)
+        failed += not found.holds
+        word = "bit for bit" if found.bitwise else f"differs by {found.difference:.3g}"
+        want = "the run's own arithmetic" if found.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
+        sys.stdout.write(f"{step.name}: {word} ({want}){'' if found.holds else ': NOT REPRODUCED'}\n")
+    sys.stdout.write(f"{len(steps) - failed} of {len(steps) + len(gone)} saved steps reproduced\n")
+    return 1 if failed or gone else 0
+
+
 def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
     """Pack a run folder into one archive (.tar.gz), to be unpacked and replayed elsewhere.
 
@@ -112,3 +214,70 @@ def unpack(archive: Path, folder: Path, /, *, max_gib: AtLeastOne = 64) -> None:
     from nemo_uecr.data.archive import unpack as read_archive
 
     sys.stdout.write(f"{read_archive(archive, folder, max_gib=max_gib)} files: {folder}\n")
+
+
+def convert(
+    ckpt: Path,
+    /,
+    *,
+    to: Path | None = None,
+    check: bool = False,
+    dry_run: bool = False,
+    into: Literal["huggingface", "megatron"] | None = None,
+    hf: str | None = None,
+    tokenizer: Path | None = None,
+    expect: Path | None = None,
+    tolerance: Positive = 1e-4,
+    shard_gb: Positive = 4.0,
+) -> None:
+    """Convert a checkpoint between Megatron and Hugging Face, and prove that the result is the same model.
+
+    CKPT is a step that NeMo-RL saved (step_N), a Megatron distributed checkpoint (iter_0000000 or the folder above),
+    or a Hugging Face model; it is converted into the other format. Both models then score fixed sequences in float32;
+    OUT appears only when their log-probabilities agree. It holds conversion.json with the evidence.
+
+        nemo-uecr convert runs/uecr/checkpoints/step_100 --to models/uecr-step-100
+        nemo-uecr convert models/Qwen3-4B --to models/Qwen3-4B-megatron
+        nemo-uecr convert models/uecr-step-100 --check
+
+    An interrupted conversion leaves no OUT; the same command starts over.
+
+    Args:
+        ckpt: The checkpoint.
+        to: Folder to make; it must not exist.
+        check: Verify again a folder that was converted; makes nothing.
+        dry_run: Look at everything that is named; make nothing.
+        into: Format of the result (default: the other one).
+        hf: Hugging Face model of CKPT's architecture (default: what CKPT names).
+        tokenizer: Folder of the tokenizer (default: CKPT's, else the model's).
+        expect: Log-probabilities that the trained model gave (safetensors: token_ids, lengths, logp); must be met.
+        tolerance: Largest difference of two log-probabilities, nats.
+        shard_gb: Most gigabytes of a weight file.
+    """
+    from nemo_uecr.checkpoint.convert import Request, prepare, read_record
+    from nemo_uecr.checkpoint.convert import check as check_again
+    from nemo_uecr.checkpoint.convert import convert as run
+    from nemo_uecr.checkpoint.on_cpu import require_bridge
+
+    if check == (to is not None):
+        raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
+    request = None
+    if to is not None:
+        request = Request(
+            ckpt=ckpt, out=to.absolute(), into=into, model=hf, tokenizer=tokenizer,
+            recorded=expect, tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
+        )  # fmt: skip
+    if dry_run:
+        if request is None:
+            read_record(ckpt)
+        else:
+            prepare(request)
+        sys.stdout.write(f"dry run: {request or ckpt}\n")
+        return
+    require_extra("convert")
+    require_bridge()
+    agreement = check_again(ckpt, tolerance) if request is None else run(request)
+    sys.stdout.write(
+        f"{to or ckpt}: the same model; log-probabilities of {agreement.tokens} tokens differ by at most "
+        f"{agreement.largest:.2g} nats\n"
+    )

@@ -1,26 +1,32 @@
-"""The command `score`."""
+"""The commands `score`, `teacher score` and `teacher compare`."""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from nemo_uecr.cli.common import AtLeastOne
-from nemo_uecr.errors import DataError, require_extra
+from nemo_uecr.cli.common import (
+    AtLeastOne,
+    ConfigFile,
+    Json,
+    Override,
+    family,
+    is_nemo_rl,
+    refuse_output,
+    whole_numbers,
+    write_json,
+)
+from nemo_uecr.errors import ConfigError, DataError, require_extra
 
 if TYPE_CHECKING:
-    from nemo_uecr.audit.sources import Source
+    from nemo_uecr.audit.teacher_effect import Effect
 
-__all__ = ["score"]
+__all__ = ["score", "teacher"]
 
-#: How a step may be written in a model's name.
-STEP_FORMAT = "0?[0-9]{0,2}d?"
+teacher = family("teacher", "What FP8 changes in a Megatron teacher's scores.")
 
 
 def score(
@@ -76,18 +82,19 @@ def score(
     import torch
 
     from nemo_uecr.audit.score import Scoring, rank_parts, score_rollouts
+    from nemo_uecr.audit.sources import source_of, students_of
     from nemo_uecr.demo.assets import resolve
     from nemo_uecr.local.models import load_model
 
-    chosen = _steps(steps)
-    sources = [_source(text, take=take, steps=chosen) for text in rollouts]
+    chosen = None if steps is None else frozenset(whole_numbers("--steps", steps))
+    sources = [source_of(text, take=take, steps=chosen) for text in rollouts]
     teachers = {source.teacher for source in sources}
     model = teacher or (teachers.pop() if len(teachers) == 1 else None)
     if model is None:
         raise DataError("no teacher is known from these rollouts; give --teacher MODEL")
     if device == "cuda" and not torch.cuda.is_available():
         raise DataError("--device cuda, but torch sees no GPU; choose auto or cpu")
-    student_of = _student_of(student, sources)
+    student_of = students_of(sources, student)
     scoring = Scoring(
         teacher=resolve(model),
         student_of=lambda step: resolve(student_of(step)),
@@ -112,61 +119,84 @@ def score(
     )
 
 
-def _source(text: str, *, take: str, steps: frozenset[int] | None) -> Source:
-    from nemo_uecr.audit.sources import evaluation_source, is_run, jsonl_source, run_source
-    from nemo_uecr.evaluation.settings import SETTINGS
-
-    number, equals, name = text.partition("=")
-    step, path = (int(number), Path(name)) if equals and number.isdecimal() else (None, Path(text))
-    if is_run(path):
-        if step is not None:
-            raise DataError(f"{text}: a run folder knows its steps; expected it without {step}=. Choose with --steps")
-        return run_source(path, take=take, steps=steps)
-    if (path / SETTINGS).is_file():
-        return evaluation_source(path, step=step)
-    if path.is_file():
-        return jsonl_source(path, step=step)
-    raise DataError(f"{path} is no run folder, no evaluation folder and no file; expected responses to score")
-
-
-def _steps(text: str | None) -> frozenset[int] | None:
-    if text is None:
-        return None
-    try:
-        return frozenset(int(word) for word in text.split(","))
-    except ValueError:
-        raise DataError(f"--steps {text!r}: expected whole numbers set off by commas, for example 0,10,20") from None
-
-
 def _anchor(text: str) -> tuple[str, str]:
     from nemo_uecr.audit.store import STUDENT
 
-    name, equals, model = text.partition("=")
-    if not (equals and model and name.isidentifier()) or name == STUDENT:
+    name, _, model = text.partition("=")
+    if not model or not name.isidentifier() or name == STUDENT:
         raise DataError(
             f"--anchor {text!r}: expected NAME=MODEL with a name other than {STUDENT}, for example base=MODEL"
         )
     return name, model
 
 
-def _student_of(given: str | None, sources: list[Source]) -> Callable[[int], str]:
-    if given is not None:
-        _check_pattern(given)
-        return lambda step: given.format(step=step)
-    by_step: dict[int, Callable[[int], str]] = {}
-    for source in sources:
-        if source.student_of is None:
-            raise DataError(
-                "the rollouts do not say who generated them; give --student MODEL, {step} in it if it varies"
-            )
-        by_step |= {rollout.checkpoint: source.student_of for rollout in source.rollouts}
-    return lambda step: by_step[step](step)
+@teacher.command(name="score")
+def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out: Path) -> None:
+    """Score a saved batch with the teacher of a configuration and write the batch with those scores.
+
+    Scored twice, with and without FP8, it shows what FP8 changes. Needs the GPUs that the configuration names, all of
+    them for the teacher. OUT has no advantages: those of the batch belong to the teacher of the run.
+
+        nemo-uecr teacher score CONFIG --batch BATCH --out bf16.safetensors teacher.fp8=false
+        nemo-uecr teacher score CONFIG --batch BATCH --out fp8.safetensors  teacher.fp8=true
+        nemo-uecr teacher compare bf16.safetensors fp8.safetensors
+
+    Args:
+        batch: Batch that a run of the NeMo-RL back end saved (telemetry.save_batch_every).
+        out: File to write (safetensors).
+    """
+    from nemo_uecr.config.load import load_nemo_config
+    from nemo_uecr.data.batch_file import load_batch
+
+    if not is_nemo_rl(config, overrides):
+        raise ConfigError(f"{config}: the backend is not nemo_rl; expected a configuration with a Megatron teacher")
+    refuse_output(out, batch)
+    loaded, saved = load_nemo_config(config, overrides), load_batch(batch)
+    from nemo_uecr.nemo.teacher_scores import score_saved_batch
+
+    score_saved_batch(loaded, saved, out)
+    precision = "FP8" if loaded.teacher.fp8 else "bf16"
+    sys.stdout.write(f"{batch} scored by {loaded.teacher.model_name} in {precision}: {out}\n")
 
 
-def _check_pattern(given: str) -> None:
-    try:
-        fields = [field for field in Formatter().parse(given) if field[1] is not None]
-    except ValueError:
-        fields = [("", None, None, None)]
-    if any(name != "step" or kind or not re.fullmatch(STEP_FORMAT, spec or "") for _, name, spec, kind in fields):
-        raise DataError(f"--student {given!r}: expected no braces but {{step}} or {{step:06d}}")
+@teacher.command
+def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
+    """What FP8, or another layout, changes in a teacher's scores: gap, entropy and advantages, token by token.
+
+    Args:
+        first: Batch that `nemo-uecr teacher score` wrote; its scores count as right.
+        second: The same batch with the scores in question.
+    """
+    import torch
+
+    from nemo_uecr.audit.teacher_effect import teacher_effect
+    from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
+
+    saved, other = load_batch(first), load_batch(second)
+    ids, their_ids = saved.tensors.get("token_ids"), other.tensors.get("token_ids")
+    if ids is not None and their_ids is not None and not torch.equal(ids.long(), their_ids.long()):
+        raise DataError(f"{first} and {second} are about different tokens; score one batch in both ways")
+    effects = teacher_effect(
+        scored_batch(saved, first),
+        scored_batch(other, second),
+        lambda batch: compute_again(saved, batch, first).advantage_BT,
+    )
+    sys.stdout.write(_table(effects, method=str(saved.method)))
+    write_json(json, [vars(effect) for effect in effects])
+
+
+def _table(effects: list[Effect], *, method: str) -> str:
+    heads = ("quantity", "unit", "spread", "bias", "mean |d|", "99% |d|", "max |d|", "sign changed")
+    rows = [
+        (
+            effect.quantity,
+            effect.unit,
+            *(f"{value:.4g}" for value in (effect.spread, effect.bias, effect.mean, effect.high, effect.largest)),
+            "-" if effect.flipped is None else f"{100 * effect.flipped:.2f}%",
+        )
+        for effect in effects
+    ]
+    lines = ["".join(f"{cell:>13}" for cell in row) for row in (heads, *rows)]
+    return "\n".join(
+        [*lines, f"d = second - first; spread: standard deviation of the first; advantages of {method}", ""]
+    )

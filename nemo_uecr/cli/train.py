@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 import nemo_uecr
-from nemo_uecr.cli.common import ConfigFile, Override, is_nemo_rl, load_and_report, objective_of
+from nemo_uecr.cli.common import ConfigFile, Override, is_nemo_rl, load_and_report, objective_of, whole_numbers
 from nemo_uecr.errors import ConfigError, InvariantError, UecrError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.config.load import LoadedConfig
     from nemo_uecr.stopping import StopRequest
     from nemo_uecr.study.cells import Cell
-    from nemo_uecr.study.schema import StudyConfig
 
 __all__ = [
     "demo", "demo_config_path", "smoke", "study", "train", "train_cell", "train_nemo_rl", "train_until",
@@ -152,7 +151,7 @@ def smoke(
     from nemo_uecr.config.load import load_config
     from nemo_uecr.telemetry.run_folder import worst_residuals
 
-    counts = _step_counts(steps)
+    counts = whole_numbers("--steps", steps)
     loaded = load_and_report(config, overrides).config
     sys.stdout.write(f"objective: {objective_of(loaded)}\n")
     for name, value in loaded.tolerances.model_dump().items():
@@ -175,13 +174,6 @@ def smoke(
         compared = f"{reductions} reductions bit for bit" if reductions else "no teacher scores to reduce"
         sys.stdout.write(f"smoke {count}: passed, {compared}, {folder}\n")
         sys.stdout.flush()
-
-
-def _step_counts(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts) or len(set(parts)) < len(parts):
-        raise ConfigError(f"--steps: got {text!r}, expected different whole numbers >= 1, for example 1,5,10")
-    return [int(part) for part in parts]
 
 
 def _check_reductions(folder: Path) -> int:
@@ -214,8 +206,9 @@ def study(
     """
     require_extra("local", "study")
     from nemo_uecr.files import locked
+    from nemo_uecr.stopping import listening
     from nemo_uecr.study.load import load_study
-    from nemo_uecr.study.study import check_finished, check_folder, check_runs, forecast, summarise
+    from nemo_uecr.study.study import check_finished, check_folder, check_runs, forecast, run_study, summarise
 
     loaded = load_study(config)
     check_folder(loaded)
@@ -228,17 +221,11 @@ def study(
         check_finished(loaded)
         sys.stdout.write("".join(f"{line}\n" for line in forecast(loaded).lines()))
         sys.stdout.flush()
-        if not budget:
-            _train_and_summarise(loaded)
-
-
-def _train_and_summarise(loaded: StudyConfig) -> None:
-    from nemo_uecr.stopping import listening
-    from nemo_uecr.study.study import run_study
-
-    with listening() as stop:
-        summary = run_study(loaded, functools.partial(train_cell, loaded.config), stop=stop, report=logger.info)
-    sys.stdout.write(f"summary: {summary}\n")
+        if budget:
+            return
+        with listening() as stop:
+            work = functools.partial(train_cell, loaded.config)
+            sys.stdout.write(f"summary: {run_study(loaded, work, stop=stop, report=logger.info)}\n")
 
 
 def train_cell(config: str, cell: Cell) -> str | None:

@@ -49,6 +49,18 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
     return each | {"average": paired_bootstrap(pairs, seed=seed)}
 
 
+def lines_of(differences: Mapping[str, Difference]) -> list[str]:
+    """The differences for a terminal, in percent, one benchmark a line."""
+    lines = [f"  {'':<12} {'first':>6} {'second':>6}   diff                       p  better worse"]
+    for name, each in differences.items():
+        lines.append(
+            f"  {name:<12} {100 * each.first:6.2f} {100 * each.second:6.2f} {100 * each.difference:+6.2f} "
+            f"[{100 * each.low:+6.2f}, {100 * each.high:+6.2f}] {each.p_value:7.4f}  "
+            f"{each.better:>6} {each.worse:>5} of {each.problems}"
+        )
+    return lines
+
+
 def _means(rows: Any) -> list[float]:
     return [sum(row) / len(row) for row in rows]
 

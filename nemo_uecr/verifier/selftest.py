@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_uecr.verifier.extract import Verdict
@@ -60,6 +61,31 @@ def run_trials(made: Sequence[Trial], pool: ComparisonPool) -> list[Failure]:
         for trial, outcome in zip(made, checked, strict=True)
         if outcome.verdict is not trial.expected
     ]
+
+
+def self_test(answers: Mapping[str, str], pool: ComparisonPool) -> tuple[list[str], bool]:
+    """Verify a benchmark's reference answers in all their forms.
+
+    Args:
+        answers: by problem.
+        pool: where the comparisons run.
+
+    Returns:
+        The outcome for a terminal, and whether an answer fails against itself.
+    """
+    made = [trial for problem, answer in answers.items() for trial in trials(problem, answer)]
+    failures = run_trials(made, pool)
+    failed = Counter(failure.trial.form for failure in failures)
+    lines = [f"{len(made) - len(failures)} of {len(made)} as expected"]
+    for form, number in Counter(trial.form for trial in made).items():
+        lines.append(f"  {number - failed[form]:>5} of {number:>5}  {form}")
+    for failure in failures:
+        trial = failure.trial
+        lines.append(
+            f"  failure: problem {trial.problem}, {trial.form}: {trial.response!r} against {trial.answer!r} "
+            f"is {failure.got.value}, expected {trial.expected.value}"
+        )
+    return lines, failed["itself"] > 0
 
 
 def _other_forms(answer: str) -> dict[str, str]:
