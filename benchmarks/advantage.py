@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -16,23 +15,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.child import output_of
-from benchmarks.memory import peak_resident, reset_peak
+from benchmarks.measure import MEBI, outputs_of, peak_resident, reset_peak
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch, Settings
-from nemo_uecr.errors import UecrError
 
 SETTINGS = Settings(alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
 GROUP = 8
-MEBI = 1_048_576
 
 
 def made_batch(responses: int, tokens: int, mean_length: int) -> ScoredBatch:
     """A batch of random scores with response lengths between 1 and about twice the mean."""
     generator = torch.Generator().manual_seed(0)
-    longest = min(tokens, 2 * mean_length)
-    length_B = torch.randint(1, longest + 1, (responses,), generator=generator)
+    length_B = torch.randint(1, min(tokens, 2 * mean_length) + 1, (responses,), generator=generator)
     old_BT = -torch.rand(responses, tokens, generator=generator)
     return ScoredBatch(
         task_reward_B=(torch.rand(responses, generator=generator) < 0.4).float(),
@@ -52,8 +47,8 @@ def blocked(batch: ScoredBatch) -> Tensor:
 def plain(batch: ScoredBatch) -> Tensor:
     """UECR as one writes it first: whole padded tensors, float32, equal groups side by side."""
     teacher, entropy = batch.teacher_logp_BT, batch.teacher_entropy_BT
-    if teacher is None or entropy is None:
-        raise RuntimeError("the made batch carries teacher scores")
+    assert teacher is not None
+    assert entropy is not None
     m = batch.mask_BT.float()
     delta = (teacher - batch.old_logp_BT) * m
     reward = (delta.clamp(-GAP_CLIP, GAP_CLIP) * m).sum(1) / m.sum(1)
@@ -74,75 +69,45 @@ CASES: dict[str, Callable[[ScoredBatch], Tensor]] = {"blocked": blocked, "plain"
 def measure(case: str, responses: int, tokens: int, mean_length: int, repeats: int) -> dict[str, float]:
     """Least CPU and wall seconds of ``repeats`` runs, and the peak memory that the first run added."""
     torch.set_num_threads(1)
-    batch = made_batch(responses, tokens, mean_length)
-    compute = CASES[case]
+    batch, compute = made_batch(responses, tokens, mean_length), CASES[case]
     compute(made_batch(GROUP, 64, 32))  # loads and warms what is loaded lazily
     before = reset_peak()
-    compute(batch)
+    output = compute(batch)
     peak = peak_resident() - before
-    cpu, wall = [], []
+    cpu_s, wall_s = float("inf"), float("inf")
     for _ in range(repeats):
-        cpu_start, wall_start = time.process_time(), time.perf_counter()
+        wall, cpu = time.perf_counter(), time.process_time()
         compute(batch)
-        cpu.append(time.process_time() - cpu_start)
-        wall.append(time.perf_counter() - wall_start)
-    output = responses * tokens * 4
-    return {
-        "cpu_s": min(cpu),
-        "wall_s": min(wall),
-        "peak_extra_mb": peak / MEBI,
-        "peak_extra_per_output": peak / output,
-        "mean_length": float(batch.mask_BT.sum() / responses),
-    }
+        cpu_s, wall_s = min(cpu_s, time.process_time() - cpu), min(wall_s, time.perf_counter() - wall)
+    mean = float(batch.mask_BT.sum() / responses)
+    over = peak / output.nbytes
+    return {"cpu_s": cpu_s, "wall_s": wall_s, "peak_mb": peak / MEBI, "peak_per_output": over, "mean_length": mean}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument("--responses", type=int, default=1008, help="B (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=16384, help="T, padded (default: %(default)s)")
-    parser.add_argument("--mean-length", type=int, default=5400, help="mean response length (default: %(default)s)")
-    parser.add_argument(
-        "--repeats", type=int, default=5, help="timed runs a case; the least counts (default: %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
-    parser.add_argument("--case", choices=list(CASES), help="measure this one here and print its figures as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
+def main() -> None:
     """Measure."""
-    if args.responses < 8 or args.responses % 8 or min(args.tokens, args.mean_length, args.repeats) < 1:
-        raise UecrError("--responses must be a multiple of 8 and the other numbers at least 1")
-    size = (args.responses, args.tokens, args.mean_length, args.repeats)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--responses", type=int, default=1008, help=f"B, a multiple of {GROUP}")
+    parser.add_argument("--tokens", type=int, default=16384, help="T, padded")
+    parser.add_argument("--mean-length", type=int, default=5400, help="mean response length")
+    parser.add_argument("--repeats", type=int, default=5, help="timed runs a case; the least counts")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
+    parser.add_argument("--case", choices=list(CASES), help=argparse.SUPPRESS)
+    args = parser.parse_args()
     if args.case is not None:
+        size = args.responses, args.tokens, args.mean_length, args.repeats
         sys.stdout.write(json.dumps(measure(args.case, *size)) + "\n")
-        return 0
-    names = ("--responses", "--tokens", "--mean-length", "--repeats")
-    words = [word for name, number in zip(names, size, strict=True) for word in (name, str(number))]
-    found = {case: json.loads(output_of("benchmarks.advantage", ["--case", case, *words], threads=1)) for case in CASES}
-    ours, plain = found["blocked"], found["plain"]
-    result = {
-        "shape": [args.responses, args.tokens],
-        "mean_length": ours["mean_length"],
-        "cases": found,
-        "ratios": {
-            "plain_cpu": plain["cpu_s"] / ours["cpu_s"],
-            "plain_memory": plain["peak_extra_mb"] / ours["peak_extra_mb"] if ours["peak_extra_mb"] else None,
-        },
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-    }
-    sys.stdout.write(
-        f"[{args.responses} x {args.tokens}] advantages, mean length {ours['mean_length']:.0f}, one thread\n"
-    )
-    for case, figures in found.items():
+        return
+    cases = {}
+    for case in CASES:
+        (output,) = outputs_of("benchmarks.advantage", [*sys.argv[1:], "--case", case], threads=1)
+        cases[case] = found = json.loads(output)
         sys.stdout.write(
-            f"{case:<8} {figures['cpu_s']:.3f} s CPU  {figures['wall_s']:.3f} s wall  "
-            f"{figures['peak_extra_mb']:.0f} MiB extra ({figures['peak_extra_per_output']:.2f} x output)\n"
+            f"[{args.responses} x {args.tokens}] {case:<8} {found['cpu_s']:.3f} s CPU  {found['wall_s']:.3f} s wall  "
+            f"{found['peak_mb']:.0f} MiB extra ({found['peak_per_output']:.2f} x output)\n"
         )
-    write_json(args.json, result)
-    return 0
+    write_json(args.json, {"shape": [args.responses, args.tokens], "cases": cases, "torch": torch.__version__})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    sys.exit(run(parser.parse_intermixed_args()))
+    main()

@@ -1,349 +1,361 @@
-"""Token scoring beside what other projects offer: cases, ratios and the table, each case in processes of its own.
+"""Token scoring beside what other projects offer: time, memory, error and collectives of each case.
 
-python -m benchmarks.scoring [--quick] [--json FILE]
+  python -m benchmarks.scoring [--quick] [--json FILE] [--cases NAME ...]
+
+Each case runs in processes of its own, once a round, so that all share the machine's good and bad minutes; the least
+processor time counts. Another project's code is imported from where it is installed and is absent otherwise;
+NEMO_RL_SOURCE names a source tree of NeMo-RL.
+
+Legend: N tokens, V vocabulary columns (of this rank's shard), H hidden.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
+import importlib.metadata
 import json
-import logging
 import os
 import platform
-import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scoring_worker import Job
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.measure import MEBI, CollectiveCount, outputs_of, peak_resident, reset_peak
 from nemo_uecr.cli.common import write_json
-from nemo_uecr.data.reproducible import installed
-from nemo_uecr.errors import UecrError
+from nemo_uecr.scoring.dense import score_logits
+from nemo_uecr.scoring.fused_linear import score_hidden, tile_for
+from nemo_uecr.scoring.records import TokenScores, VocabShard
 
-logger = logging.getLogger(__name__)
-
-CASE_TIMEOUT_S = 900
-
-FUSED_OPTIONS = {
-    "ours": ("",),
-    "product": ("whole", "tiled"),
-    "plain": ("",),
-    "trl": ("32768", "4096"),
-    "liger": ("",),
-    "verl": ("512", "128"),
-}
-"""Head -> the settings that it runs with."""
-
-RIVAL_PACKAGES = {"trl": "trl", "verl": "verl", "liger": "liger_kernel", "areal": "areal", "nemo_rl": "nemo_rl"}
+Run = Callable[[], tuple[Tensor, Tensor] | None]
+PACKAGES = ("torch", "trl", "verl", "liger-kernel", "areal", "megatron-core", "triton", "transformers")
+CHECKED_TOKENS = 16
+SMALL_TOKENS = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: a job, its number of ranks, and a note on how it differs."""
+    """One line of the table: what is scored and how; `option` is the case's own setting, such as a chunk size."""
 
-    name: str
-    job: Job
-    ranks: int
-    environment: tuple[tuple[str, str], ...] = ()
+    kind: str
+    dtype: str
+    option: str = ""
+    tokens: int = 256
+    vocab: int = 151_936
+    hidden: int = 2560
+    log_z: float = 25.0
+    threads: int = 1
+    native: str = "1"
+    repetitions: int = 5
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share the vocabulary."""
+        return 2 if self.kind.startswith("sharded") else 1
+
+    @property
+    def name(self) -> str:
+        """Kind, option, dtype, and what else sets it apart."""
+        option = self.option and f"@{self.option}"
+        threads = "" if self.threads == 1 else f"/{self.threads} threads"
+        apart = ("" if self.native == "1" else "/torch") + ("" if self.log_z == 25 else f"/log Z {self.log_z:g}")
+        return f"{self.kind}{option}/{self.dtype}{threads}{apart}"
+
+
+def cases() -> list[Case]:
+    """All cases. A rival with a chunk size runs at its default and at smaller ones."""
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        ours = Case("dense/ours", dtype)
+        found += [ours, replace(ours, option="two"), replace(ours, native="0"), Case("dense/plain", dtype)]
+        found += [Case(f"dense/{rival}", dtype, chunk) for rival, *chunks in RIVAL_CHUNKS for chunk in chunks]
+        found.append(Case("sharded/ours", dtype, tokens=512))
+        found += [Case("sharded/nemo_rl", dtype, chunk, tokens=512) for chunk in ("1024", "64", "16")]
+        found += [Case("sharded/areal", dtype, chunk, tokens=512) for chunk in ("1024", "16")]
+    found += [Case("dense/ours", "float32", log_z=8.0)]
+    found += [Case(kind, "float32", threads=2) for kind in ("dense/ours", "dense/plain")]
+    heads = {"ours": [""], "product": ["whole", "tiled"], "plain": [""], "trl": ["32768", "4096"], "liger": [""]}
+    heads["verl"] = ["512", "128"]
+    return found + [Case(f"fused/{head}", "bfloat16", option) for head, options in heads.items() for option in options]
+
+
+RIVAL_CHUNKS = (("trl", "128", "8"), ("verl", "2048", "8"))
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How large the problems are and how often they run."""
+class Inputs:
+    """One problem; `rows_N` are logits [N, V], or hidden states [N, H] with their `weight_VH`."""
 
-    tokens: int
-    sharded_tokens: int
-    vocab: int
-    hidden: int
-    rounds: int
-    repetitions: int
+    rows_N: Tensor
+    target_N: Tensor
+    weight_VH: Tensor
+    first_column: int
 
-
-FULL = Sizes(tokens=256, sharded_tokens=512, vocab=151_936, hidden=2560, rounds=2, repetitions=5)
-QUICK = Sizes(tokens=32, sharded_tokens=32, vocab=20_011, hidden=128, rounds=1, repetitions=2)
+    def first(self, tokens: int) -> Inputs:
+        """The same problem with only its first tokens."""
+        return replace(self, rows_N=self.rows_N[:tokens], target_N=self.target_N[:tokens])
 
 
-def cases(sizes: Sizes) -> list[Case]:
-    """All cases. A rival with a setting runs at its default and at others; the best counts."""
-    job = Job("", "", sizes.tokens, sizes.vocab, sizes.hidden, "float32", 25.0, 1, sizes.repetitions)
-    found = []
-    for dtype in ("float32", "bfloat16"):
-        dense = replace(job, dtype=dtype)
-        found += [
-            Case(f"dense/ours/{dtype}", replace(dense, case="dense/ours"), 1),
-            Case(f"dense/ours_two/{dtype}", replace(dense, case="dense/ours", option="two"), 1),
-            Case(f"dense/ours_torch/{dtype}", replace(dense, case="dense/ours"), 1, (("NEMO_UECR_NATIVE", "0"),)),
-            Case(f"dense/plain/{dtype}", replace(dense, case="dense/plain"), 1),
-        ]
-        found += [
-            Case(f"dense/{rival}@{chunk}/{dtype}", replace(dense, case=f"dense/{rival}", option=str(chunk)), 1)
-            for rival, chunks in (("trl", (128, 8)), ("verl", (2048, 8)))
-            for chunk in chunks
-        ]
-        sharded = replace(job, dtype=dtype, tokens=sizes.sharded_tokens)
-        found.append(Case(f"sharded/ours/{dtype}", replace(sharded, case="sharded/ours"), 2))
-        found += [
-            Case(f"sharded/{rival}@{chunk}/{dtype}", replace(sharded, case=f"sharded/{rival}", option=str(chunk)), 2)
-            for rival, chunks in (("nemo_rl", (1024, 64, 16)), ("areal", (1024, 16)))
-            for chunk in chunks
-        ]
-    found += [
-        Case("dense/ours_log_z_8/float32", replace(job, case="dense/ours", log_z=8.0), 1),
-        Case("dense/ours_2_threads/float32", replace(job, case="dense/ours", threads=2), 1),
-        Case("dense/plain_2_threads/float32", replace(job, case="dense/plain", threads=2), 1),
-    ]
-    return found + fused_cases(job)
+def made_inputs(case: Case, rank: int) -> Inputs:
+    """Logits with a few likely tokens a row and a log-partition of `log_z`; or factors whose product has std 2.5."""
+    torch.manual_seed(1)
+    dtype, tokens, vocab = getattr(torch, case.dtype), case.tokens, case.vocab
+    if case.kind.startswith("fused"):
+        rows = torch.randn(tokens, case.hidden).to(dtype)
+        weight = torch.empty(vocab, case.hidden, dtype=dtype)
+        for start in range(0, vocab, 8192):
+            block = weight[start : start + 8192]
+            block.copy_(torch.randn(block.shape) * (2.5 / case.hidden**0.5))
+        return Inputs(rows, torch.randint(0, vocab, (tokens,)), weight, 0)
+    logits = torch.randn(tokens, vocab).mul_(2.0)
+    likely = torch.randint(0, vocab, (tokens, 8))
+    logits.scatter_(1, likely, torch.rand(tokens, 8) * 6.0 + 14.0)
+    for row in logits:
+        row += case.log_z - torch.logsumexp(row, 0)
+    target = torch.where(torch.arange(tokens) % 2 == 0, likely[:, 0], torch.randint(0, vocab, (tokens,)))
+    start, stop = vocab * rank // case.ranks, vocab * (rank + 1) // case.ranks
+    return Inputs(logits[:, start:stop].to(dtype).contiguous(), target, torch.empty(0), start)
 
 
-def fused_cases(job: Job) -> list[Case]:
-    """The heads that never hold the logits, and the bare product that they are measured against."""
-    fused = replace(job, dtype="bfloat16")
-    return [
-        Case(f"fused/{rival}@{option}/bfloat16", replace(fused, case=f"fused/{rival}", option=option), 1)
-        for rival, options in FUSED_OPTIONS.items()
-        for option in options
-    ]
+def plain(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 log-softmax, gather and entropy: the form everyone starts with."""
+    log_p = torch.log_softmax(logits_NV.float(), -1)
+    return log_p.gather(1, target_N.unsqueeze(1)).squeeze(1), -(log_p.exp() * log_p).sum(-1)
 
 
-def run_all(sizes: Sizes) -> dict[str, Any]:
-    """Run every case once a round, so that rivals share the machine's good and bad minutes; keep the least times."""
-    results: dict[str, dict[str, Any]] = {}
-    for round_ in range(sizes.rounds):
-        for case in cases(sizes):
-            if "absent" in results.get(case.name, {}):
-                continue
-            fresh = run_case(case)
-            shown = f"{fresh['cpu_s']:.4g} s" if "cpu_s" in fresh else fresh["absent"]
-            logger.info("round %d %-34s %s", round_ + 1, case.name, shown)
-            results[case.name] = least_of(results.get(case.name), fresh)
-    return report(results, asdict(sizes))
+def _pair(scores: TokenScores) -> tuple[Tensor, Tensor]:
+    assert scores.entropy_N is not None
+    return scores.logp_KN[0], scores.entropy_N
 
 
-def least_of(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
-    """The least of each time, the largest of everything else."""
-    if old is None or "absent" in new:
-        return new
-    merged = dict(new)
-    for key, value in old.items():
-        if value is not None and new[key] is not None:
-            merged[key] = min(value, new[key]) if key in ("cpu_s", "wall_s") else max(value, new[key])
-    return merged
+def _ours(x: Inputs, option: str) -> Run:
+    temperatures = (1.0, 0.7) if option == "two" else (1.0,)
+    shard = VocabShard(x.first_column, None) if dist.is_initialized() else None
+    return lambda: _pair(score_logits(x.rows_N, x.target_N, temperatures=temperatures, entropy=True, shard=shard))
 
 
-def missing(case: Case) -> str | None:
-    """Why a rival cannot run here, without starting a process for it; None if it may."""
-    rival = case.job.case.split("/")[1]
-    if rival == "nemo_rl" and os.environ.get("NEMO_RL_SOURCE"):
-        return None
-    package = RIVAL_PACKAGES.get(rival)
-    if package is None or importlib.util.find_spec(package) is not None:
-        return None
-    return f"{package} is not installed"
+def _ours_fused(x: Inputs, option: str) -> Run:
+    return lambda: _pair(score_hidden(x.rows_N, x.weight_VH, x.target_N, temperatures=(1.0,), entropy=True))
 
 
-def run_case(case: Case) -> dict[str, Any]:
-    """Run one case, each rank in a process of its own; times are those of the slowest rank."""
-    reason = missing(case)
-    if reason is not None:
-        return {"absent": reason}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = []
-    for rank in range(case.ranks):
-        environment = os.environ | dict(case.environment)
-        environment |= {"OMP_NUM_THREADS": str(case.job.threads), "OMP_WAIT_POLICY": "passive"}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_root(), os.environ.get("PYTHONPATH"))))
-        if case.ranks > 1:
-            environment |= {"RANK": str(rank), "WORLD_SIZE": str(case.ranks), "GLOO_SOCKET_IFNAME": "lo"}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        command = [sys.executable, "-m", "benchmarks.scoring_worker", json.dumps(asdict(case.job))]
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
-    try:
-        results = [_result(process) for process in processes]
-    except CaseFailedError as error:
-        if case.job.case.split("/")[1] in RIVAL_PACKAGES:  # another project's fault is no reason to lose the rest
-            return {"absent": f"failed: {error}"}
-        raise UecrError(f"benchmark case {case.name} failed: {error}") from error
-    finally:
-        for process in processes:
-            process.kill()
-    slowest = max(results, key=lambda result: result.get("cpu_s", 0.0))
-    return dict(slowest)
+def _trl(x: Inputs, option: str) -> Run:
+    trl = importlib.import_module("trl.trainer.utils")
+    return lambda: (
+        trl.selective_log_softmax(x.rows_N, x.target_N).float(),
+        trl.entropy_from_logits(x.rows_N, chunk_size=int(option)).float(),
+    )
 
 
-class CaseFailedError(UecrError):
-    """A case's process ended with an error or ran out of time."""
+def _verl(x: Inputs, option: str) -> Run:
+    verl = importlib.import_module("verl.utils.torch_functional")
+    return lambda: (
+        verl.logprobs_from_logits_v2(x.rows_N, x.target_N).float(),
+        verl.entropy_from_logits_with_chunking(x.rows_N, chunk_size=int(option)),
+    )
 
 
-def _result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The JSON line that a case's process ends with."""
-    try:
-        out, errors = process.communicate(timeout=CASE_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise CaseFailedError(f"no result within {CASE_TIMEOUT_S} s") from error
-    if process.returncode != 0:
-        lines = errors.strip().splitlines()
-        raise CaseFailedError(lines[-1] if lines else f"exit code {process.returncode}")
-    return dict(json.loads(out.strip().splitlines()[-1]))
+def _nemo_rl(x: Inputs, option: str) -> Run:
+    sys.path.append(os.environ.get("NEMO_RL_SOURCE", ""))
+    nemo_rl = importlib.import_module("nemo_rl.distributed.model_utils")
+    chunk, group, end = int(option), dist.group.WORLD, x.first_column + x.rows_N.shape[1]
+    logits, target = x.rows_N.unsqueeze(0), x.target_N.unsqueeze(0)
+    return lambda: (
+        nemo_rl.ChunkedDistributedLogprob.apply(logits, target, x.first_column, end, chunk, group, True)[0],
+        -nemo_rl.ChunkedDistributedEntropy.apply(logits, chunk, group, True)[0],
+    )
 
 
-def _root() -> str:
-    return str(Path(__file__).parents[1])
+def _areal(x: Inputs, option: str) -> Run:
+    areal = importlib.import_module("areal.utils.functional.vocab_parallel")
+    group = dist.group.WORLD
+    return lambda: areal.gather_logprobs_entropy(x.rows_N, x.target_N, tp_group=group, chunk_size=int(option))
 
 
-def report(results: dict[str, dict[str, Any]], sizes: dict[str, int]) -> dict[str, Any]:
-    """The ratios, theirs over ours in processor time of one thread a process, and what they rest on.
+def bare_product(x: Inputs, option: str) -> Run:
+    """The matrix product alone, whole or in this package's tiles, into a buffer that is there already."""
+    tokens, vocab = x.rows_N.shape[0], x.weight_VH.shape[0]
+    columns = tile_for(x.rows_N, vocab, None).columns if option == "tiled" else vocab
+    buffer = torch.empty(tokens * columns, dtype=x.rows_N.dtype)
 
-    Args:
-        results: figures of every case by its name.
-        sizes: how large the problems were, by the names of `bench.scoring.Sizes`.
+    def run() -> None:
+        for start in range(0, vocab, columns):
+            part = x.weight_VH[start : start + columns]
+            torch.mm(x.rows_N, part.T, out=buffer[: tokens * part.shape[0]].view(tokens, -1))
+
+    return run
+
+
+def _trl_fused(x: Inputs, option: str) -> Run:
+    head = importlib.import_module("trl.kernels").ChunkedLogProbFunction
+    given = (x.rows_N, x.weight_VH, None, x.target_N, 1.0, int(option), None, 1.0, ("entropy",))
+    return lambda: head.apply(*given)[:2]
+
+
+def _liger_fused(x: Inputs, option: str) -> Run:
+    liger = importlib.import_module("liger_kernel.ops.fused_linear_scaled_cross_entropy")
+    head = liger.LigerFusedLinearScaledCrossEntropyFunction
+
+    def run() -> tuple[Tensor, Tensor]:
+        nll, entropy, *_ = head.apply(x.rows_N, x.weight_VH, x.target_N, 1.0, -100, 1, True)
+        return -nll.float(), entropy.float()
+
+    return run
+
+
+def _verl_fused(x: Inputs, option: str) -> Run:
+    verl = importlib.import_module("verl.utils.experimental.torch_functional")
+    head = verl.FusedLinearForPPO(chunk_size=int(option))
+
+    def run() -> tuple[Tensor, Tensor]:
+        logp, entropy = head(x.rows_N.unsqueeze(0), x.weight_VH, x.target_N.unsqueeze(0), 1.0)
+        return logp[0].float(), entropy[0].float()
+
+    return run
+
+
+BUILDERS: dict[str, Callable[[Inputs, str], Run]] = {
+    "dense/ours": _ours,
+    "dense/plain": lambda x, option: lambda: plain(x.rows_N, x.target_N),
+    "dense/trl": _trl,
+    "dense/verl": _verl,
+    "sharded/ours": _ours,
+    "sharded/nemo_rl": _nemo_rl,
+    "sharded/areal": _areal,
+    "fused/ours": _ours_fused,
+    "fused/product": bare_product,
+    "fused/plain": lambda x, option: lambda: plain(x.rows_N @ x.weight_VH.T, x.target_N),
+    "fused/trl": _trl_fused,
+    "fused/liger": _liger_fused,
+    "fused/verl": _verl_fused,
+}
+
+
+def measure(case: Case, rank: int) -> dict[str, Any]:
+    """Warm up on a few tokens, take the peak memory of one call, then the least time of the repetitions.
+
+    Seconds and MiB; errors are the largest against float64 on the first tokens of an unsharded case.
     """
-    ours = results["dense/ours/float32"]
-    sharded = results["sharded/ours/float32"]
-    near_8 = results["dense/ours_log_z_8/float32"]
-    return {
-        "ratios": ratios(results, "float32"),
-        "ratios_bfloat16": ratios(results, "bfloat16"),
-        "ratios_fused": fused_ratios(results),
-        "two_temperatures": {
-            dtype: quotient(results[f"dense/ours_two/{dtype}"], results[f"dense/ours/{dtype}"])
-            for dtype in ("float32", "bfloat16")
-        },
-        "two_threads_wall": results["dense/plain_2_threads/float32"]["wall_s"]
-        / results["dense/ours_2_threads/float32"]["wall_s"],
-        "collectives": sharded["collectives"],
-        "bytes_per_token": sharded["collective_bytes"] / sizes["sharded_tokens"],
-        "peak_extra_mb": max_of(ours["peak_extra_mb"], results["dense/ours/bfloat16"]["peak_extra_mb"]),
-        "peak_extra_mb_fused": results["fused/ours@/bfloat16"]["peak_extra_mb"],
-        "max_error": {
-            "logp_log_z_25": ours["error_logp"],
-            "entropy_log_z_25": ours["error_entropy"],
-            "logp_log_z_8": near_8["error_logp"],
-            "entropy_log_z_8": near_8["error_entropy"],
-        },
-        "sizes": sizes,
-        "cases": results,
-        "versions": surroundings(),
-    }
-
-
-def ratios(results: dict[str, dict[str, Any]], dtype: str) -> dict[str, float | None]:
-    """How many times slower each rival is on logits of one dtype; null where a rival is absent."""
-    ours, sharded = results[f"dense/ours/{dtype}"], results[f"sharded/ours/{dtype}"]
-    return {
-        "naive_fp32": quotient(results[f"dense/plain/{dtype}"], ours),
-        "trl": quotient(best(results, "dense/trl@", dtype), ours),
-        "verl": quotient(best(results, "dense/verl@", dtype), ours),
-        "ours_without_native": quotient(results[f"dense/ours_torch/{dtype}"], ours),
-        "nemo_rl_tp2_chunk1024": quotient(results[f"sharded/nemo_rl@1024/{dtype}"], sharded),
-        "nemo_rl_tp2_best": quotient(best(results, "sharded/nemo_rl@", dtype), sharded),
-        "areal_tp2_chunk1024": quotient(results[f"sharded/areal@1024/{dtype}"], sharded),
-        "areal_tp2_best": quotient(best(results, "sharded/areal@", dtype), sharded),
-    }
-
-
-def fused_ratios(results: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """The fused head over the bare product, and how many times slower each rival head is."""
-    ours = results["fused/ours@/bfloat16"]
-    return {
-        "ours_over_bare_product": quotient(ours, best(results, "fused/product@", "bfloat16")),
-        "ours_over_product_in_our_tiles": quotient(ours, results["fused/product@tiled/bfloat16"]),
-        "naive": quotient(results["fused/plain@/bfloat16"], ours),
-        "trl": quotient(best(results, "fused/trl@", "bfloat16"), ours),
-        "liger": quotient(best(results, "fused/liger@", "bfloat16"), ours),
-        "verl": quotient(best(results, "fused/verl@", "bfloat16"), ours),
-    }
-
-
-def best(results: dict[str, dict[str, Any]], prefix: str, dtype: str) -> dict[str, Any]:
-    """The fastest setting of a rival, or an absent one."""
-    found = [result for name, result in results.items() if name.startswith(prefix) and name.endswith(dtype)]
-    return min(found, key=lambda result: result.get("cpu_s", float("inf")))
-
-
-def quotient(theirs: dict[str, Any], ours: dict[str, Any]) -> float | None:
-    """Processor time of one over the other; None where one is absent."""
-    if "absent" in theirs or "absent" in ours:
-        return None
-    return float(theirs["cpu_s"] / ours["cpu_s"])
-
-
-def max_of(*values: float | None) -> float | None:
-    """The largest, or None where one is unknown."""
-    known = [value for value in values if value is not None]
-    return max(known) if len(known) == len(values) else None
-
-
-def table(results: dict[str, Any]) -> str:
-    """Markdown: one row a case, then the ratios."""
-    lines = ["| case | CPU s | wall s | extra MiB | error logp | error H | collectives |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for name, case in results["cases"].items():
-        if "absent" in case:
-            lines.append(f"| {name} | absent: {case['absent']} | | | | | |")
-            continue
-        cells = [_number(case[key]) for key in ("cpu_s", "wall_s", "peak_extra_mb", "error_logp", "error_entropy")]
-        lines.append(f"| {name} | {' | '.join(cells)} | {case['collectives'] or ''} |")
-    lines += ["", "| ratio | value |", "|---|---|"]
-    for group in ("ratios", "ratios_bfloat16", "ratios_fused", "two_temperatures", "max_error"):
-        lines += [f"| {group}: {name} | {_number(value)} |" for name, value in results[group].items()]
-    for name in ("two_threads_wall", "collectives", "bytes_per_token", "peak_extra_mb", "peak_extra_mb_fused"):
-        lines.append(f"| {name} | {_number(results[name])} |")
-    lines += ["", ", ".join(f"{name} {value or 'absent'}" for name, value in results["versions"].items()), ""]
-    return "\n".join(lines)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-PACKAGES = ("torch", "trl", "verl", "liger-kernel", "areal", "megatron-core", "triton", "transformers")
-
-
-def surroundings() -> dict[str, str | None]:
-    """Versions of what took part, and the processor; None for what is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "processor": _processor()}
-    found |= {package: installed(package) for package in PACKAGES}
-    found["nemo-rl"] = _commit(os.environ.get("NEMO_RL_SOURCE"))
+    inputs = made_inputs(case, rank)
+    try:
+        BUILDERS[case.kind](inputs.first(SMALL_TOKENS), case.option)()
+    except ImportError as error:
+        return {"absent": str(error).splitlines()[0]}
+    run = BUILDERS[case.kind](inputs, case.option)
+    before = reset_peak()
+    outcome = run()
+    kept = sum(tensor.nbytes for tensor in outcome or ())
+    found: dict[str, Any] = {"peak_extra_mb": max(0, peak_resident() - before - kept) / MEBI}
+    found |= {"cpu_s": float("inf"), "wall_s": float("inf")}
+    for _ in range(case.repetitions):
+        if case.ranks > 1:
+            dist.barrier()
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        found["cpu_s"] = min(found["cpu_s"], time.process_time() - cpu)
+        found["wall_s"] = min(found["wall_s"], time.perf_counter() - wall)
+    with CollectiveCount() as count:  # in a run of its own: counting takes memory and time
+        run()
+    found |= {"collectives": count.at_backend, "collective_bytes": sum(sent for _, sent in count.seen)}
+    if outcome is not None and case.ranks == 1:
+        some = inputs.first(CHECKED_TOKENS)
+        fused = case.kind.startswith("fused")
+        logits = some.rows_N.double() @ some.weight_VH.double().T if fused else some.rows_N.double()
+        log_p = torch.log_softmax(logits, -1)
+        exact = log_p.gather(1, some.target_N.unsqueeze(1)).squeeze(1), -(log_p.exp() * log_p).sum(-1)
+        for name, value, true in zip(("error_logp", "error_entropy"), outcome, exact, strict=True):
+            found[name] = float((value[:CHECKED_TOKENS] - true).abs().max())
     return found
 
 
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+def run_case(case: Case) -> dict[str, Any]:
+    """Measure a case, each rank in a process of its own; the figures are those of the slowest rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--one", json.dumps(asdict(case)), "--meeting", f"{folder}/ranks"]
+        environment = {"NEMO_UECR_NATIVE": case.native}
+        try:
+            outputs = outputs_of(
+                "benchmarks.scoring", words, threads=case.threads, ranks=case.ranks, environment=environment
+            )
+        except subprocess.CalledProcessError as error:
+            if case.kind.split("/")[1] in ("ours", "plain", "product"):
+                raise
+            return {"absent": f"failed, exit code {error.returncode}"}  # another project's fault loses not the rest
+    found = [json.loads(output.splitlines()[-1]) for output in outputs]
+    return dict(max(found, key=lambda one: one.get("cpu_s", 0.0)))
 
 
-def _commit(source: str | None) -> str | None:
-    if not source:
-        return None
-    command = ["git", "-C", source, "describe", "--tags", "--always"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+def table(results: dict[Case, dict[str, Any]]) -> str:
+    """Markdown, one row a case. The last column is its processor time over this package's own in the same place."""
+    columns = ("cpu_s", "wall_s", "peak_extra_mb", "error_logp", "error_entropy", "collectives")
+    lines = [f"| case | {' | '.join(columns)} | over ours |", "|---" * (len(columns) + 2) + "|"]
+    for case, found in results.items():
+        ours = results.get(replace(case, kind=f"{case.kind.split('/')[0]}/ours", option="", native="1"), {})
+        if "absent" in found:
+            lines.append(f"| {case.name} | absent: {found['absent']} |" + " |" * len(columns))
+            continue
+        cells = [f"{found[key]:.4g}" if key in found else "" for key in columns]
+        over = f"{found['cpu_s'] / ours['cpu_s']:.3g}" if ours else ""
+        lines.append(f"| {case.name} | {' | '.join(cells)} | {over} |")
+    return "\n".join(lines) + "\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write all results to this file")
+def versions() -> dict[str, str | None]:
+    """Versions of what may take part; None for what is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "machine": platform.processor()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def main() -> None:
+    """Run the cases, print the table, and write the JSON file if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this file")
     parser.add_argument("--quick", action="store_true", help="small sizes, one round: checks that it runs")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the benchmark, write the table, and the JSON file if asked."""
-    results = run_all(QUICK if args.quick else FULL)
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="only the cases whose name begins so")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--meeting", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        _measure_one(Case(**json.loads(args.one)), args.meeting)
+        return
+    chosen = [case for case in cases() if args.cases is None or case.name.startswith(tuple(args.cases))]
+    if args.quick:
+        chosen = [replace(case, tokens=32, vocab=20_011, hidden=128, repetitions=2) for case in chosen]
+    results: dict[Case, dict[str, Any]] = {}
+    for _ in range(1 if args.quick else 2):
+        for case in chosen:
+            found, old = run_case(case), results.get(case, {})
+            least = {key: min(found[key], old.get(key, found[key])) for key in ("cpu_s", "wall_s") if key in found}
+            results[case] = found | least
+            sys.stderr.write(f"{case.name}: {results[case]}\n")
     sys.stdout.write(table(results))
-    write_json(args.json, results)
-    return 0
+    write_json(args.json, {"cases": {case.name: found for case, found in results.items()}, "versions": versions()})
+
+
+def _measure_one(case: Case, meeting: str) -> None:
+    torch.set_num_threads(case.threads)
+    rank = int(os.environ["RANK"])
+    if case.ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=case.ranks)
+    with torch.no_grad():
+        found = measure(case, rank)
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    if case.ranks > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    sys.exit(run(parser.parse_intermixed_args()))
+    main()

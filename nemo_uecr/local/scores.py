@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.sequences import MicroBatch, Sequences
 from nemo_uecr.scoring.dense import score_logits, token_logp
-from nemo_uecr.scoring.errors import NonFiniteScoreError
+from nemo_uecr.scoring.records import NonFiniteScoreError
 
 #: Logits of one output-layer chunk, float32 bytes. Bounds memory whatever the response length.
 CHUNK_BYTES = 134_217_728

@@ -16,8 +16,7 @@ from nemo_uecr.nemo.request import ScoreRequest, row_hash
 from nemo_uecr.nemo.shift import at_scored_token
 from nemo_uecr.nemo.witness import witness
 from nemo_uecr.scoring.dense import score_logits
-from nemo_uecr.scoring.records import TokenScores
-from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel
+from nemo_uecr.scoring.records import TokenScores, VocabShard
 
 
 @dataclass(frozen=True)
@@ -119,16 +118,14 @@ def _scores(
     request: ScoreRequest,
     parallel: ModelParallel,
 ) -> TokenScores:
-    if parallel.tensor is None:
-        return score_logits(
-            logits_NV, target_N, temperatures=temperatures, entropy=entropy, valid_vocab=request.vocabulary
-        )
-    return score_vocab_parallel(
+    shard = None
+    if parallel.tensor is not None:
+        shard = VocabShard(dist.get_rank(parallel.tensor) * logits_NV.shape[1], parallel.tensor)
+    return score_logits(
         logits_NV,
         target_N,
-        first_column=dist.get_rank(parallel.tensor) * logits_NV.shape[1],
-        group=parallel.tensor,
         temperatures=temperatures,
         entropy=entropy,
         valid_vocab=request.vocabulary,
+        shard=shard,
     )

@@ -1,23 +1,27 @@
 """The definition: log-probability and entropy of given tokens from whole rows of logits.
 
-Legend: N tokens, V vocabulary columns, K temperatures, W statistics a token,
+Legend: N tokens, V vocabulary columns (of this rank's shard), K temperatures, W statistics a token,
 n tokens of one chunk, C rows of one block.
 Statistics are float32 whatever the dtype of the logits; results are float32 nats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.scoring.checks import check_tokens, check_vocab, statistics_layout, switch
-from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout, TokenScores
-from nemo_uecr.scoring.reduce import reduce_logits
-from nemo_uecr.scoring.statistics import chunks_of, room_for_gradient, scores_by_chunk
-from nemo_uecr.scoring.torch_rows import rows_per_block
+from nemo_uecr.scoring.records import (
+    MAX_ROW,
+    StatisticsLayout,
+    TokenScores,
+    VocabShard,
+    check_tokens,
+    real_columns,
+)
+from nemo_uecr.scoring.reduce import reduce_logits, rows_per_block
+from nemo_uecr.scoring.statistics import chunks_of, scores_by_chunk
 
 
 @torch.no_grad()
@@ -29,6 +33,7 @@ def score_logits(
     entropy: bool,
     top1: bool = False,
     valid_vocab: int | None = None,
+    shard: VocabShard | None = None,
 ) -> TokenScores:
     """Score given tokens at several temperatures, with the entropy, in one pass over the logits.
 
@@ -38,96 +43,122 @@ def score_logits(
 
     Args:
         logits_NV: `[N, V]` float32, bfloat16 or float16 logits; -inf is a masked column, of probability 0.
-        target_N: `[N]` int token ids.
+        target_N: `[N]` int token ids of the whole vocabulary; the same on all ranks.
         temperatures: the temperatures T of the log-probabilities, all above 0.
         entropy: whether to return the entropy at temperature 1.
         top1: whether to return if the target attains the largest logit.
-        valid_vocab: number of real columns; columns from there on are padding and carry no probability.
+        valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding and carry no
+            probability. None if all are real.
+        shard: this rank's place where a process group shards the vocabulary: one collective a call. None where the
+            logits hold all columns.
 
     Returns:
-        The scores, float32 nats.
+        The scores, float32 nats; bitwise equal on all ranks of a group.
 
     Raises:
-        ScoringInputError: wrong shape, dtype or temperature, or no token.
-        TargetOutOfVocabularyError: a target outside the vocabulary.
+        ScoreError: wrong shape, dtype or temperature, or a target outside the vocabulary.
         NonFiniteScoreError: a NaN or +inf logit, a target of logit -inf, or a log-probability beyond float32.
 
     References:
         Teacher scores of the method: eq:teacher-token-reward (log-probability), eq:local-signal (entropy).
     """
-    check_tokens("logits_NV", logits_NV, target_N)
-    vocab = check_vocab(logits_NV.shape[1], valid_vocab)
-    layout = statistics_layout(temperatures, entropy)
-    switch("top1", top1)
-    real_NV = logits_NV[:, :vocab]
-
-    return scores_by_chunk(_statistics_of(real_NV, target_N, layout), target_N, layout, top1, vocab)
+    return _scores(logits_NV, target_N, StatisticsLayout(temperatures, entropy), top1, valid_vocab, shard, None)
 
 
-def token_logp(logits_NV: Tensor, target_N: Tensor, *, temperature: float) -> Tensor:
+def token_logp(
+    logits_NV: Tensor,
+    target_N: Tensor,
+    *,
+    temperature: float,
+    valid_vocab: int | None = None,
+    shard: VocabShard | None = None,
+) -> Tensor:
     """Differentiable log-probability of given tokens at one temperature.
 
     log p_T(y) = (z_y - m) / T - log sum_v exp((z_v - m) / T);  d log p_T / d z_v = (1[v = y] - p_T(v)) / T.
     The forward is `score_logits` at that temperature, row by row the same arithmetic: in one process and on one
     device equal logits give bitwise equal log-probabilities, whatever the batching, the strides, the number of
-    threads, and the other temperatures that `score_logits` was asked for.
+    threads, and the other temperatures (between 0.001 and 50) that `score_logits` was asked for.
 
     Args:
         logits_NV: `[N, V]` float32, bfloat16 or float16 logits.
         target_N: `[N]` int token ids.
         temperature: T above 0.
+        valid_vocab: see `score_logits`; padding columns get a gradient of 0.
+        shard: see `score_logits`; the backward needs no collective, and every rank must use the same gradient for
+            the result.
 
     Returns:
         `[N]` float32 nats; its gradient has the dtype of the logits.
 
     Raises:
-        ScoringInputError: wrong shape, dtype or temperature, or no token.
-        TargetOutOfVocabularyError: a target outside the vocabulary.
-        NonFiniteScoreError: a NaN or +inf logit, a target of logit -inf, or a log-probability beyond float32.
+        ScoreError, NonFiniteScoreError: see `score_logits`.
     """
-    check_tokens("logits_NV", logits_NV, target_N)
-    check_vocab(logits_NV.shape[1], None)
-    layout = statistics_layout((temperature,), False)
-    recording = torch.is_grad_enabled()  # which inside the function is never so
-    logp_N: Tensor = _TokenLogp.apply(logits_NV, target_N, layout, recording)  # type: ignore[no-untyped-call]
+    layout, recording = StatisticsLayout((temperature,), False), torch.is_grad_enabled()  # inside it never is
+    logp_N: Tensor = _TokenLogp.apply(  # type: ignore[no-untyped-call]
+        logits_NV, target_N, layout, valid_vocab, shard, recording
+    )
     return logp_N
 
 
-def _statistics_of(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout) -> Callable[[slice], Tensor]:
-    """What gives the `[1, W, n]` float32 statistics of a chunk of n tokens."""
+def _scores(
+    logits_NV: Tensor,
+    target_N: Tensor,
+    layout: StatisticsLayout,
+    top1: bool,
+    valid_vocab: int | None,
+    shard: VocabShard | None,
+    kept_WN: Tensor | None,
+) -> TokenScores:
+    check_tokens("logits_NV", logits_NV, target_N)
+    columns = logits_NV.shape[1]
+    real_NV = logits_NV[:, : real_columns(columns, valid_vocab, shard)]
+    first_column = 0 if shard is None else shard.first_column
 
-    def stats_of(chunk: slice) -> Tensor:
-        shape = (1, layout.width, chunk.stop - chunk.start)
-        stats_1Wn = torch.empty(shape, dtype=torch.float32, device=logits_NV.device)
-        reduce_logits(logits_NV[chunk], target_N[chunk], layout, 0, stats_1Wn[0])
-        return stats_1Wn
+    def statistics_of(chunk: slice) -> Tensor:
+        return reduce_logits(real_NV[chunk], target_N[chunk], layout, first_column)
 
-    return stats_of
+    return scores_by_chunk(
+        statistics_of, target_N, layout,
+        top1=top1, columns=columns, valid_vocab=valid_vocab, shard=shard, kept_WN=kept_WN,
+    )  # fmt: skip
 
 
 class _TokenLogp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, recording: bool) -> Tensor:
-        kept_WN = room_for_gradient(logits_NV, layout) if recording and ctx.needs_input_grad[0] else None
-        stats_of = _statistics_of(logits_NV, target_N, layout)
-        scores = scores_by_chunk(stats_of, target_N, layout, False, logits_NV.shape[1], kept_WN)
+    def forward(
+        ctx: Any,
+        logits_NV: Tensor,
+        target_N: Tensor,
+        layout: StatisticsLayout,
+        valid_vocab: int | None,
+        shard: VocabShard | None,
+        recording: bool,
+    ) -> Tensor:
+        kept_WN = None
+        if recording and ctx.needs_input_grad[0]:  # 24 bytes a token
+            kept_WN = logits_NV.new_empty((layout.width, logits_NV.shape[0]), dtype=torch.float64)
+        scores = _scores(logits_NV, target_N, layout, False, valid_vocab, shard, kept_WN)
         if kept_WN is not None:
             ctx.save_for_backward(logits_NV, target_N, kept_WN)
-        ctx.layout = layout
+        ctx.layout, ctx.valid_vocab, ctx.shard = layout, valid_vocab, shard
         return scores.logp_KN[0]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         logits_NV, target_N, merged_WN = ctx.saved_tensors
+        columns = real_columns(logits_NV.shape[1], ctx.valid_vocab, ctx.shard)
+        column_N = target_N if ctx.shard is None else target_N - ctx.shard.first_column
         gradient_NV = torch.empty_like(logits_NV)
-        write_gradient(logits_NV, target_N, 0, merged_WN, ctx.layout, grads[0], gradient_NV)
-        return gradient_NV, None, None, None
+        gradient_NV[:, columns:] = 0.0
+        if columns > 0:
+            _write_gradient(logits_NV[:, :columns], column_N, merged_WN, ctx.layout, grads[0], gradient_NV[:, :columns])
+        return gradient_NV, None, None, None, None, None
 
 
-def write_gradient(
+def _write_gradient(
     logits_NV: Tensor,
-    target_N: Tensor,
-    first_column: int,
+    column_N: Tensor,
     merged_WN: Tensor,
     layout: StatisticsLayout,
     grad_N: Tensor,
@@ -140,44 +171,28 @@ def write_gradient(
 
     Args:
         logits_NV: `[N, V]` logits of the shard.
-        target_N: `[N]` token ids of the whole vocabulary.
-        first_column: token id of column 0 of the shard.
+        column_N: `[N]` the target's column, which may lie outside the shard.
         merged_WN: `[W, N]` float64 statistics of the whole vocabulary.
         layout: their layout.
         grad_N: `[N]` gradient of the result for each log-probability.
         gradient_NV: `[N, V]` in the dtype of the logits, overwritten.
     """
-    columns = logits_NV.shape[1]
-    for chunk in chunks_of(target_N):
-        rows = min(chunk.stop - chunk.start, rows_per_block(columns))
-        buffer_CV = torch.empty(rows, columns, dtype=torch.float32, device=logits_NV.device)
-        column_n = (target_N[chunk] - first_column).long()
-        _write_chunk(
-            logits_NV[chunk], column_n, merged_WN[:, chunk], layout, grad_N[chunk], buffer_CV, gradient_NV[chunk]
-        )
-
-
-def _write_chunk(
-    logits_nV: Tensor,
-    column_n: Tensor,
-    merged_Wn: Tensor,
-    layout: StatisticsLayout,
-    grad_n: Tensor,
-    buffer_CV: Tensor,
-    gradient_nV: Tensor,
-) -> None:
-    """`write_gradient` for one chunk, as many rows at a time as the buffer holds."""
     (temperature,) = layout.temperatures
-    tokens, columns = logits_nV.shape
-    scale_n = grad_n.double() / temperature
-    weight_n1 = (-scale_n / merged_Wn[layout.sum_row(temperature)]).float().unsqueeze(1)
-    one_n1 = torch.where((column_n >= 0) & (column_n < columns), scale_n, 0.0).float().unsqueeze(1)
-    column_n1 = column_n.clamp(0, columns - 1).unsqueeze(1)
-    max_n1 = merged_Wn[MAX_ROW].float().unsqueeze(1)
-    rows = buffer_CV.shape[0]
-    for start in range(0, tokens, rows):
-        block = slice(start, min(start + rows, tokens))
-        slope_CV = buffer_CV[: block.stop - start].copy_(logits_nV[block]).sub_(max_n1[block])
-        if temperature != 1.0:
-            slope_CV.div_(temperature)
-        gradient_nV[block] = slope_CV.exp_().mul_(weight_n1[block]).scatter_add_(1, column_n1[block], one_n1[block])
+    tokens, columns = logits_NV.shape
+    rows = rows_per_block(columns)
+    buffer_CV = torch.empty(min(tokens, rows), columns, dtype=torch.float32, device=logits_NV.device)
+    for chunk in chunks_of(column_N):
+        scale_n = grad_N[chunk].double() / temperature
+        weight_n1 = (-scale_n / merged_WN[layout.sum_row(temperature), chunk]).float().unsqueeze(1)
+        column_n = column_N[chunk].long()
+        one_n1 = torch.where((column_n >= 0) & (column_n < columns), scale_n, 0.0).float().unsqueeze(1)
+        column_n1 = column_n.clamp(0, columns - 1).unsqueeze(1)
+        max_n1 = merged_WN[MAX_ROW, chunk].float().unsqueeze(1)
+        logits_nV, gradient_nV = logits_NV[chunk], gradient_NV[chunk]
+        for start in range(0, logits_nV.shape[0], rows):
+            block = slice(start, start + rows)
+            slope_CV = buffer_CV[: logits_nV[block].shape[0]].copy_(logits_nV[block]).sub_(max_n1[block])
+            if temperature != 1.0:
+                slope_CV.div_(temperature)
+            slope_CV.exp_().mul_(weight_n1[block])
+            gradient_nV[block] = slope_CV.scatter_add_(1, column_n1[block], one_n1[block])

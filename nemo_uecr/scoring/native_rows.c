@@ -245,10 +245,9 @@ INLINE void reduce_row(const char *row, int64_t columns, int dtype, int size, co
                    stats + n, stats_stride)
 
 /* Statistics of each row: the maximum in row 0 of `stats`, the sums from row 2, the weighted sum last.
- * Row 1, the target's logit, is left alone. Strides count elements. Returns 0, or 1 for too many sums. */
-int uecr_reduce_rows(const char *logits, int dtype, int64_t rows, int64_t columns, int64_t row_stride,
-                     const double *temperatures, int sums, int weighted, float *stats, int64_t stats_stride) {
-    if (sums > MAX_SUMS) return 1;
+ * Row 1, the target's logit, is left alone. Strides count elements; `sums` is at most MAX_SUMS. */
+void uecr_reduce_rows(const char *logits, int dtype, int64_t rows, int64_t columns, int64_t row_stride,
+                      const double *temperatures, int sums, int weighted, float *stats, int64_t stats_stride) {
     if (dtype == FLOAT32) {
         REDUCE_ROWS(FLOAT32, 4);
     } else if (dtype == BFLOAT16) {
@@ -256,5 +255,4 @@ int uecr_reduce_rows(const char *logits, int dtype, int64_t rows, int64_t column
     } else {
         REDUCE_ROWS(FLOAT16, 2);
     }
-    return 0;
 }

@@ -1,10 +1,22 @@
-"""Records of the scoring layer. Legend: N tokens, K temperatures, W statistics a token."""
+"""What a scoring call takes and returns. Legend: N tokens, K temperatures, W statistics a token."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from nemo_uecr.errors import ScoreError
+
+MAX_ROW = 0
+TARGET_ROW = 1
+
+
+class NonFiniteScoreError(ScoreError):
+    """The logits of a token are not finite, or its log-probability has no float32."""
 
 
 @dataclass(frozen=True)
@@ -14,12 +26,28 @@ class TokenScores:
     Attributes:
         logp_KN: `[K, N]` float32 log-probabilities in nats, one row a temperature, in the order asked.
         entropy_N: `[N]` float32, +H >= 0 in nats, of softmax(logits) at temperature 1; None if not asked.
-        top1_N: `[N]` bool, whether the target attains the largest logit; None if not asked.
+        top1_N: `[N]` bool, whether the target attains the largest logit (ties count); None if not asked.
     """
 
     logp_KN: Tensor
     entropy_N: Tensor | None
     top1_N: Tensor | None
+
+
+@dataclass(frozen=True)
+class VocabShard:
+    """This rank's place in a vocabulary that a process group shards.
+
+    The ranks must make the same calls with the same targets and options. They do not check that in each call, as
+    it would cost a second collective; with `NEMO_UECR_DEBUG_COLLECTIVES=1` in the environment they do.
+
+    Attributes:
+        first_column: token id of this rank's column 0; shards tile the vocabulary in rank order, widths may differ.
+        group: the process group of the shards; None is the default group.
+    """
+
+    first_column: int
+    group: dist.ProcessGroup | None
 
 
 @dataclass(frozen=True)
@@ -33,6 +61,11 @@ class StatisticsLayout:
 
     temperatures: tuple[float, ...]
     entropy: bool
+
+    def __post_init__(self) -> None:
+        for temperature in self.temperatures:
+            if not (math.isfinite(temperature) and temperature > 0):
+                raise ScoreError(f"temperature is {temperature}, expected a finite number above 0")
 
     @property
     def sum_temperatures(self) -> tuple[float, ...]:
@@ -56,5 +89,26 @@ class StatisticsLayout:
         return self.width - 1
 
 
-MAX_ROW = 0
-TARGET_ROW = 1
+def check_tokens(name: str, rows: Tensor, target_N: Tensor) -> None:
+    """Check the `[N, *]` float tensor `rows` (logits or hidden states) against the `[N]` integer targets."""
+    if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ScoreError(
+            f"{name} has shape {tuple(rows.shape)} and is {rows.dtype}, expected two dimensions (flatten the tokens) "
+            "of float32, bfloat16 or float16"
+        )
+    if target_N.shape != rows.shape[:1] or target_N.dtype not in (torch.int64, torch.int32):
+        raise ScoreError(
+            f"target_N has shape {tuple(target_N.shape)} and is {target_N.dtype}, expected ({rows.shape[0]},), "
+            f"an int64 or int32 token id for each row of {name}"
+        )
+
+
+def real_columns(columns: int, valid_vocab: int | None, shard: VocabShard | None) -> int:
+    """How many of this rank's vocabulary columns are real; the rest is padding."""
+    if valid_vocab is None:
+        return columns
+    if shard is not None:
+        return max(0, min(columns, valid_vocab - shard.first_column))
+    if not 1 <= valid_vocab <= columns:
+        raise ScoreError(f"valid_vocab is {valid_vocab}, expected 1 to {columns}, the number of columns")
+    return valid_vocab

@@ -1,29 +1,33 @@
-"""One entry to reduce logits to statistics, whatever the device.
+"""Logits to statistics, a row at a time: with Triton on a GPU, with C on a CPU that has it, else with plain torch.
 
-Legend: N tokens, V vocabulary columns of this shard, W statistics a token.
+Legend: N tokens, V vocabulary columns of this shard, W statistics a token, C rows of one block.
+
+Every row goes through the same sequence of operations whatever the number of rows and of threads, so a row's
+statistics do not depend on how the tokens were batched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.scoring.native import MAX_SUMS, native_serves, reduce_natively
+from nemo_uecr.scoring.native import native_serves, reduce_natively
 from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, StatisticsLayout
-from nemo_uecr.scoring.torch_rows import reduce_with_torch
 
-CPU_COPY_ELEMENTS = 1 << 18
-CUDA_COPY_ELEMENTS = 1 << 25
-"""Logits copied at a time where a row's logits do not lie side by side."""
+BLOCK_ELEMENTS = 1 << 17
+"""Elements of one float32 buffer: 512 KiB, so that both stay in a second-level cache."""
+EXP_UNDERFLOW = -104.0
+"""exp of this is 0 in float32: a -inf logit moved here weighs nothing and stays a number."""
+ONE_ROW_COLUMNS = 1 << 15
+"""From this width on a block is one row, summed piece by piece: torch would split the sum of a single long row
+over threads, and the bits of that sum would depend on their number and on the rows beside it."""
+PIECE_COLUMNS = 1 << 12
 
 
-def reduce_logits(
-    logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, first_column: int, stats_WN: Tensor
-) -> None:
+def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, first_column: int) -> Tensor:
     """Reduce each row of a vocabulary shard to W numbers.
 
     Args:
@@ -31,76 +35,33 @@ def reduce_logits(
         target_N: `[N]` token ids of the whole vocabulary.
         layout: which statistics to compute.
         first_column: token id of column 0 of this shard.
-        stats_WN: `[W, N]` float32 with unit stride along N, overwritten; the target's row becomes -inf where
-            the target is not in this shard.
+
+    Returns:
+        `[W, N]` float32; the target's row is -inf where the target is not in this shard.
     """
-    columns = logits_NV.shape[1]
+    tokens, columns = logits_NV.shape
+    stats_WN = torch.empty(layout.width, tokens, dtype=torch.float32, device=logits_NV.device)
     if columns == 0:
         stats_WN.zero_()
         stats_WN[: TARGET_ROW + 1] = -torch.inf
-    elif (columns > 1 and logits_NV.stride(1) != 1) or logits_NV.is_neg():
-        _reduce_copies(logits_NV, target_N, layout, first_column, stats_WN)
-    elif logits_NV.is_cuda and _has_triton():
+        return stats_WN
+    if logits_NV.stride(1) != 1:
+        logits_NV = logits_NV.contiguous()
+    if logits_NV.is_cuda and _has_triton():
         from nemo_uecr.scoring.triton_kernels import reduce_with_triton  # noqa: PLC0415 (needs Triton)
 
         with torch.cuda.device(logits_NV.device):
             reduce_with_triton(logits_NV, target_N, layout, first_column, stats_WN)
-    else:
-        _reduce_rows(logits_NV, layout, stats_WN)
-        stats_WN[TARGET_ROW] = target_logits(logits_NV, target_N, first_column)
-
-
-def _reduce_copies(
-    logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, first_column: int, stats_WN: Tensor
-) -> None:
-    """Reduce copies of a few rows at a time, so that how a view lies in memory changes no bit of its statistics.
-
-    Its strides are one such thing, a sign that torch has put off (`x.conj().imag`) another.
-    """
-    elements = CUDA_COPY_ELEMENTS if logits_NV.is_cuda else CPU_COPY_ELEMENTS
-    rows = max(1, elements // logits_NV.shape[1])
-    for start in range(0, logits_NV.shape[0], rows):
-        block = slice(start, start + rows)
-        copy_CV = logits_NV[block].contiguous().resolve_neg()
-        reduce_logits(copy_CV, target_N[block], layout, first_column, stats_WN[:, block])
-
-
-def _reduce_rows(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:
-    """Reduce with the native kernel what it takes and with torch the rest.
-
-    Which of the two a temperature goes to depends on that temperature alone: what else is asked beside it
-    changes no bit of its sum.
-    """
-    native = [t for t in layout.sum_temperatures if native_serves(logits_NV, t)]
-    rest = tuple(t for t in layout.sum_temperatures if t not in native)
-    parts = [tuple(native[i : i + MAX_SUMS]) for i in range(0, len(native), MAX_SUMS)]
-    if not parts:
-        reduce_with_torch(logits_NV, layout, stats_WN)
-    elif len(parts) == 1 and not rest:
+        return stats_WN
+    if native_serves(logits_NV, layout):
         reduce_natively(logits_NV, layout, stats_WN)
     else:
-        for part in parts:
-            with_entropy = StatisticsLayout(part, layout.entropy and 1.0 in part)
-            _reduce_part(reduce_natively, logits_NV, with_entropy, layout, stats_WN)
-        if rest:
-            _reduce_part(reduce_with_torch, logits_NV, StatisticsLayout(rest, False), layout, stats_WN)
-
-
-def _reduce_part(
-    reduction: Callable[[Tensor, StatisticsLayout, Tensor], None],
-    logits_NV: Tensor,
-    part: StatisticsLayout,
-    layout: StatisticsLayout,
-    stats_WN: Tensor,
-) -> None:
-    """Reduce for some of the temperatures, and put their statistics where the whole layout has them."""
-    part_WN = stats_WN.new_zeros(part.width, stats_WN.shape[1])
-    reduction(logits_NV, part, part_WN)
-    stats_WN[MAX_ROW] = part_WN[MAX_ROW]
-    for temperature in part.sum_temperatures:
-        stats_WN[layout.sum_row(temperature)] = part_WN[part.sum_row(temperature)]
-    if part.entropy:
-        stats_WN[layout.weighted_row] = part_WN[part.weighted_row]
+        reduce_with_torch(logits_NV, layout, stats_WN)
+    column_N = target_N.long() - first_column
+    owned_N = (column_N >= 0) & (column_N < columns)
+    logit_N = logits_NV.gather(1, column_N.clamp(0, columns - 1).unsqueeze(1)).squeeze(1).float()
+    stats_WN[TARGET_ROW] = torch.where(owned_N, logit_N, -torch.inf)
+    return stats_WN
 
 
 @cache
@@ -108,10 +69,58 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def target_logits(logits_NV: Tensor, target_N: Tensor, first_column: int) -> Tensor:
-    """The logit of each target, `[N]` float32; -inf where it is not among these V >= 1 columns."""
-    columns = logits_NV.shape[1]
-    column_N = target_N.long() - first_column
-    owned_N = (column_N >= 0) & (column_N < columns)
-    logit_N = logits_NV.gather(1, column_N.clamp(0, columns - 1).unsqueeze(1)).squeeze(1).float()
-    return torch.where(owned_N, logit_N, -torch.inf)
+def rows_per_block(columns: int) -> int:
+    """How many rows of `columns` logits one block takes."""
+    return 1 if columns >= ONE_ROW_COLUMNS else max(1, BLOCK_ELEMENTS // columns)
+
+
+def reduce_with_torch(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:
+    """Write the max, the exponential sums and the weighted sum of each row into `stats_WN`.
+
+    A few rows at a time, in two reused float32 buffers. A long row ends in zeros up to a whole number of pieces.
+
+    Args:
+        logits_NV: `[N, V]` float logits, padding columns already sliced off, V >= 1.
+        layout: which statistics to write, and where.
+        stats_WN: `[W, N]` float32, written in place except for the target's row.
+    """
+    tokens, columns = logits_NV.shape
+    rows = min(tokens, rows_per_block(columns))
+    pieces = -(-columns // PIECE_COLUMNS) if columns >= ONE_ROW_COLUMNS else 0
+    shifted = torch.empty(rows, columns, dtype=torch.float32, device=logits_NV.device)
+    padded = torch.zeros(rows, pieces * PIECE_COLUMNS or columns, dtype=torch.float32, device=logits_NV.device)
+
+    def write_sum(row: int, block: slice) -> None:
+        if pieces:  # one row
+            stats_WN[row, block] = padded.view(pieces, PIECE_COLUMNS).sum(1).sum()
+        else:
+            torch.sum(exp_CV, 1, out=stats_WN[row, block])
+
+    for start in range(0, tokens, rows):
+        block = slice(start, min(start + rows, tokens))
+        shifted_CV = shifted[: block.stop - start].copy_(logits_NV[block])
+        exp_CV = padded[: block.stop - start, :columns]
+        torch.amax(shifted_CV, 1, out=stats_WN[MAX_ROW, block])
+        shifted_CV.sub_(stats_WN[MAX_ROW, block].unsqueeze(1))
+        for temperature in layout.sum_temperatures:
+            if temperature == 1.0:
+                torch.exp(shifted_CV, out=exp_CV)
+            else:
+                torch.div(shifted_CV, temperature, out=exp_CV).exp_()
+            write_sum(layout.sum_row(temperature), block)
+            if temperature == 1.0 and layout.entropy:
+                exp_CV.mul_(shifted_CV)
+                write_sum(layout.weighted_row, block)
+    _settle_infinities(logits_NV, layout, stats_WN)
+
+
+def _settle_infinities(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:
+    """Make -inf logits weigh exactly nothing: 0 * -inf in the weighted sum, and rows with no finite logit."""
+    max_N = stats_WN[MAX_ROW]
+    stats_WN[TARGET_ROW + 1 :].masked_fill_(max_N == -torch.inf, 0.0)
+    if not layout.entropy:
+        return
+    undefined_N = stats_WN[layout.weighted_row].isnan() & max_N.isfinite()
+    for token in undefined_N.nonzero().flatten().tolist():
+        shifted_V = (logits_NV[token].float() - max_N[token]).clamp_(min=EXP_UNDERFLOW)
+        stats_WN[layout.weighted_row, token] = (shifted_V.exp() * shifted_V).sum()

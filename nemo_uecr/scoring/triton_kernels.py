@@ -89,7 +89,7 @@ def reduce_with_triton(
         stats_WN: `[W, N]` float32 with unit stride along N, overwritten.
     """
     tokens, columns = logits_NV.shape
-    target_N = target_N.contiguous().resolve_neg()  # the kernel reads ids that lie side by side, as they are
+    target_N = target_N.contiguous()  # the kernel reads ids that lie side by side
     block = min(LARGEST_BLOCK, triton.next_power_of_2(columns))
     has_one = 1.0 in layout.sum_temperatures
     others = [t for t in layout.sum_temperatures if t != 1.0]

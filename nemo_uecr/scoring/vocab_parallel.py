@@ -1,145 +1,99 @@
-"""Scores from logits whose vocabulary is sharded over a process group, with one collective a call.
+"""The one collective of a call whose vocabulary is sharded over a process group.
 
-Legend: R ranks, N tokens, V vocabulary columns of this rank's shard, K temperatures, W statistics a token.
+Legend: R ranks, N tokens, n tokens of one chunk, W statistics a token.
 
-Each rank reduces its shard to W float32 numbers a token (16 bytes; 20 with a second temperature), one
-all-gather brings them together, and every rank merges them in rank order: all ranks hold identical bits.
+Each rank reduces its shard to W float32 numbers a token (16 bytes; 20 with a second temperature), one all-gather
+brings them together, and every rank merges them in rank order: all ranks hold identical bits.
+
+Ranks that bring different sizes abort the process with gloo and wait for the timeout with NCCL; ranks with other
+targets get wrong numbers. Run again with `NEMO_UECR_DEBUG_COLLECTIVES=1`: then the ranks compare notes before each
+call, and every rank names the difference.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo_uecr.scoring.dense import write_gradient
-from nemo_uecr.scoring.records import StatisticsLayout, TokenScores
-from nemo_uecr.scoring.reduce import reduce_logits
-from nemo_uecr.scoring.shards import Asked, Shard, ShardPlace, merged_scores, sharded_statistics
-from nemo_uecr.scoring.statistics import room_for_gradient
+from nemo_uecr.errors import ScoreError
+from nemo_uecr.scoring.records import StatisticsLayout, VocabShard
+
+DEBUG = "NEMO_UECR_DEBUG_COLLECTIVES"
+STAGED_BYTES = 1 << 20
+"""Up to this many gathered bytes gloo's own second buffer for a gather is of no account."""
+
+# torch 2.13 renamed the collective that gathers into one tensor.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-@torch.no_grad()
-def score_vocab_parallel(
-    logits_NV: Tensor,
+def gathered_statistics(
+    statistics_of: Callable[[slice], Tensor],
+    chunks: list[slice],
     target_N: Tensor,
-    *,
-    first_column: int,
-    group: dist.ProcessGroup | None,
-    temperatures: tuple[float, ...],
-    entropy: bool,
-    top1: bool = False,
-    valid_vocab: int | None = None,
-) -> TokenScores:
-    """`score_logits` over a process group, each rank holding some columns of the logits.
-
-    Shard statistics (m_r, y_r, s_r, t_r) merge as in `merge_shards`; the results are those of `score_logits`
-    on the concatenated shards. No gradient flows.
-
-    Args:
-        logits_NV: `[N, V]` float32, bfloat16 or float16 logits of this rank's shard; widths may differ.
-        target_N: `[N]` int token ids of the whole vocabulary, the same on all ranks.
-        first_column: token id of column 0 of this shard; shards tile the vocabulary in rank order.
-        group: the process group of the shards; None is the default group. A rank that gives anything else than
-            a group it belongs to cannot tell the others: it raises at once, the others after the store's timeout,
-            and as its calls are then one behind, the group must not be used again.
-        temperatures: the temperatures T of the log-probabilities, all above 0.
-        entropy: whether to return the entropy at temperature 1.
-        top1: whether to return if the target attains the largest logit.
-        valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding.
-
-    Returns:
-        The scores, float32 nats, bitwise equal on all ranks.
-
-    Raises:
-        ScoringInputError: this rank's arguments are wrong; the other ranks raise ShardMismatchError.
-        ShardMismatchError: the ranks disagree, or the shards do not tile the vocabulary; on all ranks.
-        TargetOutOfVocabularyError: a target outside the vocabulary; on all ranks.
-        NonFiniteScoreError: a NaN or +inf logit, a target of logit -inf, or a log-probability beyond float32;
-            on all ranks.
-    """
-    place, asked = ShardPlace(first_column, group, valid_vocab), Asked(temperatures, entropy, top1)
-    gathered_RWN, layout, vocab = _gathered(logits_NV, target_N, place, asked)
-    return merged_scores(gathered_RWN, target_N, layout, top1, vocab)
-
-
-def token_logp_vocab_parallel(
-    logits_NV: Tensor,
-    target_N: Tensor,
-    *,
-    first_column: int,
-    group: dist.ProcessGroup | None,
-    temperature: float,
-    valid_vocab: int | None = None,
+    layout: StatisticsLayout,
+    columns: int,
+    valid_vocab: int | None,
+    shard: VocabShard,
 ) -> Tensor:
-    """`token_logp` over a process group; one collective in the forward, none in the backward.
-
-    d log p_T / d z_v = (1[v = y] - p_T(v)) / T for the columns v of this shard; padding columns get 0.
-    The log-probabilities are bitwise those of `score_vocab_parallel` at that temperature.
+    """Reduce this rank's shard and gather all ranks' statistics with one collective.
 
     Args:
-        logits_NV: `[N, V]` float32, bfloat16 or float16 logits of this rank's shard.
-        target_N: `[N]` int token ids of the whole vocabulary, the same on all ranks.
-        first_column: token id of column 0 of this shard; shards tile the vocabulary in rank order.
-        group: see `score_vocab_parallel`.
-        temperature: T above 0.
-        valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding.
+        statistics_of: gives the `[W, n]` statistics of this shard for a chunk of n tokens.
+        chunks: the chunks of tokens.
+        target_N: `[N]` token ids of the whole vocabulary.
+        layout: which statistics the W rows hold.
+        columns: columns of this shard, padding included.
+        valid_vocab: number of real columns of the whole vocabulary.
+        shard: this rank's place.
 
     Returns:
-        `[N]` float32 nats, equal on all ranks. Every rank must use the same gradient for it.
+        `[R, W, N]` float32 in rank order.
 
     Raises:
-        ScoringInputError, ShardMismatchError, TargetOutOfVocabularyError, NonFiniteScoreError: see
-            `score_vocab_parallel`.
+        ScoreError: in debug mode, where the ranks make different calls or the shards do not tile the vocabulary.
     """
-    logp_N: Tensor = _ShardedLogp.apply(  # type: ignore[no-untyped-call]
-        logits_NV, target_N, first_column, group, temperature, valid_vocab, torch.is_grad_enabled()
-    )
-    return logp_N
+    if os.environ.get(DEBUG) == "1":
+        call = {"tokens": target_N.shape[0], "targets": hash(tuple(target_N.tolist())), "layout": layout}
+        _check_agreement(call | {"valid_vocab": valid_vocab}, columns, shard)
+    rank, size = dist.get_rank(shard.group), dist.get_world_size(shard.group)
+    gathered_RWN = target_N.new_empty((size, layout.width, target_N.shape[0]), dtype=torch.float32)
+    for chunk in chunks:
+        gathered_RWN[rank, :, chunk] = statistics_of(chunk)
+    if size > 1:
+        _exchange(gathered_RWN, rank, shard.group)
+    return gathered_RWN
 
 
-def _gathered(
-    logits_NV: Tensor, target_N: Tensor, place: ShardPlace, asked: Asked
-) -> tuple[Tensor, StatisticsLayout, int]:
-    def reduce(chunk: slice, layout: StatisticsLayout, stats_Wn: Tensor) -> None:
-        real_nV = logits_NV[chunk, : place.real_columns(logits_NV.shape[1])]
-        reduce_logits(real_nV, target_N[chunk], layout, place.first_column, stats_Wn)
+def _exchange(gathered_RWN: Tensor, rank: int, group: dist.ProcessGroup | None) -> None:
+    """Bring the ranks' statistics together in place.
 
-    def open_shard() -> Shard:
-        return Shard(logits_NV.shape[1], None, logits_NV.dtype, reduce)
+    On a CPU gloo's all-gather holds a second buffer as large as the gathered one. Where that would count, its
+    all-reduce, which works in place, takes over: what a rank did not write is 0, and x + 0 is x in every bit.
+    """
+    if gathered_RWN.device.type == "cpu" and gathered_RWN.nbytes > STAGED_BYTES:
+        gathered_RWN[:rank].zero_()
+        gathered_RWN[rank + 1 :].zero_()
+        dist.all_reduce(gathered_RWN, group=group)
+    else:
+        _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=group)
 
-    return sharded_statistics("logits_NV", logits_NV, target_N, place, asked, open_shard)
 
-
-class _ShardedLogp(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits_NV: Tensor,
-        target_N: Tensor,
-        first_column: int,
-        group: dist.ProcessGroup | None,
-        temperature: float,
-        valid_vocab: int | None,
-        recording: bool,
-    ) -> Tensor:
-        place, asked = ShardPlace(first_column, group, valid_vocab), Asked((temperature,), False, False)
-        gathered_RWN, layout, vocab = _gathered(logits_NV, target_N, place, asked)
-        kept_WN = room_for_gradient(logits_NV, layout) if recording and ctx.needs_input_grad[0] else None
-        scores = merged_scores(gathered_RWN, target_N, layout, False, vocab, kept_WN)
-        if kept_WN is not None:
-            ctx.save_for_backward(logits_NV, target_N, kept_WN)
-        ctx.layout, ctx.place = layout, place
-        return scores.logp_KN[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
-        logits_NV, target_N, merged_WN = ctx.saved_tensors
-        columns, first = ctx.place.real_columns(logits_NV.shape[1]), ctx.place.first_column
-        gradient_NV = torch.zeros_like(logits_NV)
-        if columns > 0:
-            real_NV, gradient_of_real_NV = logits_NV[:, :columns], gradient_NV[:, :columns]
-            write_gradient(real_NV, target_N, first, merged_WN, ctx.layout, grads[0], gradient_of_real_NV)
-        return gradient_NV, None, None, None, None, None, None
+def _check_agreement(call: dict[str, object], columns: int, shard: VocabShard) -> None:
+    """Compare this rank's call with the others'."""
+    said: list[tuple[dict[str, object], int, int]] = [({}, 0, 0)] * dist.get_world_size(shard.group)
+    dist.all_gather_object(said, (call, shard.first_column, columns), group=shard.group)
+    for name in call:
+        values = [other[name] for other, _, _ in said]
+        if values != values[:1] * len(values):
+            raise ScoreError(f"the ranks of the group disagree on {name}: {values} in rank order")
+    starts, widths = [first for _, first, _ in said], [width for _, _, width in said]
+    if starts != [0, *accumulate(widths[:-1])]:
+        raise ScoreError(
+            f"the shards of the group start at columns {starts} and are {widths} columns wide, expected them to tile "
+            "the vocabulary in rank order: is this the group the weight is sharded over?"
+        )

@@ -10,7 +10,7 @@ from nemo_uecr.nemo.columns import ModelParallel, score_columns
 from nemo_uecr.nemo.layout import MicroBatch
 from nemo_uecr.nemo.request import ScoreRequest, row_hash
 from nemo_uecr.nemo.shift import at_predicting_position, at_scored_token, predicted_token
-from nemo_uecr.scoring.errors import NonFiniteScoreError
+from nemo_uecr.scoring.records import NonFiniteScoreError
 
 ALONE = ModelParallel(None, None)
 VOCABULARY = 11

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +17,6 @@ from torch import Tensor
 from nemo_uecr.scoring import native
 
 QWEN3_VOCAB = 151_936
-DIES_ON_PURPOSE = 77
-"""The exit code of a rank whose death is what a test is about."""
 GLOO_TIMEOUT_S = 60.0
 """Far beyond what a call takes, however busy the machine is."""
 
@@ -49,72 +45,30 @@ def peaked_logits(tokens: int, vocab: int, log_z: float, seed: int) -> tuple[Ten
 def reduction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run a test once with each CPU reduction."""
     if request.param == "torch":
-        monkeypatch.setattr(native, "_library", lambda: None)
-    elif native._library() is None:
+        monkeypatch.setattr(native, "kernel", lambda: None)
+    elif native.kernel() is None:
         pytest.skip("no native reduction here: needs a C compiler and AVX2")
     return str(request.param)
 
 
-@dataclass(frozen=True)
-class RankResult:
-    """What one rank's work returned, or the error it raised."""
-
-    value: Any
-    error: str | None
-    message: str
-
-
-def _rank_main(pipe: Connection, rank: int, size: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _rank_main(rank: int, size: int, meeting: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     torch.set_num_threads(1)
     timeout = timedelta(seconds=GLOO_TIMEOUT_S)
-    store = dist.TCPStore("127.0.0.1", pipe.recv(), is_master=False, timeout=timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    try:
-        result = RankResult(work(rank, size, *arguments), None, "")
-    except Exception as error:  # noqa: BLE001 (reported to the parent, which decides)
-        result = RankResult(None, type(error).__name__, f"{error}\n{traceback.format_exc()}")
-    pipe.send_bytes(pickle.dumps(result))
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=timeout)
+    result = work(rank, size, *arguments)
     dist.barrier()
     dist.destroy_process_group()
+    return result
 
 
 @pytest.fixture
-def on_ranks() -> Callable[..., list[RankResult]]:
-    """Run `work(rank, size, *arguments)` on that many forked gloo ranks; a hang fails the test."""
+def on_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
+    """What `work(rank, size, *arguments)` returns on that many forked gloo ranks; an error of a rank is raised here."""
 
-    def run(size: int, work: Callable[..., Any], *arguments: Any) -> list[RankResult]:
-        context = multiprocessing.get_context("fork")
-        pipes, processes = [], []
-        for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_rank_main, args=(theirs, rank, size, work, arguments))
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        # Hosted here, so that no other program can take the port, and no rank that ends takes the store with it. After
-        # the forks: the store's thread names who connects, and a child forked then inherits the resolver's lock, taken.
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        try:
-            for pipe in pipes:
-                pipe.send(store.port)
-            results = []
-            for rank, pipe in enumerate(pipes):
-                if not pipe.poll(3 * GLOO_TIMEOUT_S):
-                    pytest.fail(f"rank {rank} hangs")
-                try:
-                    results.append(pickle.loads(pipe.recv_bytes()))
-                except EOFError:
-                    processes[rank].join(5)
-                    if processes[rank].exitcode == DIES_ON_PURPOSE:
-                        results.append(RankResult(None, "died", ""))
-                        continue
-                    pytest.fail(f"rank {rank} died, exit code {processes[rank].exitcode}")
-            return results
-        finally:
-            for process in processes:
-                process.join(5)
-                if process.is_alive():
-                    process.kill()
+    def run(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        meeting = tmp_path / f"meeting-{len(list(tmp_path.iterdir()))}"
+        with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("fork")) as pool:
+            ranks = [pool.submit(_rank_main, rank, size, meeting, work, arguments) for rank in range(size)]
+            return [rank.result(timeout=3 * GLOO_TIMEOUT_S) for rank in ranks]
 
     return run

@@ -21,9 +21,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from nemo_uecr.scoring.fused_linear import score_hidden_vocab_parallel
-from nemo_uecr.scoring.records import TokenScores
-from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel
+from nemo_uecr.scoring.dense import score_logits
+from nemo_uecr.scoring.fused_linear import score_hidden
+from nemo_uecr.scoring.records import TokenScores, VocabShard
 from tests.nemo_backend.cpu import allow_cpu
 
 VOCAB, PADDED, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED = 131, 132, 64, 4, 4, 2, 16, 96
@@ -152,7 +152,7 @@ def scores_of_run(model: GPTModel, data: Tensor, sequence_parallel: bool) -> dic
     captured: list[Tensor] = []
     if model.post_process:
         model.output_layer.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].detach()))
-    options: dict[str, Any] = {"temperatures": TEMPERATURES, "entropy": True, "valid_vocab": VOCAB, "group": group}
+    options: dict[str, Any] = {"temperatures": TEMPERATURES, "entropy": True, "valid_vocab": VOCAB}
 
     def forward_step(batches: Any, stage: GPTModel) -> Any:
         tokens = next(batches)
@@ -162,19 +162,16 @@ def scores_of_run(model: GPTModel, data: Tensor, sequence_parallel: bool) -> dic
         output = stage(inputs, position, mask)
 
         def collect(logits_BSV: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            shard = logits_BSV.shape[-1]
-            first = tensor_rank() * shard
-            logits_NV = logits_BSV.reshape(-1, shard)
-            found["logits"].append(score_vocab_parallel(logits_NV, target.flatten(), first_column=first, **options))
+            columns = logits_BSV.shape[-1]
+            own = options | {"shard": VocabShard(tensor_rank() * columns, group)}
+            found["logits"].append(score_logits(logits_BSV.reshape(-1, columns), target.flatten(), **own))
             hidden_SBH = captured.pop()
             if sequence_parallel:
                 hidden_SBH = tensor_parallel.gather_from_sequence_parallel_region(hidden_SBH)
             tied = model.share_embeddings_and_output_weights
             weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
             hidden_NH = hidden_SBH.transpose(0, 1).reshape(-1, HIDDEN)
-            found["hidden"].append(
-                score_hidden_vocab_parallel(hidden_NH, weight.detach(), target.flatten(), first_column=first, **options)
-            )
+            found["hidden"].append(score_hidden(hidden_NH, weight.detach(), target.flatten(), **own))
             return torch.zeros(()), {}
 
         return output, collect

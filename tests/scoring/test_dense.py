@@ -9,12 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import score_logits, token_logp
-from nemo_uecr.scoring.errors import (
-    NonFiniteScoreError,
-    ScoringInputError,
-    TargetOutOfVocabularyError,
-)
+from nemo_uecr.scoring.records import NonFiniteScoreError
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
@@ -182,26 +179,28 @@ def test_rows_and_targets_of_probability_zero_are_refused() -> None:
 def test_target_outside_the_vocabulary(target: int) -> None:
     logits = torch.zeros(2, 6)
     targets = torch.tensor([1, target])
-    with pytest.raises(TargetOutOfVocabularyError, match=f"{target}, expected 0 to 3"):
+    with pytest.raises(ScoreError, match=f"token 1 is {target}, .* of 4 columns"):
         score_logits(logits, targets, temperatures=(1.0,), entropy=True, valid_vocab=4)
-    with pytest.raises(TargetOutOfVocabularyError):
+    with pytest.raises(ScoreError, match="of 4 columns"):
         token_logp(logits[:, :4], targets, temperature=1.0)
 
 
-BAD_ARGUMENTS: dict[str, tuple[Tensor, Tensor, dict[str, Any], str]] = {
-    "no token": (torch.zeros(0, 4), torch.zeros(0).long(), {}, "no token"),
-    "three dimensions": (torch.zeros(2, 3, 4), torch.zeros(2).long(), {}, "two dimensions"),
-    "float64 logits": (torch.zeros(2, 4).double(), torch.zeros(2).long(), {}, "float64"),
-    "too few targets": (torch.zeros(2, 4), torch.zeros(1).long(), {}, r"expected \(2,\)"),
-    "float targets": (torch.zeros(2, 4), torch.zeros(2), {}, "token ids"),
-    "temperature 0": (torch.zeros(2, 4), torch.zeros(2).long(), {"temperatures": (0.0,)}, "above 0"),
-    "valid_vocab 5": (torch.zeros(2, 4), torch.zeros(2).long(), {"valid_vocab": 5}, "1 to 4"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_ARGUMENTS)
-def test_bad_arguments(case: str) -> None:
-    logits, target, changes, message = BAD_ARGUMENTS[case]
+@pytest.mark.parametrize(
+    ("shape", "targets", "changes", "message"),
+    [
+        ((2, 3, 4), torch.zeros(2).long(), {}, "two dimensions"),
+        ((2, 4), torch.zeros(1).long(), {}, r"expected \(2,\)"),
+        ((2, 4), torch.zeros(2), {}, "token id"),
+        ((2, 4), torch.zeros(2).long(), {"temperatures": (0.0,)}, "above 0"),
+        ((2, 4), torch.zeros(2).long(), {"valid_vocab": 5}, "1 to 4"),
+    ],
+)
+def test_bad_arguments(shape: tuple[int, ...], targets: Tensor, changes: dict[str, Any], message: str) -> None:
     options = {"temperatures": (1.0,), "entropy": True, **changes}
-    with pytest.raises(ScoringInputError, match=message):
-        score_logits(logits, target, **options)
+    with pytest.raises(ScoreError, match=message):
+        score_logits(torch.zeros(shape), targets, **options)
+
+
+def test_no_token_has_no_scores() -> None:
+    scores = score_logits(torch.zeros(0, 4), torch.zeros(0).long(), temperatures=(1.0, 0.7), entropy=True)
+    assert scores.logp_KN.shape == (2, 0)

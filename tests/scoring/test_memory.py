@@ -14,19 +14,25 @@ import nemo_uecr
 LIMIT_MB = 4e6 / 2**20
 """4 MB in units of 1024 * 1024 bytes, as the kernel counts."""
 
-PROGRAM = """
-import ctypes, os, sys, torch
+START = """
+import ctypes, sys, torch
 import torch.distributed as dist
-from nemo_uecr.scoring.dense import score_logits
+from benchmarks.measure import MEBI, peak_resident, reset_peak
+from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.fused_linear import score_hidden
-from nemo_uecr.scoring.vocab_parallel import score_vocab_parallel
+from nemo_uecr.scoring.records import VocabShard
 
-def status(name):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+def mark():
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what the first call touched must be paid for again
+    return reset_peak()
 
-kind, tokens = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
+kind, tokens = sys.argv[1], int(sys.argv[2])
+"""
+
+SCORING = (
+    START
+    + """
 options = {"temperatures": (1.0, 0.7), "entropy": True, "top1": True}
 if kind.startswith("fused"):
     hidden, rows = (256, 40_000) if kind == "fused" else (2560, 4000)
@@ -39,54 +45,41 @@ else:
     inputs = (torch.randn(tokens, columns),)
     score, small = score_logits, (inputs[0][:2],)
 target = torch.randint(0, 64, (tokens,))
-gathered = 0.0
+gathered = 0
 if len(sys.argv) > 3:
     rank = int(sys.argv[3])
     dist.init_process_group("gloo", init_method="file://" + sys.argv[4], rank=rank, world_size=2)
-    score = score_vocab_parallel
-    options |= {"first_column": rank * columns, "group": None}
-    gathered = 2 * 20 * tokens / 2**20
+    options["shard"] = VocabShard(rank * columns, None)
+    gathered = 2 * 20 * tokens
 score(*small, torch.zeros(small[0].shape[0], dtype=torch.long), **options)
-ctypes.CDLL("libc.so.6").malloc_trim(0)  # what the first call touched must be paid for again
-open("/proc/self/clear_refs", "w").write("5")
-before = status("VmRSS")
+before = mark()
 scores = score(*inputs, target, **options)
-outputs = sum(t.numel() * t.element_size() for t in (scores.logp_KN, scores.entropy_N, scores.top1_N)) / 2**20
-print(status("VmHWM") - before - outputs - gathered)
+outputs = scores.logp_KN.nbytes + scores.entropy_N.nbytes + scores.top1_N.nbytes
+print((peak_resident() - before - outputs - gathered) / MEBI)
 if gathered:
     dist.destroy_process_group()
 """
+)
 
-
-TRAINING = """
-import ctypes, sys, torch
-from nemo_uecr.scoring.dense import token_logp
-
-def status(name):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
-
-def mark():
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    open("/proc/self/clear_refs", "w").write("5")
-    return status("VmRSS")
-
-tokens = int(sys.argv[1])
+TRAINING = (
+    START
+    + """
 logits, target, gradient = torch.randn(tokens, 4), torch.randint(0, 4, (tokens,)), torch.ones(tokens)
 logits.requires_grad_()
 small = logits.detach()[:2].clone().requires_grad_()
 torch.autograd.grad(token_logp(small, target[:2], temperature=0.7), small, gradient[:2])
 before = mark()
 logp = token_logp(logits, target, temperature=0.7)
-forward = status("VmHWM") - before - (4 + 24) * tokens / 2**20
+forward = peak_resident() - before - (4 + 24) * tokens
 before = mark()
 torch.autograd.grad(logp, logits, gradient)
-print(max(forward, status("VmHWM") - before - 16 * tokens / 2**20))
+print(max(forward, peak_resident() - before - 16 * tokens) / MEBI)
 """
+)
 pytestmark = pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's clear_refs")
 
 
-def measured(program: str, arguments: list[list[str]], native: str = "1") -> float:
+def measured(program: str, *arguments: list[str], native: str = "1") -> float:
     """The most MiB that a process reports; one process for each list of arguments."""
     root = str(Path(nemo_uecr.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", "NEMO_UECR_NATIVE": native}
@@ -94,18 +87,14 @@ def measured(program: str, arguments: list[list[str]], native: str = "1") -> flo
         subprocess.Popen([sys.executable, "-c", program, *more], env=environment, stdout=subprocess.PIPE, text=True)
         for more in arguments
     ]
-    try:
-        outputs = [process.communicate(timeout=100)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    outputs = [process.communicate(timeout=100)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes)
     return max(float(output) for output in outputs)
 
 
 def test_transient_memory_of_training_is_bounded() -> None:
     """Beside the outputs and the 24 bytes a token that the backward needs."""
-    assert measured(TRAINING, [["1000000"]]) <= LIMIT_MB
+    assert measured(TRAINING, ["training", "1000000"]) <= LIMIT_MB
 
 
 @pytest.mark.parametrize(
@@ -119,7 +108,7 @@ def test_transient_memory_of_training_is_bounded() -> None:
     ],
 )
 def test_transient_memory_is_bounded(kind: str, tokens: int, native: str) -> None:
-    assert measured(PROGRAM, [[kind, str(tokens)]], native) <= LIMIT_MB
+    assert measured(SCORING, [kind, str(tokens)], native=native) <= LIMIT_MB
 
 
 @pytest.mark.slow
@@ -127,4 +116,4 @@ def test_transient_memory_is_bounded(kind: str, tokens: int, native: str) -> Non
 def test_transient_memory_over_two_ranks_is_bounded(tokens: int, tmp_path: Path) -> None:
     """Beside the outputs and the gathered statistics, 20 bytes a token and rank."""
     ranks = [["many", str(tokens), str(rank), str(tmp_path / "meeting")] for rank in range(2)]
-    assert measured(PROGRAM, ranks) <= LIMIT_MB
+    assert measured(SCORING, *ranks) <= LIMIT_MB

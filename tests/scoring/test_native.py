@@ -11,11 +11,11 @@ import torch
 
 from nemo_uecr.scoring import native
 from nemo_uecr.scoring.records import StatisticsLayout
-from nemo_uecr.scoring.torch_rows import reduce_with_torch
+from nemo_uecr.scoring.reduce import reduce_with_torch
 
 from .conftest import peaked_logits
 
-needs_native = pytest.mark.skipif(native._library() is None, reason="no C compiler or no AVX2 here")
+needs_native = pytest.mark.skipif(native.kernel() is None, reason="no C compiler or no AVX2 here")
 
 
 @needs_native
@@ -36,8 +36,8 @@ def test_the_code_for_processors_with_avx2_only(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
     flags = tuple("-march=x86-64-v3" if flag == "-march=native" else flag for flag in native.FLAGS)
     monkeypatch.setattr(native, "FLAGS", flags)
-    narrow = functools.cache(native._library.__wrapped__)
-    monkeypatch.setattr(native, "_library", narrow)
+    narrow = functools.cache(native.kernel.__wrapped__)
+    monkeypatch.setattr(native, "kernel", narrow)
     logits = peaked_logits(3, 9001, 12.0, seed=1)[0].bfloat16()
     logits[1, 5000:6000] = -torch.inf
     layout = StatisticsLayout((1.0, 0.7), True)
@@ -67,7 +67,7 @@ def library_in(environment: dict[str, str]) -> str:
     """In a fresh process: the library, or None, and a score."""
     code = (
         "import torch; from nemo_uecr.scoring import native, dense;"
-        "print(native._library() is not None);"
+        "print(native.kernel() is not None);"
         "print(float(dense.score_logits(torch.zeros(1, 4), torch.tensor([1]), temperatures=(1.0,),"
         " entropy=True).entropy_N))"
     )
@@ -84,22 +84,9 @@ def test_without_a_compiler_or_switched_off_torch_takes_over() -> None:
 
 
 @needs_native
-def test_another_kind_of_processor_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A cache folder shared by machines: the instructions of the one may be missing on the other.
-    monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
-    source = Path(native.__file__).with_name("native_rows.c")
-    here = native._built("cc", source)
-    monkeypatch.setattr(native, "_processor", lambda: "model name : another")
-    there = native._built("cc", source)
-    assert here != there
-    assert here.exists()
-    assert there.exists()
-
-
-@needs_native
 def test_at_a_high_temperature_torch_takes_over() -> None:
     # With the kernel's floor of -1e4 a masked column would weigh exp(-10) at T = 1000.
     logits = torch.full((1, 1000), -torch.inf)
     logits[0, :4] = 0.0
-    assert not native.native_serves(logits, 1000.0)
-    assert native.native_serves(logits, 5.0)
+    assert not native.native_serves(logits, StatisticsLayout((1000.0,), True))
+    assert native.native_serves(logits, StatisticsLayout((5.0,), True))

@@ -41,7 +41,8 @@ bounds = [vocab * r // case["shards"] for r in range(case["shards"] + 1)]
 stats = torch.full((case["shards"], layout.width, tokens), float("nan"))
 for r in range(case["shards"]):
     reduce_with_triton(logits[:, bounds[r] : bounds[r + 1]], target, layout, bounds[r], stats[r])
-scores = scores_by_chunk(lambda chunk: stats[:, :, chunk], target, layout, True, vocab)
+merged = merge_shards(stats, layout)
+scores = scores_by_chunk(lambda chunk: merged, target, layout, top1=True, columns=vocab, valid_vocab=None, shard=None)
 errors = []
 for k, temperature in enumerate(case["temperatures"]):
     exact = torch.log_softmax(logits.double() / temperature, 1).gather(1, target[:, None])[:, 0]

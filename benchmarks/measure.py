@@ -1,0 +1,107 @@
+"""What the benchmarks share: a case in processes of its own, peak memory, and the collectives of a call."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(__file__).resolve().parents[1]
+MEBI = 1_048_576
+
+
+def outputs_of(
+    module: str, words: Sequence[str], *, threads: int, ranks: int = 1, environment: Mapping[str, str] | None = None
+) -> list[str]:
+    """What ``python -m module words`` prints in each of ``ranks`` processes at once; standard error is passed on.
+
+    Raises:
+        subprocess.CalledProcessError: a process failed; the others are ended.
+    """
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    shared = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "PYTHONPATH": paths}
+    shared |= {"WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo", **(environment or {})}
+    command = [sys.executable, "-m", module, *words]
+    processes = [
+        subprocess.Popen(command, env={**shared, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate()[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process in processes:
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(process.returncode, command)
+    return outputs
+
+
+def reset_peak() -> int:
+    """Set the process's peak resident memory back to its present one, and return it (Linux); bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak_resident() -> int:
+    """Peak resident memory since `reset_peak`; bytes."""
+    return _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+class CollectiveCount(TorchDispatchMode):
+    """Sees every operation on a process group at torch's dispatcher, and counts the default group's at its backend.
+
+    Attributes:
+        seen: name and bytes sent of the operations of this thread, from the dispatcher, in order.
+        at_backend: how many collectives the backend of the default group began between entry and exit; those
+            are counted in C++, below every Python name, whichever thread began them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[tuple[str, int]] = []
+        self.at_backend = 0
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self.at_backend -= _backend_count()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self.at_backend += _backend_count()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = str(func.overloadpacket.__name__).strip("_")
+        if func.namespace in ("c10d", "_c10d_functional") and name != "wait_tensor":
+            input_second = ("allgather", "gather", "reduce_scatter", "alltoall", "scatter")
+            self.seen.append((name, _bytes(args[1 if name.startswith(input_second) and len(args) > 1 else 0])))
+        return func(*args, **(kwargs or {}))
+
+
+def _backend_count() -> int:
+    if not dist.is_initialized():
+        return 0
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    return int(backend._get_sequence_number_for_group())
+
+
+def _bytes(brought: Any) -> int:
+    if isinstance(brought, Tensor):
+        return brought.numel() * brought.element_size()
+    return sum(_bytes(part) for part in brought) if isinstance(brought, list | tuple) else 0

@@ -1,0 +1,94 @@
+"""The benchmarks at a small size: real processes, real figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.advantage import blocked, made_batch, plain
+from benchmarks.measure import outputs_of
+from benchmarks.scoring import cases, run_case, table
+from benchmarks.steps import cost_lines, ratios, step_cost
+from tests.local.tiny import SMALL, assets
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+
+TINY = [replace(case, tokens=8, vocab=500, hidden=16, repetitions=1) for case in cases()]
+
+
+@pytest.mark.parametrize("name", ["dense/ours/float32", "sharded/ours/float32", "fused/ours/bfloat16"])
+def test_a_scoring_case_measures_itself(name: str) -> None:
+    result = run_case(next(case for case in TINY if case.name == name))
+    assert result["cpu_s"] > 0
+    assert result["peak_extra_mb"] <= 4.0
+    if name == "dense/ours/float32":
+        assert max(result["error_logp"], result["error_entropy"]) <= 5e-6
+        assert result["collectives"] == 0
+    if name == "sharded/ours/float32":
+        # 8 tokens of 16 bytes in one collective
+        assert (result["collectives"], result["collective_bytes"]) == (1, 8 * 16)
+
+
+def test_a_fault_of_our_own_is_no_absence() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        run_case(replace(TINY[0], dtype="float99"))
+
+
+def test_rivals_are_compared_with_our_case_of_the_same_place() -> None:
+    ours, plain_case = TINY[0], next(case for case in TINY if case.name == "dense/plain/float32")
+    trl = next(case for case in TINY if case.name == "dense/trl@8/float32")
+    figures = {"wall_s": 1.0, "peak_extra_mb": 0.5, "collectives": 0}
+    rows = table({ours: {"cpu_s": 2.0, **figures}, plain_case: {"cpu_s": 12.0, **figures}, trl: {"absent": "no trl"}})
+    assert "| dense/plain/float32 | 12 | 1 | 0.5 |  |  | 0 | 6 |" in rows
+    assert "absent: no trl" in rows
+
+
+def test_figures_of_a_small_batch_of_advantages(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    size = ["--responses", "64", "--tokens", "2048", "--mean-length", "600", "--repeats", "2"]
+    (output,) = outputs_of("benchmarks.advantage", [*size, "--json", str(out)], threads=1)
+    assert output.count("[64 x 2048]") == 2
+    for found in json.loads(out.read_text())["cases"].values():
+        assert 450 < found["mean_length"] < 750
+        assert 0 < found["cpu_s"] < 1
+
+
+def test_both_forms_of_the_advantage_compute_the_same() -> None:
+    batch = made_batch(64, 300, 80)
+    assert float((blocked(batch) - plain(batch)).abs().max()) < 1e-4
+    assert float(blocked(batch).abs().max()) > 0.5
+
+
+def record(rollout: float, update: float, *, teacher: float | None) -> dict[str, float]:
+    scored = {} if teacher is None else {"time/score_teacher_s": teacher}
+    return {"time/rollout_s": rollout, "time/update_s": update, "count/valid_tokens": 100.0, **scored}
+
+
+def test_first_step_is_left_out_and_medians_are_taken() -> None:
+    cost = step_cost([record(9, 9, teacher=9), *(record(t, 2, teacher=1) for t in (1, 2, 6))])
+    assert cost == {"rollout": 2, "score_teacher": 1, "update": 2, "step": 5, "tokens": 100}
+
+
+def test_ratio_is_taken_round_by_round() -> None:
+    slow = [step_cost([record(1, 1, teacher=None)] * 2), step_cost([record(10, 10, teacher=None)] * 2)]
+    more = [step_cost([record(1, 1, teacher=1)] * 2), step_cost([record(10, 10, teacher=4)] * 2)]
+    # rounds: 3 / 2 = 1.5 and 24 / 20 = 1.2; the median of two is their mean
+    assert ratios(more, slow) == [1.2, 1.5]
+    assert "1.35 [1.20, 1.50]" in "\n".join(cost_lines({"grpo": slow, "uecr": more}))
+
+
+@pytest.mark.slow
+def test_methods_train_on_the_same_tokens(tmp_path: Path) -> None:
+    out = tmp_path / "steps.json"
+    given = [str(assets().config), *SMALL, "--methods", "grpo", "uecr", "--rounds", "1", "--steps", "2"]
+    (output,) = outputs_of("benchmarks.steps", [*given, "--json", str(out)], threads=1)
+    rounds = json.loads(out.read_text())["rounds"]
+    assert rounds["grpo"][0]["tokens"] == rounds["uecr"][0]["tokens"] > 0
+    assert "score_teacher" in rounds["uecr"][0]
+    assert "score_teacher" not in rounds["grpo"][0]
+    assert "| uecr |" in output
