@@ -60,7 +60,7 @@ def is_nemo_rl(config: str, overrides: Sequence[str]) -> bool:
 def load_and_report(config: str, overrides: Sequence[str]) -> LoadedConfig:
     """Load a configuration of the local back end and log the settings that its method does not use."""
     from nemo_uecr.config.load import load_config
-    from nemo_uecr.config.objective import unused_line
+    from nemo_uecr.config.methods import unused_line
 
     loaded = load_config(config, overrides)
     line = unused_line(loaded.config, loaded.origins)
@@ -70,16 +70,15 @@ def load_and_report(config: str, overrides: Sequence[str]) -> LoadedConfig:
 
 
 def objective_of(config: AnyConfig) -> str:
-    """The objective of a configuration: the loss of `config` with the method's equation."""
-    from nemo_uecr.config.objective import objective
-    from nemo_uecr.method_registry import REGISTRY
+    """The objective of a configuration as one equation."""
+    from nemo_uecr.config.methods import objective
 
-    return objective(config, advantage=REGISTRY[config.method.name].equation)
+    return objective(config)
 
 
 def summary(config: AnyConfig, origins: Mapping[str, str], *, prefix: str) -> str:
     """The objective and the settings that the method does not use, each on a line of its own."""
-    from nemo_uecr.config.objective import unused_line
+    from nemo_uecr.config.methods import unused_line
 
     unused = unused_line(config, origins)
     lines = [f"objective: {objective_of(config)}", *([] if unused is None else [unused])]
@@ -92,12 +91,11 @@ def method_settings(words: Sequence[str], run: MethodConfig | None = None) -> Se
     Raises:
         ConfigError: an unknown key, or a value that is no number.
     """
-    from nemo_uecr.config.methods import core_settings
     from nemo_uecr.config.schema import MethodConfig
     from nemo_uecr.core.records import Settings
 
     defaults = {name: MethodConfig.model_fields[name].default for name in ("std_floor", "opd_coef")}
-    given = {**defaults, "sample_std": False, "parameters": {}} if run is None else core_settings(run)
+    given = {**defaults, "sample_std": False, "parameters": {}} if run is None else run.core_settings()
     parameters = dict(given.pop("parameters"))
     kinds: dict[str, Callable[[str], float]] = {**dict.fromkeys(SCALARS, float), "step": int, "seed": int}
     for word in words:

@@ -95,14 +95,13 @@ def plan(
 
 
 def _plan_nemo(config: NemoConfig, device: Device, lengths: Lengths) -> Answer:
-    from nemo_uecr.config.methods import needs_of
     from nemo_uecr.plan.nemo import nemo_plan, placements, variant, what_fits
     from nemo_uecr.plan.setting import EFFICIENCY
 
     made = nemo_plan(config, device, EFFICIENCY, lengths)
     advice = what_fits(config, device, EFFICIENCY, lengths) if made.misfits else []
     columns: list[tuple[str, Any]] = []
-    for name, changes in placements(config) if needs_of(config.method.name).needs_teacher else ():
+    for name, changes in placements(config) if config.method.entry.needs_teacher else ():
         try:
             columns.append((name, nemo_plan(variant(config, changes), device, EFFICIENCY, lengths)))
         except ConfigError as error:

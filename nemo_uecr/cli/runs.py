@@ -121,7 +121,7 @@ def replay(
 def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) -> None:
     from safetensors.torch import save
 
-    from nemo_uecr.config.methods import check_parameters
+    from nemo_uecr.config.schema import check_parameters
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
     from nemo_uecr.files import replace_file

@@ -54,7 +54,7 @@ def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> 
 def train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Path:
     """Train inside NeMo-RL; with ``resume`` from the newest checkpoint of the run folder."""
     from nemo_uecr.config.load import load_nemo
-    from nemo_uecr.config.objective import unused_line
+    from nemo_uecr.config.methods import unused_line
     from nemo_uecr.files import locked
     from nemo_uecr.nemo.launcher import train as launch
 

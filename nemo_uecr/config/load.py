@@ -14,46 +14,24 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from nemo_uecr.config.keys import Schema, is_known, key_of, known_keys, known_names, section_names
-from nemo_uecr.config.methods import nearest_name
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import Config
+from nemo_uecr.config.schema import Config, nearest_name
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
 __all__ = [
-    "DEFAULT",
-    "Layer",
-    "Loaded",
-    "LoadedConfig",
-    "annotated_yaml",
-    "backend_of",
-    "check_same_configuration",
-    "dump_config",
-    "flat_values",
-    "flattened",
-    "load_as",
-    "load_config",
-    "load_nemo",
-    "load_nemo_config",
-    "overlay",
-    "override_layer",
-    "read_chain",
-    "read_mapping",
-    "read_written",
-    "stated_values",
-    "written_config",
+    "DEFAULT", "Layer", "Loaded", "LoadedConfig", "annotated_yaml", "backend_of", "check_same_configuration",
+    "dump_config", "flat_values", "flattened", "is_known", "known_keys", "load_as", "load_config", "load_nemo",
+    "load_nemo_config", "overlay", "override_layer", "read_chain", "read_written", "section_of", "written_config",
 ]  # fmt: skip
 
 OVERRIDE = "override"
@@ -64,12 +42,17 @@ REPLACE_MARKER = "_override_"
 #: Keys that a resumed run may change: they alter what is written, not what is trained.
 FREE_KEYS = ("train.steps", "telemetry.", "checkpoint.", "run.folder")
 
-_MISSING = "???"
+#: OmegaConf's mark for a value that a later file must give.
+MISSING = "???"
 #: `${` with the backslashes before it, each of which OmegaConf reads as an escape there and nowhere else.
-_INTERPOLATION = re.compile(r"(\\*)\$\{")
-_NULLS = {"null", "Null", "NULL", "~"}
-_SHOWN_VALUE, _SHOWN_OTHERS = 60, 3
-_COLUMN = 48
+INTERPOLATION = re.compile(r"(\\*)\$\{")
+#: `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`, as in NeMo-RL's files.
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b),
+}  # fmt: skip
+NULLS = {"null", "Null", "NULL", "~"}
+COLUMN = 48
+"""Where `annotated_yaml` begins its comments."""
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -96,7 +79,7 @@ class Layer:
     origins: dict[str, str]
 
 
-# --- one configuration ---
+# -- one configuration -----------------------------------------------------------------------------------------------
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> LoadedConfig:
@@ -127,7 +110,7 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
     """Read a configuration file with what it inherits, apply the overrides, resolve and validate.
 
     Args:
-        schema: the back end's whole configuration.
+        schema: the whole configuration.
         path: YAML file.
         overrides: `dotted.key=value` texts of the command line; may be empty.
 
@@ -135,27 +118,32 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
         ConfigError: with one line that says what was got, what was expected and where it was set.
     """
     shown = os.fspath(path)
-    values, stated = stated_values(schema, shown, overrides)
+    layer = reduce(overlay, [override_layer(text, schema) for text in overrides], read_chain(shown))
+    config = _validated(schema, _resolved(layer, shown), layer.origins, shown)
+    return Loaded(config, {key: layer.origins.get(key, DEFAULT) for key in flat_values(config)})
+
+
+def _resolved(layer: Layer, path: str) -> dict[str, object]:
+    """The values with every `${...}` filled in, those yet to be given left out."""
+    # OmegaConf 2.4 warns about `register_new_resolver`; in 2.3 `register_resolver` is an older, weaker function.
+    current = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
+    register = OmegaConf.register_resolver if current else OmegaConf.register_new_resolver
+    for name, function in RESOLVERS.items():
+        register(name, function, replace=True)
     try:
-        config = schema.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, stated, shown, schema)) from error
-    return Loaded(config, {key: stated.get(key, DEFAULT) for key in flat_values(config)})
+        plain = OmegaConf.to_container(OmegaConf.create(layer.values), resolve=True)
+    except OmegaConfBaseException as error:
+        key = str(getattr(error, "full_key", None) or "a value")
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]} ({_set_where(key, layer.origins, path)})") from error
+    return _without_missing(plain)
 
 
-def stated_values(
-    schema: type[BaseModel], path: str, overrides: Sequence[str]
-) -> tuple[dict[str, object], dict[str, str]]:
-    """Every stated value, resolved but not validated, with the origin of each; values yet to be given are absent."""
-    layers = [override_layer(text, schema) for text in overrides]
-    merged = reduce(overlay, layers, read_chain(path))
-    return _resolved(merged, path), merged.origins
-
-
-def dump_config(config: BaseModel) -> str:
-    """The complete configuration as YAML; `load_config` of it gives the same configuration back."""
-    text: str = OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
-    return text
+def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
+    return {
+        key: _without_missing(value) if isinstance(value, Mapping) else value
+        for key, value in tree.items()
+        if value != MISSING
+    }
 
 
 def flat_values(config: BaseModel) -> dict[str, object]:
@@ -175,54 +163,7 @@ def flattened(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]
     return flat
 
 
-def register_resolvers() -> None:
-    """Make `${mul:a,b}`, `${div:a,b}` and `${max:a,b}` usable, as in NeMo-RL's files."""
-    # OmegaConf 2.4 warns about `register_new_resolver`; in 2.3 `register_resolver` is an older, weaker function.
-    current = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
-    register = OmegaConf.register_resolver if current else OmegaConf.register_new_resolver
-    resolvers = {"mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b)}
-    for name, function in resolvers.items():
-        if not OmegaConf.has_resolver(name):
-            register(name, function)
-
-
-def _resolved(layer: Layer, path: str) -> dict[str, object]:
-    register_resolvers()
-    try:
-        plain = OmegaConf.to_container(OmegaConf.create(layer.values), resolve=True)
-    except OmegaConfBaseException as error:
-        key = str(getattr(error, "full_key", None) or "a value")
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{key}: {reason} ({_set_where(key, layer.origins, path)})") from error
-    return _without_missing(plain)
-
-
-def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
-    """Drop `???`, OmegaConf's mark for a value that a later file must give."""
-    return {
-        key: _without_missing(value) if isinstance(value, Mapping) else value
-        for key, value in tree.items()
-        if value != _MISSING
-    }
-
-
-def _escaped(tree: Mapping[str, object]) -> dict[str, object]:
-    """Keep `${` in a text from being read as an interpolation, and backslashes before it as they are."""
-    return _with_texts(tree, lambda found: f"{found[1] * 2}\\${{")
-
-
-def _with_texts(tree: Mapping[str, object], change: Callable[[re.Match[str]], str]) -> dict[str, object]:
-    return {
-        key: _with_texts(value, change)
-        if isinstance(value, Mapping)
-        else _INTERPOLATION.sub(change, value)
-        if isinstance(value, str)
-        else value
-        for key, value in tree.items()
-    }
-
-
-# --- layers ---
+# -- layers ----------------------------------------------------------------------------------------------------------
 
 
 def overlay(base: Layer, layer: Layer) -> Layer:
@@ -248,9 +189,8 @@ def _merged(base: Mapping[str, object], layer: Mapping[str, object]) -> dict[str
 
 
 def _layer(tree: Mapping[str, object], origin: str) -> Layer:
-    return Layer(
-        dict(tree), dict.fromkeys(flattened(tree), origin) | dict.fromkeys(flattened(_merged({}, tree)), origin)
-    )
+    keys = [*flattened(tree), *flattened(_merged({}, tree))]
+    return Layer(dict(tree), dict.fromkeys(keys, origin))
 
 
 def read_chain(path: str) -> Layer:
@@ -262,16 +202,16 @@ def read_chain(path: str) -> Layer:
     Raises:
         ConfigError: a file is missing, is no YAML mapping, repeats a key, or inherits itself.
     """
+    if "=" in path and not os.path.exists(path):
+        raise ConfigError(f"got {path!r} where CONFIG belongs; expected a YAML file before key=value")
     return overlay(Layer({}, {}), _chain(path, above=()))
 
 
 def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
     """The same with the replace markers of a file that inherits nothing; `above` led here through `defaults:`."""
-    if not above and "=" in path and not os.path.exists(path):
-        raise ConfigError(f"got {path!r} where CONFIG belongs; expected a YAML file before key=value")
     if os.path.realpath(path) in map(os.path.realpath, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
-    tree = read_mapping(path, above=above)
+    tree = _read_mapping(path, f" (named by 'defaults' of {above[-1]})" if above else "")
     defaults = tree.pop("defaults", [])
     names = [defaults] if isinstance(defaults, str) else defaults
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
@@ -282,26 +222,12 @@ def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
     return reduce(overlay, [*below, own], Layer({}, {})) if below else own
 
 
-def read_mapping(path: str, *, above: tuple[str, ...] = ()) -> dict[str, object]:
-    """One file's own keys, nothing inherited and nothing resolved.
-
-    Raises:
-        ConfigError: the file is missing, is no YAML mapping, or repeats a key.
-    """
-    wanted_by = f" (named by 'defaults' of {above[-1]})" if above else ""
+def _read_mapping(path: str, wanted_by: str) -> dict[str, object]:
     try:
         loaded = OmegaConf.load(io.StringIO(Path(path).read_text(encoding="utf-8")))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}){wanted_by}") from error
-    except yaml.MarkedYAMLError as error:
-        where = f", line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        raise ConfigError(f"{path}{where}: not valid YAML: {error.problem}") from error
-    except OSError as error:
-        if error.strerror is None:  # what OmegaConf raises for a file that holds one scalar
-            raise ConfigError(f"{path}: holds a single value, expected a mapping of keys") from error
-        raise ConfigError(f"{path}: cannot read the file: {error.strerror}{wanted_by}") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read as YAML: {reason}{wanted_by}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: holds a list, expected a mapping of keys")
     return _with_text_keys(OmegaConf.to_container(loaded, resolve=False))
@@ -311,7 +237,7 @@ def _with_text_keys(tree: Mapping[object, object]) -> dict[str, object]:
     return {str(key): _with_text_keys(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
 
 
-def override_layer(text: str, schema: Schema) -> Layer:
+def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     """`dotted.key=value` from the command line, the value read as YAML; with the origin `override`.
 
     `+key=value` and `++key=value`, Hydra's spellings for a key that the files may lack, mean the same. A whole mapping
@@ -321,44 +247,163 @@ def override_layer(text: str, schema: Schema) -> Layer:
         ConfigError: no `=`, an unknown key, or a value that is no YAML.
     """
     name, equals, written = text.partition("=")
-    name = name.strip().removeprefix("+").removeprefix("+")
+    name = name.strip().lstrip("+")
     if not equals or not name:
         raise ConfigError(f"override {text!r}: expected key=value, for example train.steps=10")
     if not is_known(name, schema):
-        nearest = nearest_name(name, known_names(schema))
+        nearest = nearest_name(name, known_keys(schema))
         raise ConfigError(f"override {text!r}: unknown key {name}; the nearest known key is {nearest}")
-    key = key_of(name, schema)
-    value = _override_value(name, written, schema)
-    parts = name.split(".")
-    if key is not None and key.name != name:  # an entry of a free mapping is one part even where it has dots
-        parts = [*key.name.split("."), name.removeprefix(f"{key.name}.")]
-    for part in reversed(parts):
-        value = {part: value}
-    assert isinstance(value, dict)  # noqa: S101  a name has at least one part
-    return _layer(value, OVERRIDE)
+    mapping = _mapping_of(name, schema)
+    parts = name.split(".") if mapping is None else [*mapping.split("."), name.removeprefix(f"{mapping}.")]
+    annotation = known_keys(schema)[mapping or name].annotation
+    value = _override_value(text, written, annotation if mapping is None else get_args(annotation)[1])
+    if isinstance(value, Mapping) and get_origin(annotation) is dict:
+        value = {**value, REPLACE_MARKER: True}
+    tree = reduce(lambda inner, part: {part: inner}, reversed(parts[1:]), value)
+    return _layer({parts[0]: tree}, OVERRIDE)
 
 
-def _override_value(name: str, written: str, schema: Schema) -> object:
-    key = key_of(name, schema)
-    if written == "" or (
-        key is not None and (key.takes_text if key.name == name else key.entries.startswith("a text"))
-    ):
+def _override_value(text: str, written: str, annotation: object) -> object:
+    if written == "" or _takes_text(annotation):
         # A path or a prompt needs no YAML quoting; quotes around it are dropped.
         quoted = len(written) >= 2 and written[0] in "'\"" and written[-1] == written[0]
-        return None if written in _NULLS else written[1:-1] if quoted else written
+        return None if written in NULLS else written[1:-1] if quoted else written
     try:
-        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={written}"]), resolve=False)
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={written}"]), resolve=False)["value"]
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"override {name}={written}: the value is not valid YAML") from error
-    value: object = parsed["value"]
-    if isinstance(value, Mapping):
-        value = _with_text_keys(value)
-        if key is not None and key.free_mapping:
-            return {**value, REPLACE_MARKER: True}
-    return value
+        raise ConfigError(f"override {text}: the value is not valid YAML") from error
+    return _with_text_keys(value) if isinstance(value, Mapping) else value
 
 
-# --- what a run wrote ---
+def _takes_text(annotation: object) -> bool:
+    if get_origin(annotation) is dict:
+        return False
+    return annotation is str or any(_takes_text(part) for part in get_args(annotation))
+
+
+# -- known keys ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def known_keys(schema: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Every section and key by dotted name, in the order of the schema; NAME stands for one of the user's own."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in schema.model_fields.items():
+        found[name] = field
+        if (section := section_of(field)) is not None:
+            own = ".NAME" if get_origin(field.annotation) is dict else ""
+            found |= {f"{name}{own}.{key}": inner for key, inner in known_keys(section).items()}
+    return found
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field holds, also optionally or by name; None for a key."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def is_known(name: str, schema: type[BaseModel]) -> bool:
+    """Whether a dotted name is a section, a key, or an entry of a mapping of names."""
+    return name in known_keys(schema) or _mapping_of(name, schema) is not None
+
+
+def _mapping_of(name: str, schema: type[BaseModel]) -> str | None:
+    """The mapping of names that a dotted name is an entry of."""
+    mappings = (key for key, field in known_keys(schema).items() if get_origin(field.annotation) is dict)
+    return next((key for key in mappings if name.startswith(f"{key}.")), None)
+
+
+# -- faults in one line ----------------------------------------------------------------------------------------------
+
+
+def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[str, str], path: str) -> C:
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        # The first fault in full and the names of the others. A misspelt key is unknown and missing: unknown comes
+        # first.
+        details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
+        others = list(dict.fromkeys(_name(detail["loc"]) for detail in details[1:] if detail["loc"]))
+        more = f" (and {len(others)} more: {', '.join(others[:3])}{', ...' * (len(others) > 3)})" if others else ""
+        first = details[0]
+        name, got = _name(first["loc"]), json.dumps(first["input"], default=str, ensure_ascii=False)
+        if first["type"] == "value_error":
+            said = str(first["ctx"]["error"])
+        elif first["type"] == "extra_forbidden":
+            nearest = nearest_name(name, known_keys(schema))
+            said = f"{_origin(name, origins, path)}: unknown key {name}; the nearest known key is {nearest}"
+        elif first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else a list is too short
+            said = f"{path}: missing {name}; write it in the file or pass {name}=VALUE"
+        else:
+            expected = first["msg"].replace("Input should be", "expected")
+            said = f"{name}: got {got:.60}, {expected} ({_set_where(name, origins, path)})"
+        raise ConfigError(said + more) from error
+
+
+def _name(loc: Sequence[int | str]) -> str:
+    """The dotted key of an error's location; list positions belong to the key that holds the list."""
+    return ".".join(part for part in loc if isinstance(part, str) and part != "[key]")
+
+
+def _origin(name: str, origins: Mapping[str, str], path: str) -> str:
+    """Where a key or section got its value; the file that was asked for when nothing states it."""
+    return next((origin for key, origin in origins.items() if f"{key}.".startswith(f"{name}.")), path)
+
+
+def _set_where(name: str, origins: Mapping[str, str], path: str) -> str:
+    origin = _origin(name, origins, path)
+    return "set on the command line" if origin == OVERRIDE else f"set in {origin}"
+
+
+# -- what a run writes and reads again -------------------------------------------------------------------------------
+
+
+def dump_config(config: BaseModel) -> str:
+    """The complete configuration as YAML; `load_config` of it gives the same configuration back."""
+    text: str = OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
+    return text
+
+
+def annotated_yaml(config: BaseModel, origins: Mapping[str, str]) -> str:
+    """The complete configuration as YAML with the origin of every value in a comment, itself a configuration file."""
+    tree = _escaped(config.model_dump(mode="json"))
+    return "".join(f"{line}\n" for line in _annotated(tree, origins, ()))
+
+
+def _annotated(tree: Mapping[str, object], origins: Mapping[str, str], path: tuple[str, ...]) -> Iterator[str]:
+    for key, value in tree.items():
+        inside = (*path, key)
+        label = f"{'  ' * len(path)}{_scalar(key)}:"
+        if isinstance(value, Mapping) and value:
+            yield label
+            yield from _annotated(value, origins, inside)
+        else:
+            yield f"{f'{label} {_scalar(value)}':<{COLUMN}}  # {origins['.'.join(inside)]}"
+
+
+def _scalar(value: object) -> str:
+    """A value on one line; `width` keeps the dumper from folding long texts."""
+    style = '"' if isinstance(value, str) and "\n" in value else None
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, default_style=style, width=float("inf"), allow_unicode=True
+    )
+    return text.rstrip("\n").removesuffix("\n...")
+
+
+def _escaped(tree: Mapping[str, object]) -> dict[str, object]:
+    """Keep `${` in a text from being read as an interpolation, and backslashes before it as they are."""
+    return _with_texts(tree, lambda found: f"{found[1] * 2}\\${{")
+
+
+def _with_texts(tree: Mapping[str, object], change: Callable[[re.Match[str]], str]) -> dict[str, object]:
+    return {
+        key: _with_texts(value, change)
+        if isinstance(value, Mapping)
+        else INTERPOLATION.sub(change, value)
+        if isinstance(value, str)
+        else value
+        for key, value in tree.items()
+    }
 
 
 def read_written(path: Path) -> dict[str, object]:
@@ -387,11 +432,7 @@ def written_config(path: Path) -> Config:
         RunFolderError: it cannot be read.
         ConfigError: it is no such configuration.
     """
-    values = read_written(path)
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, {}, str(path), Config)) from error
+    return _validated(Config, read_written(path), {}, str(path))
 
 
 def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str, object]) -> None:
@@ -412,86 +453,3 @@ def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str,
                 f"{where} was written with {key}={theirs.get(key)!r}, this run has {ours.get(key)!r}; resume with "
                 "the same configuration or choose another run.folder"
             )
-
-
-def annotated_yaml(config: BaseModel, origins: Mapping[str, str]) -> str:
-    """The complete configuration as YAML with the origin of every value in a comment, itself a configuration file."""
-    tree = _escaped(config.model_dump(mode="json"))
-    return "".join(f"{line}\n" for line in _annotated(tree, origins, ()))
-
-
-def _annotated(tree: Mapping[str, object], origins: Mapping[str, str], path: tuple[str, ...]) -> Iterator[str]:
-    for key, value in tree.items():
-        inside = (*path, key)
-        label = f"{'  ' * len(path)}{_scalar(key)}:"
-        if isinstance(value, Mapping) and value:
-            yield label
-            yield from _annotated(value, origins, inside)
-        else:
-            yield f"{f'{label} {_scalar(value)}':<{_COLUMN}}  # {origins['.'.join(inside)]}"
-
-
-def _scalar(value: object) -> str:
-    """A value on one line; `width` keeps the dumper from folding long texts."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
-    if "\n" in text.rstrip("\n").removesuffix("\n..."):
-        text = yaml.safe_dump(value, default_style='"', width=float("inf"), allow_unicode=True)
-    return text.rstrip("\n").removesuffix("\n...")
-
-
-# --- faults in one line ---
-
-
-def _explain(error: ValidationError, origins: Mapping[str, str], path: str, schema: Schema) -> str:
-    """The first fault in full, on one line, and the names of the others.
-
-    An unknown key comes before a missing one, because a misspelt key is both at once.
-    """
-    details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
-    others = list(dict.fromkeys(_name(detail["loc"]) for detail in details[1:] if detail["loc"]))
-    more = ""
-    if others:
-        shown = ", ".join(others[:_SHOWN_OTHERS]) + (", ..." if len(others) > _SHOWN_OTHERS else "")
-        more = f" (and {len(others)} more: {shown})"
-    return _line(details[0], origins, path, schema) + more
-
-
-def _line(detail: ErrorDetails, origins: Mapping[str, str], path: str, schema: Schema) -> str:
-    kind, name = detail["type"], _name(detail["loc"])
-    if kind == "value_error":
-        return str(detail["ctx"]["error"])
-    if kind == "extra_forbidden":
-        nearest = nearest_name(name, known_names(schema))
-        return f"{_origin(name, origins, path)}: unknown key {name}; the nearest known key is {nearest}"
-    expected = _expected(name, schema)
-    if kind == "missing" and isinstance(detail["loc"][-1], str):  # else a list is too short
-        return f"{path}: missing {name}, expected {expected}; write it in the file or pass {name}=VALUE"
-    got = json.dumps(detail["input"], default=str, ensure_ascii=False)
-    got = got if len(got) <= _SHOWN_VALUE else f"{got[:_SHOWN_VALUE]}..."
-    return f"{name}: got {got}, expected {expected} ({_set_where(name, origins, path)})"
-
-
-def _name(loc: Sequence[int | str]) -> str:
-    """The dotted key of an error's location; list positions belong to the key that holds the list."""
-    return ".".join(part for part in loc if isinstance(part, str) and part != "[key]")
-
-
-def _expected(name: str, schema: Schema) -> str:
-    if name in section_names(schema):
-        keys = [key.rpartition(".")[2] for key in known_keys(schema) if key.startswith(f"{name}.")]
-        return f"a section with the keys {', '.join(keys)}"
-    key = key_of(name, schema)
-    if key is None:
-        return "a legal value"
-    return key.expectation if key.name == name else key.entries
-
-
-def _origin(name: str, origins: Mapping[str, str], path: str) -> str:
-    inside = [origin for key, origin in origins.items() if key == name or key.startswith(f"{name}.")]
-    return inside[0] if inside else path
-
-
-def _set_where(name: str, origins: Mapping[str, str], path: str) -> str:
-    """Where a key got its value, in words; the file that was asked for when nothing states the key."""
-    origin = _origin(name, origins, path)
-    return "set on the command line" if origin == OVERRIDE else f"set in {origin}"

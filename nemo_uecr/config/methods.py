@@ -1,72 +1,64 @@
-"""What each method asks of the configuration, read off its line in the registry. Torch-free."""
+"""What a configuration computes: its objective as one equation, and the settings that its method does not read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
-from nemo_uecr.errors import ConfigError
-from nemo_uecr.method_registry import REGISTRY, Entry
+from nemo_uecr.config.load import DEFAULT
+from nemo_uecr.config.nemo_schema import AnyConfig
+from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, MethodConfig
 
-if TYPE_CHECKING:
-    from nemo_uecr.config.schema import MethodConfig
-
-__all__ = [
-    "OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "check_parameters", "core_settings", "nearest_name", "needs_of",
-    "with_parameters",
-]  # fmt: skip
-
-REQUIRED_SETTINGS = ("alpha", "rho", "tau_delta", "tau_entropy")
-"""Settings without a default in code: the configuration states them for every method that uses them."""
-
-OPTIONAL_SETTINGS = ("std_floor", "opd_coef", "std", "scoring_noise", "turn_separator")
-"""Settings of `method` that have a default; a method outside their scope ignores them."""
+__all__ = ["objective", "unused_line", "unused_settings"]
 
 
-def needs_of(method: str) -> Entry:
-    """The line of a method whose name the schema has accepted."""
-    return REGISTRY[method]
+def objective(config: AnyConfig) -> str:
+    """What the run minimises, on one line: loss, token advantage, and the settings that the method uses.
+
+    PG is the clipped surrogate, averaged over the valid tokens of the optimizer step; KL3 is the low-variance
+    estimate of the KL to the reference policy. Optional settings are shown where they differ from their default.
+
+    References:
+        eq:final-objective.
+    """
+    loss, method, entry = config.loss, config.method, config.method.entry
+    clip = f"clip {loss.clip_low:g}/{loss.clip_high:g}"
+    second = f" + {method.opd_coef:g} PG(A_opd; {clip})" if "opd_coef" in entry.config_settings else ""
+    reference = f" + {loss.reference_kl:g} KL3(ref)" if loss.reference_kl > 0 else ""
+    advantage = entry.equation if entry.equation.startswith("A = ") else f"A: {entry.equation}"
+    shown = {
+        key: getattr(method, key)
+        for key in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS)
+        if key in entry.config_settings and getattr(method, key) != MethodConfig.model_fields[key].default
+    }
+    shown |= {key: method.parameters[key] for key in entry.parameters}
+    settings = ", ".join(f"{key} = {_value(value)}" for key, value in shown.items())
+    return "; ".join(part for part in (f"loss = PG(A; {clip}){second}{reference}", advantage, settings) if part)
 
 
-def core_settings(method: MethodConfig) -> dict[str, Any]:
-    """The method's scalars by the names of `core.records.Settings`; step and seed are the run's to add."""
-    same = ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef", "parameters")
-    return {name: getattr(method, name) for name in same} | {"sample_std": method.std == "sample"}
+def _value(value: float | str) -> str:
+    """A text is quoted where it would not look like one word: a separator may be the end of a line."""
+    if isinstance(value, str):
+        return value if value.isprintable() and " " not in value else repr(value)
+    return f"{value:g}"
 
 
-def with_parameters(values: object) -> object:
-    """The `method` section as stated, with the defaults of the method's own parameters that it does not state."""
-    if not isinstance(values, dict) or not isinstance(values.get("name"), str) or values["name"] not in REGISTRY:
-        return values  # a name that is no text, or no method's, is the schema's to refuse
-    stated = values.get("parameters", {})
-    if not isinstance(stated, dict):
-        return values
-    own = {name: parameter.default for name, parameter in REGISTRY[values["name"]].parameters.items()}
-    return {**values, "parameters": {**own, **stated}}
-
-
-def check_parameters(method: str, parameters: dict[str, float]) -> None:
-    """Refuse a parameter that no method has, and one outside its range; another method's is left alone."""
-    known = {name for entry in REGISTRY.values() for name in entry.parameters}
-    for name, value in parameters.items():
-        key = f"method.parameters.{name}"
-        if name not in known:
-            own = sorted(REGISTRY[method].parameters)
-            hint = f"the nearest is {nearest_name(name, own)!r}" if own else f"method {method} has none of its own"
-            raise ConfigError(f"{key}: no such parameter; {hint}")
-        if name in REGISTRY[method].parameters:
-            REGISTRY[method].parameters[name].check(key, value)
-
-
-def nearest_name(wrong: str, known: Iterable[str]) -> str:
-    """The known name most similar to a wrong one.
+def unused_settings(config: AnyConfig, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """Keys that a file or an override states and that the method does not use, in the order of the schema.
 
     Args:
-        wrong: what was written.
-        known: every legal name; at least one.
-
-    Returns:
-        The most similar name; the first in alphabetical order among equals.
+        config: the validated configuration.
+        origins: origin by dotted key; a default that nobody wrote is not reported.
     """
-    return max(sorted(known), key=lambda name: SequenceMatcher(None, wrong.lower(), name.lower()).ratio())
+    entry = config.method.entry
+    idle = [f"method.{key}" for key in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS) if key not in entry.config_settings]
+    idle += [f"method.parameters.{key}" for key in config.method.parameters if key not in entry.parameters]
+    stated = [key for key in idle if origins[key] != DEFAULT]
+    if not entry.needs_teacher and config.teacher.model_name is not None:
+        stated.insert(0, "teacher.model_name")
+    return tuple(stated)
+
+
+def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:
+    """The report on one line, `not used by method grpo: method.alpha, ...`; None when everything is used."""
+    unused = unused_settings(config, origins)
+    return f"not used by method {config.method.name}: {', '.join(unused)}" if unused else None

@@ -1,12 +1,15 @@
-"""The configuration of a run inside NeMo-RL; `sections` has what both back ends share."""
+"""The configuration of a run inside NeMo-RL; `schema` has what both back ends share.
+
+How the models are cut over the GPUs is checked in `plan.faults`, for the run as for a teacher alone.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Self
 
 from pydantic import model_validator
 
-from nemo_uecr.config import cross_checks, nemo_checks
 from nemo_uecr.config.schema import (
     Config,
     Count,
@@ -15,18 +18,20 @@ from nemo_uecr.config.schema import (
     MethodConfig,
     NonNegative,
     NonNegativeInt,
-    Pair,
+    OptimizerConfig,
     Positive,
-    PromptTemplate,
+    ProblemsConfig,
     RunConfig,
     SamplingConfig,
     Section,
     Share,
     Text,
     TolerancesConfig,
+    check_batch,
+    check_teacher,
 )
 
-__all__ = ["AnyConfig", "NemoConfig"]
+__all__ = ["AnyConfig", "NemoConfig", "NemoDataConfig", "NemoStudentConfig", "NemoTeacherConfig", "ParallelConfig"]
 
 Form = Literal["paper", "nemo_rl"]
 
@@ -45,6 +50,17 @@ class ParallelConfig(Section):
 
     sequence: bool
     """Whether the tensor ranks also share the activations between layers."""
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that hold one copy of the model."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def sequence_multiple(self) -> int:
+        """What a sequence's length must be a multiple of to be cut."""
+        context = 2 * self.context if self.context > 1 else 1
+        return context * (self.tensor if self.sequence else 1)
 
 
 class NemoStudentConfig(Section):
@@ -88,17 +104,8 @@ class NemoTeacherConfig(Section):
     """MiB that may stay on each GPU after its offload; checked at start."""
 
 
-class NemoDataConfig(Section):
+class NemoDataConfig(ProblemsConfig):
     """Training problems and how a prompt is made from one."""
-
-    train: Text
-    """JSONL file of problems, one object a line."""
-
-    question_key: Text
-    """Field of the question."""
-
-    answer_key: Text
-    """Field of the reference answer."""
 
     difficulty_key: Text | None
     """Field of the difficulty; null: problems are not chosen by it."""
@@ -112,30 +119,21 @@ class NemoDataConfig(Section):
     subset: Count | None
     """Number of problems drawn by the run's seed from those that are kept; null: all of them."""
 
-    prompt_template: PromptTemplate
-    """The user's turn; `{question}` is replaced by the question."""
-
-    enable_thinking: bool
-    """Handed to the chat template; false is the non-thinking mode."""
-
-    max_prompt_tokens: Count
-    """Longest prompt in tokens, chat template included."""
-
-    long_prompts: Literal["refuse", "drop"]
-    """What is done about longer prompts of the training: `refuse` ends the start, `drop` leaves them out."""
-
-    shuffle: bool
-    """Whether problems are drawn in a random order."""
-
     verifier_workers: Count
     """Processes that judge the responses."""
+
+    @model_validator(mode="after")
+    def _difficulty_is_a_range(self) -> Self:
+        low, high = self.difficulty_low, self.difficulty_high
+        if len({self.difficulty_key is None, low is None, high is None}) > 1:
+            raise ValueError("data.difficulty_key, data.difficulty_low and data.difficulty_high: expected all or none")
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"data.difficulty_low: got {low:g}, expected at most data.difficulty_high = {high:g}")
+        return self
 
 
 class NemoRolloutConfig(SamplingConfig):
     """How vLLM samples the student's responses."""
-
-    overlong_filter: bool
-    """Whether truncated responses are left out of the loss."""
 
     tensor: Count
     """vLLM's tensor-parallel ranks."""
@@ -147,32 +145,14 @@ class NemoRolloutConfig(SamplingConfig):
     """Whether vLLM runs without CUDA graphs."""
 
 
-class NemoTrainConfig(Section):
-    """The optimizer and its steps."""
-
-    steps: Count
-    """Rollout batches to train on."""
-
-    minibatch_responses: Count
-    """Responses an optimizer step; divides the batch, and is divided by the data-parallel size."""
+class NemoTrainConfig(OptimizerConfig):
+    """The optimizer and its steps; the data-parallel ranks share a mini-batch equally."""
 
     tokens_per_microbatch: Count
     """Tokens packed into a forward and backward pass; at least the longest, padded prompt and response."""
 
-    learning_rate: Positive
-    """Adam's learning rate after warm-up."""
-
     warmup_steps: NonNegativeInt
     """Rollout batches of linear warm-up."""
-
-    betas: Pair
-    """Adam's two decay rates."""
-
-    weight_decay: NonNegative
-    """Adam's decoupled weight decay."""
-
-    max_grad_norm: Positive
-    """Gradients are scaled down to this norm."""
 
 
 class ScoringConfig(Section):
@@ -259,14 +239,58 @@ class NemoConfig(Section):
     conventions: ConventionsConfig
     tolerances: TolerancesConfig
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+        return self.cluster.nodes * self.cluster.gpus_per_node
+
+    @property
+    def student_gpus(self) -> int:
+        """GPUs that the student trains on."""
+        return self.gpus - self.teacher.dedicated_gpus
+
+    @property
+    def teacher_gpus(self) -> int:
+        """GPUs that the teacher scores on: its own, or the student's."""
+        return self.teacher.dedicated_gpus or self.student_gpus
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with the longest response."""
+        return self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def sequence_multiple(self) -> int:
+        """What every sequence is padded to, so that student and teacher can both cut it."""
+        return math.lcm(self.student.parallel.sequence_multiple, self.teacher.parallel.sequence_multiple)
+
+    def packed(self, tokens: int) -> int:
+        """Tokens that a sequence takes in a micro-batch: NeMo-RL packs lengths that are rounded up."""
+        return -(-tokens // self.sequence_multiple) * self.sequence_multiple
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        cross_checks.minibatch(self)
-        nemo_checks.method(self)
-        nemo_checks.teacher(self)
-        nemo_checks.layout(self)
-        nemo_checks.lengths(self)
-        cross_checks.decoding(self)
+        check_batch(self)
+        check_teacher(self)
+        entry, own = self.method.entry, self.teacher.dedicated_gpus
+        if entry.needs_initial:
+            raise ValueError(
+                f"method.name: got {entry.name!r}, which reads the initial student at temperature 1, but backend "
+                "nemo_rl scores it at rollout.temperature alone; use backend=local or another method"
+            )
+        if own and not entry.needs_teacher:
+            raise ValueError(
+                f"teacher.dedicated_gpus: got {own}, but method {entry.name} loads no teacher; set it to 0"
+            )
+        needed = self.packed(self.longest)
+        padded = f", rounded up to a multiple of {self.sequence_multiple} for the parallel layouts: {needed}"
+        for name, section in (("train", self.train), ("scoring", self.scoring)):
+            if section.tokens_per_microbatch < needed:
+                raise ValueError(
+                    f"{name}.tokens_per_microbatch: got {section.tokens_per_microbatch}, expected at least "
+                    f"data.max_prompt_tokens + rollout.max_response_tokens = {self.longest}"
+                    f"{padded if needed > self.longest else ''}"
+                )
         return self
 
 

@@ -7,18 +7,23 @@ python -m nemo_uecr.config.reference nemo_rl > docs/configuration-nemo-rl.md
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from nemo_uecr.config.keys import Key, Schema, known_keys, section_names
-from nemo_uecr.config.methods import OPTIONAL_SETTINGS, REQUIRED_SETTINGS
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from nemo_uecr.config.load import section_of
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import Config
+from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, Config
 from nemo_uecr.method_registry import REGISTRY
 
 __all__ = ["nemo_reference_page", "reference_page"]
 
-#: Sections whose keys only some methods read.
-BY_METHOD = ("method.", "teacher.")
+WORDS = {
+    "integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false", "null": "null",
+}  # fmt: skip
+SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 _OPENING = """\
 # Configuration
@@ -87,50 +92,67 @@ def nemo_reference_page() -> str:
     return _NEMO_OPENING + "\n".join(_tables(NemoConfig)) + "\n"
 
 
-def _tables(schema: Schema) -> Iterator[str]:
-    top = [key for key in known_keys(schema).values() if "." not in key.name]
-    yield from _table("Top level", "What executes the run, and where.", top)
-    for section, meaning in section_names(schema).items():
-        keys = [key for key in known_keys(schema).values() if key.name.rpartition(".")[0] == section]
-        yield ""
-        yield from _table(f"`{section}`", meaning, keys)
-
-
-def _table(title: str, meaning: str, keys: list[Key]) -> Iterator[str]:
-    by_method = any(key.name.startswith(BY_METHOD) for key in keys)
-    yield f"## {title}"
-    yield ""
-    yield meaning
-    yield ""
-    yield "| key | expects | default | meaning |" + (" read by |" if by_method else "")
-    yield "|---|---|---|---|" + ("---|" if by_method else "")
-    for key in keys:
-        cells = [f"`{key.name}`", key.expectation, _default(key), key.meaning]
-        cells += [_readers(key)] if by_method else []
+def _tables(schema: type[BaseModel], section: str = "") -> Iterator[str]:
+    """A table of a section's own keys, then those of the sections within."""
+    if section:
+        yield from ("", f"## `{section}`", "", (schema.__doc__ or "").strip(), "")
+    else:
+        yield from ("## Top level", "", "What executes the run, and where.", "")
+    by_method = section.partition(".")[0] in ("method", "teacher")
+    prefix = f"{section}." if section else ""
+    nodes = schema.model_json_schema()["properties"]
+    fields = {name: field for name, field in schema.model_fields.items() if section_of(field) is None}
+    if fields:
+        yield "| key | expects | default | meaning |" + (" read by |" if by_method else "")
+        yield "|---|---|---|---|" + ("---|" if by_method else "")
+    for name, field in fields.items():
+        meaning = " ".join((field.description or "").split())
+        cells = [f"`{prefix}{name}`", _words(nodes[name]), _default(name, field), meaning]
+        cells += [_readers(section, name)] if by_method else []
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    for name, field in schema.model_fields.items():
+        if (inner := section_of(field)) is not None:
+            yield from _tables(inner, f"{prefix}{name}")
 
 
-def _readers(key: Key) -> str:
+def _words(node: Mapping[str, Any]) -> str:
+    """What a JSON schema expects, in words: `an integer >= 1`."""
+    if "anyOf" in node:
+        return ", or ".join(map(_words, node["anyOf"]))
+    if "const" in node:
+        return str(node["const"])
+    if "enum" in node:
+        return f"one of {', '.join(node['enum'])}"
+    if node["type"] == "array":
+        return f"a list of {len(node['prefixItems'])}, each {_words(node['prefixItems'][0])}"
+    if node["type"] == "object":
+        return f"a mapping of names to {WORDS[node['additionalProperties']['type']].removeprefix('a ')}s"
+    limits = [f"{sign} {node[name]:.10g}" for name, sign in SIGNS.items() if name in node]
+    limits += ["that is not empty"] if node.get("minLength") == 1 else []
+    return " ".join([WORDS[node["type"]], " and ".join(limits)]).strip()
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if name in REQUIRED_SETTINGS:
+        return "by method"
+    value = field.default
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _readers(section: str, name: str) -> str:
     """The methods that read a key of `method` or `teacher`."""
-    setting = key.name.removeprefix("method.")
-    if key.name.startswith("teacher."):
-        readers = [name for name, entry in REGISTRY.items() if entry.needs_teacher]
-    elif setting in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS):
-        readers = [name for name, entry in REGISTRY.items() if setting in entry.config_settings]
-    elif setting == "parameters":
-        readers = [name for name, entry in REGISTRY.items() if entry.parameters]
+    if section.startswith("teacher"):
+        readers = [entry.name for entry in REGISTRY.values() if entry.needs_teacher]
+    elif name in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS):
+        readers = [entry.name for entry in REGISTRY.values() if name in entry.config_settings]
+    elif name == "parameters":
+        readers = [entry.name for entry in REGISTRY.values() if entry.parameters]
     else:
         return "all"
     others = [name for name in REGISTRY if name not in readers]
     return f"all but {', '.join(others)}" if len(others) < len(readers) else ", ".join(readers)
-
-
-def _default(key: Key) -> str:
-    if key.required:
-        return "required"
-    if key.name.removeprefix("method.") in REQUIRED_SETTINGS:
-        return "by method"
-    return "null" if key.default is None else f"{key.default:g}" if isinstance(key.default, float) else str(key.default)
 
 
 def _methods() -> Iterator[str]:

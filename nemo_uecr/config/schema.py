@@ -1,22 +1,39 @@
-"""The configuration of a run of the local back end: every key, its type, its limits and its meaning.
+"""The configuration of a run of the local back end: every key, its type, its limits, its meaning and the rules.
 
 A default stands either on the field here or in a YAML file, never at a call site. Unknown keys are errors. Texts that
-look like numbers stay texts, booleans are not numbers, NaN and infinities are refused.
+look like numbers stay texts, booleans are not numbers, NaN and infinities are refused. A rule that spans several keys
+is a validator that raises ValueError with a sentence naming them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from nemo_uecr.config import cross_checks
-from nemo_uecr.config.methods import with_parameters
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.method_registry import REGISTRY, Entry
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import AnyConfig
 
 __all__ = [
-    "Config", "Count", "DataConfig", "EvaluationConfig", "LearningRate", "LossConfig", "MethodConfig", "Positive",
-    "RunConfig", "SamplingConfig", "Section", "Seed", "Share", "Text", "TolerancesConfig",
+    "OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "Config", "Count", "DataConfig", "EvaluationConfig", "LearningRate",
+    "LossConfig", "MethodConfig", "NonNegative", "NonNegativeInt", "OptimizerConfig", "Positive", "ProblemsConfig",
+    "RunConfig", "SamplingConfig", "Section", "Seed", "Share", "Text", "TolerancesConfig", "check_batch",
+    "check_parameters", "check_teacher", "nearest_name", "teacher_of",
 ]  # fmt: skip
+
+REQUIRED_SETTINGS = ("alpha", "rho", "tau_delta", "tau_entropy")
+"""Settings of `method` without a default in code: every method that uses one needs it stated."""
+
+OPTIONAL_SETTINGS = ("std_floor", "opd_coef", "std", "scoring_noise", "turn_separator")
+"""Settings of `method` that have a default."""
+
+#: Between these temperatures logits / T stay within float32.
+COLDEST, HOTTEST = 1e-3, 1e3
 
 Count = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -24,8 +41,8 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Positive = Annotated[float, Field(gt=0)]
 LearningRate = Annotated[float, Field(gt=0, le=1e30)]  # float32 arithmetic ends at 3e38
 Threads = Annotated[int, Field(ge=1, le=4096)]  # OpenMP ends the process at numbers that no machine has
-SamplingTemperature = Annotated[float, Field(ge=cross_checks.COLDEST, le=cross_checks.HOTTEST)]
-Temperature = Annotated[float, Field(ge=0, le=cross_checks.HOTTEST)]
+SamplingTemperature = Annotated[float, Field(ge=COLDEST, le=HOTTEST)]
+Temperature = Annotated[float, Field(ge=0, le=HOTTEST)]
 ClipHigh = Annotated[float, Field(gt=0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -67,6 +84,11 @@ def _with_question(template: str) -> str:
 PromptTemplate = Annotated[str, AfterValidator(_with_question)]
 
 
+def nearest_name(wrong: str, known: Iterable[str]) -> str:
+    """The known name most similar to a wrong one."""
+    return get_close_matches(wrong.lower(), list(known), n=1, cutoff=0.0)[0]
+
+
 class Section(BaseModel):
     """Base of every section: frozen, strict types, no unknown keys, no NaN or infinity."""
 
@@ -79,6 +101,9 @@ class Section(BaseModel):
         # `model_name` is a key of ours; older pydantic reserves the prefix.
         protected_namespaces=(),
     )
+
+
+# -- sections of both back ends --------------------------------------------------------------------------------------
 
 
 class RunConfig(Section):
@@ -111,6 +136,9 @@ class SamplingConfig(Section):
 
     max_response_tokens: Count
     """Longest response in tokens; a response cut there counts as truncated."""
+
+    overlong_filter: bool
+    """Whether truncated responses are left out of the loss."""
 
 
 class MethodConfig(Section):
@@ -149,20 +177,59 @@ class MethodConfig(Section):
     parameters: dict[str, float] = {}
     """Numbers of one method's own; what is not stated has the default in the registry."""
 
+    @property
+    def entry(self) -> Entry:
+        """The method's line in the registry."""
+        return REGISTRY[self.name]
+
+    def core_settings(self) -> dict[str, Any]:
+        """The scalars by the names of `core.records.Settings`; step and seed are the run's to add."""
+        same = (*REQUIRED_SETTINGS, "std_floor", "opd_coef", "parameters")
+        return {name: getattr(self, name) for name in same} | {"sample_std": self.std == "sample"}
+
     @model_validator(mode="before")
     @classmethod
-    def _parameters_are_complete(cls, values: object) -> object:
-        return with_parameters(values)
+    def _complete_parameters(cls, values: object) -> object:
+        """Fill in the method's own parameters that are not stated."""
+        if not isinstance(values, dict) or not isinstance(values.get("parameters", {}), dict):
+            return values
+        entry = REGISTRY.get(str(values.get("name")))
+        own = {} if entry is None else {name: parameter.default for name, parameter in entry.parameters.items()}
+        return {**values, "parameters": {**own, **values.get("parameters", {})}}
 
     @field_validator("name")
     @classmethod
     def _name_is_known(cls, name: str) -> str:
-        return cross_checks.known_method(name)
+        if name not in REGISTRY:
+            raise ValueError(
+                f"method.name: got {name!r}, the nearest method is {nearest_name(name, REGISTRY)!r}; "
+                f"known methods: {', '.join(REGISTRY)}"
+            )
+        return name
 
     @model_validator(mode="after")
     def _settings_are_complete(self) -> Self:
-        cross_checks.method_settings(self)
+        needed = self.entry.config_settings
+        missing = [f"method.{key}" for key in REQUIRED_SETTINGS if key in needed and getattr(self, key) is None]
+        if missing:
+            raise ValueError(
+                f"{', '.join(missing)}: missing, but method {self.name} needs it; write {missing[0]}=VALUE"
+            )
+        check_parameters(self.name, self.parameters)
         return self
+
+
+def check_parameters(method: str, parameters: Mapping[str, float]) -> None:
+    """Refuse a parameter that no method has, and one outside its range; another method's is left alone."""
+    own = REGISTRY[method].parameters
+    known = {name for entry in REGISTRY.values() for name in entry.parameters}
+    for name, value in parameters.items():
+        key = f"method.parameters.{name}"
+        if name not in known:
+            hint = f"the nearest is {nearest_name(name, own)!r}" if own else f"method {method} has none of its own"
+            raise ConfigError(f"{key}: no such parameter; {hint}")
+        if name in own:
+            own[name].check(key, value)
 
 
 class LossConfig(Section):
@@ -211,6 +278,70 @@ class EvaluationConfig(Section):
     bootstrap: Annotated[int, Field(ge=100)]
     """Resamples behind the 95% intervals."""
 
+    @model_validator(mode="after")
+    def _decoding_is_possible(self) -> Self:
+        if 0 < self.temperature < COLDEST:
+            raise ValueError(
+                f"evaluation.temperature: got {self.temperature:g}, expected 0, or a number from {COLDEST:g} to "
+                f"{HOTTEST:g}"
+            )
+        if self.temperature == 0 and self.samples != 1:
+            raise ValueError(
+                f"evaluation.samples: got {self.samples}, expected 1 because evaluation.temperature = 0 is greedy and "
+                "every sample would be the same"
+            )
+        return self
+
+
+class ProblemsConfig(Section):
+    """Training problems and how a prompt is made from one."""
+
+    train: Text
+    """JSONL file of problems, one object a line."""
+
+    question_key: Text
+    """Field of the question."""
+
+    answer_key: Text
+    """Field of the reference answer."""
+
+    prompt_template: PromptTemplate
+    """The user's turn; `{question}` is replaced by the question."""
+
+    enable_thinking: bool
+    """Handed to the chat template; false is the non-thinking mode."""
+
+    max_prompt_tokens: Count
+    """Longest prompt in tokens, chat template included."""
+
+    long_prompts: Literal["refuse", "drop"]
+    """What is done about longer prompts of the training: `refuse` ends the start, `drop` leaves them out."""
+
+    shuffle: bool
+    """Whether problems are drawn in a random order instead of the file's."""
+
+
+class OptimizerConfig(Section):
+    """The optimizer and its steps."""
+
+    steps: Count
+    """Rollout batches to train on."""
+
+    minibatch_responses: Count
+    """Responses an optimizer step; divides the batch of prompts_per_step * responses_per_prompt."""
+
+    learning_rate: LearningRate
+    """AdamW's learning rate after warm-up."""
+
+    betas: Pair
+    """AdamW's two decay rates."""
+
+    weight_decay: NonNegative
+    """AdamW's decoupled weight decay."""
+
+    max_grad_norm: Positive
+    """Gradients are scaled down to this norm."""
+
 
 class TolerancesConfig(Section):
     """Largest residual of each identity; a larger one stops the run."""
@@ -229,6 +360,33 @@ class TolerancesConfig(Section):
 
     first_ratio: Positive = 1e-5
     """|ratio - 1| at the first optimizer step of a batch."""
+
+
+def check_batch(config: AnyConfig) -> None:
+    """Refuse a mini-batch that does not divide the batch of responses."""
+    responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
+    if responses % config.train.minibatch_responses:
+        raise ValueError(
+            f"train.minibatch_responses: got {config.train.minibatch_responses}, expected a divisor of "
+            f"rollout.prompts_per_step * rollout.responses_per_prompt = {responses}"
+        )
+
+
+def check_teacher(config: AnyConfig) -> None:
+    """Refuse a method that reads teacher scores when there is no teacher."""
+    if config.method.entry.needs_teacher and config.teacher.model_name is None:
+        raise ValueError(
+            f"teacher.model_name: got null, but method {config.method.name} reads a teacher; name a model, or choose "
+            "method.name=grpo"
+        )
+
+
+def teacher_of(config: AnyConfig) -> str | None:
+    """Name of the teacher; None where the method reads none."""
+    return config.teacher.model_name if config.method.entry.needs_teacher else None
+
+
+# -- the local back end ----------------------------------------------------------------------------------------------
 
 
 class StudentConfig(Section):
@@ -251,38 +409,14 @@ class TeacherConfig(Section):
     """Number format of weights and activations."""
 
 
-class DataConfig(Section):
+class DataConfig(ProblemsConfig):
     """Training problems and how a prompt is made from one."""
-
-    train: Text
-    """JSONL file of problems, one object a line."""
-
-    question_key: Text
-    """Field of the question."""
-
-    answer_key: Text
-    """Field of the reference answer."""
 
     id_key: Text | None
     """Field of the problem's id; null: the line number."""
 
-    prompt_template: PromptTemplate
-    """The user's turn; `{question}` is replaced by the question."""
-
     system_prompt: Text | None
     """The system turn; null: none."""
-
-    enable_thinking: bool
-    """Handed to the chat template; false is the non-thinking mode."""
-
-    max_prompt_tokens: Count
-    """Longest prompt in tokens, chat template included."""
-
-    long_prompts: Literal["refuse", "drop"]
-    """What is done about longer prompts of the training: `refuse` ends the start, `drop` leaves them out."""
-
-    shuffle: bool
-    """Whether problems are drawn in a seeded random order, a new one each pass over the file."""
 
 
 class RolloutConfig(SamplingConfig):
@@ -291,36 +425,15 @@ class RolloutConfig(SamplingConfig):
     microbatch_responses: Count
     """Responses sampled at once; bounds memory."""
 
-    overlong_filter: bool
-    """Whether truncated responses are left out of the loss."""
 
-
-class TrainConfig(Section):
+class TrainConfig(OptimizerConfig):
     """The optimizer and its steps."""
-
-    steps: Count
-    """Rollout batches to train on."""
-
-    minibatch_responses: Count
-    """Responses an optimizer step; divides the batch of prompts_per_step * responses_per_prompt."""
 
     microbatch_responses: Count
     """Responses a forward and backward pass; gradients are accumulated, the result is the same."""
 
-    learning_rate: LearningRate
-    """AdamW's learning rate after warm-up."""
-
     warmup_steps: NonNegativeInt
     """Optimizer steps of linear warm-up."""
-
-    betas: Pair
-    """AdamW's two decay rates."""
-
-    weight_decay: NonNegative
-    """AdamW's decoupled weight decay."""
-
-    max_grad_norm: Positive
-    """Gradients are scaled down to this norm."""
 
 
 class CheckpointConfig(Section):
@@ -385,9 +498,16 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        cross_checks.minibatch(self)
-        cross_checks.microbatch(self)
-        cross_checks.decoding(self)
-        cross_checks.best_checkpoint(self)
-        cross_checks.teacher(self)
+        check_batch(self)
+        check_teacher(self)
+        size, most = self.train.microbatch_responses, self.train.minibatch_responses
+        if size > most:
+            raise ValueError(
+                f"train.microbatch_responses: got {size}, expected at most train.minibatch_responses = {most}"
+            )
+        if self.checkpoint.keep_best and not self.evaluation.benchmarks:
+            raise ValueError(
+                "checkpoint.keep_best: got true, but evaluation.benchmarks is empty and nothing says which is best; "
+                "name a benchmark or set checkpoint.keep_best=false"
+            )
         return self

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
@@ -170,4 +169,4 @@ def turn_segments(sequences: Sequences, separator: str | None, tokenizer: PreTra
 
 def method_settings(method: MethodConfig, *, step: int, seed: int) -> Settings:
     """The method's scalars for one step (steps count from 1; the schedule counts completed ones)."""
-    return Settings(**core_settings(method), step=step - 1, seed=derive(seed, "shuffle", step) % 2**31)
+    return Settings(**method.core_settings(), step=step - 1, seed=derive(seed, "shuffle", step) % 2**31)

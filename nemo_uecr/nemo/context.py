@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from nemo_uecr.config.methods import core_settings
 from nemo_uecr.config.nemo_schema import ConventionsConfig, NemoConfig
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
@@ -98,7 +97,7 @@ def run_spec(config: NemoConfig) -> RunSpec:
     method, rollout, loss = config.method, config.rollout, config.loss
     return RunSpec(
         method_name=method.name,
-        settings=Settings(**core_settings(method)),
+        settings=Settings(**method.core_settings()),
         seed=config.run.seed,
         prompts_per_step=rollout.prompts_per_step,
         responses_per_prompt=rollout.responses_per_prompt,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.files import check_writable
@@ -60,7 +59,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
     version = upstream.check()
     dropped = long_prompts(config, check_models(config))
     check_conversion("student", config.student)
-    if needs_of(config.method.name).needs_teacher:
+    if config.method.entry.needs_teacher:
         check_conversion("teacher", config.teacher)
     evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
     folder = Path(config.run.folder)
@@ -101,7 +100,7 @@ def _run(
     upstream.register_environment(ENVIRONMENT, ENVIRONMENT_FQN)
     parts = upstream.prepare_run(native_config)
     context = StepContext(run_spec(config), parts.tokenizer, completed_steps=0)
-    has_teacher = needs_of(config.method.name).needs_teacher
+    has_teacher = config.method.entry.needs_teacher
     dedicated = has_teacher and config.teacher.dedicated_gpus > 0
 
     def make_policy(**given: Any) -> Any:

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.methods import needs_of
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
 from nemo_uecr.errors import ConfigError, DataError
@@ -40,7 +39,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
         ConfigError: the method reads no teacher, or the teacher cannot be cut or fed as the configuration says.
         DataError: the batch is none of this back end's, or the teacher is not there or has other tokens.
     """
-    if not needs_of(config.method.name).needs_teacher:
+    if not config.method.entry.needs_teacher:
         raise ConfigError(f"method.name: {config.method.name} reads no teacher; expected one that does, such as uecr")
     rows = rows_of(saved, config.student.vocabulary)
     upstream.check()

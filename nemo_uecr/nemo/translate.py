@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from nemo_uecr.config.nemo_checks import longest, sequence_multiple, student_gpus
 from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
 from nemo_uecr.nemo import upstream
 
@@ -83,7 +82,7 @@ def teacher_gpus_of_nodes(config: NemoConfig) -> list[int]:
 def _loop(config: NemoConfig) -> dict[str, Any]:
     """The training loop, its loss, and the student's GPUs: all of them, or those that a dedicated teacher leaves."""
     rollout, loss = config.rollout, config.loss
-    gpus, per_node, one_node = student_gpus(config), config.cluster.gpus_per_node, config.cluster.nodes == 1
+    gpus, per_node, one_node = config.student_gpus, config.cluster.gpus_per_node, config.cluster.nodes == 1
     return {
         "grpo.num_prompts_per_step": rollout.prompts_per_step,
         "grpo.num_generations_per_prompt": rollout.responses_per_prompt,
@@ -110,11 +109,11 @@ def _policy(config: NemoConfig) -> dict[str, Any]:
         "tokenizer.name": student.model_name,
         "tokenizer.chat_template_kwargs": {"enable_thinking": config.data.enable_thinking},
         "train_global_batch_size": train.minibatch_responses,
-        "max_total_sequence_length": longest(config),
+        "max_total_sequence_length": config.longest,
         "logprob_chunk_size": scoring.chunk_tokens,
         "sequence_packing.train_mb_tokens": train.tokens_per_microbatch,
         "sequence_packing.logprob_mb_tokens": scoring.tokens_per_microbatch,
-        "make_sequence_length_divisible_by": sequence_multiple(config),
+        "make_sequence_length_divisible_by": config.sequence_multiple,
         "max_grad_norm": train.max_grad_norm,
         **_parallel(student.parallel),
         "megatron_cfg.activation_checkpointing": student.activation_checkpointing,
@@ -134,7 +133,7 @@ def _policy(config: NemoConfig) -> dict[str, Any]:
         **{f"generation.{prefix}{name}": value for prefix in ("", "val_") for name, value in sampling.items()},
         "generation.vllm_cfg.tensor_parallel_size": rollout.tensor,
         "generation.vllm_cfg.gpu_memory_utilization": rollout.gpu_memory,
-        "generation.vllm_cfg.max_model_len": max(longest(config), evaluated),
+        "generation.vllm_cfg.max_model_len": max(config.longest, evaluated),
         "generation.vllm_cfg.enforce_eager": rollout.enforce_eager,
         "uecr.temperature": rollout.temperature,
         "uecr.filters": config.conventions.filters,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.schema import teacher_of
 from nemo_uecr.errors import ConfigError, DataError, RunFolderError, UecrError
 from nemo_uecr.files import check_writable
 from nemo_uecr.nemo.preflight import check_problems
@@ -26,7 +27,7 @@ from nemo_uecr.plan.local import local_plan
 from nemo_uecr.plan.memory import FP32, checkpoint_bytes
 from nemo_uecr.plan.nemo import nemo_plan
 from nemo_uecr.plan.records import GIB, Finding, fail, ok, warn
-from nemo_uecr.plan.setting import CPU, EFFICIENCY, GPUS, Lengths, teacher_of
+from nemo_uecr.plan.setting import CPU, EFFICIENCY, GPUS, Lengths
 from nemo_uecr.plan.shapes import parameters
 
 if TYPE_CHECKING:

@@ -1,26 +1,22 @@
 """Why a run cannot be laid out, does not fit, or cannot take its models: one sentence each, with the remedy.
 
-`plan` prints these, the doctor and the NeMo-RL back end's start refuse by them. What the configuration alone tells is
-checked in `config.nemo_checks`.
+Every rule of layout has its place here. `plan` prints the faults; the doctor, `config check` and the start of a run
+inside NeMo-RL refuse by them. A model whose sizes are not known is None, and what depends on them is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nemo_uecr.config.nemo_checks import packed, student_gpus, teacher_gpus
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.plan.memory import concurrent_responses
-from nemo_uecr.plan.records import GIB, Phase
-from nemo_uecr.plan.setting import Setting
-from nemo_uecr.plan.shapes import Grid, ModelShape, grid_of
 
 if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import ParallelConfig
     from nemo_uecr.config.schema import Config
+    from nemo_uecr.plan.shapes import ModelShape
 
-__all__ = ["layout_faults", "memory_faults", "mismatches_of", "rollout_fault", "teacher_alone_faults", "too_long"]
+__all__ = ["layout_faults", "mismatches_of", "rollout_fault", "teacher_alone_faults", "too_long"]
 
 VLLM_PADDING = 64
 """vLLM pads a vocabulary to a multiple of it before it cuts it."""
@@ -28,36 +24,93 @@ VLLM_PADDING = 64
 MOST_RANKS = 1024
 
 
-def layout_faults(config: NemoConfig, student: ModelShape, teacher: ModelShape | None) -> list[str]:
-    """What Megatron and vLLM cannot cut into equal parts."""
-    faults = megatron_faults(student, grid_of(config.student.parallel, student_gpus(config)), role="student")
-    if teacher is not None:
-        faults += megatron_faults(teacher, grid_of(config.teacher.parallel, teacher_gpus(config)), role="teacher")
-    rollout = rollout_fault(student, config.rollout.tensor)
-    if rollout is not None:
-        faults.append(rollout)
-    return faults
+def layout_faults(config: NemoConfig, student: ModelShape | None, teacher: ModelShape | None) -> list[str]:
+    """Why the models cannot be placed on the GPUs and cut over them."""
+    own, cluster = config.teacher.dedicated_gpus, config.cluster
+    whole_nodes = own % cluster.gpus_per_node == 0 and own < config.gpus
+    part_of_the_node = cluster.nodes == 1 and own < cluster.gpus_per_node
+    if own and not (whole_nodes or part_of_the_node):
+        return [
+            f"teacher.dedicated_gpus: got {own} of {cluster.nodes} x {cluster.gpus_per_node}, expected some of one "
+            "node's GPUs or whole nodes, with GPUs left for the student"
+        ]
+    faults = _megatron_faults("student", config.student.parallel, config.student_gpus, student)
+    if config.method.entry.needs_teacher:
+        faults += _megatron_faults("teacher", config.teacher.parallel, config.teacher_gpus, teacher)
+    ranks = config.student_gpus // config.student.parallel.ranks
+    if not faults and config.train.minibatch_responses % ranks:
+        faults.append(
+            f"train.minibatch_responses: got {config.train.minibatch_responses}, which the {ranks} data-parallel ranks "
+            f"of the student on {config.student_gpus} GPUs cannot share equally; {_what_divides(config, ranks)}"
+        )
+    return faults + _rollout_faults(config, student)
 
 
-def megatron_faults(shape: ModelShape, grid: Grid, *, role: str) -> list[str]:
+def _megatron_faults(role: str, parallel: ParallelConfig, gpus: int, shape: ModelShape | None) -> list[str]:
     """What of a model Megatron cannot cut into equal parts."""
+    faults = []
+    if gpus < parallel.ranks or gpus % parallel.ranks:
+        faults.append(
+            f"{role}.parallel: tensor * pipeline * context = {parallel.ranks} does not divide the {gpus} GPUs of the "
+            f"{role}; change the layout or the GPUs"
+        )
+    if parallel.sequence and parallel.tensor == 1:
+        faults.append(f"{role}.parallel.sequence: got true, but {role}.parallel.tensor = 1 has nothing to share")
+    if shape is None:
+        return faults
     cut = {
         "query heads": shape.heads,
         "key and value heads": shape.kv_heads,
         "feed-forward columns": shape.feed_forward,
     }
-    faults = []
-    if any(count % grid.tensor for count in cut.values()):
+    if any(count % parallel.tensor for count in cut.values()):
         common = math.gcd(*cut.values())
         sizes = ", ".join(f"{count} {what}" for what, count in cut.items())
         faults.append(
-            f"{role}.parallel.tensor: got {grid.tensor}, expected a divisor of {common}; the model has {sizes}"
+            f"{role}.parallel.tensor: got {parallel.tensor}, expected a divisor of {common}; the model has {sizes}"
         )
-    if shape.layers % grid.pipeline:
+    if shape.layers % parallel.pipeline:
         faults.append(
-            f"{role}.parallel.pipeline: got {grid.pipeline}, expected a divisor of the model's {shape.layers} layers"
+            f"{role}.parallel.pipeline: got {parallel.pipeline}, expected a divisor of the model's {shape.layers} "
+            "layers"
         )
     return faults
+
+
+def _what_divides(config: NemoConfig, ranks: int) -> str:
+    """The nearest numbers of ranks that share the mini-batch, and the nearest batches that these ranks share."""
+    responses, group = config.train.minibatch_responses, config.rollout.responses_per_prompt
+    batch = config.rollout.prompts_per_step * group
+
+    def typed(minibatch: int) -> str:
+        """As on the command line, with the nearest number of prompts where that must change."""
+        if batch % minibatch == 0:
+            return f"train.minibatch_responses={minibatch}"
+        steps = max(1, (2 * batch + minibatch) // (2 * minibatch))
+        return f"train.minibatch_responses={minibatch} with rollout.prompts_per_step={steps * minibatch // group}"
+
+    fewer = next(count for count in range(ranks - 1, 0, -1) if responses % count == 0)
+    more = next((count for count in range(ranks + 1, responses + 1) if responses % count == 0), None)
+    near = f"{fewer}" if more is None else f"{fewer} or {more}"
+    step = math.lcm(ranks, group)  # whole groups on equal ranks
+    shared = [typed(size) for size in (responses // step * step, -(-responses // step) * step) if size]
+    return f"{responses} divides by {near} ranks; {ranks} share {', or '.join(shared)}"
+
+
+def _rollout_faults(config: NemoConfig, student: ModelShape | None) -> list[str]:
+    """NeMo-RL cuts each node into engines of its own, unless an engine has more GPUs than a node."""
+    tensor, gpus = config.rollout.tensor, config.student_gpus
+    node = min(gpus, config.cluster.gpus_per_node)
+    faults = []
+    if gpus % tensor:
+        faults.append(f"rollout.tensor: got {tensor}, expected a divisor of the {gpus} GPUs")
+    elif tensor <= node and node % tensor:
+        faults.append(
+            f"rollout.tensor: got {tensor}, expected a divisor of each node's {node} GPUs, because an engine that fits "
+            "into a node does not cross to the next"
+        )
+    fault = None if student is None else rollout_fault(student, tensor)
+    return faults if fault is None else [*faults, fault]
 
 
 def rollout_fault(shape: ModelShape, tensor: int) -> str | None:
@@ -69,7 +122,11 @@ def rollout_fault(shape: ModelShape, tensor: int) -> str | None:
     padded = -(-shape.vocabulary // VLLM_PADDING) * VLLM_PADDING
     cut = {"query heads": shape.heads, "feed-forward columns": shape.feed_forward, "padded output columns": padded}
     common, kv_heads = math.gcd(*cut.values()), shape.kv_heads
-    fits = [size for size in range(1, min(common, MOST_RANKS) + 1) if common % size == 0 and _shares(kv_heads, size)]
+    fits = [
+        size
+        for size in range(1, min(common, MOST_RANKS) + 1)
+        if common % size == 0 and max(kv_heads, size) % min(kv_heads, size) == 0
+    ]
     if tensor in fits:
         return None
     sizes = ", ".join(f"{count} {what}" for what, count in cut.items())
@@ -79,12 +136,12 @@ def rollout_fault(shape: ModelShape, tensor: int) -> str | None:
     )
 
 
-def _shares(kv_heads: int, ranks: int) -> bool:
-    return kv_heads % ranks == 0 if kv_heads >= ranks else ranks % kv_heads == 0
-
-
-def mismatches_of(config: Config | NemoConfig, student: ModelShape, teacher: ModelShape | None) -> tuple[str, ...]:
+def mismatches_of(
+    config: Config | NemoConfig, student: ModelShape | None, teacher: ModelShape | None
+) -> tuple[str, ...]:
     """What no layout cures: sequences longer than a model's positions, and vocabularies that differ."""
+    if student is None:
+        return ()
     key, evaluation = "rollout.max_response_tokens", config.evaluation
     faults = too_long(config, "student", student, key, config.rollout.max_response_tokens)
     if isinstance(config, NemoConfig):
@@ -118,43 +175,23 @@ def too_long(config: Config | NemoConfig, role: str, shape: ModelShape, key: str
     ]
 
 
-def teacher_alone_faults(config: NemoConfig, teacher: ModelShape, longest: int) -> list[str]:
+def teacher_alone_faults(config: NemoConfig, teacher: ModelShape | None, longest: int) -> list[str]:
     """Why a teacher on all GPUs of the cluster cannot score sequences of up to that many tokens."""
-    gpus = config.cluster.nodes * config.cluster.gpus_per_node
-    faults = megatron_faults(teacher, grid_of(config.teacher.parallel, gpus), role="teacher")
-    if teacher.vocabulary != config.student.vocabulary:
+    faults = _megatron_faults("teacher", config.teacher.parallel, config.gpus, teacher)
+    if teacher is not None and teacher.vocabulary != config.student.vocabulary:
         faults.append(
             f"student.vocabulary={config.student.vocabulary}, but the teacher has {teacher.vocabulary} output columns; "
             "take a teacher with as many as the student that wrote the batch"
         )
-    if 0 < teacher.positions < longest:
+    if teacher is not None and 0 < teacher.positions < longest:
         faults.append(
             f"the longest sequence of the batch has {longest} tokens, but the teacher was made for "
             f"{teacher.positions} positions; take a teacher that was made for more"
         )
-    needed = packed(config, longest)
+    needed = config.packed(longest)
     if config.scoring.tokens_per_microbatch < needed:
         faults.append(
             f"scoring.tokens_per_microbatch: got {config.scoring.tokens_per_microbatch}, expected at least {needed}, "
             f"the batch's longest sequence of {longest} tokens as the parallel layouts pad it"
-        )
-    return faults
-
-
-def memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:
-    """Phases that need more than a device offers, and a KV cache too small for one sequence."""
-    faults = []
-    for phase in phases:
-        if phase.size > setting.capacity:
-            largest = max(phase.device, key=lambda item: item.size)
-            faults.append(
-                f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), the "
-                f"{setting.device.name} offers {setting.capacity / GIB:.0f}; the largest part is {largest.name} with "
-                f"{largest.size / GIB:.1f} GiB"
-            )
-    if concurrent_responses(setting, setting.longest) == 0:
-        faults.append(
-            f"rollout: with rollout.gpu_memory={setting.config.rollout.gpu_memory} vLLM's KV cache does not hold one "
-            f"sequence of {setting.longest} tokens"
         )
     return faults

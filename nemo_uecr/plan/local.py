@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from nemo_uecr.config.methods import needs_of
+from nemo_uecr.config.schema import teacher_of
 from nemo_uecr.plan import memory
 from nemo_uecr.plan.faults import mismatches_of
 from nemo_uecr.plan.memory import BF16, FP32
 from nemo_uecr.plan.records import GIB, Item, Phase, Plan, RankLine
 from nemo_uecr.plan.seconds import response_lengths
-from nemo_uecr.plan.setting import Device, Efficiency, teacher_of
+from nemo_uecr.plan.setting import Device, Efficiency
 from nemo_uecr.plan.shapes import ModelShape, parameters
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _Run:
         self.student = sizes(config.student.model_name, "student")
         teacher = teacher_of(config)
         self.teacher = None if teacher is None else sizes(teacher, "teacher")
-        self.reference = config.loss.reference_kl > 0 or needs_of(config.method.name).needs_initial
+        self.reference = config.loss.reference_kl > 0 or config.method.entry.needs_initial
         self.longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
         self.kind = "CPU" if device.name == "CPU" else "GPU"

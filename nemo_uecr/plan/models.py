@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.checkpoint.reading import ITERATION, MEGATRON, newest_iteration, read_weights
 from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.schema import teacher_of
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.models import (
     ModelLoadError,
@@ -30,7 +31,6 @@ from nemo_uecr.local.prompts import encode_prompts
 from nemo_uecr.nemo.preflight import long_prompts
 from nemo_uecr.plan.faults import rollout_fault, too_long
 from nemo_uecr.plan.records import Finding, fail, ok, warn
-from nemo_uecr.plan.setting import teacher_of
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import Config

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from nemo_uecr.config.nemo_checks import longest, packed
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan import memory, seconds
-from nemo_uecr.plan.faults import layout_faults, memory_faults, mismatches_of
+from nemo_uecr.plan.faults import layout_faults, mismatches_of
 from nemo_uecr.plan.records import GIB, Phase, Plan, RankLine
 from nemo_uecr.plan.setting import Setting, setting_of
 from nemo_uecr.plan.shapes import Grid, ModelShape, stage_layers
@@ -41,6 +40,8 @@ def nemo_plan(config: NemoConfig, device: Device, efficiency: Efficiency, length
         DataError: the sizes of a model are not known.
         ConfigError: a model cannot be cut as the layout says.
     """
+    if cannot_place := layout_faults(config, None, None):
+        raise ConfigError("; ".join(cannot_place))
     setting = setting_of(config, device, efficiency, lengths)
     if cannot_cut := layout_faults(config, setting.student, setting.teacher):
         raise ConfigError("; ".join(cannot_cut))
@@ -56,9 +57,28 @@ def nemo_plan(config: NemoConfig, device: Device, efficiency: Efficiency, length
         checkpoint=memory.checkpoint_item(setting),
         facts=_facts(setting),
         assumptions=_assumptions(setting),
-        faults=(*memory_faults(setting, phases), *mismatches),
+        faults=(*_memory_faults(setting, phases), *mismatches),
         mismatches=mismatches,
     )
+
+
+def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> list[str]:
+    """Phases that need more than a device offers, and a KV cache too small for one sequence."""
+    faults = []
+    for phase in phases:
+        if phase.size > setting.capacity:
+            largest = max(phase.device, key=lambda item: item.size)
+            faults.append(
+                f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), the "
+                f"{setting.device.name} offers {setting.capacity / GIB:.0f}; the largest part is {largest.name} with "
+                f"{largest.size / GIB:.1f} GiB"
+            )
+    if memory.concurrent_responses(setting, setting.longest) == 0:
+        faults.append(
+            f"rollout: with rollout.gpu_memory={setting.config.rollout.gpu_memory} vLLM's KV cache does not hold one "
+            f"sequence of {setting.longest} tokens"
+        )
+    return faults
 
 
 def variant(config: NemoConfig, changes: Mapping[str, Any]) -> NemoConfig:
@@ -241,7 +261,7 @@ def what_fits(config: NemoConfig, device: Device, efficiency: Efficiency, length
 
 def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:
     """One key each; tensor ranks bring sequence parallelism."""
-    least = packed(config, longest(config))
+    least = config.packed(config.longest)
     yield {"student.activation_checkpointing": True}
     yield {"train.tokens_per_microbatch": least}
     yield {"scoring.tokens_per_microbatch": least}

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nemo_uecr.config.methods import needs_of
-from nemo_uecr.config.nemo_checks import student_gpus, teacher_gpus
+from nemo_uecr.config.schema import teacher_of
 from nemo_uecr.plan.records import GIB
 from nemo_uecr.plan.shapes import Grid, ModelShape, grid_of, shape_of
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.config.schema import Config
 
-__all__ = ["CPU", "EFFICIENCY", "GPUS", "Device", "Efficiency", "Lengths", "Setting", "setting_of", "teacher_of"]
+__all__ = ["CPU", "EFFICIENCY", "GPUS", "Device", "Efficiency", "Lengths", "Setting", "setting_of"]
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class Setting:
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt with the longest response."""
-        return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+        return self.config.longest
 
     @property
     def dedicated(self) -> bool:
@@ -164,11 +162,6 @@ class Setting:
         return self.config.loss.reference_kl > 0
 
 
-def teacher_of(config: Config | NemoConfig) -> str | None:
-    """Name of the teacher; None where the method reads none."""
-    return config.teacher.model_name if needs_of(config.method.name).needs_teacher else None
-
-
 def setting_of(config: NemoConfig, device: Device, efficiency: Efficiency, lengths: Lengths) -> Setting:
     """Look up the models' sizes and lay them out.
 
@@ -177,11 +170,11 @@ def setting_of(config: NemoConfig, device: Device, efficiency: Efficiency, lengt
     """
     teacher = teacher_grid = None
     if (name := teacher_of(config)) is not None:
-        teacher, teacher_grid = shape_of(name, role="teacher"), grid_of(config.teacher.parallel, teacher_gpus(config))
+        teacher, teacher_grid = shape_of(name, role="teacher"), grid_of(config.teacher.parallel, config.teacher_gpus)
     return Setting(
         config=config,
         student=shape_of(config.student.model_name, role="student"),
-        grid=grid_of(config.student.parallel, student_gpus(config)),
+        grid=grid_of(config.student.parallel, config.student_gpus),
         teacher=teacher,
         teacher_grid=teacher_grid,
         device=device,

@@ -1,6 +1,9 @@
-"""The sizes of a model, from its `config.json` or a table; its parameters, and which rank holds which of them.
+"""A model's sizes and what follows from them: parameters, the rank that holds each, bytes and FLOPs of every part.
 
-Shape legend: V = vocabulary, H = hidden size, F = feed-forward size, L = layers, D = dimension of a head.
+The tests hold the formulas against real tensors.
+
+Shape legend: V = vocabulary, H = hidden size, F = feed-forward size, L = layers, D = dimension of a head, T = tokens of
+a micro-batch on one rank.
 """
 
 from __future__ import annotations
@@ -16,25 +19,21 @@ if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import ParallelConfig
 
 __all__ = [
-    "ARCHITECTURES",
-    "KNOWN",
-    "Grid",
-    "ModelShape",
-    "fullest_stage",
-    "grid_of",
-    "layer_parameters",
-    "parameters",
-    "shape_of",
-    "shape_of_values",
-    "stage_layers",
-    "stage_parameters",
-]
+    "ARCHITECTURES", "BF16", "FP32", "INT64", "KNOWN", "Grid", "ModelShape", "checkpoint_bytes", "checkpointed_bytes",
+    "columns", "forward_bytes", "forward_flops", "fullest_stage", "gathered_bytes", "grid_of", "kept_bytes",
+    "kv_token_bytes", "layer_parameters", "optimizer_bytes", "parameters", "reference_logits_bytes",
+    "scoring_logits_bytes", "shape_of", "shape_of_values", "stage_layers", "stage_parameters", "train_logits_bytes",
+]  # fmt: skip
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Dense decoders whose parameters the formulas below count."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys by which a config.json says that its feed-forward layers are several."""
+
+BF16, FP32, INT64 = 2, 4, 8
+#: float32 master weights and Adam's two moments. TE's FusedAdam keeps 16-bit remainders of the weights: 2 less.
+ADAM = 3 * FP32
 
 
 @dataclass(frozen=True)
@@ -56,19 +55,9 @@ class ModelShape(DecoderSizes):
 
 def _qwen3(hidden: int, layers: int, heads: int, feed_forward: int, *, tied: bool) -> ModelShape:
     return ModelShape(
-        vocabulary=151_936,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=8,
-        head_dim=128,
-        feed_forward=feed_forward,
-        tied=tied,
-        qk_norm=True,
-        qkv_bias=False,
-        output_bias=False,
-        positions=40_960,
-    )
+        vocabulary=151_936, hidden=hidden, layers=layers, heads=heads, kv_heads=8, head_dim=128,
+        feed_forward=feed_forward, tied=tied, qk_norm=True, qkv_bias=False, output_bias=False, positions=40_960,
+    )  # fmt: skip
 
 
 KNOWN: dict[str, ModelShape] = {
@@ -92,9 +81,9 @@ def shape_of(name: str, *, role: str) -> ModelShape:
     Raises:
         DataError: the folder has no readable configuration of a known architecture, or the name is not in the table.
     """
-    folder = Path(name).expanduser()
-    if (folder / "config.json").is_file():
-        return _from_config(folder / "config.json", role)
+    file = Path(name).expanduser() / "config.json"
+    if file.is_file():
+        return shape_of_values(read_fields(file, prefix=f"{role}.model_name: "))
     known = KNOWN.get(name.removesuffix("-Base"))
     if known is not None:
         return replace(known, positions=32_768) if name.endswith("-Base") else known
@@ -102,10 +91,6 @@ def shape_of(name: str, *, role: str) -> ModelShape:
         f"{role}.model_name: got {name!r}, whose sizes are not known; expected a folder with the model's config.json, "
         f"or one of {', '.join(KNOWN)} (to plan a model that is yet to be made, name the one it is made from)"
     )
-
-
-def _from_config(path: Path, role: str) -> ModelShape:
-    return shape_of_values(read_fields(path, prefix=f"{role}.model_name: "))
 
 
 def shape_of_values(fields: Fields) -> ModelShape:
@@ -116,15 +101,12 @@ def shape_of_values(fields: Fields) -> ModelShape:
     """
     where, values = fields.where, fields.values
     kind = values.get("model_type")
-    if kind not in ARCHITECTURES or values.get("mlp_bias"):
-        raise DataError(
-            f"{where} has model_type {kind!r:.60}{' with mlp_bias' if values.get('mlp_bias') else ''}; "
-            f"expected one of {', '.join(ARCHITECTURES)} without it, whose parameters are counted here"
-        )
     experts = next((key for key in EXPERTS if values.get(key)), None)
-    if experts is not None:
+    if kind not in ARCHITECTURES or values.get("mlp_bias") or experts is not None:
+        what = f"{experts} {values[experts]!r:.60}" if experts else "mlp_bias" if values.get("mlp_bias") else ""
         raise DataError(
-            f"{where} has {experts} {values[experts]!r:.60}; expected a dense model, experts are not counted"
+            f"{where} has model_type {kind!r:.60}{f' with {what}' if what else ''}; expected a dense model without "
+            f"biases in its feed-forward layers, one of {', '.join(ARCHITECTURES)}: only their parameters are counted"
         )
     bias = fields.switch("attention_bias") if "attention_bias" in values else False
     return ModelShape(
@@ -134,6 +116,9 @@ def shape_of_values(fields: Fields) -> ModelShape:
         output_bias=kind != "qwen2" and bias,
         positions=fields.count("max_position_embeddings") if "max_position_embeddings" in values else 0,
     )
+
+
+# -- parameters and ranks --------------------------------------------------------------------------------------------
 
 
 def layer_parameters(shape: ModelShape) -> int:
@@ -153,21 +138,8 @@ def parameters(shape: ModelShape) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Coordinates of a rank."""
-
-    tensor: int
-    context: int
-    data: int
-    pipeline: int
-
-
-@dataclass(frozen=True)
 class Grid:
-    """How a model is cut over its GPUs.
-
-    Megatron orders ranks with tensor fastest, then context, data, and pipeline slowest.
-    """
+    """How a model is cut over its GPUs; also a rank's coordinates in it."""
 
     tensor: int
     context: int
@@ -180,18 +152,17 @@ class Grid:
         """GPUs of the model."""
         return self.tensor * self.context * self.data * self.pipeline
 
-    def place(self, rank: int) -> Place:
-        """Coordinates of a rank."""
+    def place(self, rank: int) -> Grid:
+        """Coordinates of a rank; Megatron counts tensor fastest, then context, data, and pipeline slowest."""
         rest, tensor = divmod(rank, self.tensor)
         rest, context = divmod(rest, self.context)
         pipeline, data = divmod(rest, self.data)
-        return Place(tensor, context, data, pipeline)
+        return Grid(tensor, context, data, pipeline, self.sequence)
 
 
 def grid_of(parallel: ParallelConfig, gpus: int) -> Grid:
-    """The grid of a model on that many GPUs; the configuration was checked to divide them."""
-    model = parallel.tensor * parallel.context * parallel.pipeline
-    return Grid(parallel.tensor, parallel.context, gpus // model, parallel.pipeline, parallel.sequence)
+    """The grid of a model on that many GPUs, which its layout divides."""
+    return Grid(parallel.tensor, parallel.context, gpus // parallel.ranks, parallel.pipeline, parallel.sequence)
 
 
 def stage_layers(shape: ModelShape, grid: Grid, stage: int) -> range:
@@ -209,7 +180,7 @@ def stage_parameters(shape: ModelShape, grid: Grid, stage: int) -> int:
     whole = 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0) + (shape.hidden if shape.output_bias else 0)
     cut = layer_parameters(shape) - whole
     count = len(stage_layers(shape, grid, stage)) * (whole + cut // grid.tensor)
-    table = -(-shape.vocabulary // grid.tensor) * shape.hidden
+    table = columns(shape, grid) * shape.hidden
     first, last = stage == 0, stage == grid.pipeline - 1
     if first:
         count += table
@@ -223,3 +194,92 @@ def stage_parameters(shape: ModelShape, grid: Grid, stage: int) -> int:
 def fullest_stage(shape: ModelShape, grid: Grid) -> int:
     """Parameters that one rank of the fullest pipeline stage holds."""
     return max(stage_parameters(shape, grid, stage) for stage in range(grid.pipeline))
+
+
+def columns(shape: ModelShape, grid: Grid) -> int:
+    """Vocabulary columns of a tensor rank, padding included."""
+    return -(-shape.vocabulary // grid.tensor)
+
+
+# -- bytes and FLOPs -------------------------------------------------------------------------------------------------
+
+
+def optimizer_bytes(shape: ModelShape, grid: Grid, stage: int) -> int:
+    """Megatron's distributed optimizer: 12 bytes a parameter, shared by the data- and context-parallel ranks."""
+    return ADAM * stage_parameters(shape, grid, stage) // (grid.data * grid.context)
+
+
+def checkpoint_bytes(count: int) -> int:
+    """A Megatron checkpoint: bfloat16 weights, and the optimizer's 12 bytes a parameter."""
+    return (BF16 + ADAM) * count
+
+
+def kv_token_bytes(shape: ModelShape, tensor: int, width: int) -> int:
+    """Keys and values of one token on one rank: 2 L max(1, heads / tensor) D values of `width` bytes."""
+    return 2 * shape.layers * max(1, shape.kv_heads // tensor) * shape.head_dim * width
+
+
+def residual_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
+    """The hidden states between two layers; sequence parallelism cuts them over the tensor ranks."""
+    return BF16 * shape.hidden * tokens // (grid.tensor if grid.sequence else 1)
+
+
+def gathered_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
+    """What a sequence-parallel output layer gathers before its product: 2 H T, on the last pipeline stage.
+
+    Megatron keeps this buffer in the process until the model leaves the GPU.
+    """
+    return BF16 * shape.hidden * tokens if grid.sequence else 0
+
+
+def kept_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
+    """What the backward pass of one fused Megatron layer keeps: 4 H + (3 query + 3 key-value width + 3 F) / tensor.
+
+    Two residuals and two normalised inputs; projected and normalised queries and keys, values, the attention's
+    output; the gate, the feed-forward input and their product.
+    """
+    cut = 3 * shape.query + 3 * shape.key_value + 3 * shape.feed_forward
+    return 4 * residual_bytes(shape, grid, tokens) + BF16 * tokens * cut // grid.tensor
+
+
+def forward_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
+    """The widest moment of a layer without gradient: residual, norm, and the wider of attention and feed-forward."""
+    widest = max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward)
+    return 2 * residual_bytes(shape, grid, tokens) + BF16 * tokens * widest // grid.tensor
+
+
+def checkpointed_bytes(shape: ModelShape, grid: Grid, stage: int, tokens: int) -> int:
+    """Inputs of a stage's layers, kept for its micro-batches in flight: one for each stage from here to the last."""
+    flying = grid.pipeline - stage
+    return flying * len(stage_layers(shape, grid, stage)) * residual_bytes(shape, grid, tokens)
+
+
+def train_logits_bytes(shape: ModelShape, grid: Grid, tokens: int, chunk: int) -> int:
+    """NeMo-RL's chunked log-probability in training.
+
+    bfloat16 logits and their gradient over all tokens, and for one chunk float32 logits and softmax beside two int64
+    one-hot tables: (2 + 2) T V + (4 + 4 + 8 + 8) chunk V, over the tensor ranks.
+    """
+    width = columns(shape, grid)
+    return 2 * BF16 * tokens * width + (2 * FP32 + 2 * INT64) * min(chunk, tokens) * width
+
+
+def scoring_logits_bytes(shape: ModelShape, grid: Grid, tokens: int, chunk: int, *, divided: bool) -> int:
+    """Our scoring pass: bfloat16 logits, one chunk of them, and that chunk divided by a temperature."""
+    width = columns(shape, grid)
+    return BF16 * tokens * width + (2 if divided else 1) * BF16 * min(chunk, tokens) * width
+
+
+def reference_logits_bytes(shape: ModelShape, grid: Grid, tokens: int, chunk: int) -> int:
+    """NeMo-RL's own scoring of the reference: bfloat16 logits, and three float32 buffers of a chunk."""
+    width = columns(shape, grid)
+    return BF16 * tokens * width + 3 * FP32 * min(chunk, tokens) * width
+
+
+def forward_flops(shape: ModelShape, length: int) -> float:
+    """FLOPs a token of a forward pass over sequences of `length`: 2 (body + head) + 2 query width L length.
+
+    Every matrix product costs 2 a parameter; causal attention reads half of the sequence on average.
+    """
+    body = shape.layers * layer_parameters(shape)
+    return 2.0 * (body + shape.vocabulary * shape.hidden) + 2.0 * shape.layers * shape.query * length

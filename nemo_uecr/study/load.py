@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from nemo_uecr.config.load import read_chain
-from nemo_uecr.config.methods import nearest_name
+from nemo_uecr.config.schema import nearest_name
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.study.schema import StudyConfig
 

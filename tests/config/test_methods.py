@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.config.methods import core_settings
-from nemo_uecr.config.objective import objective, unused_settings
+from nemo_uecr.config.methods import objective, unused_settings
 from nemo_uecr.config.schema import MethodConfig
-from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import FROM_THE_RUN, REGISTRY, SETTINGS
@@ -70,8 +68,7 @@ def test_grpo_uses_no_teacher_and_none_of_its_settings() -> None:
 
 
 def text_of(*overrides: str) -> str:
-    config = load_config(DEMO, overrides).config
-    return objective(config, advantage=METHODS[config.method.name].equation)
+    return objective(load_config(DEMO, overrides).config)
 
 
 def test_the_objective_of_uecr() -> None:
@@ -89,11 +86,9 @@ def test_the_naive_hybrid_has_two_surrogates() -> None:
 
 def test_the_second_surrogate_of_any_method_is_told_by_its_own_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss knows two advantages; only the method knows what they are."""
-    entry = replace(REGISTRY["grpo_plus_opd"], name="rlsd", parameters={})
+    entry = replace(REGISTRY["grpo_plus_opd"], name="rlsd", equation="A = A^GRPO, A_opd = the mean gap of the turn")
     monkeypatch.setitem(REGISTRY, "rlsd", entry)
-    config = load_config(DEMO, ("method.name=rlsd", "method.opd_coef=0.5", "loss.reference_kl=0")).config
-    text = objective(config, advantage="A = A^GRPO, A_opd = the mean gap of the turn")
-    assert text == (
+    assert text_of("method.name=rlsd", "method.opd_coef=0.5", "loss.reference_kl=0") == (
         "loss = PG(A; clip 0.2/0.2) + 0.5 PG(A_opd; clip 0.2/0.2); A = A^GRPO, A_opd = the mean gap of the turn; "
         "opd_coef = 0.5"
     )
@@ -106,6 +101,6 @@ def test_a_methods_own_parameters_are_shown() -> None:
 def test_core_settings_leave_only_step_and_seed_to_the_run() -> None:
     """What a back end does not have to add is there, under the name that core reads it by."""
     method = MethodConfig(name="uecr", alpha=1.5, rho=0.25, tau_delta=2.0, tau_entropy=0.5, std="sample")
-    made = Settings(**core_settings(method))
+    made = Settings(**method.core_settings())
     assert {name for name, value in vars(made).items() if value is None} == {"step", "seed"}
     assert (made.alpha, made.rho, made.tau_delta, made.tau_entropy, made.sample_std) == (1.5, 0.25, 2.0, 0.5, True)

@@ -10,7 +10,6 @@ import yaml
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import backend_of, flat_values, load_nemo, load_nemo_config
-from nemo_uecr.config.nemo_checks import packed, sequence_multiple
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import PAPER
 
@@ -56,79 +55,39 @@ def test_teacher_recipes_need_no_teacher(name: str) -> None:
     assert (config.method.name, config.teacher.model_name) == ("grpo", None)
 
 
+TEACHER = "teacher.model_name=t"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "missing teacher.model_name, expected a text"),
+        ([], "missing teacher.model_name; write it"),
         (["teacher.model_name=null"], "method uecr reads a teacher"),
-        (["teacher.model_name=t", "cluster.gpus_per_node=5"], "1008, which the 5 data-parallel ranks"),
-        (["teacher.model_name=t", "student.parallel.tensor=3"], "does not divide the 8 GPUs of the student"),
-        (["teacher.model_name=t", "train.minibatch_responses=1000"], "expected a divisor of"),
-        (["teacher.model_name=t", "scoring.tokens_per_microbatch=100"], "expected at least data.max_prompt_tokens"),
-        (["teacher.model_name=t", "student.parallel.sequence=true"], "has nothing to share"),
-        (
-            ["teacher.model_name=t", "method.name=g_opd"],
-            "which reads the initial student at temperature 1",
-        ),
-        (["teacher.model_name=t", "student.parallel.tensr=2"], "unknown key student.parallel.tensr; the nearest known"),
+        ([TEACHER, "train.minibatch_responses=1000"], "expected a divisor of"),
+        ([TEACHER, "scoring.tokens_per_microbatch=100"], "expected at least data.max_prompt_tokens"),
+        ([TEACHER, "method.name=g_opd"], "which reads the initial student at temperature 1"),
+        ([TEACHER, "student.parallel.tensr=2"], "unknown key student.parallel.tensr; the nearest known"),
         (
             ["method.name=grpo", "teacher.model_name=null", "teacher.dedicated_gpus=1"],
             "got 1, but method grpo loads no teacher; set it to 0",
         ),
-        (["teacher.model_name=t", "data.difficulty_low=9"], "data.difficulty_low: got 9, expected at most"),
-        # Whole groups of 8 on 6 equal ranks: multiples of 24, not only of 48.
-        (
-            ["teacher.model_name=t", "cluster.gpus_per_node=6", "train.minibatch_responses=28"],
-            "28 divides by 4 or 7 ranks; 6 share train.minibatch_responses=24, or train.minibatch_responses=48",
-        ),
-        # 2 nodes of 6 GPUs: 4 divides the 12, but leaves 2 of each node.
-        (
-            ["teacher.model_name=t", "cluster.nodes=2", "cluster.gpus_per_node=6", "rollout.tensor=4"],
-            "rollout.tensor: got 4, expected a divisor of each node's 6 GPUs",
-        ),
+        ([TEACHER, "data.difficulty_low=9"], "data.difficulty_low: got 9, expected at most"),
         # 2048 + 16383 = 18431 tokens; sequence parallelism on 2 GPUs makes 18432 of them.
         *(
             (
-                [
-                    "teacher.model_name=t",
-                    "rollout.max_response_tokens=16383",
-                    f"{section}.tokens_per_microbatch=18431",
-                    f"{role}.parallel.tensor=2",
-                    f"{role}.parallel.sequence=true",
-                ],
+                [TEACHER, "rollout.max_response_tokens=16383", f"{section}.tokens_per_microbatch=18431",
+                 f"{role}.parallel.tensor=2", f"{role}.parallel.sequence=true"],
                 f"{section}.tokens_per_microbatch: got 18431, expected at least data.max_prompt_tokens + "
                 "rollout.max_response_tokens = 18431, rounded up to a multiple of 2 for the parallel layouts: 18432",
             )
             for section, role in (("train", "student"), ("scoring", "teacher"))
         ),
     ],
-)
+)  # fmt: skip
 def test_an_impossible_run_is_refused_in_one_line(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", overrides)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("gpus", "dedicated", "nodes"), [(8, 1, 1), (7, 0, 1), (8, 8, 2)])
-def test_layouts_that_share_the_batch(gpus: int, dedicated: int, nodes: int) -> None:
-    """1008 = 7 * 144 = 6 * 168 = 8 * 126; with one of eight GPUs for the teacher seven train."""
-    overrides = [
-        f"cluster.gpus_per_node={gpus}", f"teacher.dedicated_gpus={dedicated}", f"cluster.nodes={nodes}",
-    ]  # fmt: skip
-    load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *overrides])
-
-
-@pytest.mark.parametrize(
-    ("nodes", "gpus", "dedicated", "tensor"),
-    # On one node, on two, an engine over both, one over one and a half of three nodes, and beside a teacher's node.
-    [(1, 8, 0, 4), (2, 6, 0, 3), (2, 6, 0, 12), (3, 4, 0, 6), (2, 6, 6, 6), (1, 8, 1, 7)],
-)
-def test_engines_that_nemo_rl_can_place(nodes: int, gpus: int, dedicated: int, tensor: int) -> None:
-    overrides = [
-        f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus}", f"teacher.dedicated_gpus={dedicated}",
-        f"rollout.tensor={tensor}",
-    ]  # fmt: skip
-    load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *overrides])
 
 
 def test_sequences_are_padded_for_both_layouts() -> None:
@@ -144,8 +103,8 @@ def test_sequences_are_padded_for_both_layouts() -> None:
             "rollout.max_response_tokens=16000",
         ],
     )
-    assert sequence_multiple(config) == 12
-    assert [packed(config, tokens) for tokens in (1, 12, 13)] == [12, 12, 24]
+    assert config.sequence_multiple == 12
+    assert [config.packed(tokens) for tokens in (1, 12, 13)] == [12, 12, 24]
 
 
 def test_the_backend_is_read_first() -> None:

@@ -1,4 +1,4 @@
-"""A run's own `config.yaml` is data: read as it stands, nothing looked up for it."""
+"""A run's own `config.yaml`: data, with nothing looked up for it, and what may not change when the run goes on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.config.load import dump_config, load_config, read_written, written_config
-from nemo_uecr.errors import ConfigError, RunFolderError
+from nemo_uecr.config.load import (
+    check_same_configuration,
+    dump_config,
+    load_config,
+    read_written,
+    written_config,
+)
+from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
 
@@ -58,3 +64,21 @@ def test_a_value_that_no_run_has_is_one_line(tmp_path: Path, old: str, new: str,
     with pytest.raises(ConfigError, match=said) as caught:
         written_config(written(tmp_path, text.replace(old, new, 1)))
     assert "\n" not in str(caught.value)
+
+
+def resumed(saved: list[str], now: list[str]) -> None:
+    before = load_config(DEMO, saved).config.model_dump(mode="json")
+    check_same_configuration(Path("runs/one"), load_config(DEMO, now).config, before)
+
+
+@pytest.mark.parametrize(
+    "override", ["train.steps=999", "run.folder=elsewhere", "checkpoint.every=3", "telemetry.save_batch_every=7"]
+)
+def test_what_is_written_and_how_long_may_change(override: str) -> None:
+    resumed([], [override])
+
+
+def test_what_is_trained_may_not() -> None:
+    """The first difference in alphabetical order is named."""
+    with pytest.raises(CheckpointError, match=r"^runs/one was written with loss\.clip_low=0\.11, this run has 0\.2"):
+        resumed(["run.seed=77", "loss.clip_low=0.11"], [])

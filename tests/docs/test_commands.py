@@ -10,8 +10,9 @@ import pytest
 from cyclopts import CycloptsError
 
 from nemo_uecr.cli.main import app, commands_page
-from nemo_uecr.config.keys import is_known
+from nemo_uecr.config.load import is_known
 from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.schema import Config
 from tests.cli.commands import commands, options
 from tests.docs.pages import PAGES, ROOT, WRITTEN, Block, Typed, commands_in, commands_of, has_own_test, spans_of
 
@@ -46,7 +47,7 @@ def unknown_key(command: str, words: Sequence[str]) -> str | None:
     keys = [found[1] for word in words if (found := re.match(r"\+{0,2}([a-z_]+(?:\.[\w-]+)+)=", word))]
     if command not in WITH_OVERRIDES:
         return None
-    return next((f"no key {key}" for key in keys if not is_known(key) and not is_known(key, NemoConfig)), None)
+    return next((f"no key {key}" for key in keys if not is_known(key, Config) and not is_known(key, NemoConfig)), None)
 
 
 def test_the_pages_have_commands() -> None:

@@ -8,12 +8,9 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.errors import ConfigError
-from nemo_uecr.plan.faults import rollout_fault
 from nemo_uecr.plan.nemo import nemo_plan, placements, variant, what_fits
 from nemo_uecr.plan.records import GIB, Plan
 from nemo_uecr.plan.setting import EFFICIENCY, GPUS, Lengths
-from tests.plan.test_shapes import tiny_shape
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 MEBI = 1_048_576
@@ -115,22 +112,6 @@ def test_layout_of_tensor_and_pipeline_ranks() -> None:
     assert lines[3].student == "layers 0-17, embedding, tensor 1/2, data 1/2: 504 responses; optimizer 1/2"
     assert lines[7].student == "layers 18-35, output, tensor 1/2, data 1/2: 504 responses; optimizer 1/2"
     assert lines[7].rollout == "engine 3/4, tensor 1/2"
-
-
-def test_a_layout_that_cuts_heads_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"student.parallel.tensor: got 3, expected a divisor of 8; .* 32 query heads"
-    ):
-        plan_of("student.parallel.tensor=3", "cluster.gpus_per_node=6")
-    with pytest.raises(ConfigError, match=r"student.parallel.pipeline: got 8, expected a divisor of the model's 36"):
-        plan_of("student.parallel.pipeline=8")
-
-
-@pytest.mark.parametrize(("kv_heads", "tensor", "fits"), [(8, 16, True), (6, 4, False), (8, 5, False)])
-def test_more_ranks_than_key_heads_hold_copies(kv_heads: int, tensor: int, fits: bool) -> None:
-    """vLLM cuts the key and value heads, or gives several ranks the same one; 48 heads, 96 columns, 48 -> 64 rows."""
-    shape = tiny_shape(heads=48, kv_heads=kv_heads, feed_forward=96)
-    assert (rollout_fault(shape, tensor) is None) is fits
 
 
 def test_what_does_not_fit_is_refused_with_what_would() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.config.nemo_checks import data_parallel, student_gpus
 from tests.slurm.page import PAGE, ROOT, Shown, conversion_job, evaluation_job, shown, smoke_job
 
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
@@ -99,9 +98,9 @@ def test_the_layouts_are_accepted_and_their_figures_right(row: list[str]) -> Non
     nodes, gpus, overrides, ranks, share = row
     given = [] if overrides == "(none)" else overrides.split()
     config = load_nemo_config(CONFIG, ["teacher.model_name=t", "data.subset=8", f"cluster.nodes={nodes}", *given])
-    used = student_gpus(config)
+    used = config.student_gpus
     assert str(used) == gpus.partition(" ")[0]
-    assert data_parallel(used, config.student.parallel) == int(ranks)
+    assert used // config.student.parallel.ranks == int(ranks)
     assert int(ranks) * int(share) == config.rollout.prompts_per_step * config.rollout.responses_per_prompt == 1008
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.config.methods import needs_of
 from nemo_uecr.study.load import load_study
 from nemo_uecr.study.schema import SensitivityConfig
 from nemo_uecr.study.sensitivity import panels
@@ -51,6 +50,6 @@ def test_values_of_the_shipped_panels_are_those_that_the_runs_use() -> None:
         for name, value in panel.points.items():
             overrides = (*study.overrides, *study.arms[name].overrides, "run.folder=unused")
             method = load_config(study.config, overrides).config.method
-            used = key == "std_floor" or key in needs_of(method.name).settings
+            used = key == "std_floor" or key in method.entry.settings
             assert value == (getattr(method, key) if used else 0.0)
         assert "uecr" in panel.points
