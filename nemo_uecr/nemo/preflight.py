@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.nemo_checks import teacher_alone
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudentConfig, NemoTeacherConfig
+from nemo_uecr.config.schema import teacher_of
 from nemo_uecr.data.benchmarks import check_benchmark_files
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.models import (
@@ -28,7 +28,6 @@ from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.files import file_sha256, replace_file
 from nemo_uecr.nemo import upstream
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, teacher_alone_faults
-from nemo_uecr.plan.setting import teacher_of
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 
 log = logging.getLogger(__name__)
@@ -132,8 +131,7 @@ def check_visible_models(config: NemoConfig) -> bool:
 
     name = teacher_of(config)
     student, teacher = visible(config.student.model_name, "student"), visible(name, "teacher")
-    if student is not None:
-        _refuse([*layout_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
+    _refuse([*layout_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
     return student is not None and (teacher is not None or name is None)
 
 
@@ -147,8 +145,7 @@ def check_models(config: NemoConfig) -> Any:
     teacher = teacher_of(config)
     shape = _shape(config, config.student, "student")
     teacher_shape = None if teacher is None else _shape(config, config.teacher, "teacher")
-    if shape is not None:
-        _refuse([*layout_faults(config, shape, teacher_shape), *mismatches_of(config, shape, teacher_shape)])
+    _refuse([*layout_faults(config, shape, teacher_shape), *mismatches_of(config, shape, teacher_shape)])
     return _tokenizer(config.student.model_name, teacher)
 
 
@@ -163,13 +160,7 @@ def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
         DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
         ConfigError: the teacher cannot be cut or fed as the configuration says.
     """
-    try:
-        teacher_alone(config)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    shape = _shape(config, config.teacher, "teacher")
-    if shape is not None:
-        _refuse(teacher_alone_faults(config, shape, longest))
+    _refuse(teacher_alone_faults(config, _shape(config, config.teacher, "teacher"), longest))
     _tokenizer(config.student.model_name, teacher_of(config))
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from nemo_uecr.config.load import backend_of, load_nemo_config
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.files import replace_file
+from nemo_uecr.plan.faults import layout_faults
 
 __all__ = ["POLL_S", "Job", "command_words", "last_line", "node_resource", "nodes_of"]
 
@@ -127,7 +128,8 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
             raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
         return ["train", config, *overrides, "--resume"]
     words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus}", *overrides]
-    asked = load_nemo_config(config, words).cluster
+    loaded = load_nemo_config(config, words)
+    asked = loaded.cluster
     if asked.nodes != nodes:
         raise ConfigError(
             f"cluster.nodes={asked.nodes}: the job has {nodes} nodes; ask Slurm: sbatch --nodes={asked.nodes}"
@@ -137,6 +139,8 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
             f"cluster.gpus_per_node={asked.gpus_per_node}: each node of the job has {gpus} GPUs; "
             f"give a number from 1 to {gpus}"
         )
+    if faults := layout_faults(loaded, None, None):
+        raise ConfigError("; ".join(faults))
     return ["train", config, *words, "--resume"]
 
 
