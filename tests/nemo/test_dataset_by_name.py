@@ -64,7 +64,7 @@ def test_both_back_ends_read_the_same_problems(prepared: Path, tmp_path: Path) -
 
     section = data_section(
         prepared, tmp_path, "data.answer_key=answer", "data.difficulty_key=null", "data.difficulty_low=null",
-        "data.difficulty_high=null",
+        "data.difficulty_high=null", "data.prompt_template={question}",
     )  # fmt: skip
     native = [[turn["content"] for turn in row["messages"]] for row in load_response_dataset(section["train"]).dataset]
     file = training_file(prepared, "data.train")
