@@ -7,8 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.core.records import ScoredBatch
-from nemo_uecr.data.batch_file import SavedBatch, load_batch, save_batch, saved_settings, scored_batch, tensors_of
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.data.batch_file import (
+    SavedBatch,
+    arithmetic,
+    load_batch,
+    recompute,
+    save_batch,
+    saved_settings,
+    scored_batch,
+    tensors_of,
+)
 from nemo_uecr.errors import DataError
 
 PADDED = ScoredBatch(
@@ -60,3 +70,24 @@ def test_a_file_cut_short_is_one_line(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="truncated or corrupt"):
         load_batch(path)
+
+
+@pytest.mark.parametrize(
+    ("by", "kind", "holds"),
+    [(0.0, None, True), (3e-7, None, False), (3e-7, "another machine", True), (1e-5, "another machine", False)],
+)
+def test_a_changed_advantage_is_seen(tmp_path: Path, by: float, kind: str | None, holds: bool) -> None:
+    """Bit for bit with the run's own arithmetic, 1e-6 elsewhere."""
+    path, settings = tmp_path / "batch.safetensors", {"std_floor": 0.0, "sample_std": False}
+    advantage = METHODS["grpo"].compute(PADDED, Settings(**settings)).advantage_BT.clone()  # type: ignore[arg-type]
+    advantage[0, 0] += by
+    tensors = tensors_of(PADDED) | {"advantage": advantage}
+    save_batch(path, tensors, method="grpo", settings=dict(settings), step=1, arithmetic=kind or arithmetic())
+    assert recompute(path).holds is holds
+
+
+def test_a_step_without_advantages_is_not_compared(tmp_path: Path) -> None:
+    path = tmp_path / "batch.safetensors"
+    save_batch(path, tensors_of(PADDED), method="grpo", settings={}, step=1)
+    with pytest.raises(DataError, match="no saved advantages"):
+        recompute(path)
