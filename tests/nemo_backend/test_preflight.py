@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,8 @@ from nemo_uecr.nemo import teacher_scores, upstream
 from nemo_uecr.nemo.preflight import check_conversion, check_models, chosen_problems, long_prompts
 from tests.config.test_nemo import CONFIGS, GRPO
 
-#: A dense Qwen3 with 4 layers, 4 heads and 256 positions.
+BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
+#: A dense Qwen3 with 4 layers, 4 heads and 4096 positions.
 SIZES = {
     "model_type": "qwen3", "vocab_size": 98, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 8, "intermediate_size": 64, "tie_word_embeddings": True,
@@ -37,7 +37,6 @@ def world(folder: Path) -> list[str]:
         (folder / role / "config.json").write_text(json.dumps(SIZES))
     rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": 6} for n in range(200)]
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "empty.jsonl").write_text("")
     (folder / "keys.jsonl").write_text('{"problem": "1+1", "final_answer": "2", "difficulty": 6}\n' * 200)
     return [
         f"student.model_name={folder}/student", f"teacher.model_name={folder}/teacher", "student.vocabulary=98",
@@ -46,17 +45,11 @@ def world(folder: Path) -> list[str]:
 
 
 BAD = {
-    "student.parallel.pipeline=8": "student.parallel.pipeline: got 8, expected a divisor of the model's 4 layers",
-    "teacher.parallel.pipeline=8": "teacher.parallel.pipeline: got 8",
-    "student.parallel.tensor=8": "student.parallel.tensor: got 8, expected a divisor of 4",
-    "rollout.tensor=8": "rollout.tensor: got 8, expected one of 1, 2, 4; the student has 4 query heads",
+    "teacher.parallel.pipeline=8": "teacher.parallel.pipeline: got 8, expected a divisor of the model's 4 layers",
     "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
-    "evaluation.benchmarks={{a: {}/p.jsonl}}": "data.max_prompt_tokens + evaluation.max_tokens = ",
-    "data.train={}/empty.jsonl": "0 problems are left",
     "data.train={}/keys.jsonl": "no text under 'question'",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
-    "data.train={}/none.jsonl": "no such file",
     "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file ",
 }
 
@@ -69,7 +62,7 @@ def test_what_cannot_work_is_refused_by_both_commands(
     if "max_response" in change:
         given += ["train.tokens_per_microbatch=9000", "scoring.tokens_per_microbatch=9000"]
     for command in (["config", "check"], ["train"]):
-        assert entry_point([*command, str(CONFIGS / "uecr_qwen3_1p7b.yaml"), *given]) == 2
+        assert entry_point([*command, str(BASE), *given]) == 2
         said = capsys.readouterr().err.strip().splitlines()
         assert BAD[change] in said[-1]
         assert not (tmp_path / "run").exists()
@@ -86,7 +79,7 @@ def test_what_cannot_work_is_refused_by_both_commands(
 def test_models_that_are_not_there(change: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*world(tmp_path), change.format(tmp_path)])
+    config = load_nemo_config(BASE, [*world(tmp_path), change.format(tmp_path)])
     with pytest.raises((DataError, ConfigError), match=message) as found:
         check_models(config)
     assert "\n" not in str(found.value)
@@ -94,7 +87,7 @@ def test_models_that_are_not_there(change: str, message: str, tmp_path: Path, mo
 
 def test_config_check_says_what_it_did_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = world(tmp_path)
-    check = ["config", "check", str(CONFIGS / "uecr_qwen3_1p7b.yaml"), *given]
+    check = ["config", "check", str(BASE), *given]
     assert entry_point(check) == 0
     assert "is not here" not in capsys.readouterr().out
     assert entry_point([*check, f"teacher.model_name={tmp_path}/elsewhere"]) == 0
@@ -117,7 +110,7 @@ def saved_batch(folder: Path, *, tokens: int = 6, largest: int = 97) -> Path:
 
 def score_alone(folder: Path, batch: Path, *changes: str) -> int:
     """The command; the model's sizes and keys of `world`."""
-    command = ["teacher", "score", str(CONFIGS / "uecr_qwen3_1p7b.yaml"), "--batch", str(batch)]
+    command = ["teacher", "score", str(BASE), "--batch", str(batch)]
     return entry_point([*command, "--out", str(folder / "scored.safetensors"), *world(folder), *changes])
 
 
@@ -126,12 +119,6 @@ def score_alone(folder: Path, batch: Path, *changes: str) -> int:
     [
         (["teacher.parallel.pipeline=8"], 6, 97, "teacher.parallel.pipeline: got 8, expected a divisor of the model's"),
         ([], 4097, 97, "has 4097 tokens, but the teacher was made for 4096 positions"),
-        # 4095 tokens on 4 ranks that share the sequence are 4096.
-        (
-            ["scoring.tokens_per_microbatch=4095", "teacher.parallel.tensor=4", "teacher.parallel.sequence=true",
-             "rollout.max_response_tokens=1024"], 4095, 97,
-            "expected at least 4096, the batch's longest sequence of 4095 tokens",
-        ),
         ([], 6, 98, "the batch has token id 98; expected ids below student.vocabulary=98"),
     ],
 )  # fmt: skip
@@ -165,7 +152,7 @@ def test_the_batch_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFix
     batch = saved_batch(tmp_path)
     before = batch.read_bytes()
     words = ["--batch", str(batch), "--out", str(batch)]
-    assert entry_point(["teacher", "score", str(CONFIGS / "uecr_qwen3_1p7b.yaml"), *words, *world(tmp_path)]) == 2
+    assert entry_point(["teacher", "score", str(BASE), *words, *world(tmp_path)]) == 2
     assert "batch.safetensors is the input itself and would be lost" in capsys.readouterr().err
     assert batch.read_bytes() == before
 
@@ -181,20 +168,20 @@ def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = build_tokenizer()
     changes = [*given, "data.prompt_template={question}", "data.max_prompt_tokens=100"]
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", changes)
+    config = load_nemo_config(BASE, changes)
     with pytest.raises(DataError, match=r"^2 of 128 prompts .* is problem 'p3' with 1\d\d\. Raise the limit"):
         long_prompts(config, tokenizer)
     dropping = [*changes, "data.long_prompts=drop"]
-    assert long_prompts(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", dropping), tokenizer) == [3, 70]
+    assert long_prompts(load_nemo_config(BASE, dropping), tokenizer) == [3, 70]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:127]))
     with pytest.raises(DataError, match="125 problems are left to train on"):
-        long_prompts(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", dropping), tokenizer)
+        long_prompts(load_nemo_config(BASE, dropping), tokenizer)
 
 
 def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> None:
     rows = [{"question": f"q{place}", "final_answer": 1, "difficulty": place % 10} for place in range(50)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, f"data.train={tmp_path}/p.jsonl"]).data
+    data = load_nemo_config(BASE, [*GRPO, f"data.train={tmp_path}/p.jsonl"]).data
     kept = chosen_problems(data, 0)
     assert [problem.question for problem in kept] == [f"q{place}" for place in range(50) if place % 10 in (5, 6, 7)]
     few = data.model_copy(update={"subset": 4})
@@ -216,7 +203,7 @@ def test_tokenizers_are_compared_id_by_id() -> None:
 
 def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The teacher is made again in its folder, with the sizes and times of the old one."""
-    teacher = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", world(tmp_path)).teacher
+    teacher = load_nemo_config(BASE, world(tmp_path)).teacher
     made = tmp_path / "cache" / "model_teacher"
     monkeypatch.setattr(upstream, "conversion_folder", lambda name: made)
     weights = tmp_path / "teacher" / "model-00001-of-00001.safetensors"
@@ -230,10 +217,6 @@ def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monke
     refused = rf"^teacher\.model_name: nothing says that NeMo-RL's conversion {made} was made of the weights "
     with pytest.raises(DataError, match=refused):
         check_conversion("teacher", teacher)
-    shutil.rmtree(made)
-    check_conversion("teacher", teacher)
-    (made / "iter_0000000").mkdir(parents=True)
-    check_conversion("teacher", teacher)
     made.with_name("model_teacher.sha256.json").unlink()
     with pytest.raises(DataError, match=refused):
         check_conversion("teacher", teacher)
