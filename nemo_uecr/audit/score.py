@@ -37,10 +37,8 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.settings import model_digest
 from nemo_uecr.files import file_sha256, locked
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
-from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.rollout import Response
 from nemo_uecr.local.scores import score, token_logits
-from nemo_uecr.local.sequences import Sequences, micro_slices
+from nemo_uecr.local.sequences import Prompt, Response, Sequences, micro_slices
 
 log = logging.getLogger(__name__)
 

@@ -188,7 +188,7 @@ def _as_in_training(question: str, problem: str, answer: str, config: Config) ->
 
     def encode(tokenizer: Any) -> Sequence[int]:
         from nemo_uecr.data.problems import Problem
-        from nemo_uecr.local.prompts import encode_prompts
+        from nemo_uecr.local.sequences import encode_prompts
 
         return encode_prompts([Problem(problem, question, answer)], tokenizer, config.data)[0].token_ids
 

@@ -59,7 +59,7 @@ def _verify(folder: Path) -> int:
     from nemo_uecr.demo.assets import locate
 
     require_extra("local")
-    from nemo_uecr.local.verify import verify_run
+    from nemo_uecr.local.manifest import verify_run
 
     found = verify_run(folder, objective_of=objective_of, locate=locate)
     for text in found.changed:
@@ -150,7 +150,7 @@ def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) ->
 def _check_steps(path: Path) -> int:
     """Print one line a step; 1 when a step is not reproduced, is gone or is not as the run wrote it."""
     from nemo_uecr.data.batch_file import TOLERANCE, recompute
-    from nemo_uecr.local.artifacts import batch_faults
+    from nemo_uecr.local.manifest import batch_faults
 
     if not path.exists():
         raise DataError(f"{path}: no such folder; expected a run folder, or a saved batch in safetensors form")
@@ -166,7 +166,7 @@ def _check_steps(path: Path) -> int:
         fault = listed.get(step.name) if step.parent.name == "batches" else None
         if fault is not None:
             failed += 1
-            sys.stdout.write(f"{fault.removeprefix('batches/')}, by the run's list of files: NOT REPRODUCED\n")
+            sys.stdout.write(f"{step.name}: {fault}, by the run's list of files: NOT REPRODUCED\n")
             continue
         found = recompute(step)
         failed += not found.holds

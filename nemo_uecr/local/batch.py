@@ -6,8 +6,11 @@ Shape legend: B = responses, T = response tokens.
 from __future__ import annotations
 
 import json
+import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +21,7 @@ from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
 from nemo_uecr.data.reproducible import derive
-from nemo_uecr.errors import ScoreError
+from nemo_uecr.errors import ScoreError, UecrError
 from nemo_uecr.files import replace_file
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.sequences import Sequences
@@ -26,6 +29,13 @@ from nemo_uecr.verifier.extract import Checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+#: Where a failed step or evaluation leaves what was drawn.
+FAILURE = "failure"
+#: Tensors in nats; each is finite on every sampled token, or the step stops.
+IN_NATS = ("old_logp_rollout", "old_logp", "teacher_logp", "teacher_entropy", "ref_logp", "initial_logp")
 
 
 @dataclass(frozen=True)
@@ -60,24 +70,29 @@ class StepBatch:
             for row, prompt in enumerate(self.sequences.prompts)
         )
 
-    @property
-    def initial_logp_BT(self) -> Tensor | None:
-        """The initial student at temperature 1, where the method reads it."""
-        return None if self.reference is None or len(self.reference.logp) == 1 else self.reference.logp[1]
-
+    @cached_property
     def scored(self) -> ScoredBatch:
         """The record that the methods read."""
+        teacher, reference = self.teacher, self.reference
         return ScoredBatch(
             task_reward_B=torch.tensor([checked.reward for checked in self.checked]),
             group_B=self.group_B,
             mask_BT=self.sequences.mask(),
             old_logp_BT=self.student.logp[1],
-            teacher_logp_BT=None if self.teacher is None else self.teacher.logp[0],
-            teacher_entropy_BT=None if self.teacher is None else self.teacher.entropy_BT,
-            initial_logp_BT=self.initial_logp_BT,
+            teacher_logp_BT=None if teacher is None else teacher.logp[0],
+            teacher_entropy_BT=None if teacher is None else teacher.entropy_BT,
+            initial_logp_BT=None if reference is None or len(reference.logp) == 1 else reference.logp[1],
             segments_BT=self.segments_BT,
             sample_ids=self.sample_ids,
         )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the step by its public name."""
+        tensors = tensors_of(self.scored)
+        tensors |= {"old_logp_rollout": self.student.logp[0], "token_ids": self.sequences.token_ids()}
+        if self.reference is not None:
+            tensors["ref_logp"] = self.reference.logp[0]
+        return tensors
 
     def check_scores(self) -> None:
         """Refuse scores that are not finite, those that the method does not read included.
@@ -85,48 +100,28 @@ class StepBatch:
         Raises:
             ScoreError: naming field, sample and token.
         """
-        mask_BT = self.sequences.mask()
-        fields = {"old_logp_rollout": self.student.logp[0], "old_logp": self.student.logp[1]}
-        if self.teacher is not None:
-            fields["teacher_logp"] = self.teacher.logp[0]
-            if self.teacher.entropy_BT is not None:
-                fields["teacher_entropy"] = self.teacher.entropy_BT
-        if self.reference is not None:
-            fields["ref_logp"] = self.reference.logp[0]
-        if self.initial_logp_BT is not None:
-            fields["initial_logp"] = self.initial_logp_BT
-        for name, value_BT in fields.items():
-            bad = (mask_BT & ~value_BT.isfinite()).nonzero()
+        tensors = self.tensors()
+        for name in IN_NATS:
+            if name not in tensors:
+                continue
+            bad = (self.scored.mask_BT & ~tensors[name].isfinite()).nonzero()
             if bad.numel():
                 row, token = bad[0].tolist()
                 raise ScoreError(
                     f"{name} of response {row} ({self.sample_ids[row]}) at token {token} is "
-                    f"{float(value_BT[row, token])}; expected a finite number of nats. The model that scored it gives "
-                    "logits that are not finite: check its weights"
+                    f"{float(tensors[name][row, token])}; expected a finite number of nats. The model that scored it "
+                    "gives logits that are not finite: check its weights"
                 )
 
     def truncated(self) -> Tensor:
         """[B] whether the response reached the token limit."""
         return torch.tensor([response.truncated for response in self.sequences.responses])
 
-    def save(
-        self, folder: Path, name: str, method: MethodConfig, settings: Settings, advantages: Advantages | None
-    ) -> None:
-        """Write the tensors, the advantages among them where there are any, as ``<name>.safetensors``."""
-        tensors = tensors_of(self.scored())
-        tensors |= {"old_logp_rollout": self.student.logp[0], "token_ids": self.sequences.token_ids()}
-        if self.reference is not None:
-            tensors["ref_logp"] = self.reference.logp[0]
-        if advantages is not None:
-            tensors |= advantages_of(advantages)
-        save_batch(
-            folder / f"{name}.safetensors",
-            tensors,
-            method=method.name,
-            settings=vars(settings),
-            step=self.step,
-            arithmetic=arithmetic(),
-        )
+    def save(self, path: Path, method: MethodConfig, settings: Settings, advantages: Advantages | None) -> None:
+        """Write the tensors, the advantages among them where there are any."""
+        tensors = self.tensors() | ({} if advantages is None else advantages_of(advantages))
+        made_with = arithmetic()
+        save_batch(path, tensors, method=method.name, settings=vars(settings), step=self.step, arithmetic=made_with)
 
     def save_texts(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write questions, responses and the text of every sampled token."""
@@ -170,3 +165,31 @@ def turn_segments(sequences: Sequences, separator: str | None, tokenizer: PreTra
 def method_settings(method: MethodConfig, *, step: int, seed: int) -> Settings:
     """The method's scalars for one step (steps count from 1; the schedule counts completed ones)."""
     return Settings(**method.core_settings(), step=step - 1, seed=derive(seed, "shuffle", step) % 2**31)
+
+
+def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings: Settings, error: UecrError) -> None:
+    """Keep a failed step's batch under ``failure/``, with the `nemo-uecr replay` command that looks at it."""
+    target = folder / FAILURE
+    batch.save(target / "batch.safetensors", method, settings, None)
+    named = {**vars(settings), **{f"parameters.{name}": value for name, value in settings.parameters.items()}}
+    del named["parameters"]
+    assignments = [f"{name}={value}" for name, value in named.items() if value is not None]
+    words = ["nemo-uecr", "replay", str(target / "batch.safetensors"), "--method", method.name]
+    command = shlex.join([*words, "--set", *assignments, "--out", str(target / "advantages.safetensors")])
+    sample = next((name for name in batch.sample_ids if f"({name})" in str(error)), None)
+    write_failure(folder, batch.step, error, sample=sample, command=command)
+
+
+def write_failure(folder: Path, step: int, error: UecrError, *, sample: str | None, command: str | None) -> None:
+    """Say in ``failure/failure.json`` what stopped the run.
+
+    Args:
+        folder: run folder.
+        step: training step, 0 before training.
+        error: what the run stops with.
+        sample: the response that the error names; None where it is about no single one (the weights, a mean).
+        command: what replays the batch; None where there is none.
+    """
+    record = {"step": step, "error": str(error), "kind": type(error).__name__, "sample": sample, "command": command}
+    replace_file(folder / FAILURE / "failure.json", json.dumps(record, indent=1).encode())
+    log.error("what was drawn is kept in %s%s", folder / FAILURE, f"; look at it with: {command}" if command else "")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,8 +20,6 @@ from nemo_uecr.data.models import save_pretrained
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, new_folder, read_object
 from nemo_uecr.local.models import TokenModel
-
-log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -66,14 +63,24 @@ class Checkpoints:
             RunFolderError: If it cannot be written; what was there before is untouched.
         """
         target = self.path(position.step)
+        state = {
+            "position": asdict(position),
+            "config": self._config.model_dump(mode="json"),
+            # Every random stream is a function of these two, so they are the generator's state.
+            "random": {"seed": self._config.run.seed, "next_step": position.step + 1},
+        }
         try:
             with new_folder(target) as aside:
-                self._write(aside, model, optimizer, position)
+                save_pretrained(model.module, model.tokenizer, aside)
+                save_file(optimizer_tensors(optimizer), aside / OPTIMIZER)
+                (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+                hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
+                (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
             self.prune(position)
         except (OSError, SafetensorError) as error:
             kept = self.steps()
             raise RunFolderError(
-                f"cannot save {target}: {_reason(error)}; "
+                f"cannot save {target}: {getattr(error, 'strerror', None) or error}; "
                 + (f"the checkpoint of step {kept[-1]} is intact. " if kept else "no earlier checkpoint exists. ")
                 + "Free disk space and run again with --resume"
             ) from error
@@ -85,29 +92,18 @@ class Checkpoints:
             CheckpointError: If a file is missing or altered, or the checkpoint is of another configuration.
         """
         folder = self.path(step)
-        self._verify(folder)
-        configuration, position = _read_state(folder)
-        check_same_configuration(folder, self._config, configuration)
         try:
-            tensors = load_file(folder / OPTIMIZER)
-        except SafetensorError as error:
+            faults = [f"{folder / name}: {fault}" for name, fault in compare_manifest(folder) if fault]
+        except DataError as error:
+            faults = [str(error)]
+        if faults:
             raise CheckpointError(
-                f"{folder / OPTIMIZER}: unreadable ({error}); delete {folder} to use an earlier one"
-            ) from error
-        return folder, tensors, position
-
-    def _write(self, aside: Path, model: TokenModel, optimizer: torch.optim.AdamW, position: Position) -> None:
-        save_pretrained(model.module, model.tokenizer, aside)
-        save_file(optimizer_tensors(optimizer), aside / OPTIMIZER)
-        state = {
-            "position": asdict(position),
-            "config": self._config.model_dump(mode="json"),
-            # Every random stream is a function of these two, so they are the generator's state.
-            "random": {"seed": self._config.run.seed, "next_step": position.step + 1},
-        }
-        (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-        hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
-        (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+                f"{faults[0]}; the checkpoint is corrupt. Delete {folder} and run again with --resume to use an "
+                "earlier one"
+            )
+        state = read_object(folder / STATE)
+        check_same_configuration(folder, self._config, state["config"])
+        return folder, load_file(folder / OPTIMIZER), Position(**state["position"])
 
     def prune(self, position: Position) -> None:
         """Remove the checkpoints that are no longer kept; a resumed run finishes what a kill cut short."""
@@ -121,52 +117,19 @@ class Checkpoints:
                 self.path(step).rename(doomed)
                 shutil.rmtree(doomed)
 
-    def _verify(self, folder: Path) -> None:
-        manifest = folder / MANIFEST
-        if not manifest.is_file():
-            raise CheckpointError(
-                f"{folder}: no {MANIFEST}; expected a complete checkpoint. Delete the folder to use an earlier one"
-            )
-        try:
-            hashes = dict(json.loads(manifest.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise _corrupt(folder, MANIFEST, f"unreadable ({error})") from error
-        present = {path.name for path in folder.iterdir()} - {MANIFEST}
-        unlisted = sorted((present | {STATE, OPTIMIZER, "config.json"}) - hashes.keys())
-        if unlisted:
-            raise _corrupt(folder, MANIFEST, f"does not list {unlisted[0]}")
-        for name, expected in hashes.items():
-            path = folder / name
-            found = file_sha256(path) if path.is_file() else "no such file"
-            if found != expected:
-                raise _corrupt(folder, name, f"got {found[:12]}, expected sha256 {str(expected)[:12]}")
 
+def compare_manifest(folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Each file that a checkpoint's manifest lists, and what is wrong with it.
 
-def _read_state(folder: Path) -> tuple[dict[str, object], Position]:
-    """The configuration and the position that a checkpoint was saved with."""
-    try:
-        state = read_object(folder / STATE)
-    except DataError as error:
-        raise _corrupt(folder, STATE, str(error)) from error
-    configuration, position = state.get("config"), state.get("position")
-    if not isinstance(configuration, dict) or not isinstance(position, dict):
-        raise _corrupt(folder, STATE, "expected the tables config and position")
-    kinds: dict[str, Any] = {
-        "step": int,
-        "optimizer_steps": int,
-        "best_step": int | None,
-        "best_average": float | int | None,
-    }
-    if position.keys() != kinds.keys() or not all(isinstance(position[name], kind) for name, kind in kinds.items()):
-        raise _corrupt(folder, STATE, f"position is {position}; expected numbers for {', '.join(kinds)}")
-    return configuration, Position(**position)
-
-
-def _corrupt(folder: Path, name: str, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{folder / name}: {reason}; the checkpoint is corrupt. Delete {folder} and run again with --resume to use an "
-        "earlier one"
-    )
+    Raises:
+        DataError: the manifest itself cannot be read.
+    """
+    for name, expected in read_object(folder / MANIFEST).items():
+        path = folder / name
+        if not path.is_file():
+            yield name, "missing"
+        else:
+            yield name, None if file_sha256(path) == expected else "content changed"
 
 
 def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
@@ -185,7 +148,3 @@ def restore_optimizer(optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) 
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from nemo_uecr.data.models import ModelLoadError, check_objects, load_pretrained, load_tokenizer, one_line, only_here
+from nemo_uecr.data.models import ModelLoadError, check_objects, load_pretrained, load_tokenizer, only_here
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import context_of
 
@@ -112,29 +112,19 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _check_exists(name, role)
+    source = str(Path(name).expanduser())
     low = dtype == "bfloat16"
     try:
-        return _loaded(name, role, torch.bfloat16 if low and not trained else torch.float32, device, low and trained)
-    except ModelLoadError as error:
-        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {error.reason}") from error
-    except DataError:
-        raise
-    except Exception as error:  # what a damaged model raises in its first forward has no common class
-        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {one_line(error)}") from error
-
-
-def _loaded(name: str, role: str, dtype: torch.dtype, device: torch.device, lowered: bool) -> TokenModel:
-    source = str(Path(name).expanduser())
-    try:
         check_objects(Path(source))
+        local = only_here(source)
+        tokenizer = load_tokenizer(source, local_files_only=local)
+        module, report = load_pretrained(
+            AutoModelForCausalLM, source, local_files_only=local, use_safetensors=True, output_loading_info=True,
+            dtype=torch.bfloat16 if low and not trained else torch.float32,
+        )  # fmt: skip
     except DataError as error:
-        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {error}") from error
-    local = only_here(source)
-    tokenizer = load_tokenizer(source, local_files_only=local)
-    module, report = load_pretrained(
-        AutoModelForCausalLM, source, local_files_only=local,
-        dtype=dtype, use_safetensors=True, output_loading_info=True,
-    )  # fmt: skip
+        reason = error.reason if isinstance(error, ModelLoadError) else error
+        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {reason}") from error
     if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
         raise DataError(f"{role}.model_name {name!r} has a tokenizer without tokens; expected tokenizer.json beside it")
     missing = sorted(report["missing_keys"])
@@ -142,24 +132,15 @@ def _loaded(name: str, role: str, dtype: torch.dtype, device: torch.device, lowe
         raise DataError(
             f"{role}.model_name {name!r} lacks {len(missing)} weights ({missing[0]}, ...); expected a complete model"
         )
-    _check_layers(module, name, role)
     module = module.to(device).eval()  # dropout would make the PPO ratio differ from 1 before any update
-    model = TokenModel(module, tokenizer, _splits(module), torch.bfloat16 if lowered else None, f"{role} {name}")
+    compute = torch.bfloat16 if low and trained else None
+    model = TokenModel(module, tokenizer, _splits(module), compute, f"{role} {name}")
     if not model.end_ids:
         raise DataError(
             f"{role}.model_name {name!r} names no end token; expected eos_token_id in generation_config.json or "
             "eos_token in tokenizer_config.json, because a response ends with it"
         )
     return model
-
-
-def _check_layers(module: PreTrainedModel, name: str, role: str) -> None:
-    """Refuse a model without layers: its weights of the layers would be left unread in silence."""
-    layers = getattr(module.config.get_text_config(), "num_hidden_layers", None)
-    if isinstance(layers, int) and layers < 1:
-        raise DataError(
-            f"{role}.model_name {name!r} cannot be loaded: num_hidden_layers is {layers}; expected 1 or more"
-        )
 
 
 def _check_exists(name: str, role: str) -> None:

@@ -1,29 +1,30 @@
-"""Samples responses with the model's own generation code, on a random stream fixed by seed and position."""
+"""Samples responses with the model's own generation code: for a training step, and for avg@k inside the loop.
+
+Every random stream is a function of seed and position, so a resumed run draws what it would have drawn.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from nemo_uecr.config.schema import Config
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.evaluation.engines import Decoding, until_end
+from nemo_uecr.evaluation.samples import SAMPLES, Evaluation, Sample, sample_lines, summarise, write_samples
+from nemo_uecr.files import replace_file
+from nemo_uecr.local.batch import FAILURE, write_failure
 from nemo_uecr.local.models import TokenModel
-from nemo_uecr.local.prompts import Prompt
-
-
-@dataclass(frozen=True)
-class Response:
-    """A sampled response: its token ids, the end token included, and its text without special tokens."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    truncated: bool
+from nemo_uecr.local.sequences import Prompt, Response
+from nemo_uecr.verifier.pool import check_response
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,20 @@ def draw(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, *, se
     for start in range(0, len(prompts), microbatch):
         chunk = prompts[start : start + microbatch]
         finite = _FiniteLogits(max(len(prompt.token_ids) for prompt in chunk), min(model.end_ids))
-        with seeded(derive(seed, "microbatch", start), model.device):
+        with _seeded(derive(seed, "microbatch", start), model.device):
             rows_bt = _generate(model, chunk, decoding, finite)
-        found = [_response(model, row.tolist(), decoding.max_tokens) for row in rows_bt]
-        for row, token in finite.faults.items():
-            if token < len(found[row].token_ids):  # what follows an end token is nobody's
+        for row, ids in enumerate(rows_bt.tolist()):
+            cut = until_end(ids, model.end_ids, decoding.max_tokens)
+            text = model.tokenizer.decode(list(cut.token_ids), skip_special_tokens=True)
+            responses.append(Response(cut.token_ids, text, cut.truncated))
+            token = finite.faults.get(row)
+            if token is not None and token < len(cut.token_ids):  # nothing reads what follows an end token
                 faults.append(Fault(start + row, token, chunk[row].problem.id))
-        responses.extend(found)
-    return Drawn(responses, min(faults, key=lambda fault: fault.row, default=None))
+    return Drawn(responses, faults[0] if faults else None)
 
 
 @contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Run a block on its own random stream and put the global streams back afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -85,7 +88,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _generate(model: TokenModel, prompts: Sequence[Prompt], decoding: Decoding, finite: _FiniteLogits) -> Tensor:
-    pad = _pad_id(model)
+    pad = min(model.end_ids) if model.tokenizer.pad_token_id is None else int(model.tokenizer.pad_token_id)
     width = max(len(prompt.token_ids) for prompt in prompts)
     ids_bt = torch.full((len(prompts), width), pad, dtype=torch.long)
     mask_bt = torch.zeros_like(ids_bt)
@@ -143,12 +146,52 @@ def _without_model_defaults(model: TokenModel, config: GenerationConfig) -> Iter
         model.module.generation_config = own
 
 
-def _pad_id(model: TokenModel) -> int:
-    pad = model.tokenizer.pad_token_id
-    return min(model.end_ids) if pad is None else int(pad)
+def evaluate(
+    model: TokenModel, benchmarks: Mapping[str, Sequence[Prompt]], config: Config, *, step: int, folder: Path
+) -> Evaluation:
+    """avg@k of every benchmark and their equal-weight average, with the same decoding and seeds at every step.
 
+    Args:
+        model: the student.
+        benchmarks: encoded problems by benchmark name.
+        config: the decoding and the bootstrap.
+        step: training step, 0 before training.
+        folder: run folder; it keeps every sample.
 
-def _response(model: TokenModel, ids: list[int], limit: int) -> Response:
-    cut = until_end(ids, model.end_ids, limit)
-    text = model.tokenizer.decode(list(cut.token_ids), skip_special_tokens=True)
-    return Response(cut.token_ids, text, cut.truncated)
+    Raises:
+        ScoreError: naming the sample whose logits are not finite; what was drawn is then under ``failure/``.
+    """
+    started = time.perf_counter()
+    settings = config.evaluation
+    decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens)
+    samples: list[Sample] = []
+    for name, prompts in benchmarks.items():
+        repeated = [prompt for prompt in prompts for _ in range(settings.samples)]
+        seed = derive(settings.seed, "evaluation", name)
+        drawn = draw(model, repeated, decoding, seed=seed, microbatch=config.rollout.microbatch_responses)
+        for index, (prompt, response) in enumerate(zip(repeated, drawn.responses, strict=True)):
+            checked = check_response(response.text, prompt.problem.answer)
+            samples.append(
+                Sample(
+                    benchmark=name,
+                    problem=prompt.problem.id,
+                    sample=index % settings.samples,
+                    question=prompt.problem.question,
+                    answer=prompt.problem.answer,
+                    response=response.text,
+                    extracted=checked.extracted,
+                    verdict=checked.verdict.value,
+                    tokens=len(response.token_ids),
+                    truncated=response.truncated,
+                    token_ids=list(response.token_ids),
+                )
+            )
+        if drawn.fault is not None:
+            where = f"step {step}, benchmark {name}, problem {drawn.fault.problem}, row {drawn.fault.row}"
+            error = drawn.fault.error(model, where)
+            replace_file(folder / FAILURE / SAMPLES, sample_lines(samples))
+            write_failure(folder, step, error, sample=where, command=None)
+            raise error
+    write_samples(folder, step, samples)
+    seconds = round(time.perf_counter() - started, 3)
+    return summarise(samples, step=step, bootstrap=settings.bootstrap, seed=settings.seed, seconds=seconds)

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from nemo_uecr.config.load import check_same_configuration, dump_config, flat_values, written_config
+from nemo_uecr.config.load import check_same_configuration, flat_values, written_config
 from nemo_uecr.config.schema import Config, DataConfig
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import load_problems
-from nemo_uecr.errors import CheckpointError, RunFolderError
-from nemo_uecr.files import locked, replace_file
-from nemo_uecr.local import artifacts
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import locked
+from nemo_uecr.local.batch import FAILURE
 from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
-from nemo_uecr.local.failure import FOLDER as FAILURE
-from nemo_uecr.local.input_hashes import Locate, input_hashes, renamed
+from nemo_uecr.local.manifest import (
+    ARTIFACTS,
+    DIFF,
+    GROWING,
+    Locate,
+    check_same_inputs,
+    input_hashes,
+    list_files,
+    write_run_files,
+)
 from nemo_uecr.local.models import check_same_tokens, load_model
-from nemo_uecr.local.prompts import Prompt, check_context, encode_prompts
-from nemo_uecr.local.provenance import FILE as PROVENANCE
-from nemo_uecr.local.provenance import provenance, read_provenance, write_provenance
-from nemo_uecr.local.source import package_source
+from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.stopping import StopRequest
-from nemo_uecr.telemetry.clients import Choice, open_clients
+from nemo_uecr.telemetry.clients import open_clients
 from nemo_uecr.telemetry.sinks import Progress, StepLog, truncate_records
 
 log = logging.getLogger(__name__)
@@ -75,6 +79,15 @@ def train(
     return folder
 
 
+def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
+    written = folder / "config.yaml"
+    if not written.exists():
+        return
+    if not resume:
+        raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
+    check_same_configuration(written, config, written_config(written).model_dump(mode="json"))
+
+
 def _train_in(
     folder: Path,
     config: Config,
@@ -85,13 +98,12 @@ def _train_in(
     locate: Locate,
     stop: StopRequest,
 ) -> None:
-    device = _device(config.device)
     checkpoints = Checkpoints(folder / "checkpoints", config)
     start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
-    student_name = locate(config.student.model_name) if start is None else str(start[0])
-    _check_same_inputs(folder, config, locate)
-    models = _models(config, student_name, device, locate)
+    models = _models(config, locate(config.student.model_name) if start is None else str(start[0]), locate)
     prompts, benchmarks = _problems(config, models, locate)
+    inputs = input_hashes(config, locate)  # after loading: a model of the hub is then on this machine
+    check_same_inputs(folder, inputs)
     optimizer = build_optimizer(models.student, config)
     position = Position(0, 0, None, None)
     if start is not None:
@@ -99,9 +111,12 @@ def _train_in(
         position = start[2]
         checkpoints.prune(position)
         log.info("resuming after step %d from %s", position.step, start[0])
-    _write_run_files(folder, config, origins, objective, locate)
+    clients = open_clients(folder, config.telemetry, flat_values(config))
+    write_run_files(folder, config, objective=objective, origins=origins, inputs=inputs)
     _retire_failure(folder)
-    _drop_later_records(folder, position, resumed=start is not None)
+    for name in (*GROWING, ARTIFACTS):
+        truncate_records(folder / name, last_step=-1 if start is None else position.step)
+    list_files(folder, position.step, "config.yaml", "origins.json", "tolerances.json", DIFF)
     trainer = Trainer(
         config,
         models=models,
@@ -109,41 +124,12 @@ def _train_in(
         prompts=prompts,
         benchmarks=benchmarks,
         folder=folder,
-        steps_log=StepLog(folder, open_clients(folder, _clients(config))),
+        steps_log=StepLog(folder, clients),
         checkpoints=checkpoints,
         position=position,
         stop=stop,
     )
     trainer.run(Progress(total=config.train.steps, style=config.telemetry.progress))
-
-
-def _drop_later_records(folder: Path, position: Position, *, resumed: bool) -> None:
-    for name in (*artifacts.GROWING, artifacts.FILE):
-        truncate_records(folder / name, last_step=position.step if resumed else -1)
-    artifacts.list_files(folder, position.step, ("origins.json", "tolerances.json"))
-
-
-def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
-    written = folder / "config.yaml"
-    if not written.exists():
-        return
-    if not resume:
-        raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
-    check_same_configuration(written, config, written_config(written).model_dump(mode="json"))
-
-
-def _check_same_inputs(folder: Path, config: Config, locate: Locate) -> None:
-    """Refuse to resume on data or models whose content changed under the same name."""
-    written = folder / PROVENANCE
-    if not written.is_file():
-        return
-    before, now = renamed(read_provenance(written)["sha256"], config), input_hashes(config, locate)
-    for name in sorted(before.keys() & now.keys()):
-        if before[name] != now[name]:
-            raise CheckpointError(
-                f"the content of {name} has changed since {folder} was begun (sha256 {before[name][:12]}, now "
-                f"{now[name][:12]}); put the old content back or choose another run.folder"
-            )
 
 
 def _retire_failure(folder: Path) -> None:
@@ -154,15 +140,8 @@ def _retire_failure(folder: Path) -> None:
         failure.rename(folder / f"{FAILURE}-{number}")
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise RunFolderError("device is cuda, but torch sees no GPU; set device: auto or cpu")
-    return torch.device(name)
-
-
-def _models(config: Config, student_name: str, device: torch.device, locate: Locate) -> Models:
+def _models(config: Config, student_name: str, locate: Locate) -> Models:
+    device = _device(config.device)
     student = load_model(student_name, role="student", dtype=config.student.dtype, device=device, trained=True)
     teacher = reference = None
     method = METHODS[config.method.name]
@@ -177,6 +156,14 @@ def _models(config: Config, student_name: str, device: torch.device, locate: Loc
         if frozen is not None:
             frozen.module.requires_grad_(False)
     return Models(student, teacher, reference)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RunFolderError("device is cuda, but torch sees no GPU; set device: auto or cpu")
+    return torch.device(name)
 
 
 def _problems(config: Config, models: Models, locate: Locate) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
@@ -195,16 +182,3 @@ def _problems(config: Config, models: Models, locate: Locate) -> tuple[list[Prom
     for found in benchmarks.values():
         check_context(found, models.student, "evaluation.max_tokens", config.evaluation.max_tokens)
     return training, benchmarks
-
-
-def _clients(config: Config) -> Choice:
-    wanted = config.telemetry
-    return Choice(wanted.tensorboard, wanted.wandb, wanted.mlflow, wanted.project, flat_values(config))
-
-
-def _write_run_files(folder: Path, config: Config, origins: Mapping[str, str], objective: str, locate: Locate) -> None:
-    replace_file(folder / "tolerances.json", config.tolerances.model_dump_json(indent=1).encode())
-    replace_file(folder / "origins.json", json.dumps(dict(origins), indent=1).encode())
-    source = package_source()
-    write_provenance(folder, provenance(config, objective, locate, source), source)
-    replace_file(folder / "config.yaml", dump_config(config).encode())

@@ -5,22 +5,25 @@ Shape legend: B = responses, T = response tokens, N = response tokens of a micro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.sequences import MicroBatch, Sequences
 from nemo_uecr.scoring.dense import score_logits, token_logp
-from nemo_uecr.scoring.records import NonFiniteScoreError
+from nemo_uecr.scoring.records import NonFiniteScoreError, TokenScores
+
+if TYPE_CHECKING:
+    from nemo_uecr.local.models import TokenModel
 
 #: Logits of one output-layer chunk, float32 bytes. Bounds memory whatever the response length.
 CHUNK_BYTES = 134_217_728
-#: A little less than the largest float32, for the logarithm that is still taken off.
-LARGEST_GAP = 3.4e38
 
 
 @dataclass(frozen=True)
@@ -59,20 +62,13 @@ def score(
     logp = tuple(torch.full(shape, torch.nan) for _ in temperatures)
     entropy_BT = torch.full(shape, torch.nan) if entropy else None
     top1_BT = torch.zeros(shape, dtype=torch.bool) if top1 else None
+    scorer = partial(score_logits, temperatures=temperatures, entropy=entropy, top1=top1)
     for rows in slices:
         micro = sequences.micro_batch(rows)
-        for tokens, logits_NV, target_N in token_logits(model, micro):
-            place = _place(micro, tokens)
-            try:
-                found = score_logits(logits_NV, target_N, temperatures=temperatures, entropy=entropy, top1=top1)
-            except NonFiniteScoreError:  # these tokens stay NaN; whoever knows the samples names the first of them
-                good_N = _usable(logits_NV, target_N, temperatures)
-                if not bool(good_N.any()):
-                    continue
-                found = score_logits(
-                    logits_NV[good_N], target_N[good_N], temperatures=temperatures, entropy=entropy, top1=top1
-                )
-                place = (place[0][good_N.cpu()], place[1][good_N.cpu()])
+        row_N, column_N = micro.mask_bT.nonzero(as_tuple=True)
+        for start, found in _finite_scores(model, micro, scorer):
+            tokens = slice(start, start + found.logp_KN.shape[1])
+            place = (row_N[tokens], column_N[tokens])
             for target_BT, values_N in zip(logp, found.logp_KN, strict=True):
                 target_BT[rows][place] = values_N.cpu()
             if entropy_BT is not None and found.entropy_N is not None:
@@ -80,6 +76,19 @@ def score(
             if top1_BT is not None and found.top1_N is not None:
                 top1_BT[rows][place] = found.top1_N.cpu()
     return Scores(logp, entropy_BT, top1_BT)
+
+
+def _finite_scores(
+    model: TokenModel, micro: MicroBatch, scorer: Callable[[Tensor, Tensor], TokenScores]
+) -> Iterator[tuple[int, TokenScores]]:
+    """Scores with the place of their first token. Tokens without any are left out; the caller knows the samples."""
+    for tokens, logits_NV, target_N in token_logits(model, micro):
+        try:
+            yield tokens.start, scorer(logits_NV, target_N)
+        except NonFiniteScoreError:  # one token at a time, to tell which
+            for n in range(target_N.numel()):
+                with contextlib.suppress(NonFiniteScoreError):
+                    yield tokens.start + n, scorer(logits_NV[n : n + 1], target_N[n : n + 1])
 
 
 def token_logits(model: TokenModel, micro: MicroBatch) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -123,24 +132,7 @@ def _features(model: TokenModel, micro: MicroBatch) -> Tensor:
     return features_bSF.flatten(0, 1)[micro.position_N.to(model.device)]
 
 
-def _usable(logits_NV: Tensor, target_N: Tensor, temperatures: tuple[float, ...]) -> Tensor:
-    """[N] rows that have scores: no logit NaN or +inf (-inf is a masked column), the target's own finite.
-
-    Nor may a log-probability be beyond float32, which takes logits near its largest number.
-    """
-    target_N1 = target_N.unsqueeze(1)
-    logit_N = logits_NV.gather(1, target_N1)[:, 0].double()
-    below_N = (logits_NV.amax(dim=1).double() - logit_N) / min(temperatures, default=torch.inf)
-    finite_N = logit_N.isfinite() & (below_N < LARGEST_GAP)
-    return finite_N & ~(logits_NV.isnan() | (logits_NV == torch.inf)).any(dim=1)
-
-
 def _chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
     size = max(1, CHUNK_BYTES // (4 * vocabulary))
     for start in range(0, tokens, size):
         yield slice(start, min(start + size, tokens))
-
-
-def _place(micro: MicroBatch, tokens: slice) -> tuple[Tensor, Tensor]:
-    rows_N, columns_N = micro.mask_bT.nonzero(as_tuple=True)
-    return rows_N[tokens], columns_N[tokens]

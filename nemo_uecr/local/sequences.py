@@ -1,19 +1,80 @@
-"""Prompt and response of each row as the forward pass reads them, in the micro-batches of the update.
+"""Prompts and responses as token ids, and as the right-padded micro-batches that every forward pass reads.
 
 Shape legend: B = responses, T = response tokens (padded), S = prompt and response tokens (padded), N = response tokens
-of one micro-batch in a flat list.
+of one micro-batch in a flat list, b = responses of a micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.rollout import Response
+from nemo_uecr.config.schema import DataConfig
+from nemo_uecr.data.models import fitting_prompts
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from nemo_uecr.local.models import TokenModel
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A problem with the token ids that the model reads."""
+
+    problem: Problem
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Response:
+    """A sampled response: its token ids, the end token included, and its text without special tokens."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    truncated: bool
+
+
+def encode_prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[Prompt]:
+    """Encode every problem through the chat template; a tokenizer without one gets the plain text.
+
+    Raises:
+        DataError: If a prompt is empty, or too long and ``data.long_prompts`` says refuse.
+    """
+    found = fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], data)
+    prompts = [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
+    for prompt in prompts:
+        if not prompt.token_ids:
+            raise DataError(f"problem {prompt.problem.id!r} has an empty prompt; expected at least one token")
+    return prompts
+
+
+def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, response: int) -> None:
+    """Refuse sequences longer than the model's context.
+
+    Args:
+        prompts: encoded problems.
+        model: what reads prompt and response.
+        key: the configuration's key of the longest response, for the message.
+        response: longest response in tokens.
+
+    Raises:
+        DataError: naming the problem with the longest prompt, and the numbers.
+    """
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+    length = len(longest.token_ids)
+    if model.context is not None and length + response > model.context:
+        raise DataError(
+            f"problem {longest.problem.id!r} has a prompt of {length} tokens, and with {key}={response} "
+            f"a sequence of up to {length + response}; the {model.name} reads at most {model.context} "
+            f"(max_position_embeddings in its config.json). Lower {key} or drop the long problems"
+        )
 
 
 @dataclass(frozen=True)
@@ -21,7 +82,7 @@ class MicroBatch:
     """Rows of one forward pass.
 
     Attributes:
-        ids_bS: right-padded prompt and response; what stands in the padding is never attended to by a sampled token.
+        ids_bS: right-padded prompt and response; no sampled token attends to the padding.
         position_N: index into the flattened [b * S] features from which each response token is predicted.
         target_N: the response tokens.
         mask_bT: where each of them stands in the [B, T] layout.

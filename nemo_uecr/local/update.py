@@ -6,12 +6,13 @@ Shape legend: B = responses, T = response tokens, N = trained tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.schema import Config
+from nemo_uecr.config.schema import Config, TolerancesConfig
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local.models import TokenModel
@@ -112,9 +113,9 @@ def update(
             "the batch has no token in the loss; expected some. Every response was truncated and "
             "rollout.overlong_filter is on: raise rollout.max_response_tokens"
         )
-    totals_loss, surrogates, kls, norms = (list(column) for column in zip(*totals, strict=True))
+    losses, surrogates, kls, norms = (list(column) for column in zip(*totals, strict=True))
     return UpdateOutcome(
-        loss=totals_loss,
+        loss=losses,
         surrogate=surrogates,
         reference_kl=kls,
         grad_norm=norms,
@@ -207,3 +208,31 @@ def _culprit(
         if not (math.isfinite(float(losses[0])) and math.isfinite(float(norm))):
             return f"response {row} ({inputs.sample_ids[row]})"
     return f"responses {rows.start} to {rows.stop - 1} together, each of them finite by itself"
+
+
+def check_ratios(outcome: UpdateOutcome, sample_ids: Sequence[str], tolerances: TolerancesConfig) -> None:
+    """Refuse ratios that show a fault: ``r = pi_theta / pi_old`` is 1 before any update, and has a logarithm after one.
+
+    Raises:
+        InvariantError: If the first optimizer step's ratio is further from 1 than ``tolerances.first_ratio``, which is
+            a scoring fault, or if a ratio is 0 or not finite; naming the worst or the first such response and token.
+    """
+
+    def at(place: int) -> str:
+        row, token = outcome.place_N2[place].tolist()
+        return f"at response {row} ({sample_ids[row]}) at token {token}"
+
+    off_N = (outcome.first_ratio_N.double() - 1.0).abs()
+    worst = int(off_N.argmax())
+    if not float(off_N[worst]) <= tolerances.first_ratio:
+        raise InvariantError(
+            f"the PPO ratio of the first update is off 1 by {float(off_N[worst]):.3g} {at(worst)}; expected at most "
+            f"tolerances.first_ratio={tolerances.first_ratio:g}, because nothing was updated yet"
+        )
+    bad = (~outcome.ratio_N.double().log().isfinite()).nonzero()
+    if bad.numel():
+        first = int(bad[0])
+        raise InvariantError(
+            f"the PPO ratio is {float(outcome.ratio_N[first])} {at(first)}; expected a finite number above 0. One "
+            "update moved the policy too far: lower train.learning_rate"
+        )

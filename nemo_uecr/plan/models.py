@@ -27,7 +27,7 @@ from nemo_uecr.data.models import load_tokenizer as loaded_tokenizer
 from nemo_uecr.data.problems import Problem, load_problems
 from nemo_uecr.errors import CheckpointError, DataError
 from nemo_uecr.files import read_object
-from nemo_uecr.local.prompts import encode_prompts
+from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.nemo.preflight import long_prompts
 from nemo_uecr.plan.faults import rollout_fault, too_long
 from nemo_uecr.plan.records import Finding, fail, ok, warn

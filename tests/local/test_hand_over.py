@@ -12,9 +12,7 @@ from torch import Tensor
 from nemo_uecr.data.batch_file import SavedBatch, load_batch
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.local.models import load_model
-from nemo_uecr.local.prompts import encode_prompts
-from nemo_uecr.local.rollout import Response
-from nemo_uecr.local.sequences import Sequences
+from nemo_uecr.local.sequences import Response, Sequences, encode_prompts
 from tests.local import tiny
 from tests.local.test_scores import by_hand, worst
 from tests.local.tiny import Assets

@@ -17,10 +17,8 @@ from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local import scores as scores_module
 from nemo_uecr.local.models import TokenModel, load_model
-from nemo_uecr.local.prompts import Prompt
-from nemo_uecr.local.rollout import Response
 from nemo_uecr.local.scores import score
-from nemo_uecr.local.sequences import Sequences, micro_slices
+from nemo_uecr.local.sequences import Prompt, Response, Sequences, micro_slices
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, build_optimizer, update, warmed_rate
 from tests.local import tiny
 from tests.local.tiny import Assets

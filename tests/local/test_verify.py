@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.schema import Config
-from nemo_uecr.local import source
-from nemo_uecr.local.verify import Verification, verify_run
+from nemo_uecr.local import manifest
+from nemo_uecr.local.manifest import Verification, verify_run
 from tests.local import tiny
 
 
@@ -71,8 +71,11 @@ def flipped(path: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "student weights": (lambda r: flipped(r / "student" / "model.safetensors"), "input 'student': sha256"),
-    "tokenizer": (lambda r: appended(r / "student" / "tokenizer.json"), "input 'student tokenizer': sha256"),
+    "student weights": (
+        lambda r: flipped(r / "student" / "model.safetensors"),
+        "input 'student/model.safetensors': sha256",
+    ),
+    "tokenizer": (lambda r: appended(r / "student" / "tokenizer.json"), "input 'student/tokenizer.json': sha256"),
     "training problems": (lambda r: appended(r / "problems.jsonl", "\n"), "input 'train': sha256"),
     "configuration": (lambda r: replaced(r / "run" / "config.yaml", "rho: 0.5", "rho: 0.6"), "config.yaml: content"),
     "seed": (lambda r: replaced(r / "run" / "config.yaml", "  seed: 0", "  seed: 1"), "seeds.run: 0 in the run"),
@@ -118,18 +121,18 @@ def test_the_source_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     package = tmp_path / "nemo_uecr"
     package.mkdir()
     (package / "__init__.py").write_text("a = 1\n")
-    monkeypatch.setattr(source, "PACKAGE", package)
-    assert source.package_source().commit is None
+    monkeypatch.setattr(manifest, "PACKAGE", package)
+    assert manifest.package_source()[0]["commit"] is None
     words = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.example"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*words, *command], check=True)
-    clean = source.package_source()
-    assert len(clean.commit or "") == 40
-    assert clean.record()["dirty"] is False
+    clean, diff = manifest.package_source()
+    assert len(str(clean["commit"])) == 40
+    assert (clean["dirty"], diff) == (False, b"")
     (package / "__init__.py").write_text("a = 2\n")
-    edited = source.package_source()
-    assert (edited.commit, edited.record()["dirty"]) == (clean.commit, True)
-    assert b"+a = 2" in edited.diff
-    assert edited.package_sha256 != clean.package_sha256
     (package / "new.py").write_text("b = 3\n")
-    assert b"+b = 3" in source.package_source().diff
+    edited, diff = manifest.package_source()
+    assert (edited["commit"], edited["dirty"]) == (clean["commit"], True)
+    assert b"+a = 2" in diff
+    assert b"+b = 3" in diff
+    assert edited["package_sha256"] != clean["package_sha256"]

@@ -122,9 +122,7 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> 
 
 def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], spec: Any) -> float:
     """The loss that the local back end's update takes its step on: its sequences, micro-batches, forward and sums."""
-    from nemo_uecr.local.prompts import Prompt
-    from nemo_uecr.local.rollout import Response
-    from nemo_uecr.local.sequences import Sequences, micro_slices
+    from nemo_uecr.local.sequences import Prompt, Response, Sequences, micro_slices
     from nemo_uecr.local.update import UpdateInputs, update
 
     ids, mask = tensors["token_ids"], tensors["mask"].bool()

@@ -6,22 +6,26 @@ import json
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nemo_uecr.config.schema import TelemetryConfig
 from nemo_uecr.errors import DependencyError, InvariantError
-from nemo_uecr.telemetry.clients import Choice, open_clients, run_key
+from nemo_uecr.telemetry.clients import Client, open_clients, run_key
 from nemo_uecr.telemetry.sinks import StepLog
 
 AVERAGE = {"avg": 0.5, "low": 0.25, "high": 0.75}
 
 
-def choice(tensorboard: str = "off", wandb: str = "off", mlflow: str = "off") -> Choice:
-    return Choice(tensorboard, wandb, mlflow, "project", {"run.seed": 7, "threads": None})
+def clients(folder: Path, **wanted: Any) -> list[Client]:
+    """The clients that a configuration asks for."""
+    modes = {"tensorboard": "off", "project": "project", "save_batch_every": 0, "progress": "off"} | wanted
+    return open_clients(folder, TelemetryConfig(**modes), {"run.seed": 7, "threads": None})
 
 
-def two_steps(folder: Path, wanted: Choice) -> None:
-    with StepLog(folder, open_clients(folder, wanted)) as log:
+def two_steps(folder: Path, **wanted: Any) -> None:
+    with StepLog(folder, clients(folder, **wanted)) as log:
         log.write(1, {"policy/loss": 0.5})
         log.evaluation(2, AVERAGE)
         log.write(2, {"policy/loss": 0.25})
@@ -29,7 +33,7 @@ def two_steps(folder: Path, wanted: Choice) -> None:
 
 def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    two_steps(tmp_path, choice(tensorboard="on"))
+    two_steps(tmp_path, tensorboard="on")
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("policy/loss")] == [(1, 0.5), (2, 0.25)]
@@ -39,8 +43,8 @@ def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
 def test_missing_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(DependencyError, match=r"pip install 'nemo-uecr\[tensorboard\]'"):
-        open_clients(tmp_path, choice(tensorboard="on"))
-    two_steps(tmp_path, choice(tensorboard="auto"))
+        clients(tmp_path, tensorboard="on")
+    two_steps(tmp_path, tensorboard="auto")
     assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -71,7 +75,7 @@ def wandb_records(folder: Path) -> tuple[list[dict[str, float]], dict[str, objec
 @pytest.mark.real
 def test_wandb_offline_run_can_be_read(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    two_steps(tmp_path, choice(wandb="offline"))
+    two_steps(tmp_path, wandb="offline")
     history, config, codes = wandb_records(tmp_path)
     assert [(line["_step"], line["policy/loss"]) for line in history] == [(1, 0.5), (2, 0.25)]
     assert history[1]["evaluation/avg"] == 0.5
@@ -84,14 +88,14 @@ def test_wandb_offline_run_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_wandb_is_told_that_a_run_failed(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    with pytest.raises(ZeroDivisionError), StepLog(tmp_path, open_clients(tmp_path, choice(wandb="offline"))):
+    with pytest.raises(ZeroDivisionError), StepLog(tmp_path, clients(tmp_path, wandb="offline")):
         raise ZeroDivisionError
     assert wandb_records(tmp_path)[2] == [1]
 
 
 def continued(folder: Path) -> None:
     """A third step, and one that stops the run."""
-    with StepLog(folder, open_clients(folder, choice(mlflow="offline"))) as log:
+    with StepLog(folder, clients(folder, mlflow="offline")) as log:
         log.write(3, {"policy/loss": 0.125})
         log.write(4, {"policy/loss": float("nan")})
 
@@ -100,7 +104,7 @@ def continued(folder: Path) -> None:
 def test_mlflow_offline_run_can_be_read_and_continued(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
-    two_steps(tmp_path, choice(mlflow="offline"))
+    two_steps(tmp_path, mlflow="offline")
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("project").experiment_id
     (run,) = client.search_runs([experiment])
@@ -119,9 +123,9 @@ def test_mlflow_offline_run_can_be_read_and_continued(tmp_path: Path) -> None:
 def test_a_server_that_fails_does_not_stop_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
-    clients = open_clients(tmp_path, choice(mlflow="offline"))
-    clients[0]._id = "no such run"
-    with StepLog(tmp_path, clients) as log:
+    (client,) = clients(tmp_path, mlflow="offline")
+    client._id = "no such run"  # type: ignore[attr-defined]
+    with StepLog(tmp_path, [client]) as log:
         log.write(1, {"policy/loss": 0.5})
         log.write(2, {"policy/loss": 0.25})
     assert [record.message.partition(" (")[0] for record in caplog.records if "MLflow" in record.message] == [
