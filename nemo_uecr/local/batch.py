@@ -171,9 +171,10 @@ def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings
     """Keep a failed step's batch under ``failure/``, with the `nemo-uecr replay` command that looks at it."""
     target = folder / FAILURE
     batch.save(target / "batch.safetensors", method, settings, None)
-    named = {**vars(settings), **{f"parameters.{name}": value for name, value in settings.parameters.items()}}
-    del named["parameters"]
+    named = {name: value for name, value in vars(settings).items() if name not in ("sample_std", "parameters")}
+    named |= {f"parameters.{name}": value for name, value in settings.parameters.items()}
     assignments = [f"{name}={value}" for name, value in named.items() if value is not None]
+    assignments.append(f"std={'sample' if settings.sample_std else 'population'}")
     words = ["nemo-uecr", "replay", str(target / "batch.safetensors"), "--method", method.name]
     command = shlex.join([*words, "--set", *assignments, "--out", str(target / "advantages.safetensors")])
     sample = next((name for name in batch.sample_ids if f"({name})" in str(error)), None)
