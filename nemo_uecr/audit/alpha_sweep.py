@@ -6,22 +6,15 @@ K = problems, S = replicates, A = values of alpha.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from nemo_uecr.audit.groups import (
-    GAP_RANGE,
-    GroupTable,
-    TeacherRewards,
-    checkpoint_counts,
-    group_table,
-    teacher_rewards,
-)
-from nemo_uecr.audit.output import Audit, Numbers, Table, percent_axis
+from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, checkpoint_counts, group_table, teacher_rewards
+from nemo_uecr.audit.output import Audit, Numbers, percent_axis, shown
 from nemo_uecr.audit.store import STUDENT, Scores
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.puu import unified_advantage
@@ -36,6 +29,7 @@ Array = np.ndarray
 
 #: The sweep: named operating points and 161 values over [0, 8], a step of 0.05.
 POINTS, TOP, DENSE = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), 8.0, 161
+GRID_A = np.unique(np.concatenate([POINTS, np.linspace(0.0, TOP, DENSE)]))
 #: The second grid lies below the first alpha at which this share of a checkpoint's mixed groups inverts.
 SHARE, BELOW = 0.1, 10
 #: Where zero events get an upper bound: the trained setting.
@@ -49,17 +43,36 @@ NOTE = (
     "incorrect one; (c) as (a) by checkpoint. Dashed: alpha = 1. Shaded: the checkpoints' first alpha at which a tenth "
     "of the mixed groups invert. An audit of orderings, not of what training at another alpha would give."
 )
+HEADS = (
+    "checkpoint", "mixed groups", "pairs", "conflict % at 1", "sign change % at 1", "smallest a*", "5% a*",
+    "median a*", "a* infinite %", "a10", "cut", "non-finite",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Mixed:
-    """The mixed groups under every alpha."""
+    """The mixed groups under every alpha: number, tie point, pairs, conflict rate, whether fully safe."""
 
     group_G: Array
     tie_G: Array
     pairs_G: Array
     rate_GA: Array
     safe_GA: Array
+
+    @classmethod
+    def of(cls, table: GroupTable, reward_B: Array) -> _Mixed:
+        groups = [
+            (number, tie_point(c, w), len(c) * len(w), conflict_rate(c, w, GRID_A), margin(c, w, GRID_A) > TIE)
+            for number, c, w in table.mixed(reward_B)
+        ]
+        number, tie, pairs, rate, safe = zip(*groups, strict=True) if groups else ((), (), (), (), ())
+        return cls(
+            np.asarray(number, dtype=np.int64),
+            np.asarray(tie, dtype=np.float64),
+            np.asarray(pairs, dtype=np.int64),
+            np.asarray(rate, dtype=np.float64).reshape(len(groups), len(GRID_A)),
+            np.asarray(safe, dtype=bool).reshape(len(groups), len(GRID_A)),
+        )
 
 
 def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
@@ -73,49 +86,31 @@ def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
     References:
         app:alpha-sweep, fig:alpha-sweep, eq:app-alpha-audit-teacher-score.
     """
-    reward = teacher_rewards(scores, STUDENT, clip=GAP_CLIP)
-    table = group_table(scores.responses)
-    alpha_A = sweep_grid(POINTS, TOP, DENSE)
-    mixed = _sweep(table, reward.reward_B, alpha_A)
-    sign_BA = sign_changes(table, reward.reward_B, alpha_A)
+    responses = scores.responses
+    reward_B, nonfinite_B = teacher_rewards(scores, STUDENT, clip=GAP_CLIP)
+    table = group_table(responses)
+    mixed, sign_BA = _Mixed.of(table, reward_B), sign_changes(table, reward_B, GRID_A)
     resamples = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
-    steps = scores.responses.checkpoints
+    overall = _overall(table, mixed, resamples, responses.checkpoints)
+    checkpoints = [
+        _checkpoint(step, table, reward_B, mixed, sign_BA)
+        | checkpoint_counts(responses, nonfinite_B, step)
+        | {"responses_with_nonfinite_tokens": int((nonfinite_B[responses.checkpoint_B == step] > 0).sum())}
+        for step in responses.checkpoints
+    ]
     numbers: Numbers = {
-        "settings": _settings(replicates, seed),
+        "settings": {
+            "anchor": STUDENT, "clip": GAP_CLIP, "tie": TIE, "std": "population", "epsilon": EPSILON, "points": POINTS,
+            "top": TOP, "dense": DENSE, "share_of_a10": SHARE, "points_below_a10": BELOW, "range": GAP_RANGE,
+            "replicates": replicates, "seed": seed, "quantile": "inverted_cdf",
+        },
         "scores": scores.provenance(),
-        "alpha": alpha_A,
-        "overall": _overall(table, mixed, alpha_A, resamples, steps),
-        "checkpoints": [_checkpoint(step, scores, table, reward, mixed, sign_BA, alpha_A) for step in steps],
-    }
-    return Audit(
-        "alpha-sweep", "Sensitivity of the ordering to alpha", NOTE, numbers, summary_table(numbers), draw, (9.8, 3.3)
-    )
-
-
-def _settings(replicates: int, seed: int) -> Numbers:
-    return {
-        "anchor": STUDENT, "clip": GAP_CLIP, "tie": TIE, "std": "population", "epsilon": EPSILON, "points": POINTS,
-        "top": TOP, "dense": DENSE, "share_of_a10": SHARE, "points_below_a10": BELOW, "range": GAP_RANGE,
-        "replicates": replicates, "seed": seed, "quantile": "inverted_cdf",
+        "alpha": GRID_A,
+        "overall": overall,
+        "checkpoints": checkpoints,
     }  # fmt: skip
-
-
-def _sweep(table: GroupTable, reward_B: Array, alpha_A: Array) -> _Mixed:
-    group, tie, pairs, rate, safe = [], [], [], [], []
-    for number, correct_C, wrong_W in table.mixed(reward_B):
-        group.append(number)
-        tie.append(tie_point(correct_C, wrong_W))
-        pairs.append(len(correct_C) * len(wrong_W))
-        rate.append(conflict_rate(correct_C, wrong_W, alpha_A))
-        safe.append(margin(correct_C, wrong_W, alpha_A) > TIE)
-    shape = (len(group), len(alpha_A))
-    return _Mixed(
-        np.asarray(group, dtype=np.int64),
-        np.asarray(tie, dtype=np.float64),
-        np.asarray(pairs, dtype=np.int64),
-        np.asarray(rate, dtype=np.float64).reshape(shape),
-        np.asarray(safe, dtype=bool).reshape(shape),
-    )
+    title, rows = "Sensitivity of the ordering to alpha", _rows(checkpoints, overall)
+    return Audit("alpha-sweep", title, NOTE, numbers, HEADS, rows, draw, (9.8, 3.3))
 
 
 def sign_changes(table: GroupTable, reward_B: Array, alpha_A: Array) -> Array:
@@ -133,40 +128,31 @@ def sign_changes(table: GroupTable, reward_B: Array, alpha_A: Array) -> Array:
     return changed_BA
 
 
-def _overall(
-    table: GroupTable, mixed: _Mixed, alpha_A: Array, resamples: ClusterBootstrap, steps: list[int]
-) -> Numbers:
+def _overall(table: GroupTable, mixed: _Mixed, resamples: ClusterBootstrap, steps: list[int]) -> Numbers:
     """Averages over checkpoints with equal weight, and what holds over all groups and pairs."""
-    rate, safe = (
-        _by_problem(table, mixed, mixed.rate_GA, resamples, steps),
-        _by_problem(table, mixed, mixed.safe_GA.astype(np.float64), resamples, steps),
-    )
-    trained = int(np.flatnonzero(alpha_A == TRAINED)[0])
-    inverted_pairs_G = np.rint(mixed.rate_GA[:, trained] * mixed.pairs_G).astype(np.int64)
-    finite_G = np.isfinite(mixed.tie_G)
+    groups, pairs = len(mixed.group_G), int(mixed.pairs_G.sum())
+    trained = int(np.flatnonzero(GRID_A == TRAINED)[0])
+    inverted_G = np.rint(mixed.rate_GA[:, trained] * mixed.pairs_G).astype(np.int64)
+    inverted_groups, inverted_pairs = int((inverted_G > 0).sum()), int(inverted_G.sum())
     return {
-        "mixed_groups": len(mixed.group_G),
-        "pairs": int(mixed.pairs_G.sum()),
-        "conflict": rate,
-        "fully_safe": safe,
-        "pair_conflict": (mixed.rate_GA * mixed.pairs_G[:, None]).sum(axis=0) / max(1, int(mixed.pairs_G.sum())),
-        "any_inversion": (mixed.rate_GA > 0).sum(axis=0) / max(1, len(mixed.group_G)),
-        "smallest_tie_point": float(mixed.tie_G.min()) if len(mixed.tie_G) else None,
-        "finite_tie_points": int(finite_G.sum()),
-        "tie_points_within_grid": int((mixed.tie_G <= alpha_A[-1]).sum()),
-        "grid_mismatches": grid_mismatches(mixed.tie_G, mixed.safe_GA, mixed.rate_GA > 0, alpha_A),
-        "conflict_at_zero": float(mixed.rate_GA[:, 0].max()) if len(mixed.group_G) else None,
+        "mixed_groups": groups,
+        "pairs": pairs,
+        "conflict": _by_problem(table, mixed, mixed.rate_GA, resamples, steps),
+        "fully_safe": _by_problem(table, mixed, mixed.safe_GA.astype(np.float64), resamples, steps),
+        "pair_conflict": (mixed.rate_GA * mixed.pairs_G[:, None]).sum(axis=0) / max(1, pairs),
+        "any_inversion": (mixed.rate_GA > 0).sum(axis=0) / max(1, groups),
+        "smallest_tie_point": float(mixed.tie_G.min()) if groups else None,
+        "finite_tie_points": int(np.isfinite(mixed.tie_G).sum()),
+        "tie_points_within_grid": int((mixed.tie_G <= TOP).sum()),
+        "grid_mismatches": grid_mismatches(mixed.tie_G, mixed.safe_GA, mixed.rate_GA > 0, GRID_A),
+        "conflict_at_zero": float(mixed.rate_GA[:, 0].max()) if groups else None,
         "trained_alpha": TRAINED,
-        "inverted_groups_at_trained": int((inverted_pairs_G > 0).sum()),
-        "inverted_pairs_at_trained": int(inverted_pairs_G.sum()),
-        "rule_of_three_groups": rule_of_three(int((inverted_pairs_G > 0).sum()), len(mixed.group_G)),
-        "rule_of_three_pairs": rule_of_three(int(inverted_pairs_G.sum()), int(mixed.pairs_G.sum())),
+        "inverted_groups_at_trained": inverted_groups,
+        "inverted_pairs_at_trained": inverted_pairs,
+        # The rule of three: 3 / n bounds, at 95%, the rate of an event that n trials did not show.
+        "rule_of_three_groups": 3.0 / groups if groups and not inverted_groups else None,
+        "rule_of_three_pairs": 3.0 / pairs if pairs and not inverted_pairs else None,
     }
-
-
-def rule_of_three(events: int, trials: int) -> float | None:
-    """95% upper bound ``3 / n`` of a rate of which n trials showed no event; None where there was one."""
-    return 3.0 / trials if events == 0 and trials > 0 else None
 
 
 def _by_problem(
@@ -188,45 +174,39 @@ def _by_problem(
         drawn_S1 = np.isfinite(ratio_SA[:, :1])
         replicate_SA += np.where(drawn_S1, ratio_SA, 0.0)
         counted_S1 += drawn_S1
-    if not values:
-        nothing = np.full(value_GA.shape[1], np.nan)
-        return {"value": nothing, "low": nothing, "high": nothing}
     with np.errstate(invalid="ignore"):
         found = percentile_interval(np.where(counted_S1 > 0, replicate_SA / counted_S1, np.nan))
-    return {"value": np.mean(values, axis=0), "low": found["low"], "high": found["high"]}
+    value_A = np.mean(values, axis=0) if values else np.full(value_GA.shape[1], np.nan)
+    return {"value": value_A, "low": found["low"], "high": found["high"]}
 
 
-def _checkpoint(
-    step: int, scores: Scores, table: GroupTable, reward: TeacherRewards, mixed: _Mixed, sign_BA: Array, alpha_A: Array
-) -> Numbers:
-    here_B, here_P = scores.responses.checkpoint_B == step, table.checkpoint_P == step
+def _checkpoint(step: int, table: GroupTable, reward_B: Array, mixed: _Mixed, sign_BA: Array) -> Numbers:
+    here_P = table.checkpoint_P == step
     own_G = here_P[mixed.group_G]
     degenerate_P = here_P & ~table.mixed_P
-    in_mixed_B = here_B & table.mixed_P[table.index_B]
     numbers: Numbers = {
         "checkpoint": step,
         "mixed_groups": int(own_G.sum()),
         "pairs": int(mixed.pairs_G[own_G].sum()),
         "all_wrong_groups": int((degenerate_P & table.all_wrong_P).sum()),
         "all_right_groups": int((degenerate_P & table.all_right_P).sum()),
-        "degenerate_groups_with_teacher_variation": int((table.range(reward.reward_B) > GAP_RANGE)[degenerate_P].sum()),
-        **checkpoint_counts(scores.responses, reward, step),
-        "responses_with_nonfinite_tokens": int((reward.nonfinite_B[here_B] > 0).sum()),
+        "degenerate_groups_with_teacher_variation": int((table.range(reward_B) > GAP_RANGE)[degenerate_P].sum()),
     }
     if not own_G.any():
         return numbers | {"skipped": "no mixed group"}
-    tie_G, rate_GA = mixed.tie_G[own_G], mixed.rate_GA[own_G]
+    tie_G = mixed.tie_G[own_G]
     return numbers | {
-        "conflict": rate_GA.mean(axis=0),
+        "conflict": mixed.rate_GA[own_G].mean(axis=0),
         "fully_safe": mixed.safe_GA[own_G].mean(axis=0),
-        "sign_change": sign_BA[in_mixed_B].mean(axis=0),
+        "sign_change": sign_BA[(here_P & table.mixed_P)[table.index_B]].mean(axis=0),
         "tie_point": {
             "smallest": float(tie_G.min()),
-            "q05": quantile(tie_G, 0.05),
-            "median": quantile(tie_G, 0.5),
+            # Each is the tie point of a group: no value between two is made up.
+            "q05": float(np.quantile(tie_G, 0.05, method="inverted_cdf")),
+            "median": float(np.quantile(tie_G, 0.5, method="inverted_cdf")),
             "infinite_share": float(np.isinf(tie_G).mean()),
         },
-        "below_a10": _below_a10(table, reward.reward_B, own_G, mixed),
+        "below_a10": _below_a10(table, reward_B, own_G, mixed),
     }
 
 
@@ -308,55 +288,27 @@ def grid_mismatches(tie_G: Array, safe_GA: Array, inverted_GA: Array, alpha_A: A
     return int(wrong_GA.sum())
 
 
-def quantile(tie_G: Array, share: float) -> float:
-    """Smallest tie point that at least this share of groups does not exceed; no value between two is made up."""
-    return float(np.quantile(tie_G, share, method="inverted_cdf"))
-
-
-def sweep_grid(points: Sequence[float], top: float, dense: int) -> Array:
-    """Explicit operating points together with an even grid over [0, top]."""
-    return np.unique(np.concatenate([np.asarray(points, dtype=np.float64), np.linspace(0.0, top, dense)]))
-
-
 # The table and the figure
 
 
-def summary_table(numbers: Numbers) -> Table:
+def _rows(checkpoints: Sequence[Numbers], whole: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row a checkpoint, and one for all."""
-    trained = int((numbers["alpha"] == 1.0).argmax())
-    heads = (
-        "checkpoint", "mixed groups", "pairs", "conflict % at 1", "sign change % at 1", "smallest a*", "5% a*",
-        "median a*", "a* infinite %", "a10", "cut", "non-finite",
-    )  # fmt: skip
-    rows = [_row(row, trained) for row in numbers["checkpoints"]]
-    whole = numbers["overall"]
-    total = f"{100 * whole['conflict']['value'][trained]:.2f}"
-    rows.append(
-        ("all", str(whole["mixed_groups"]), str(whole["pairs"]), total, "", _number(whole["smallest_tie_point"]))
-        + ("",) * 6
-    )
-    return Table(heads, tuple(rows))
-
-
-def _row(row: Numbers, trained: int) -> tuple[str, ...]:
-    counts = (str(row["cut"]), str(row["nonfinite_tokens"]))
-    head = (str(row["checkpoint"]), str(row["mixed_groups"]), str(row["pairs"]))
-    if "skipped" in row:
-        return (*head, *("-",) * 7, *counts)
-    ties = row["tie_point"]
-    return (
-        *head,
-        f"{100 * row['conflict'][trained]:.2f}",
-        f"{100 * row['sign_change'][trained]:.2f}",
-        *(_number(ties[key]) for key in ("smallest", "q05", "median")),
-        f"{100 * ties['infinite_share']:.1f}",
-        _number(row["below_a10"]["a10"]),
-        *counts,
-    )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    trained, rows = int(np.flatnonzero(GRID_A == TRAINED)[0]), []
+    for row in checkpoints:
+        middle: tuple[str, ...] = ("-",) * 7
+        if "skipped" not in row:
+            ties = row["tie_point"]
+            middle = (
+                *(shown(100 * row[key][trained], ".2f") for key in ("conflict", "sign_change")),
+                *(shown(ties[key], ".2f") for key in ("smallest", "q05", "median")),
+                shown(100 * ties["infinite_share"]),
+                shown(row["below_a10"]["a10"], ".2f"),
+            )
+        first, last = ("checkpoint", "mixed_groups", "pairs"), ("cut", "nonfinite_tokens")
+        rows.append((*(str(row[key]) for key in first), *middle, *(str(row[key]) for key in last)))
+    conflict, smallest = whole["conflict"]["value"][trained], whole["smallest_tie_point"]
+    counts = (str(whole["mixed_groups"]), str(whole["pairs"]))
+    return [*rows, ("all", *counts, shown(100 * conflict, ".2f"), "", shown(smallest, ".2f"), *("",) * 6)]
 
 
 def draw(figure: Figure, numbers: Numbers) -> None:
@@ -372,29 +324,25 @@ def draw(figure: Figure, numbers: Numbers) -> None:
             axes.plot(alpha, whole[key]["value"], color="C0")
             axes.fill_between(alpha, whole[key]["low"], whole[key]["high"], color="C0", alpha=0.18, linewidth=0)
     percent_axis(right, "(c) by checkpoint", "share of pairs, group-balanced")
-    shown = [row for row in numbers["checkpoints"] if "conflict" in row]
-    _lines(right, alpha, shown)
-    highest = max((max(row["conflict"]) for row in shown), default=0.0)
+    drawn = [row for row in numbers["checkpoints"] if "conflict" in row]
+    _draw_checkpoints(right, alpha, drawn)
+    highest = max((max(row["conflict"]) for row in drawn), default=0.0)
     for axes in (left, right):
         axes.set_ylim(0, max(0.02, 1.3 * highest))
-    _marks((left, middle, right), alpha, shown)
-
-
-def _lines(axes: Axes, alpha: list[float], shown: list[dict[str, Any]]) -> None:
-    from matplotlib import colormaps
-
-    for number, row in enumerate(shown):
-        colour = colormaps["viridis"](number / max(1, len(shown) - 1) * 0.9)
-        axes.plot(alpha, row["conflict"], color=colour, linewidth=1.1, label=f"step {row['checkpoint']}")
-    if shown:
-        axes.legend(fontsize=6 if len(shown) > 8 else 7, ncols=3 if len(shown) > 4 else 1, loc="upper left")
-
-
-def _marks(panels: tuple[Axes, ...], alpha: list[float], shown: list[dict[str, Any]]) -> None:
-    tenths = [row["below_a10"]["a10"] for row in shown if row["below_a10"]["a10"] is not None]
-    for axes in panels:
-        axes.axvline(1.0, color="0.4", linestyle="--", linewidth=0.9)
+    tenths = [row["below_a10"]["a10"] for row in drawn if row["below_a10"]["a10"] is not None]
+    for axes in (left, middle, right):
+        axes.axvline(TRAINED, color="0.4", linestyle="--", linewidth=0.9)
         if tenths:
             axes.axvspan(min(tenths), max(tenths), color="0.5", alpha=0.15, linewidth=0)
         axes.set_xlim(0, max([alpha[-1], *(1.02 * each for each in tenths)]))
         axes.set_xlabel(r"$\alpha$")
+
+
+def _draw_checkpoints(axes: Axes, alpha: list[float], drawn: list[Numbers]) -> None:
+    from matplotlib import colormaps
+
+    for number, row in enumerate(drawn):
+        colour = colormaps["viridis"](number / max(1, len(drawn) - 1) * 0.9)
+        axes.plot(alpha, row["conflict"], color=colour, linewidth=1.1, label=f"step {row['checkpoint']}")
+    if drawn:
+        axes.legend(fontsize=6 if len(drawn) > 8 else 7, ncols=3 if len(drawn) > 4 else 1, loc="upper left")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, seeded, table_of, teacher_rewards
-from nemo_uecr.audit.output import Audit, Numbers, Table, band, percent_axis
+from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, group_table, rows_of, seeded, teacher_rewards
+from nemo_uecr.audit.output import Audit, Numbers, band, percent, percent_axis, shown
 from nemo_uecr.audit.store import Responses, Scores
 from nemo_uecr.core.groups import Groups, normalised
-from nemo_uecr.core.puu import UnifiedAdvantage, unified_advantage
+from nemo_uecr.core.puu import unified_advantage
 from nemo_uecr.core.records import GAP_CLIP
 from nemo_uecr.errors import DataError
-from nemo_uecr.stats import ClusterBootstrap, Share, percent
+from nemo_uecr.stats import ClusterBootstrap, Share
 from nemo_uecr.verifier.extract import last_boxed
 
 if TYPE_CHECKING:
@@ -33,8 +33,12 @@ ALPHA = 1.0
 #: A pseudo-group has signal when Std(R^U) exceeds this, nats, or the range of R^T `GAP_RANGE`.
 STD = 0.1
 SIZES = (8, 4)
-#: Components of the figure and their meaning.
-COMPONENTS = {"grpo": "|A^GRPO|", "unified": "|A^U|", "task": "|A^task|U|", "teacher": "|alpha A^T|U|"}
+#: Components of the figure.
+COMPONENTS = {"grpo": "$|A^{GRPO}|$", "unified": "$|A^U|$", "task": "$|A^{task|U}|$", "teacher": r"$|\alpha A^{T|U}|$"}
+HEADS = (
+    "checkpoint", "groups", "degenerate %", "all wrong %", "all right %", "Std(R^U) > 0.1 %", "range(R^T) > 0.05 %",
+    "|A^GRPO|", "|A^U|", "|A^task|U|", "|A^T|U|", "teacher share %",
+)  # fmt: skip
 NOTE = (
     "Responses to a problem are split into pseudo-groups of eight and four by a fixed seed. Teacher score: against the "
     "fixed base model, clipped at 5 nats a token, alpha = 1. (a) shares of all pseudo-groups; (b) mean absolute "
@@ -60,21 +64,25 @@ def group_signal_audit(
         app:puu-signal-audit, fig:puu-group-signal, eq:app-puu-audit-reward.
     """
     responses = scores.responses
-    reward = teacher_rewards(scores, anchor, clip=GAP_CLIP)
+    reward_B, nonfinite_B = teacher_rewards(scores, anchor, clip=GAP_CLIP)
     task_B = exact_integer_rewards(scores) if integer_verdicts else responses.verified_rewards()
-    group_B, _ = pseudo_groups(responses, sizes, seed=seed)
-    table = table_of(task_B, group_B, responses.checkpoint_B, responses.problem_B)
+    table = group_table(responses, task_B, pseudo_groups(responses, sizes, seed=seed))
     groups = Groups.of(torch.from_numpy(table.index_B))
-    task, teacher = torch.from_numpy(task_B), torch.from_numpy(reward.reward_B)
+    task, teacher = torch.from_numpy(task_B), torch.from_numpy(reward_B)
     parts = unified_advantage(task, teacher, groups, alpha=ALPHA)
-    grpo_B = normalised(task, groups, floor=0.0, sample=False)[0]
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
-    spread = {"std": _of_group(parts.std.numpy(), table) > STD, "range": table.range(reward.reward_B) > GAP_RANGE}
-    magnitude = _magnitudes(parts, grpo_B)
+    std_P = np.empty(table.size_P.shape)
+    std_P[table.index_B] = parts.std.numpy()
+    spread = {"std_above": std_P > STD, "range_above": table.range(reward_B) > GAP_RANGE}
+    components = {
+        "grpo": normalised(task, groups, floor=0.0, sample=False)[0], "unified": parts.unified,
+        "task": parts.task, "teacher": ALPHA * parts.teacher,
+    }  # fmt: skip
+    magnitude = {name: value_B.abs().numpy() for name, value_B in components.items()}
     checkpoints = [
         _coverage(step, table, spread, sampler)
         | _composition(step, table, magnitude, sampler)
-        | {"nonfinite_tokens": int(reward.nonfinite_B[responses.checkpoint_B == step].sum())}
+        | {"nonfinite_tokens": int(nonfinite_B[responses.checkpoint_B == step].sum())}
         for step in responses.checkpoints
     ]
     numbers: Numbers = {
@@ -87,11 +95,13 @@ def group_signal_audit(
         "verdicts_changed_by_integer_rule": int((task_B != responses.reward_B).sum()),
         "checkpoints": checkpoints,
     }  # fmt: skip
-    return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, _table(numbers), draw, (9.8, 3.4))
+    return Audit(
+        "group-signal", "PUU signal in pseudo-groups", NOTE, numbers, HEADS, _rows(checkpoints), draw, (9.8, 3.4)
+    )
 
 
-def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> tuple[Array, Array]:
-    """Number and intended size of the pseudo-group of each response.
+def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> Array:
+    """[B] number of the pseudo-group of each response.
 
     The permutation of a problem's responses, in the order of their sample numbers, depends on the seed and the name of
     the problem alone: it is the same at every checkpoint, whichever problems or checkpoints are added.
@@ -101,19 +111,12 @@ def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> t
         sizes: sizes of the pseudo-groups, for example 8 and 4.
         seed: of the permutation.
 
-    Returns:
-        [B] group numbers and [B] sizes.
-
     Raises:
-        DataError: If a prompt has another number of responses.
+        DataError: A prompt has another number of responses.
     """
-    whole = sum(sizes)
-    group_B, size_B = np.zeros(len(responses.ids), dtype=np.int64), np.zeros(len(responses.ids), dtype=np.int64)
-    pattern = np.repeat(np.arange(len(sizes)), sizes)
-    next_group = 0
-    order = np.argsort(responses.group_B, kind="stable")
-    counts = np.bincount(responses.group_B)
-    for rows in np.split(order, np.cumsum(counts)[:-1]):
+    whole, first = sum(sizes), 0
+    group_B = np.zeros(len(responses.ids), dtype=np.int64)
+    for rows in rows_of(responses.group_B):
         name = responses.problems[rows[0]]
         if len(rows) % whole:
             raise DataError(
@@ -121,25 +124,12 @@ def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> t
                 f"a multiple of {whole}, to form pseudo-groups of {' and '.join(map(str, sizes))}"
             )
         rows = rows[np.argsort(responses.sample_B[rows], kind="stable")]
-        shuffled = rows[seeded(seed, name).permutation(len(rows))]
-        repeats = len(rows) // whole
-        place = np.concatenate([pattern + repeat * len(sizes) for repeat in range(repeats)])
-        group_B[shuffled] = next_group + place
-        size_B[shuffled] = np.asarray(sizes)[place % len(sizes)]
-        next_group += repeats * len(sizes)
-    return group_B, size_B
-
-
-def _of_group(value_B: Array, table: GroupTable) -> Array:
-    """[P] a value that all responses of a group share."""
-    value_P = np.empty(table.size_P.shape)
-    value_P[table.index_B] = value_B
-    return value_P
-
-
-def _magnitudes(parts: UnifiedAdvantage, grpo_B: torch.Tensor) -> dict[str, Array]:
-    found = {"grpo": grpo_B, "unified": parts.unified, "task": parts.task, "teacher": ALPHA * parts.teacher}
-    return {name: value_B.abs().numpy() for name, value_B in found.items()}
+        count = len(rows) // whole * len(sizes)
+        group_B[rows[seeded(seed, name).permutation(len(rows))]] = first + np.repeat(
+            np.arange(count), np.resize(sizes, count)
+        )
+        first += count
+    return group_B
 
 
 def _coverage(step: int, table: GroupTable, spread: dict[str, Array], sampler: ClusterBootstrap) -> Numbers:
@@ -155,8 +145,7 @@ def _coverage(step: int, table: GroupTable, spread: dict[str, Array], sampler: C
         "degenerate": share(~table.mixed_P),
         "all_wrong": share(table.all_wrong_P),
         "all_right": share(table.all_right_P),
-        "std_above": share(spread["std"]),
-        "range_above": share(spread["range"]),
+        **{name: share(above_P) for name, above_P in spread.items()},
     }
 
 
@@ -196,17 +185,13 @@ def integer(text: str | None) -> int | None:
     return None if found is None else int(found.group(1))
 
 
-def _table(numbers: Numbers) -> Table:
-    heads = (
-        "checkpoint", "groups", "degenerate %", "all wrong %", "all right %", "Std(R^U) > 0.1 %",
-        "range(R^T) > 0.05 %", "|A^GRPO|", "|A^U|", "|A^task|U|", "|A^T|U|", "teacher share %",
-    )  # fmt: skip
+def _rows(checkpoints: Sequence[Numbers]) -> list[tuple[str, ...]]:
     rows = []
-    for row in numbers["checkpoints"]:
+    for row in checkpoints:
         shares = (percent(row[key]) for key in ("degenerate", "all_wrong", "all_right", "std_above", "range_above"))
-        sizes = (f"{row['mean_absolute'][name]['value']:.3f}" for name in COMPONENTS)
+        sizes = (shown(row["mean_absolute"][name]["value"], ".3f") for name in COMPONENTS)
         rows.append((str(row["checkpoint"]), str(row["groups"]), *shares, *sizes, percent(row["teacher_share"])))
-    return Table(heads, tuple(rows))
+    return rows
 
 
 def draw(figure: Figure, numbers: Numbers) -> None:
@@ -216,7 +201,7 @@ def draw(figure: Figure, numbers: Numbers) -> None:
     steps = [row["checkpoint"] for row in rows]
     _draw_coverage(left, steps, rows)
     for colour, (key, label) in enumerate(COMPONENTS.items()):
-        band(middle, steps, [row["mean_absolute"][key] for row in rows], _mathtext(label), colour)
+        band(middle, steps, [row["mean_absolute"][key] for row in rows], label, colour)
     middle.set_title("(b) advantage in mixed groups")
     middle.set_ylabel("mean absolute value")
     middle.set_ylim(bottom=0)
@@ -225,11 +210,6 @@ def draw(figure: Figure, numbers: Numbers) -> None:
     percent_axis(right, "(c) teacher's share of (b)", "share")
     for axes in (left, middle, right):
         axes.set_xlabel("checkpoint, training steps")
-
-
-def _mathtext(label: str) -> str:
-    inner = {"|A^GRPO|": r"A^{GRPO}", "|A^U|": "A^U", "|A^task|U|": r"A^{task|U}", "|alpha A^T|U|": r"\alpha A^{T|U}"}
-    return rf"$|{inner[label]}|$"
 
 
 def _draw_coverage(axes: Axes, steps: list[int], rows: list[Numbers]) -> None:

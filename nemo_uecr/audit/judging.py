@@ -7,99 +7,86 @@ The judge sees problem, reference answer and responses under names that tell not
     {"item": "41d2...", "labels": ["valid", "invalid", "uncertain", "not_reasoning"], "first_error": 2}
 
 with one label a step, and the number of the first substantive error (from 1) or null.
+
+A step begins at a new line, at an enumeration mark (``2.``, ``(3)``, ``- ``, ``Step 4:``) and at a new sentence. What
+stands in mathematics (``$...$``, ``\(...\)``, ``\[...\]``) is never cut, nor are decimals and common abbreviations.
+The steps tile the text: white space belongs to the step before it.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_uecr.audit.groups import group_table
-from nemo_uecr.audit.segment import segment
 from nemo_uecr.audit.sources import read_rows
 from nemo_uecr.audit.store import Scores
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
 
+Array = np.ndarray
+
 PAIRS, STEPS, KEY = "pairs.jsonl", "steps.jsonl", "key.jsonl"
 VALID, INVALID = "valid", "invalid"
 
 
-class _Named(BaseModel):
-    """A line about one pair or item."""
+class Preference(BaseModel):
+    """A judge's word on a pair."""
 
     model_config = ConfigDict(strict=True)
 
-
-class _PairKey(_Named):
-    name: str = Field(alias="pair")
-    first: str
-    second: str
-
-
-class _Preference(_Named):
     name: str = Field(alias="pair")
     preferred: Literal["first", "second", "tie", "unjudgeable"]
 
 
-class _ItemKey(_Named):
-    name: str = Field(alias="item")
-    response: str
-    steps: int
+class Labels(BaseModel):
+    """A judge's word on one response: a label a step, and the first error's number from 1, None without one."""
 
+    model_config = ConfigDict(strict=True)
 
-class _ItemLabels(_Named):
     name: str = Field(alias="item")
     labels: tuple[Literal["valid", "invalid", "uncertain", "not_reasoning"], ...]
     first_error: int | None = None
 
 
-Verdict = TypeVar("Verdict", _Preference, _ItemLabels)
-Known = TypeVar("Known", _PairKey, _ItemKey)
+Verdict = TypeVar("Verdict", Preference, Labels)
 
 
-def _verdicts(
-    verdicts: Path, key: Path, kinds: tuple[type[Verdict], type[Known]]
-) -> Iterator[tuple[str, Verdict, Known]]:
+def _verdicts(verdicts: Path, key: Path, kind: type[Verdict]) -> Iterator[tuple[str, Verdict, dict[str, Any]]]:
     """Place, verdict and key of each line of a judge's file; the judge may leave out some of what the key names.
 
     Raises:
         DataError: naming file and line.
     """
-    known = {row.name: row for _, row in read_rows(key, kinds[1])}
+    known = {next(iter(row.values())): row for row in map(json.loads, key.read_text(encoding="utf-8").splitlines())}
     seen: set[str] = set()
-    for place, row in read_rows(verdicts, kinds[0]):
+    for place, row in read_rows(verdicts, kind):
         if row.name not in known:
             raise DataError(f"{place}: {row.name!r} is not in {key}; expected the key of these verdicts")
         if row.name in seen:
             raise DataError(f"{place}: {row.name!r} was judged above; expected one verdict each")
         seen.add(row.name)
         yield place, row, known[row.name]
-    if not seen:
-        raise DataError(f"{verdicts} is empty; expected one verdict a line")
 
 
-def _write(folder: Path, name: str, shown: Sequence[Mapping[str, Any]], key: Sequence[Mapping[str, str | int]]) -> None:
+def _write(folder: Path, name: str, shown: Sequence[Mapping[str, Any]], key: Sequence[Mapping[str, Any]]) -> None:
     """Write what the judge gets and the key.
 
     Raises:
         DataError: The folder has another judgement, whose verdicts would be lost without its key.
     """
-    contents = {
-        folder / file: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-        for file, rows in ((name, shown), (KEY, key))
-    }
-    for path, content in contents.items():
+    lines = ("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode() for rows in (key, shown))
+    for path, content in zip((folder / KEY, folder / name), lines, strict=True):
         if path.exists() and path.read_bytes() != content:
             raise DataError(f"{path} belongs to another judgement; choose another folder")
-    for path, content in contents.items():
         replace_file(path, content)
 
 
@@ -109,15 +96,6 @@ def _blind_name(seed: int, *responses: str) -> str:
 
 
 # Pairs
-
-
-@dataclass(frozen=True)
-class JudgedPair:
-    """A judge's word on two responses of one verifier-degenerate group."""
-
-    first: str
-    second: str
-    preferred: str
 
 
 def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
@@ -130,47 +108,37 @@ def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
         DataError: The folder has another judgement.
     """
     table, generator = group_table(scores.responses), np.random.default_rng(seed)
-    columns = {name: scores.column(name) for name in ("question", "answer", "response")}
+    question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
     shown: list[dict[str, Any]] = []
-    key: list[dict[str, str | int]] = []
+    key: list[dict[str, Any]] = []
     for group in generator.permutation(np.flatnonzero(~table.mixed_P)):
         first, *others = generator.permutation(np.flatnonzero(table.index_B == group))
-        different = [each for each in others if columns["response"][each] != columns["response"][first]]
-        if not different or len(shown) == pairs:
+        second = next((each for each in others if text[each] != text[first]), None)
+        if second is None or len(shown) == pairs:
             continue
-        two = {"first": first, "second": different[0]}
-        ids = {which: scores.responses.ids[row] for which, row in two.items()}
+        ids = {"first": scores.responses.ids[first], "second": scores.responses.ids[second]}
         name = {"pair": _blind_name(seed, *ids.values())}
-        problem = {"question": columns["question"][first], "answer": columns["answer"][first]}
-        shown.append(name | problem | {which: columns["response"][row] for which, row in two.items()})
+        problem = {"question": question[first], "answer": answer[first]}
+        shown.append(name | problem | {"first": text[first], "second": text[second]})
         key.append(name | ids)
     _write(folder, PAIRS, shown, key)
     return len(shown)
 
 
-def read_pairs(verdicts: Path, key: Path) -> list[JudgedPair]:
-    """A judge's preferences, joined with the key.
+def read_pairs(verdicts: Path, key: Path) -> list[tuple[str, str, str]]:
+    """Two responses and which one is preferred: first, second, tie or unjudgeable.
 
     Raises:
         DataError: naming file and line.
     """
-    found = _verdicts(verdicts, key, (_Preference, _PairKey))
-    return [JudgedPair(pair.first, pair.second, row.preferred) for _, row, pair in found]
+    found = _verdicts(verdicts, key, Preference)
+    return [(pair["first"], pair["second"], row.preferred) for _, row, pair in found]
 
 
 # Steps
 
 
-@dataclass(frozen=True)
-class Labels:
-    """A judge's word on one response: a label a step, and the first error's number from 0, None without one."""
-
-    labels: tuple[str, ...]
-    first_error: int | None
-
-
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """What a judge is shown of one response, and whose it is."""
 
     response_id: str
@@ -189,7 +157,7 @@ def write_items(items: Sequence[Item], folder: Path, *, seed: int) -> int:
         DataError: The folder has another judgement.
     """
     shown: list[dict[str, Any]] = []
-    key: list[dict[str, str | int]] = []
+    key: list[dict[str, Any]] = []
     for place in np.random.default_rng(seed).permutation(len(items)):
         item = items[place]
         name = _blind_name(seed, item.response_id)
@@ -197,7 +165,7 @@ def write_items(items: Sequence[Item], folder: Path, *, seed: int) -> int:
         shown.append({"item": name, "question": item.question, "answer": item.answer, "steps": steps})
         key.append({"item": name, "response": item.response_id, "steps": len(steps)})
     _write(folder, STEPS, shown, key)
-    return sum(len(row["steps"]) for row in shown)
+    return sum(row["steps"] for row in key)
 
 
 def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
@@ -207,11 +175,119 @@ def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
         DataError: naming file and line.
     """
     found: dict[str, Labels] = {}
-    for place, row, item in _verdicts(verdicts, key, (_ItemLabels, _ItemKey)):
-        if len(row.labels) != item.steps:
-            raise DataError(f"{place}: {len(row.labels)} labels; expected {item.steps}, one a step")
-        first = row.labels.index(INVALID) if INVALID in row.labels else None
-        if row.first_error is not None and row.first_error - 1 != first:
+    for place, row, item in _verdicts(verdicts, key, Labels):
+        if len(row.labels) != item["steps"]:
+            raise DataError(f"{place}: {len(row.labels)} labels; expected {item['steps']}, one a step")
+        first = row.labels.index(INVALID) + 1 if INVALID in row.labels else 0
+        if row.first_error not in (None, first):
             raise DataError(f"{place}: first_error is {row.first_error}; expected the first step labelled {INVALID!r}")
-        found[item.response] = Labels(row.labels, None if row.first_error is None else first)
+        found[item["response"]] = row
     return found
+
+
+# Cutting a response into steps
+
+NO_STEP = -1
+#: Tokens that may share one character.
+LONGEST_CHARACTER = 8
+_MATH = re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$|\\\(.*?\\\)|\\\[.*?\\\]", re.DOTALL)
+_LINE = re.compile(r"\n\s*")
+_MARK = re.compile(r"(?:(?<=[.!?:;,])\s+(?=(?:\(\d{1,2}\)|\d{1,2}[.)]|[-*•])\s))|(?<!\S)(?=Step\s+\d{1,3}\s*[:.])")
+_SENTENCE = re.compile(r"[.!?][\"')\]*]*\s+(?=[A-Z\\$(\[\"'*])")
+_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|resp|Fig|Eq|Eqs|Dr|Mr|Mrs|No|approx)|\b[A-Z])\.$")
+#: A sentence that is an enumeration mark alone: the step goes on behind it.
+_ONLY_MARK = re.compile(r"\s*(?:[-*•]\s*)?(?:\(?\d{1,2}[.)]|Step\s+\d{1,3}\s*[.:])\s*")
+_BOXED = re.compile(r"\\boxed\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+
+
+class Step(NamedTuple):
+    """A step as a span of the text."""
+
+    start: int
+    end: int
+
+    def text(self, response: str) -> str:
+        """What a judge reads."""
+        return response[self.start : self.end].strip()
+
+
+def segment(response: str) -> list[Step]:
+    """The steps of a response, in order; none for a response of white space."""
+    shielded = [found.span() for found in _MATH.finditer(response)]
+
+    def free(cut: int) -> bool:
+        index = bisect.bisect_left(shielded, (cut, 0)) - 1
+        return index < 0 or cut >= shielded[index][1]
+
+    cuts = {found.end() for mark in (_LINE, _MARK) for found in mark.finditer(response) if free(found.end())}
+    for found in _SENTENCE.finditer(response):
+        cut = found.end()
+        begin = max((other for other in cuts if other < cut), default=0)
+        abbreviated = _ABBREVIATION.search(response[max(0, found.start() - 8) : found.start() + 1])
+        if not abbreviated and free(cut) and not _ONLY_MARK.fullmatch(response[begin:cut]):
+            cuts.add(cut)
+    steps: list[Step] = []
+    start = 0
+    for end in [*sorted(cut for cut in cuts if 0 < cut < len(response)), len(response)]:
+        if response[start:end].strip():
+            steps.append(Step(start, end))
+            start = end
+        elif steps:  # a blank step is added to the one before it, or to the first
+            steps[-1] = Step(steps[-1].start, end)
+            start = end
+    return steps
+
+
+def is_reasoning_free(response: str) -> bool:
+    """Whether nothing but boxed answers, signs and white space is there."""
+    return not re.search(r"[^\W_]", _BOXED.sub("", response))
+
+
+def token_steps(response: str, steps: Sequence[Step], token_ids: Sequence[int], tokenizer: Any) -> Array:
+    """[N] number of each token's step, counted from 0; `NO_STEP` for a token without text.
+
+    A token across a boundary belongs to the step of its first character that is no white space; a token of white space
+    alone belongs to the step before it; a token without text (the end token) belongs to none.
+
+    Args:
+        response: the text without special tokens.
+        steps: its steps.
+        token_ids: the tokens that were scored, from the first on.
+        tokenizer: decodes them.
+
+    Raises:
+        DataError: The tokens do not spell the text.
+    """
+    starts = [step.start for step in steps]
+    numbers: list[int] = []
+    at = 0
+    for piece, first_of_character in _pieces(token_ids, tokenizer):
+        if not piece:
+            numbers.append(numbers[-1] if numbers and not first_of_character else NO_STEP)
+            continue
+        if not response.startswith(piece, at):
+            raise DataError(
+                f"token {len(numbers)} spells {piece!r} where the response has {response[at : at + 20]!r}; expected "
+                "the tokenizer that the response was sampled with"
+            )
+        lead = len(piece) - len(piece.lstrip())
+        place = at + (lead if lead < len(piece) else 0)
+        numbers.append(max(0, bisect.bisect_right(starts, place) - 1) if steps else NO_STEP)
+        at += len(piece)
+    return np.asarray(numbers, dtype=np.int64)
+
+
+def _pieces(token_ids: Sequence[int], tokenizer: Any) -> Iterator[tuple[str, bool]]:
+    """Text of each token and whether a character begins in it; a character's later tokens have no text of their own."""
+    special, index = set(tokenizer.all_special_ids), 0
+    while index < len(token_ids):
+        width, text = 1, "" if token_ids[index] in special else tokenizer.decode([token_ids[index]])
+        if "\ufffd" in text:  # the fewest tokens that decode without a broken character; the first alone where none do
+            for more in range(2, len(token_ids[index : index + LONGEST_CHARACTER]) + 1):
+                whole = tokenizer.decode(list(token_ids[index : index + more]))
+                if "\ufffd" not in whole:
+                    width, text = more, whole
+                    break
+        yield text, True
+        yield from [("", False)] * (width - 1)
+        index += width

@@ -5,6 +5,7 @@ Shape legend: I = responses with both kinds of steps, N = tokens of one response
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from nemo_uecr.audit.groups import TokenTable, seeded, token_table
-from nemo_uecr.audit.judging import INVALID, VALID, Item, Labels
-from nemo_uecr.audit.output import Audit, Numbers, Table, progress
-from nemo_uecr.audit.segment import is_reasoning_free, segment, token_steps
-from nemo_uecr.audit.store import STUDENT, Scores
+from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
+from nemo_uecr.audit.judging import INVALID, VALID, Item, Labels, is_reasoning_free, segment, token_steps
+from nemo_uecr.audit.output import Audit, Numbers, progress, shown
+from nemo_uecr.audit.store import STUDENT, Scores, Tokens
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.methods.uecr import Rule, projected, without_entropy
 from nemo_uecr.core.methods.view import View
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Array = np.ndarray
 RuleOf = Callable[[View], Rule]
 
-#: Label of the variants in the figure's order; the shuffles are reported by their mean.
-PUU, NO_ENTROPY, FULL = "PUU", "no entropy", "full ECR"
+#: Labels of the variants; the shuffles are reported by their mean.
+PUU, NO_ENTROPY, SHUFFLED, FULL = "PUU", "no entropy", "shuffled, mean", "full ECR"
 #: Responses to a prompt in a group of the audit.
 GROUP_SIZE = 8
 NOTE = (
@@ -43,6 +43,7 @@ NOTE = (
     "above 0. The audit says where weights lie, not what training with them would gain."
 )
 BINS = 24
+HEADS = ("variant", "gap D", "95% interval", "D > 0 %", "first error", "95% interval", "largest |mean w - 1|")
 
 
 def localization_audit(
@@ -71,100 +72,92 @@ def localization_audit(
         seed: of shuffles and bootstrap.
 
     Raises:
-        DataError: If a labelled response is no candidate, or no response has both kinds of steps.
+        DataError: A labelled response is no candidate, or no response has both kinds of steps.
 
     References:
         eq:ecr-localization-gap, fig:ecr-token-localization, app:ecr-localization.
     """
-    table = token_table(scores, STUDENT, checkpoint)
-    chosen = candidates(scores, table)
-    judged, counts = judged_responses(scores, table, chosen.rows, labels, tokenizer)
-    batch = table.batch(np.asarray([each.row for each in judged]))
-    sampler = ClusterBootstrap.draw(table.problem_B, replicates=replicates, seed=seed)
-    problem_I = table.problem_B[[each.row for each in judged]]
+    tokens = scores.tokens(STUDENT, checkpoint)
+    rows, selection = candidates(scores, tokens)
+    judged, counts = judged_responses(scores, tokens, rows, labels, tokenizer)
+    own = np.asarray([each.row for each in judged])
+    names = [scores.responses.ids[row] for row in tokens.rows[own]]
+    problem_B = scores.responses.problem_B[tokens.rows]
+    sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
+    batch = scored_batch(scores, tokens, own)
+    needed = settings.given(("rho", "tau_delta", "tau_entropy"), "uecr")
+    rho, tau_delta, tau_entropy = needed.values()
+
+    def full(view: View) -> Rule:
+        return projected(view, tau_delta, tau_entropy)
+
     weights = {
         PUU: [np.ones(len(each.valid_N)) for each in judged],
-        NO_ENTROPY: _weights(batch, settings, _without_entropy(settings)),
-        FULL: _weights(batch, settings, _projected(settings)),
+        NO_ENTROPY: _weights(batch, rho, lambda view: without_entropy(view, tau_delta)),
+        FULL: _weights(batch, rho, full),
     }
-    names = [table.ids[each.row] for each in judged]
-    shuffled_SI = _shuffled_gaps(batch, settings, judged, names, shuffles=shuffles, seed=seed)
-    variants = {name: _variant(judged, found, sampler, problem_I) for name, found in weights.items()}
-    variants["shuffled, mean"] = _summary(shuffled_SI.mean(axis=0), sampler, problem_I)
+    streams, shuffled = [seeded(seed, name) for name in names], []
+    with progress("shuffles", shuffles) as advance:
+        for _ in range(shuffles):
+            shuffled.append(_gaps(judged, _weights(_permuted(batch, streams), rho, full)))
+            advance(1)
+    shuffled_SI = np.stack(shuffled)
+    variants = {name: _variant(judged, found, sampler, problem_B[own]) for name, found in weights.items()}
+    variants[SHUFFLED] = _summary(shuffled_SI.mean(axis=0), sampler, problem_B[own])
     numbers: Numbers = {
         "settings": {
             **{name: getattr(settings, name) for name in ("alpha", "rho", "tau_delta", "tau_entropy")},
             "checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed,
         },
         "scores": scores.provenance(),
-        "selection": {**chosen.counts, "candidates": len(chosen.rows), **counts, "eligible": len(judged)},
+        "selection": {**selection, "candidates": len(rows), **counts, "eligible": len(judged)},
         "variants": variants,
-        "shuffles": _position(shuffled_SI.mean(axis=1), float(variants[FULL]["gap"]["value"])),
-        "responses": _per_response(table, judged, weights),
+        "shuffles": position(shuffled_SI.mean(axis=1), float(variants[FULL]["gap"]["value"])),
+        "responses": [
+            {
+                "response": name,
+                "invalid_tokens": int(each.invalid_N.sum()),
+                "valid_tokens": int(each.valid_N.sum()),
+                "gap": {label: _gap(found[place], each.invalid_N, each.valid_N) for label, found in weights.items()},
+            }
+            for place, (name, each) in enumerate(zip(names, judged, strict=True))
+        ],
     }  # fmt: skip
-    return Audit("localization", "ECR credit localization", NOTE, numbers, summary_table(numbers), draw, (9.2, 3.3))
+    return Audit("localization", "ECR credit localization", NOTE, numbers, HEADS, _rows(variants), draw, (9.2, 3.3))
 
 
-def _projected(settings: Settings) -> RuleOf:
-    tau_delta, tau_entropy = (
-        settings.given(["tau_delta"], "uecr")["tau_delta"],
-        settings.given(["tau_entropy"], "uecr")["tau_entropy"],
-    )
-    return lambda view: projected(view, tau_delta, tau_entropy)
-
-
-def _without_entropy(settings: Settings) -> RuleOf:
-    tau_delta = settings.given(["tau_delta"], "ecr_no_entropy")["tau_delta"]
-    return lambda view: without_entropy(view, tau_delta)
-
-
-def _weights(batch: ScoredBatch, settings: Settings, rule_of: RuleOf) -> list[Array]:
+def _weights(batch: ScoredBatch, rho: float, rule_of: RuleOf) -> list[Array]:
     """Token weights of every response by the training code; A^task|U is negative on all of them."""
-    rho = settings.given(["rho"], "uecr")["rho"]
     rule, sign_b = rule_of(View(batch)), torch.full((1,), -1.0, dtype=torch.float64)
     return [(1.0 + rho * rule(block, sign_b).q[0]).numpy() for block in batch.blocks]
 
 
-def _shuffled_gaps(
-    batch: ScoredBatch, settings: Settings, judged: Sequence[Judged], names: Sequence[str], *, shuffles: int, seed: int
-) -> Array:
-    """[S, I] gaps, each response's entropies permuted by a stream of its own: seed and name alone decide it."""
-    rule, found = _projected(settings), []
-    streams = [seeded(seed, name) for name in names]
-    with progress("shuffles", shuffles) as advance:
-        for _ in range(shuffles):
-            weights = _weights(_permuted(batch, streams), settings, rule)
-            found.append([_gap(each, w_N) for each, w_N in zip(judged, weights, strict=True)])
-            advance(1)
-    return np.asarray(found).reshape(shuffles, len(judged))
-
-
 def _permuted(batch: ScoredBatch, streams: Sequence[np.random.Generator]) -> ScoredBatch:
-    if batch.teacher_entropy_BT is None:
-        raise AssertionError("scores have the teacher's entropy")
+    """Each response's entropies permuted by a stream of its own: seed and name alone decide it."""
+    assert batch.teacher_entropy_BT is not None
     parts = [block.of(batch.teacher_entropy_BT)[0] for block in batch.blocks]
     mixed = [part[torch.from_numpy(stream.permutation(len(part)))] for part, stream in zip(parts, streams, strict=True)]
     return replace(batch, teacher_entropy_BT=torch.cat(mixed))
 
 
-def _gap(each: Judged, weight_N: Array) -> float:
-    return float(weight_N[each.invalid_N].mean() - weight_N[each.valid_N].mean())
-
-
-def _first_error(each: Judged, weight_N: Array) -> float:
-    """First erroneous step against the valid steps before it; NaN where one of the two is missing."""
-    if not (each.first_error_N.any() and each.valid_before_N.any()):
+def _gap(weight_N: Array, above_N: Array, below_N: Array) -> float:
+    """Mean weight of some tokens minus that of others; NaN where one of the two is missing."""
+    if not (above_N.any() and below_N.any()):
         return float("nan")
-    return float(weight_N[each.first_error_N].mean() - weight_N[each.valid_before_N].mean())
+    return float(weight_N[above_N].mean() - weight_N[below_N].mean())
+
+
+def _gaps(judged: Sequence[Judged], weights: Sequence[Array]) -> Array:
+    return np.asarray([_gap(w_N, each.invalid_N, each.valid_N) for each, w_N in zip(judged, weights, strict=True)])
 
 
 def _variant(
     judged: Sequence[Judged], weights: Sequence[Array], sampler: ClusterBootstrap, problem_I: Array
 ) -> Numbers:
-    gap_I = np.asarray([_gap(each, w_N) for each, w_N in zip(judged, weights, strict=True)])
-    first_I = np.asarray([_first_error(each, w_N) for each, w_N in zip(judged, weights, strict=True)])
+    pairs = zip(judged, weights, strict=True)
+    first_I = np.asarray([_gap(w_N, each.first_error_N, each.valid_before_N) for each, w_N in pairs])
     known_I = np.isfinite(first_I)
-    return _summary(gap_I, sampler, problem_I) | {
+    return _summary(_gaps(judged, weights), sampler, problem_I) | {
         "first_error": sampler.mean(np.where(known_I, first_I, 0.0), known_I, problem_I),
         "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in weights),
     }
@@ -178,38 +171,18 @@ def _summary(gap_I: Array, sampler: ClusterBootstrap, problem_I: Array) -> Numbe
     }
 
 
-def _position(gap_S: Array, full: float) -> Numbers:
+def position(gap_S: Array, full: float) -> Numbers:
     """Where the original positions lie among the shuffled ones."""
     above = int((gap_S >= full).sum())
     return {"gap": gap_S, "mean": gap_S.mean(), "at_least_full": above, "p": (above + 1) / (len(gap_S) + 1)}
-
-
-def _per_response(table: TokenTable, judged: Sequence[Judged], weights: Mapping[str, Sequence[Array]]) -> list[Numbers]:
-    return [
-        {
-            "response": table.ids[each.row],
-            "invalid_tokens": int(each.invalid_N.sum()),
-            "valid_tokens": int(each.valid_N.sum()),
-            "gap": {name: _gap(each, found[place]) for name, found in weights.items()},
-        }
-        for place, each in enumerate(judged)
-    ]
 
 
 # Which responses are judged, and the tokens of their steps
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """Failed responses of mixed groups: their rows in the token table and why others were left out."""
-
-    rows: Array
-    counts: dict[str, int]
-
-
-@dataclass(frozen=True)
 class Judged:
-    """One response with both kinds of steps: its tokens in each."""
+    """One response with both kinds of steps: its row among the tokens, and which tokens are in each."""
 
     row: int
     invalid_N: Array
@@ -218,87 +191,86 @@ class Judged:
     valid_before_N: Array
 
 
-def candidates(scores: Scores, table: TokenTable) -> Candidates:
+def candidates(scores: Scores, tokens: Tokens) -> tuple[Array, dict[str, int]]:
     """Incorrect responses with A^task|U < 0 of mixed groups of eight, without empty or reasoning-free ones.
 
     Nothing of the teacher decides: the sign of ``A^task|U = (R - mean R) / (Std(R^U) + eps)`` is the numerator's.
+
+    Returns:
+        Their rows among the tokens, and how many responses were left out for each reason.
     """
     texts = scores.column("response")
+    reward_B, group_B = scores.responses.verified_rewards()[tokens.rows], scores.responses.group_B[tokens.rows]
     kept: list[int] = []
     counts = dict.fromkeys(("groups", "mixed_groups_of_eight", "incorrect_in_them", "reasoning_free"), 0)
-    for rows, batch in table.group_batches():
+    for rows in rows_of(group_B):
         counts["groups"] += 1
-        if len(rows) != GROUP_SIZE or np.ptp(table.reward_B[rows]) == 0:
+        if len(rows) != GROUP_SIZE or np.ptp(reward_B[rows]) == 0:
             continue
         counts["mixed_groups_of_eight"] += 1
-        centred_b = Groups.of(batch.group_B).centre(batch.task_reward_B)
-        for row in rows[(centred_b < 0).numpy() & (table.reward_B[rows] <= 0)]:
-            counts["incorrect_in_them"] += 1
-            free = is_reasoning_free(texts[table.rows[row]])
-            counts["reasoning_free"] += free
-            if not free:
-                kept.append(int(row))
-    return Candidates(np.asarray(sorted(kept), dtype=np.int64), counts)
+        centred_b = Groups.of(torch.from_numpy(group_B[rows])).centre(torch.from_numpy(reward_B[rows]))
+        wrong = rows[(centred_b < 0).numpy() & (reward_B[rows] <= 0)]
+        reasoned = [int(row) for row in wrong if not is_reasoning_free(texts[tokens.rows[row]])]
+        counts["incorrect_in_them"] += len(wrong)
+        counts["reasoning_free"] += len(wrong) - len(reasoned)
+        kept += reasoned
+    return np.asarray(sorted(kept), dtype=np.int64), counts
 
 
-def items_to_judge(scores: Scores, *, checkpoint: int, limit: int | None, seed: int) -> list[Item]:
-    """The candidates for a judge; with a limit, that many drawn by the seed.
+def items_to_judge(scores: Scores, *, checkpoint: int, limit: int, seed: int) -> list[Item]:
+    """The candidates for a judge; of more than the limit, that many drawn by the seed.
 
     Raises:
-        DataError: If there is no candidate, or a problem's text is not known.
+        DataError: There is no candidate, or a problem's text is not known.
     """
-    table = token_table(scores, STUDENT, checkpoint)
-    rows = candidates(scores, table).rows
+    tokens = scores.tokens(STUDENT, checkpoint)
+    rows, _ = candidates(scores, tokens)
     if not len(rows):
         raise DataError(
             f"{scores.folder} has no failed response in a mixed group of {GROUP_SIZE} at checkpoint {checkpoint}; "
             "expected eight responses a prompt, for example `nemo-uecr score RUN --take batches --steps 1`"
         )
-    if limit is not None:
-        rows = np.sort(np.random.default_rng(seed).permutation(rows)[:limit])
-    columns = {name: scores.column(name) for name in ("question", "answer", "response")}
-    places = table.rows[rows]
-    if any(columns["question"][place] is None or columns["answer"][place] is None for place in places):
+    rows = np.sort(np.random.default_rng(seed).permutation(rows)[:limit])
+    columns = [scores.responses.ids, *(scores.column(name) for name in ("question", "answer", "response"))]
+    items = [Item(*(column[place] for column in columns)) for place in tokens.rows[rows]]
+    if any(item.question is None or item.answer is None for item in items):
         raise DataError(f"{scores.folder} does not know every question and answer; expected both in the rollouts")
-    return [
-        Item(scores.responses.ids[place], *(columns[name][place] for name in ("question", "answer", "response")))
-        for place in places
-    ]
+    return items
 
 
 def judged_responses(
-    scores: Scores, table: TokenTable, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
+    scores: Scores, tokens: Tokens, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
 ) -> tuple[list[Judged], dict[str, int]]:
     """The labelled responses that have tokens in both kinds of steps, and how many were judged and left out.
 
     Args:
         scores: the scored responses.
-        table: tokens of one checkpoint.
-        rows: the candidates among the table's responses.
+        tokens: of one checkpoint.
+        rows: the candidates among them.
         labels: a judge's labels by response.
         tokenizer: of the policy that generated the responses.
 
     Raises:
-        DataError: If a labelled response is no candidate, was cut otherwise, or none has both kinds of steps.
+        DataError: A labelled response is no candidate, was cut otherwise, or none has both kinds of steps.
     """
     texts = scores.column("response")
-    known = {table.ids[row]: int(row) for row in rows}
-    strange = next((name for name in labels if name not in known), None)
-    if strange is not None:
-        raise DataError(
-            f"the judge's response {strange!r} is no candidate of this audit; expected the labels of its items"
-        )
+    known = {scores.responses.ids[tokens.rows[row]]: int(row) for row in rows}
     judged, nonfinite = [], 0
     for name, found in labels.items():
+        if name not in known:
+            raise DataError(
+                f"the judge's response {name!r} is no candidate of this audit; expected labels of its items"
+            )
         row = known[name]
-        if not _is_finite(table, row):  # the projection's mean runs over every token: one spoils all weights
+        span, text = tokens.span(row), texts[tokens.rows[row]]
+        scored = torch.stack([tokens.teacher_logp[span], tokens.teacher_entropy[span], tokens.anchor_logp[span]])
+        if not scored.isfinite().all():  # the projection's mean runs over every token: one spoils all weights
             nonfinite += 1
             continue
-        text = texts[table.rows[row]]
         steps = segment(text)
         if len(steps) != len(found.labels):
             raise DataError(f"response {name!r} has {len(steps)} steps, its labels {len(found.labels)}; judge it again")
-        step_N = token_steps(text, steps, table.token_ids[table.span(row)].tolist(), tokenizer)
+        step_N = token_steps(text, steps, tokens.token_ids[span].tolist(), tokenizer)
         each = _tokens_by_label(row, step_N, found)
         if each.invalid_N.any() and each.valid_N.any():
             judged.append(each)
@@ -307,99 +279,69 @@ def judged_responses(
             "no judged response has tokens in a valid and in an invalid step; expected at least one"
             + (f" ({nonfinite} have a token without finite scores)" if nonfinite else "")
         )
-    every = [label for found in labels.values() for label in found.labels]
-    return judged, {"judged": len(labels), "left_out_nonfinite": nonfinite, "steps": len(every)} | {
-        f"steps_{name}": every.count(name) for name in set(every)
-    }
-
-
-def _is_finite(table: TokenTable, row: int) -> bool:
-    span = table.span(row)
-    values = (table.teacher_logp[span], table.teacher_entropy[span], table.anchor_logp[span])
-    return all(bool(value_N.isfinite().all()) for value_N in values)
+    steps_of = Counter(f"steps_{label}" for found in labels.values() for label in found.labels)
+    return judged, {"judged": len(labels), "left_out_nonfinite": nonfinite, "steps": steps_of.total(), **steps_of}
 
 
 def _tokens_by_label(row: int, step_N: Array, found: Labels) -> Judged:
-    def tokens(chosen: Sequence[int]) -> Array:
-        return np.isin(step_N, np.asarray(chosen, dtype=np.int64))
-
-    valid = [number for number, label in enumerate(found.labels) if label == VALID]
-    first = found.first_error
+    invalid, valid = ([n for n, each in enumerate(found.labels) if each == label] for label in (INVALID, VALID))
+    first = [] if found.first_error is None else [found.first_error - 1]
+    before = [number for number in valid if first and number < first[0]]
     return Judged(
-        row=row,
-        invalid_N=tokens([number for number, label in enumerate(found.labels) if label == INVALID]),
-        valid_N=tokens(valid),
-        first_error_N=tokens([] if first is None else [first]),
-        valid_before_N=tokens([] if first is None else [number for number in valid if number < first]),
+        row, *(np.isin(step_N, np.asarray(steps, dtype=np.int64)) for steps in (invalid, valid, first, before))
     )
 
 
 # The table and the figure
 
 
+def _rows(variants: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, row in variants.items():
+        first = row.get("first_error")
+        rows.append(
+            (
+                name, *_interval(row["gap"]), f"{100 * row['positive']['value']:.1f}",
+                *(("-", "-") if first is None or not first["of"] else _interval(first)),
+                shown(row.get("budget_error"), ".1e"),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _interval(share: Numbers) -> tuple[str, str]:
+    return f"{share['value']:+.5f}", f"[{share['low']:+.5f}, {share['high']:+.5f}]"
+
+
 def draw(figure: Figure, numbers: Numbers) -> None:
     """Shuffles against the original positions, and the variants."""
     left, right = figure.subplots(1, 2)
-    _shuffles(left, numbers)
-    _variants(right, numbers)
+    _draw_shuffles(left, numbers["shuffles"], numbers["variants"][FULL]["gap"]["value"])
+    names = (PUU, NO_ENTROPY, SHUFFLED, FULL)
+    for place, name in enumerate(names):
+        row = numbers["variants"][name]
+        gap, colour = row["gap"], "C0" if name == FULL else "C6"
+        right.plot([place, place], [gap["low"], gap["high"]], color=colour, linewidth=2.0)
+        right.plot([place], [gap["value"]], marker="o", color=colour)
+        label, top = f"{100 * row['positive']['value']:.0f}%", max(gap["high"], 0.0)
+        right.annotate(label, (place, top), (0, 5), textcoords="offset points", ha="center", fontsize=8)
+    right.axhline(0.0, color="black", linewidth=0.6)
+    right.set_xticks(range(len(names)), names)
+    right.set_xlim(-0.6, len(names) - 0.4)
+    right.margins(y=0.18)
+    right.set_title("(b) gap with 95% interval; label: share above 0")
+    right.set_ylabel("invalid-minus-valid weight gap")
 
 
-def _shuffles(axes: Axes, numbers: Numbers) -> None:
-    found, full = numbers["shuffles"], numbers["variants"]["full ECR"]["gap"]["value"]
+def _draw_shuffles(axes: Axes, found: Numbers, full: float) -> None:
     count = len(found["gap"])
     axes.hist(found["gap"], bins=BINS, color="C6", alpha=0.75, label=f"{count} shuffles")
     axes.axvline(found["mean"], color="C6", linestyle=":", linewidth=1.4, label="their mean")
     axes.axvline(full, color="C0", linewidth=2.0, label="original positions")
     low, high = axes.get_ylim()
     axes.set_ylim(low, 1.35 * high)  # room for the legend above the bars
-    axes.set_title(
-        f"(a) entropy positions: {found['at_least_full']} of {len(found['gap'])} shuffles reach the original"
-    )
+    axes.set_title(f"(a) entropy positions: {found['at_least_full']} of {count} shuffles reach the original")
     axes.set_xlabel("invalid-minus-valid weight gap")
     axes.set_ylabel("shuffles")
     # On white: the line of the original positions may run below it.
     axes.legend(loc="upper left", fontsize=8, ncols=3, columnspacing=1.0, frameon=True, framealpha=1, edgecolor="none")
-
-
-def _variants(axes: Axes, numbers: Numbers) -> None:
-    names = ["PUU", "no entropy", "shuffled, mean", "full ECR"]
-    rows = [numbers["variants"][name] for name in names]
-    tops = []
-    for place, (name, row) in enumerate(zip(names, rows, strict=True)):
-        gap = row["gap"]
-        colour = "C0" if name == "full ECR" else "C6"
-        axes.plot([place, place], [gap["low"], gap["high"]], color=colour, linewidth=2.0)
-        axes.plot([place], [gap["value"]], marker="o", color=colour)
-        tops.append(max(gap["high"], 0.0))
-        label = f"{100 * row['positive']['value']:.0f}%"
-        axes.annotate(label, (place, tops[-1]), (0, 5), textcoords="offset points", ha="center", fontsize=8)
-    axes.axhline(0.0, color="black", linewidth=0.6)
-    axes.set_xticks(range(len(names)), names)
-    axes.set_xlim(-0.6, len(names) - 0.4)
-    axes.margins(y=0.18)
-    axes.set_title("(b) gap with 95% interval; label: share above 0")
-    axes.set_ylabel("invalid-minus-valid weight gap")
-
-
-def summary_table(numbers: Numbers) -> Table:
-    """One row a variant."""
-    heads = ("variant", "gap D", "95% interval", "D > 0 %", "first error", "95% interval", "largest |mean w - 1|")
-    rows = []
-    for name, row in numbers["variants"].items():
-        first = row.get("first_error")
-        rows.append(
-            (
-                name,
-                f"{row['gap']['value']:+.5f}",
-                _ends(row["gap"]),
-                f"{100 * row['positive']['value']:.1f}",
-                "-" if first is None or not first["of"] else f"{first['value']:+.5f}",
-                "-" if first is None or not first["of"] else _ends(first),
-                f"{row['budget_error']:.1e}" if "budget_error" in row else "-",
-            )
-        )
-    return Table(heads, tuple(rows))
-
-
-def _ends(share: Numbers) -> str:
-    return f"[{share['low']:+.5f}, {share['high']:+.5f}]"

@@ -1,16 +1,11 @@
-"""Scores tokens with megatron-core on the CPU: a process of its own, one rank over gloo, float32.
+"""Scores tokens with megatron-core on the CPU: one rank over gloo, float32.
 
-`python -m nemo_uecr.audit.megatron_engine MODEL REQUEST OUT` builds Megatron's GPT model from a Qwen3 folder, which
-gives the same numbers on every machine. REQUEST has ``ids`` [N], ``offsets`` [b + 1] and ``prompts`` [b] (tokens that
-are read and not scored); OUT gets ``logp`` and ``entropy`` of the scored tokens in a flat list.
+Megatron's GPT model is built here from a Qwen3 folder, which gives the same numbers on every machine.
 """
 
 from __future__ import annotations
 
-import itertools
-import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,34 +27,31 @@ _WHOLE = {
 }
 
 
-def main(model: str, request: Path, out: Path) -> None:
-    """Score a request."""
-    from safetensors.torch import load_file, save_file
-
-    from nemo_uecr.checkpoint.on_cpu import core_on_cpu
-
-    given = load_file(request)
-    with core_on_cpu():
-        save_file(_score(_build(model), given), out)
-
-
 @torch.no_grad()
-def _score(model: Any, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def score_on_cpu(model: str, prompts: Sequence[Sequence[int]], whole: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """[N] log-probability and entropy of the responses' tokens. To be called in a process of its own.
+
+    Args:
+        model: a Qwen3 folder.
+        prompts: token ids of each prompt.
+        whole: token ids of each prompt with its response.
+    """
+    from nemo_uecr.checkpoint.on_cpu import core_on_cpu
     from nemo_uecr.scoring.dense import score_logits
 
     logp, entropy = [], []
-    ends = given["offsets"].tolist()
-    for row, (start, end) in enumerate(itertools.pairwise(ends)):
-        ids_S = given["ids"][start:end].long()
-        size, prompt = len(ids_S), int(given["prompts"][row])
-        future_SS = torch.triu(torch.ones(1, 1, size, size, dtype=torch.bool), 1)
-        logits_SV = model(input_ids=ids_S[None], position_ids=torch.arange(size)[None], attention_mask=future_SS)[0]
-        found = score_logits(logits_SV[prompt - 1 : -1], ids_S[prompt:], temperatures=(1.0,), entropy=True)
-        if found.entropy_N is None:
-            raise AssertionError("the entropy was asked for")
-        logp.append(found.logp_KN[0])
-        entropy.append(found.entropy_N)
-    return {"logp": torch.cat(logp), "entropy": torch.cat(entropy)}
+    with core_on_cpu():
+        module = _build(model)
+        for prompt, ids in zip(prompts, whole, strict=True):
+            ids_S, size = torch.tensor(ids), len(ids)
+            future_SS = torch.triu(torch.ones(1, 1, size, size, dtype=torch.bool), 1)
+            logits_SV = module(ids_S[None], position_ids=torch.arange(size)[None], attention_mask=future_SS)[0]
+            start = len(prompt)
+            found = score_logits(logits_SV[start - 1 : -1], ids_S[start:], temperatures=(1.0,), entropy=True)
+            assert found.entropy_N is not None
+            logp.append(found.logp_KN[0])
+            entropy.append(found.entropy_N)
+    return torch.cat(logp), torch.cat(entropy)
 
 
 def _build(folder: str) -> Any:
@@ -111,7 +103,3 @@ def _weight(name: str, state: Mapping[str, Tensor], shape: Any) -> Tensor:
     if kind == "mlp.linear_fc1.weight":
         return torch.cat([state[f"{prefix}mlp.{each}_proj.weight"] for each in ("gate", "up")])
     return state[prefix + _COPIED[kind]]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT = "nemo_uecr.audit/1"
-NUMBERS, PNG, SVG, SECTION = "numbers.json", "figure.png", "figure.svg", "section.json"
+NUMBERS = "numbers.json"
 DOTS_PER_INCH = 110
+#: The report's colours, in its order.
+COLOURS = ("#0b62b0", "#c44d12", "#087f5b", "#94478a", "#8f6c00", "#217fa3", "#666a70", "#8b1e45")
 
 Numbers = dict[str, Any]
-#: Draws on an empty figure. It is handed the numbers as read back from JSON and nothing else.
-Draw = Callable[["Figure", Numbers], None]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A small table: column heads and rows of text."""
-
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -46,8 +38,9 @@ class Audit:
         title: heading of the section.
         note: what the figure shows and what it does not, in sentences.
         numbers: everything the figure and the table show; in JSON an infinity is the text "inf" or "-inf", NaN null.
-        table: the main numbers for people.
-        draw: draws the figure.
+        heads: of the table for people.
+        rows: of the table, as text.
+        draw: draws on an empty figure, from the numbers as read back from JSON.
         size: of the figure, inches.
     """
 
@@ -55,27 +48,33 @@ class Audit:
     title: str
     note: str
     numbers: Numbers
-    table: Table
-    draw: Draw
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    draw: Callable[[Figure, Numbers], None]
     size: tuple[float, float]
 
+    def text(self) -> str:
+        """The table for a terminal."""
+        lines = [self.heads, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
 
-def write_audit(out: Path, audit: Audit) -> Path:
+
+def write_audit(out: Path, audit: Audit) -> None:
     """Write the four files of an audit into a folder that is complete or absent.
 
     Raises:
         DataError: The folder holds something that is no audit.
     """
-    content = {"format": FORMAT, "audit": audit.name, "title": audit.title, "numbers": plain(audit.numbers)}
-    encoded = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     if out.exists() and not (out / NUMBERS).is_file():
         raise DataError(f"{out} exists and holds no audit; choose another --out")
-    section = {"title": audit.title, "note": audit.note, "heads": audit.table.heads, "rows": audit.table.rows}
+    numbers = {"format": FORMAT, "audit": audit.name, "title": audit.title, "numbers": plain(audit.numbers)}
+    section = {"title": audit.title, "note": audit.note, "heads": audit.heads, "rows": audit.rows}
     with new_folder(out) as folder:
-        (folder / NUMBERS).write_text(encoded, encoding="utf-8")
-        draw_figure(audit, json.loads(encoded)["numbers"], folder)
-        (folder / SECTION).write_text(json.dumps(section, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return out
+        for name, content in ((NUMBERS, numbers), ("section.json", section)):
+            encoded = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+            (folder / name).write_text(encoded, encoding="utf-8")
+        _draw(audit, json.loads((folder / NUMBERS).read_bytes())["numbers"], folder)
 
 
 def plain(value: Any) -> Any:
@@ -94,7 +93,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def draw_figure(audit: Audit, numbers: Numbers, folder: Path) -> None:
+def _draw(audit: Audit, numbers: Numbers, folder: Path) -> None:
     """Draw as PNG and SVG; equal numbers give equal bytes."""
     import matplotlib
     from cycler import cycler
@@ -109,37 +108,32 @@ def draw_figure(audit: Audit, numbers: Numbers, folder: Path) -> None:
     with matplotlib.rc_context(style):
         figure = Figure(figsize=audit.size, layout=ConstrainedLayoutEngine(wspace=0.06))
         audit.draw(figure, numbers)
-        figure.savefig(folder / PNG, dpi=DOTS_PER_INCH, metadata={"Software": None})
-        figure.savefig(folder / SVG, metadata={"Date": None, "Creator": None})
+        figure.savefig(folder / "figure.png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+        figure.savefig(folder / "figure.svg", metadata={"Date": None, "Creator": None})
 
 
-#: The report's colours, in its order.
-COLOURS = ("#0b62b0", "#c44d12", "#087f5b", "#94478a", "#8f6c00", "#217fa3", "#666a70", "#8b1e45")
+# What the audits' tables and figures share
 
 
-def text_table(table: Table) -> str:
-    """The table for a terminal."""
-    lines: list[Sequence[str]] = [table.heads, *table.rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(table.heads))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+def shown(value: float | None, form: str = ".1f") -> str:
+    """A number for a table; a dash where there is none."""
+    return "-" if value is None or math.isnan(value) else format(value, form)
 
 
-# What the audits' figures share
+def percent(share: Mapping[str, float]) -> str:
+    """``41.3 [38.0, 44.9]``, in percent."""
+    value, low, high = (shown(100 * share[key]) for key in ("value", "low", "high"))
+    return "-" if value == "-" else f"{value} [{low}, {high}]"
 
 
 def band(axes: Axes, steps: Sequence[float], shares: Sequence[dict[str, Any]], label: str, colour: int) -> None:
     """A line through the values with the interval as a band; what has no value leaves a gap."""
-    shown = [
-        (step, share["value"], share["low"], share["high"])
-        for step, share in zip(steps, shares, strict=True)
-        if share["value"] is not None
-    ]
-    if not shown:
-        return
-    x, value, low, high = zip(*shown, strict=True)
-    axes.plot(x, value, marker="o", markersize=3.5, linewidth=1.4, color=f"C{colour}", label=label)
-    if all(end is not None for end in (*low, *high)):
-        axes.fill_between(x, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
+    found = [(x, each["value"], each["low"], each["high"]) for x, each in zip(steps, shares, strict=True)]
+    if drawn := [row for row in found if row[1] is not None]:
+        x, value, low, high = zip(*drawn, strict=True)
+        axes.plot(x, value, marker="o", markersize=3.5, linewidth=1.4, color=f"C{colour}", label=label)
+        if None not in (*low, *high):
+            axes.fill_between(x, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
 
 
 def percent_axis(axes: Axes, title: str, label: str) -> None:
@@ -158,7 +152,6 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-    with bar:
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda amount: bar.advance(task, amount)

@@ -5,17 +5,16 @@ Shape legend: B = responses, P = groups.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, checkpoint_counts, group_table, teacher_rewards
-from nemo_uecr.audit.judging import JudgedPair
-from nemo_uecr.audit.output import Audit, Numbers, Table, band, percent_axis
+from nemo_uecr.audit.output import Audit, Numbers, band, percent, percent_axis
 from nemo_uecr.audit.store import STUDENT, Responses, Scores
 from nemo_uecr.errors import DataError
-from nemo_uecr.stats import ClusterBootstrap, Share, percent
+from nemo_uecr.stats import ClusterBootstrap, Share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,32 +30,38 @@ NOTE = (
 )
 
 
-def signal_audit(scores: Scores, judged: list[JudgedPair] | None, *, replicates: int, seed: int) -> Audit:
+HEADS = (
+    "checkpoint", "groups", "degenerate %", "of these distinguished %", "pairs", "conflict %", "judged",
+    "judge agrees %",
+)  # fmt: skip
+
+
+def signal_audit(scores: Scores, judged: Sequence[tuple[str, str, str]] | None, *, replicates: int, seed: int) -> Audit:
     """Degenerate groups, teacher-distinguished groups, conflicts and the agreement with a judge, by checkpoint.
 
     Args:
         scores: responses scored by the teacher and the checkpoints that generated them.
-        judged: a judge's preferences on verifier-tied pairs; None without a judge.
+        judged: two equally verified responses and which a judge prefers (first, second, tie, unjudgeable); None without
+            a judge.
         replicates: of the bootstrap.
         seed: of the bootstrap.
 
     References:
         fig:signal-complementarity, app:signal-diagnosis.
     """
-    reward = teacher_rewards(scores, STUDENT, clip=None)
+    reward_B, nonfinite_B = teacher_rewards(scores, STUDENT, clip=None)
     table = group_table(scores.responses)
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
-    checkpoints = [
-        _checkpoint(step, table, reward.reward_B, sampler) | checkpoint_counts(scores.responses, reward, step)
-        for step in scores.responses.checkpoints
-    ]
     numbers: Numbers = {
         "settings": {"anchor": STUDENT, "clip": None, "range": GAP_RANGE, "replicates": replicates, "seed": seed},
         "scores": scores.provenance(),
-        "checkpoints": checkpoints,
-        "judge": None if judged is None else agreement(judged, scores.responses, reward.reward_B, sampler),
+        "checkpoints": [
+            _checkpoint(step, table, reward_B, sampler) | checkpoint_counts(scores.responses, nonfinite_B, step)
+            for step in scores.responses.checkpoints
+        ],
+        "judge": None if judged is None else agreement(judged, scores.responses, reward_B, sampler),
     }
-    return Audit("signal", "Signal complementarity", NOTE, numbers, _table(numbers), draw, (9.8, 3.4))
+    return Audit("signal", "Signal complementarity", NOTE, numbers, HEADS, _rows(numbers), draw, (9.8, 3.4))
 
 
 def _checkpoint(step: int, table: GroupTable, reward_B: Array, sampler: ClusterBootstrap) -> Numbers:
@@ -92,70 +97,54 @@ def conflicts(table: GroupTable, reward_B: Array) -> Array:
 
 
 def agreement(
-    judged: Sequence[JudgedPair], responses: Responses, reward_B: Array, sampler: ClusterBootstrap
-) -> dict[str, Any]:
+    judged: Sequence[tuple[str, str, str]], responses: Responses, reward_B: Array, sampler: ClusterBootstrap
+) -> Numbers:
     """Share of judgeable pairs on which the teacher's score prefers what the judge prefers; equal scores count half.
 
     Raises:
         DataError: A pair is not one of these scores: two responses of one group with equal verdicts.
     """
     place = {name: row for row, name in enumerate(responses.ids)}
-    agrees, problems, steps = [], [], []
+    agrees, rows = [], []
     for pair in judged:
-        first, second = place.get(pair.first), place.get(pair.second)
-        if first is None or second is None or not _tied(responses, first, second):
+        first, second = (place.get(name, -1) for name in pair[:2])
+        same_group = responses.group_B[first] == responses.group_B[second]
+        if -1 in (first, second) or not same_group or responses.reward_B[first] != responses.reward_B[second]:
             raise DataError(
-                f"{pair.first!r} and {pair.second!r} are no responses to one prompt with equal verdicts here; expected "
-                "the key that was written from these scores"
+                f"{pair[0]!r} and {pair[1]!r} are no responses to one prompt with equal verdicts here; expected the "
+                "key that was written from these scores"
             )
-        if pair.preferred not in ("first", "second"):
-            continue
-        lead = reward_B[first] - reward_B[second] if pair.preferred == "first" else reward_B[second] - reward_B[first]
-        agrees.append(0.5 + 0.5 * np.sign(lead))
-        problems.append(responses.problem_B[first])
-        steps.append(responses.checkpoint_B[first])
-    value, problem, step = np.asarray(agrees), np.asarray(problems, dtype=np.int64), np.asarray(steps, dtype=np.int64)
-    every = np.ones(len(value), dtype=bool)
+        if pair[2] in ("first", "second"):
+            lead = (reward_B[first] - reward_B[second]) * (1 if pair[2] == "first" else -1)
+            agrees.append(0.5 + 0.5 * np.sign(lead))
+            rows.append(first)
+    value = np.asarray(agrees)
+    problem, step = responses.problem_B[rows], responses.checkpoint_B[rows]
     return {
         "pairs": len(judged),
         "judgeable": len(value),
-        "all": sampler.mean(value, every, problem),
+        "all": sampler.mean(value, np.ones(len(value), dtype=bool), problem),
         "checkpoints": [
             {"checkpoint": int(each)} | sampler.mean(value, step == each, problem) for each in np.unique(step)
         ],
     }
 
 
-def _tied(responses: Responses, first: int, second: int) -> bool:
-    same_group = responses.group_B[first] == responses.group_B[second]
-    return bool(same_group and responses.reward_B[first] == responses.reward_B[second])
-
-
-def _table(numbers: Mapping[str, Any]) -> Table:
-    heads = (
-        "checkpoint", "groups", "degenerate %", "of these distinguished %", "pairs", "conflict %", "judged",
-        "judge agrees %",
-    )  # fmt: skip
-    judge = numbers["judge"]
-    judged = {} if judge is None else {row["checkpoint"]: row for row in judge["checkpoints"]}
-    rows = [
+def _rows(numbers: Numbers) -> list[tuple[str, ...]]:
+    judge = numbers["judge"] or {"checkpoints": []}
+    judged = {row["checkpoint"]: row for row in judge["checkpoints"]}
+    rows: list[tuple[str, ...]] = [
         (
-            str(row["checkpoint"]),
-            str(row["groups"]),
-            percent(row["degenerate"]),
-            percent(row["distinguished_of_degenerate"]),
-            str(row["pairs"]),
-            percent(row["conflict"]),
+            str(row["checkpoint"]), str(row["groups"]), percent(row["degenerate"]),
+            percent(row["distinguished_of_degenerate"]), str(row["pairs"]), percent(row["conflict"]),
             *_judged(judged.get(row["checkpoint"])),
         )
         for row in numbers["checkpoints"]
-    ]
-    if judge is not None:
-        rows.append(("all", "", "", "", "", "", *_judged(judge["all"])))
-    return Table(heads, tuple(rows))
+    ]  # fmt: skip
+    return [*rows, ("all", *[""] * 5, *_judged(judge["all"]))] if "all" in judge else rows
 
 
-def _judged(share: dict[str, Any] | None) -> tuple[str, str]:
+def _judged(share: Share | None) -> tuple[str, str]:
     return ("-", "-") if share is None else (str(share["of"]), percent(share))
 
 
@@ -179,14 +168,11 @@ def draw(figure: Figure, numbers: Numbers) -> None:
 def _draw_judge(axes: Axes, judge: Numbers | None) -> None:
     percent_axis(axes, "(c) judge on verifier-tied pairs", "teacher agrees with judge")
     axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
-    if judge is None:
-        axes.text(0.5, 0.25, "no judge's file was given", ha="center", transform=axes.transAxes, color="0.4")
-        axes.set_xticks([])
-        return
-    rows = judge["checkpoints"]
+    rows = [] if judge is None else judge["checkpoints"]
     band(axes, [row["checkpoint"] for row in rows], rows, "by checkpoint", 0)
-    if judge["all"]["value"] is None:
-        axes.text(0.5, 0.25, "the judge preferred no response", ha="center", transform=axes.transAxes, color="0.4")
+    if judge is None or judge["all"]["value"] is None:
+        reason = "no judge's file was given" if judge is None else "the judge preferred no response"
+        axes.text(0.5, 0.25, reason, ha="center", transform=axes.transAxes, color="0.4")
         axes.set_xticks([])
         return
     axes.axhline(judge["all"]["value"], color="#c44d12", linewidth=1, label=f"all {judge['all']['of']} pairs")

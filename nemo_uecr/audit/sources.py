@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -40,7 +41,7 @@ class Rollout:
         benchmark: set of problems it belongs to.
         problem: its problem.
         sample: number among the responses to one prompt.
-        group: the prompt of one checkpoint; responses of one group are compared.
+        group: the prompt, of one problem and one checkpoint; responses of one group are compared.
         question: the problem's text, where it is known.
         answer: the reference answer, where it is known.
         response: text without special tokens.
@@ -96,7 +97,7 @@ def is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file() and (path / "provenance.json").is_file()
 
 
-def run_source(run: Path, *, take: str, steps: frozenset[int] | None) -> Source:
+def run_source(run: Path, *, take: Literal["evaluations", "batches"], steps: frozenset[int] | None) -> Source:
     """Responses of a run of `local`.
 
     Args:
@@ -109,7 +110,7 @@ def run_source(run: Path, *, take: str, steps: frozenset[int] | None) -> Source:
         DataError: There is nothing to score, or (when a student is asked for) its checkpoint was not kept.
     """
     config = written_config(run / "config.yaml")
-    pattern = "evaluations/step-*.jsonl" if take == "evaluations" else "batches/step-*.safetensors"
+    pattern = {"evaluations": "evaluations/step-*.jsonl", "batches": "batches/step-*.safetensors"}[take]
     files = [path for path in sorted(run.glob(pattern)) if steps is None or _step_of(path.stem) in steps]
     if not files:
         asked = "" if steps is None else f" of step {', '.join(map(str, sorted(steps)))}"
@@ -141,45 +142,36 @@ def _evaluation_of_run(path: Path, config: Config) -> list[Rollout]:
 
 def _batch_of_run(path: Path, config: Config) -> list[Rollout]:
     tensors = load_batch(path).tensors
-    if "token_ids" not in tensors:
-        raise DataError(f"{path} has no token_ids; expected a batch as `nemo-uecr train` saves it")
     step = (_step_of(path.stem) or 1) - 1  # the batch of step 1 was sampled before any update
-    seen: dict[int, int] = {}
+    seen: Counter[int] = Counter()
     rollouts = []
     for row, text in enumerate(saved_texts(path)):
-        group = int(tensors["group"][row])
-        seen[group] = seen.get(group, -1) + 1
-        ids = tensors["token_ids"][row][tensors["mask"][row].bool()]
+        prompt = int(tensors["group"][row])  # a problem may be drawn for several prompts
+        group = f"{step}/batch/{text['problem']}/prompt {prompt}"
         rollouts.append(
             Rollout(
-                id=f"step {step}/batch/{text['problem']}/prompt {group}/{seen[group]}",
+                id=f"step {group}/{seen[prompt]}",
                 checkpoint=step,
                 benchmark="batch",
                 problem=text["problem"],
-                sample=seen[group],
-                group=f"{step}/batch/{group}",
+                sample=seen[prompt],
+                group=group,
                 question=text["question"],
                 answer=text["answer"],
                 response=text["response"],
                 reward=float(tensors["task_reward"][row]),
                 prompt=_as_in_training(text["question"], text["problem"], text["answer"], config),
-                token_ids=tuple(ids.tolist()),
+                token_ids=tuple(tensors["token_ids"][row][tensors["mask"][row].bool()].tolist()),
                 truncated=None,
             )
         )
+        seen[prompt] += 1
     return rollouts
 
 
 def saved_texts(batch: Path) -> list[dict[str, Any]]:
-    """The texts beside a saved batch: one object a response, in the order of its tensors.
-
-    Raises:
-        DataError: They are not there.
-    """
-    path = batch.with_suffix(".json")
-    if not path.is_file():
-        raise DataError(f"{batch} has no {path.name} beside it; expected the texts of the batch")
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["responses"]
+    """The texts beside a saved batch: one object a response, in the order of its tensors."""
+    rows: list[dict[str, Any]] = json.loads(batch.with_suffix(".json").read_text(encoding="utf-8"))["responses"]
     return rows
 
 
@@ -224,13 +216,14 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
 
 def _evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
     """A sample of an evaluation after ``step`` training steps."""
+    group = f"{step}/{sample.benchmark}/{sample.problem}"
     return Rollout(
-        id=f"step {step}/{sample.benchmark}/{sample.problem}/{sample.sample}",
+        id=f"step {group}/{sample.sample}",
         checkpoint=step,
         benchmark=sample.benchmark,
         problem=sample.problem,
         sample=sample.sample,
-        group=f"{step}/{sample.benchmark}/{sample.problem}",
+        group=group,
         question=sample.question,
         answer=sample.answer,
         response=sample.response,
@@ -243,6 +236,8 @@ def _evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
 
 # A JSONL file
 
+#: Taken over from a row as they are.
+ROW = ("benchmark", "problem", "question", "answer", "response", "token_ids", "truncated")
 #: As the scores keep them: int32.
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -255,13 +250,13 @@ class _Row(BaseModel):
     problem: str
     response: str
     id: str | None = None
-    checkpoint: int | None = Field(default=None, ge=0, lt=2**63)
+    checkpoint: int | None = Field(default=None, ge=0)
     benchmark: str = "file"
-    sample: int | None = Field(default=None, ge=0, lt=2**63)
+    sample: int | None = Field(default=None, ge=0)
     group: str | None = None
     question: str | None = None
     answer: str | None = None
-    reward: float | None = None
+    reward: Annotated[float, Field(ge=0, le=1, multiple_of=1)] | None = None
     prompt: str | None = None
     prompt_ids: tuple[TokenId, ...] | None = Field(default=None, min_length=1)
     token_ids: tuple[TokenId, ...] | None = Field(default=None, min_length=1)
@@ -269,13 +264,17 @@ class _Row(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if self.reward not in (None, 0, 1):
-            raise ValueError(f"reward is {self.reward}, expected 0 or 1")
         if self.prompt is None and self.prompt_ids is None:
             raise ValueError("expected 'prompt' (the whole text that the model read) or 'prompt_ids'")
         if self.token_ids is None and self.truncated is None:
             raise ValueError("expected 'token_ids' or 'truncated': only then it is known whether an end token follows")
         return self
+
+    def encode(self, tokenizer: Any) -> Sequence[int]:
+        """Token ids of the prompt."""
+        if self.prompt_ids is not None:
+            return self.prompt_ids
+        return list(tokenizer(self.prompt, add_special_tokens=False)["input_ids"])
 
 
 def jsonl_source(path: Path, *, step: int | None) -> Source:
@@ -286,42 +285,34 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
     Raises:
         DataError: naming the line and the field.
     """
-    counts: dict[str, int] = {}
-    rollouts = [_rollout(row, place, step, counts) for place, row in read_rows(path, _Row)]
+    counts: Counter[str] = Counter()
+    rollouts = []
+    for place, row in read_rows(path, _Row):
+        checkpoint = step if row.checkpoint is None else row.checkpoint
+        if checkpoint is None:
+            raise DataError(
+                f"{place}: no 'checkpoint'; expected the generating policy's step in each row, or STEP=FILE"
+            )
+        group = "/".join((f"{checkpoint}/{row.benchmark}/{row.problem}", *([row.group] if row.group else [])))
+        sample = counts[group] if row.sample is None else row.sample
+        counts[group] += 1
+        reward = row.reward
+        if reward is None and row.answer is not None:
+            reward = check_response(row.response, row.answer).reward
+        rollouts.append(
+            Rollout(
+                id=row.id or f"step {group}/{sample}",
+                checkpoint=checkpoint,
+                sample=sample,
+                group=group,
+                reward=reward,
+                prompt=row.encode,
+                **row.model_dump(
+                    include={"benchmark", "problem", "question", "answer", "response", "token_ids", "truncated"}
+                ),
+            )
+        )
     return Source(rollouts, None, None, [path])
-
-
-def _rollout(row: _Row, place: str, step: int | None, counts: dict[str, int]) -> Rollout:
-    checkpoint = step if row.checkpoint is None else row.checkpoint
-    if checkpoint is None:
-        raise DataError(f"{place}: no 'checkpoint'; expected the generating policy's step in each row, or STEP=FILE")
-    group = row.group or f"{checkpoint}/{row.benchmark}/{row.problem}"
-    number = counts[group] = counts.get(group, -1) + 1
-    sample = number if row.sample is None else row.sample
-    reward = row.reward
-    if reward is None and row.answer is not None:
-        reward = check_response(row.response, row.answer).reward
-
-    def prompt(tokenizer: Any) -> Sequence[int]:
-        if row.prompt_ids is not None:
-            return row.prompt_ids
-        return list(tokenizer(row.prompt, add_special_tokens=False)["input_ids"])
-
-    return Rollout(
-        id=row.id or f"step {checkpoint}/{row.benchmark}/{row.problem}/{sample}",
-        checkpoint=checkpoint,
-        benchmark=row.benchmark,
-        problem=row.problem,
-        sample=sample,
-        group=group,
-        question=row.question,
-        answer=row.answer,
-        response=row.response,
-        reward=reward,
-        prompt=prompt,
-        token_ids=row.token_ids,
-        truncated=row.truncated,
-    )
 
 
 def read_rows(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
@@ -346,7 +337,7 @@ def read_rows(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
 # Any of them, as the command line names it
 
 
-def source_of(text: str, *, take: str, steps: frozenset[int] | None) -> Source:
+def source_of(text: str, *, take: Literal["evaluations", "batches"], steps: frozenset[int] | None) -> Source:
     """Responses of a run, of an evaluation or of a JSONL file.
 
     Args:

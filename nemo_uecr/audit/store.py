@@ -1,66 +1,48 @@
-"""A folder of scores: the one format that `nemo-uecr score` writes and every audit reads.
+"""A folder of scores: what `nemo-uecr score` writes and every audit reads.
 
-``scores.json`` says how everything was scored, and which responses the folder has once the latest call is finished. A
-part is two files: ``part-000000.safetensors`` has the packed tokens, ``part-000000.parquet`` one row a response and the
-sha256 of those tokens. The rows are written last, so a part without them does not count.
+``scores.json`` says how everything was scored and names every response that was asked for. A part,
+``part-000000.parquet``, has one row a response, with the scores of its tokens as lists. It is written whole or not at
+all, and its pages hold checksums, which are verified when they are read.
 
-Shape legend: B = responses, P = groups, K = problems, b = responses of one part, N = their tokens in a flat list.
+Shape legend: B = responses, P = groups, K = problems, b = responses of one part, N = tokens in a flat list.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.files import file_sha256, replace_file
+from nemo_uecr.files import replace_file
 
 Array = np.ndarray
 
-FORMAT = "nemo_uecr.scores/2"
+FORMAT = "nemo_uecr.scores/3"
 PLAN = "scores.json"
 #: Key of the plan with the names of all responses that were asked for, by any call.
 ASKED = "asked"
 #: Keys that grow with every checkpoint scored; the first call fixes all others.
 GROWING = ("students", "sources")
-#: Columns of a part's parquet file and their types ("?" may be null).
-COLUMNS = {
-    "id": "string",
-    "checkpoint": "int64",
-    "benchmark": "string",
-    "problem": "string",
-    "sample": "int64",
-    "group": "string",
-    "question": "string?",
-    "answer": "string?",
-    "response": "string",
-    "reward": "double?",
-    "prompt_ids": "list<int32>",
-    "sampled_tokens": "int64",
-    "scored_tokens": "int64",
-    "truncated": "bool",
-    "cut": "bool",
-    "ids_from": "string",
-    "nonfinite_tokens": "int64",
-}
-#: Columns of the table of responses; the others are read when asked for.
-TABLE = tuple(name for name in COLUMNS if name not in ("prompt_ids", "question", "answer", "response"))
-#: Token tensors of every part. Each anchor adds ``anchor.NAME``.
-TENSORS = ("offsets", "token_ids", "teacher_logp", "teacher_entropy", "teacher_top1")
-ANCHOR = "anchor."
+#: Columns that every audit reads, one value a response.
+TABLE = {
+    "id": "string", "checkpoint": "int64", "benchmark": "string", "problem": "string", "sample": "int64",
+    "group": "string", "reward": "float64", "sampled_tokens": "int64", "scored_tokens": "int64", "truncated": "bool",
+    "cut": "bool", "ids_from": "string", "nonfinite_tokens": "int64",
+}  # fmt: skip
+TEXTS = ("question", "answer", "response")
+#: Columns with one value a token. Each anchor adds one of its log-probabilities.
+TOKENS = {"token_ids": "int32", "teacher_logp": "float32", "teacher_entropy": "float32", "teacher_top1": "bool"}
+ANCHOR = "anchor_"
 #: The anchor that generated the responses.
 STUDENT = "student"
-#: Key of the parquet metadata with the sha256 of the part's tokens.
-TOKENS_SHA256 = b"tokens_sha256"
 
 
 # Reading
@@ -96,24 +78,6 @@ class Responses:
     cut_B: Array
     from_text_B: Array
 
-    @classmethod
-    def of(cls, table: Mapping[str, list[Any]]) -> Responses:
-        """The columns of all parts together as responses."""
-        problems = tuple(f"{set_}/{name}" for set_, name in zip(table["benchmark"], table["problem"], strict=True))
-        return cls(
-            ids=tuple(table["id"]),
-            checkpoint_B=np.asarray(table["checkpoint"], dtype=np.int64),
-            problems=problems,
-            problem_B=_numbered(problems),
-            sample_B=np.asarray(table["sample"], dtype=np.int64),
-            group_B=_numbered(table["group"]),
-            reward_B=np.asarray([np.nan if value is None else value for value in table["reward"]], dtype=np.float64),
-            scored_B=np.asarray(table["scored_tokens"], dtype=np.int64),
-            truncated_B=np.asarray(table["truncated"], dtype=bool),
-            cut_B=np.asarray(table["cut"], dtype=bool),
-            from_text_B=np.asarray([source == "text" for source in table["ids_from"]], dtype=bool),
-        )
-
     @property
     def checkpoints(self) -> list[int]:
         """The checkpoints, ascending."""
@@ -134,56 +98,51 @@ class Responses:
         return self.reward_B
 
 
-def _numbered(names: Sequence[str]) -> Array:
-    """[len] int, equal names equal numbers, in the order of first appearance."""
-    numbers: dict[str, int] = {}
-    return np.asarray([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class Tokens:
-    """Packed token scores of consecutive responses.
+    """Token scores of some responses in flat lists.
 
     Attributes:
-        rows: which responses.
+        rows: [b] which responses.
         offsets: [b + 1] first token of each response.
         token_ids: [N].
-        teacher_logp: [N] log pi_T(y) at temperature 1, nats.
-        teacher_entropy: [N] full-vocabulary entropy of the teacher, nats.
+        teacher_logp: [N] log pi_T(y) at temperature 1, float32 nats.
+        teacher_entropy: [N] full-vocabulary entropy of the teacher, float32 nats.
         teacher_top1: [N] bool, whether the token has the teacher's largest logit.
-        anchor_logp: [N] log-probability of the anchor at temperature 1, nats.
+        anchor_logp: [N] log-probability of the anchor at temperature 1, float32 nats.
     """
 
-    rows: slice
-    offsets: Tensor
+    rows: Array
+    offsets: Array
     token_ids: Tensor
     teacher_logp: Tensor
     teacher_entropy: Tensor
     teacher_top1: Tensor
     anchor_logp: Tensor
 
+    def span(self, row: int) -> slice:
+        """The tokens of a response."""
+        return slice(int(self.offsets[row]), int(self.offsets[row + 1]))
+
+    @property
+    def row_N(self) -> Array:
+        """[N] response of each token, counted here."""
+        return np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
+
 
 @dataclass(frozen=True)
 class Scores:
-    """A folder that ``nemo-uecr score`` wrote.
-
-    Attributes:
-        folder: where it is.
-        plan: how everything in it was scored.
-        responses: the responses.
-        parts: rows file of each part and its responses.
-    """
+    """A folder that ``nemo-uecr score`` wrote: how everything in it was scored, and the responses."""
 
     folder: Path
     plan: dict[str, Any]
     responses: Responses
-    parts: tuple[tuple[Path, slice], ...]
 
-    def tokens(self, anchor: str) -> Iterator[Tokens]:
-        """The tokens of each part with the log-probabilities of one anchor.
+    def tokens(self, anchor: str, checkpoint: int) -> Tokens:
+        """The tokens of one checkpoint's responses with the log-probabilities of one anchor.
 
         Raises:
-            DataError: The anchor was not scored, or a part's tokens are not those of its rows.
+            DataError: The anchor or the checkpoint was not scored.
         """
         if anchor not in self.plan["anchors"]:
             hint = "--student MODEL" if anchor == STUDENT else f"--anchor {anchor}=MODEL"
@@ -191,20 +150,21 @@ class Scores:
                 f"{self.folder} has no scores of anchor {anchor!r} (it has {', '.join(self.plan['anchors'])}); score "
                 f"into a new folder with {hint}"
             )
-        for path, rows in self.parts:
-            tensors = part_tensors(path, (*TENSORS, ANCHOR + anchor))
-            yield Tokens(rows, anchor_logp=tensors.pop(ANCHOR + anchor), **tensors)
+        if checkpoint not in self.responses.checkpoints:
+            known = ", ".join(map(str, self.responses.checkpoints))
+            raise DataError(f"{self.folder} has no response of checkpoint {checkpoint}; expected one of {known}")
+        lengths, values = token_lists(part_paths(self.folder), (*TOKENS, ANCHOR + anchor), checkpoint)
+        return Tokens(np.flatnonzero(self.responses.checkpoint_B == checkpoint), _offsets(lengths), *values)
 
-    def ranks(self) -> Iterator[Tensor] | None:
-        """[N] rank of each token under the teacher, 1 the largest, part by part; None unless all were ranked."""
-        from safetensors.torch import load_file
-
-        paths = [rank_path(path) for path, _ in self.parts]
-        return (load_file(path)["rank"] for path in paths) if all(path.is_file() for path in paths) else None
+    def ranks(self, checkpoint: int) -> Tensor | None:
+        """[N] rank of each of the tokens under the teacher, 1 the largest; None unless all parts were ranked."""
+        paths = [rank_path(path) for path in part_paths(self.folder)]
+        return token_lists(paths, ["rank"], checkpoint)[1][0] if all(path.is_file() for path in paths) else None
 
     def column(self, name: str) -> list[Any]:
         """One column of the responses as Python values, for example ``response``."""
-        return [value for path, _ in self.parts for value in part_table(path, [name])[name]]
+        values: list[Any] = _read(part_paths(self.folder), [name])[name].to_pylist()
+        return values
 
     def provenance(self) -> dict[str, Any]:
         """What was scored and how, for the numbers of an audit."""
@@ -228,18 +188,38 @@ def read_scores(folder: Path) -> Scores:
     Raises:
         DataError: The folder holds no scores, or not all of them: numbers of some look like those of all.
     """
-    plan = _read_plan(folder)
-    paths = part_paths(folder)
-    tables = [part_table(path, list(TABLE)) for path in paths]
-    ends = np.cumsum([0, *(len(table["id"]) for table in tables)]).tolist()
-    if ends[-1] != len(plan[ASKED]):
+    plan, paths = _read_plan(folder), part_paths(folder)
+    column = _read(paths, list(TABLE)).to_pydict() if paths else {"id": []}
+    if sorted(column["id"]) != plan[ASKED]:
         raise DataError(
-            f"{folder} holds {ends[-1]} of {len(plan[ASKED])} responses: `nemo-uecr score` was interrupted, or a part "
-            "is gone; run the same command again to finish it"
+            f"{folder} holds {len(column['id'])} of {len(plan[ASKED])} responses: `nemo-uecr score` was interrupted, "
+            "or a part is gone; run the same command again to finish it"
         )
-    responses = Responses.of({name: [value for table in tables for value in table[name]] for name in TABLE})
-    spans = [slice(start, end) for start, end in itertools.pairwise(ends)]
-    return Scores(folder, plan, responses, tuple(zip(paths, spans, strict=True)))
+    problems = tuple(map("/".join, zip(column["benchmark"], column["problem"], strict=True)))
+    responses = Responses(
+        ids=tuple(column["id"]),
+        checkpoint_B=np.asarray(column["checkpoint"], dtype=np.int64),
+        problems=problems,
+        problem_B=_numbered(problems),
+        sample_B=np.asarray(column["sample"], dtype=np.int64),
+        group_B=_numbered(column["group"]),
+        reward_B=np.asarray(column["reward"], dtype=np.float64),  # None becomes NaN
+        scored_B=np.asarray(column["scored_tokens"], dtype=np.int64),
+        truncated_B=np.asarray(column["truncated"], dtype=bool),
+        cut_B=np.asarray(column["cut"], dtype=bool),
+        from_text_B=np.asarray(column["ids_from"]) == "text",
+    )
+    return Scores(folder, plan, responses)
+
+
+def _numbered(names: Sequence[str]) -> Array:
+    """[len] int, equal names equal numbers, in the order of first appearance."""
+    numbers: dict[str, int] = {}
+    return np.asarray([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
+
+
+def _offsets(length_b: Array) -> Array:
+    return np.concatenate([[0], np.cumsum(length_b)])
 
 
 def _read_plan(folder: Path) -> dict[str, Any]:
@@ -253,37 +233,31 @@ def _read_plan(folder: Path) -> dict[str, Any]:
 
 
 def part_paths(folder: Path) -> list[Path]:
-    """Rows files of the complete parts, in order."""
+    """The parts, in order."""
     return sorted(folder.glob("part-??????.parquet"))
 
 
-def rank_path(rows: Path) -> Path:
+def rank_path(part: Path) -> Path:
     """The teacher's exact rank of each token of a part, where the second pass was asked for."""
-    return rows.with_suffix(".rank.safetensors")
+    return part.with_suffix(".rank.parquet")
 
 
-def part_table(rows: Path, names: list[str]) -> dict[str, list[Any]]:
-    """Columns of one part's responses."""
+def _read(parts: Sequence[Path], columns: Sequence[str], checkpoint: int | None = None) -> Any:
     import pyarrow.parquet as parquet
 
-    columns: dict[str, list[Any]] = parquet.read_table(rows, columns=names).to_pydict()
-    return columns
+    chosen = None if checkpoint is None else [("checkpoint", "==", checkpoint)]
+    return parquet.read_table(parts, columns=list(columns), filters=chosen, page_checksum_verification=True)
 
 
-def part_tensors(rows: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """Token tensors of one part.
+def token_lists(
+    parts: Sequence[Path], columns: Sequence[str], checkpoint: int | None = None
+) -> tuple[Array, list[Tensor]]:
+    """[B] tokens of each response, of one checkpoint or of all, and [N] values of each column."""
+    import pyarrow.compute as compute
 
-    Raises:
-        DataError: The tokens are not those of the part's rows, as after a copy that stopped halfway.
-    """
-    import pyarrow.parquet as parquet
-    from safetensors import safe_open
-
-    path = rows.with_suffix(".safetensors")
-    if file_sha256(path) != parquet.read_schema(rows).metadata[TOKENS_SHA256].decode():
-        raise DataError(f"{path} does not belong to {rows.name}: its sha256 differs. Copy the folder again, or score")
-    with safe_open(str(path), framework="pt") as file:
-        return {name: file.get_tensor(name) for name in names}
+    table = _read(parts, columns, checkpoint)
+    values = [torch.tensor(compute.list_flatten(table[name]).to_numpy()) for name in columns]
+    return compute.list_value_length(table[columns[0]]).to_numpy(), values
 
 
 # Writing
@@ -298,40 +272,21 @@ def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[d
         ids: names of the call's responses.
 
     Raises:
-        RunFolderError: The folder was scored differently, or an interrupted call left responses that this one lacks:
-            half of the responses must not pass for all.
+        RunFolderError: The folder was scored differently.
     """
-    tables = [part_table(path, ["id", "checkpoint"]) for path in part_paths(folder)]
-    done = {name for table in tables for name in table["id"]}
-    wanted: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **plan, ASKED: sorted(ids)}))
+    done = set(_read(paths, ["id"])["id"].to_pylist()) if (paths := part_paths(folder)) else set()
+    joined = {"format": FORMAT, **plan, ASKED: sorted(ids)}
     if not done:
-        return wanted, done
+        return joined, done
     written = _read_plan(folder)
-    wanted[ASKED] = sorted({*written[ASKED], *ids})
-    lost = set(written[ASKED]) - done - ids
-    if lost:
-        raise RunFolderError(
-            f"{folder} lacks {len(lost)} of the {len(written[ASKED])} responses of an interrupted `nemo-uecr score`, "
-            f"and so does this call ({min(lost)!r}, for one); finish with the same command or a longer one, or choose "
-            "another --out"
-        )
-    for key in sorted((wanted.keys() | written.keys()) - {ASKED, *GROWING}):
-        if wanted.get(key) != written.get(key):
-            raise RunFolderError(
-                f"{folder} holds scores with {key}={written.get(key)!r}, this call has {wanted.get(key)!r}; choose "
-                "another --out"
-            )
-    scored_steps = {str(step) for table in tables for step in table["checkpoint"]}
-    written["students"] = {step: model for step, model in written["students"].items() if step in scored_steps}
-    for key in GROWING:
-        for name in written[key].keys() & wanted[key].keys():
-            if written[key][name] != wanted[key][name]:
-                raise RunFolderError(
-                    f"{folder} was begun with {name} = {written[key][name]}, now {wanted[key][name]}; choose another "
-                    "--out"
-                )
-        wanted[key] = written[key] | wanted[key]
-    return wanted, done
+    for key, own in plan.items():
+        known = written[key]
+        if key in GROWING:
+            joined[key] = known | own
+            own, known = ({name: each[name] for name in known.keys() & own.keys()} for each in (own, known))
+        if own != known:
+            raise RunFolderError(f"{folder} was scored with {key}={known!r}, not {own!r}; choose another --out")
+    return joined | {ASKED: sorted({*written[ASKED], *ids})}, done
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
@@ -339,47 +294,40 @@ def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     replace_file(folder / PLAN, (json.dumps(plan, indent=1) + "\n").encode())
 
 
-def write_part(folder: Path, rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> None:
-    """Write the next part: its tokens, then the rows that make it count. A kill between them leaves no part.
+def write_part(folder: Path, rows: Sequence[Mapping[str, Any]], tokens: Mapping[str, Tensor]) -> None:
+    """Write the next part.
 
     Args:
         folder: the folder of scores.
-        rows: [b] `COLUMNS` of each response.
-        tensors: `TENSORS` and the anchors.
+        rows: [b] `TABLE`, `TEXTS` and ``prompt_ids`` of each response.
+        tokens: [N] `TOKENS` and the anchors.
     """
     import pyarrow
-    import pyarrow.parquet as parquet
-    from safetensors.torch import save
 
-    number = max((int(path.stem.removeprefix("part-")) for path in part_paths(folder)), default=-1) + 1
-    path = folder / f"part-{number:06d}.parquet"
-    tokens = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={"format": FORMAT})
-    table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=_arrow_schema())
-    content = io.BytesIO()
-    sha256 = hashlib.sha256(tokens).hexdigest().encode()
-    parquet.write_table(table.replace_schema_metadata({TOKENS_SHA256: sha256}), content)
-    replace_file(path.with_suffix(".safetensors"), tokens)
-    replace_file(path, content.getvalue())
-
-
-def write_ranks(rows: Path, rank_N: Tensor) -> None:
-    """Write the ranks of a part's tokens."""
-    from safetensors.torch import save
-
-    replace_file(rank_path(rows), save({"rank": rank_N.int().contiguous()}, metadata={"format": FORMAT}))
-
-
-def _arrow_schema() -> Any:
-    import pyarrow
-
-    types = {
-        "string": pyarrow.string(),
-        "int64": pyarrow.int64(),
-        "double": pyarrow.float64(),
-        "bool": pyarrow.bool_(),
-        "list<int32>": pyarrow.list_(pyarrow.int32()),
+    types = {**TABLE, **dict.fromkeys(TEXTS, "string"), "prompt_ids": pyarrow.list_(pyarrow.int32())}
+    columns = {
+        name: pyarrow.array([row[name] for row in rows], type=pyarrow.field(name, kind).type)
+        for name, kind in types.items()
     }
-    return pyarrow.schema(
-        pyarrow.field(name, types[kind.removesuffix("?")], nullable=kind.endswith("?"))
-        for name, kind in COLUMNS.items()
-    )
+    paths = part_paths(folder)
+    number = int(paths[-1].stem.removeprefix("part-")) + 1 if paths else 0
+    _write(folder / f"part-{number:06d}.parquet", columns, [row["scored_tokens"] for row in rows], tokens)
+
+
+def write_ranks(part: Path, rank_N: Tensor) -> None:
+    """Write the ranks of a part's tokens."""
+    table = _read([part], ["checkpoint", "scored_tokens"])
+    _write(rank_path(part), {"checkpoint": table["checkpoint"]}, table["scored_tokens"], {"rank": rank_N.int()})
+
+
+def _write(path: Path, columns: Mapping[str, Any], lengths: Sequence[int], tokens: Mapping[str, Tensor]) -> None:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    ends = pyarrow.array(_offsets(np.asarray(lengths)), type=pyarrow.int32())
+    lists = {
+        name: pyarrow.ListArray.from_arrays(ends, pyarrow.array(value_N.numpy())) for name, value_N in tokens.items()
+    }
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.table({**columns, **lists}), content, write_page_checksum=True)
+    replace_file(path, content.getvalue())

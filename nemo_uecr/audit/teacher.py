@@ -1,25 +1,23 @@
-"""One checkpoint under several engines: how far their log-probabilities and entropies of the same tokens are apart.
+"""A teacher scored in several ways: by several engines (`audit teacher`), or with and without FP8 (`teacher compare`).
 
-Shape legend: b = responses, N = scored tokens of all responses in a flat list.
+Shape legend: B = responses, T = tokens (padded), N = scored tokens of all responses in a flat list.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_uecr.audit.output import Audit, Numbers, Table, progress
+from nemo_uecr.audit.output import Audit, Numbers, progress
 from nemo_uecr.audit.store import STUDENT, Scores
+from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 
 if TYPE_CHECKING:
@@ -39,62 +37,60 @@ NOTE = (
     "below; differences under 1e-8 are drawn there. Engines that are not installed here, or need a GPU, are named in "
     "the table."
 )
+HEADS = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), "max", "mean, signed")
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """Prompts that are read and responses that are scored, as token ids."""
 
-    prompts: tuple[tuple[int, ...], ...]
-    responses: tuple[tuple[int, ...], ...]
+    prompts: Sequence[Sequence[int]]
+    responses: Sequence[Sequence[int]]
+
+    @property
+    def whole(self) -> list[list[int]]:
+        """Prompt and response of each."""
+        return [[*prompt, *response] for prompt, response in zip(self.prompts, self.responses, strict=True)]
 
 
-@dataclass(frozen=True)
-class EngineScores:
+class EngineScores(NamedTuple):
     """[N] float32 nats; an engine that gives no full distribution has no entropy."""
 
     logp: Tensor
     entropy: Tensor | None
 
 
-@dataclass(frozen=True)
-class Engine:
-    """An engine by name.
+class Engine(NamedTuple):
+    """Why an engine cannot run here (None where it can), and how it scores a request with a checkpoint's folder."""
 
-    Attributes:
-        name: as in ``--engines``.
-        missing: why it cannot run here; None where it can.
-        score: scores a request with the checkpoint of a folder.
-    """
-
-    name: str
     missing: Callable[[], str | None]
     score: Callable[[str, Request], EngineScores]
 
 
-def teacher_audit(scores: Scores, model: str, engines: Sequence[Engine], *, responses: int | None) -> Audit:
+def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, responses: int | None) -> Audit:
     """Largest differences and quantiles of each engine against the scores.
 
     Args:
         scores: responses scored by this teacher with transformers in float32.
         model: folder of the teacher.
-        engines: to compare; one that cannot run here is named with the reason.
+        engines: names of those to compare; one that cannot run here is named with the reason.
         responses: how many of the responses; None for all.
 
     Raises:
-        DataError: If the scores are not float32, or an engine cannot load the checkpoint.
+        DataError: The scores are not float32, or an engine is unknown.
     """
-    if scores.plan.get("dtype") != "float32":
-        raise DataError(f"{scores.folder} was scored in {scores.plan.get('dtype')}; expected float32, the reference")
+    if unknown := [name for name in engines if name not in ENGINES]:
+        raise DataError(f"--engines {unknown[0]!r}; expected names of {', '.join(ENGINES)}")
+    if scores.plan["dtype"] != "float32":
+        raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
     request, reference = _reference(scores, responses)
     found: dict[str, Numbers] = {}
     with progress("engines", len(engines)) as advance:
-        for engine in engines:
-            reason = engine.missing()
+        for name in engines:
+            reason = ENGINES[name].missing()
             if reason is None:
-                found[engine.name] = compared(reference, engine.score(model, request), engine.name)
+                found[name] = compared(reference, ENGINES[name].score(model, request), name)
             else:
-                found[engine.name] = {"skipped": reason}
+                found[name] = {"skipped": reason}
             advance(1)
     numbers: Numbers = {
         "scores": scores.provenance(),
@@ -104,45 +100,43 @@ def teacher_audit(scores: Scores, model: str, engines: Sequence[Engine], *, resp
         "probabilities": GRID,
         "engines": found,
     }
-    return Audit("teacher", "One teacher under several engines", NOTE, numbers, _table(numbers), draw, (9.2, 3.2))
+    return Audit("teacher", "One teacher under several engines", NOTE, numbers, HEADS, _rows(found), draw, (9.2, 3.2))
 
 
-def _reference(scores: Scores, responses: int | None) -> tuple[Request, EngineScores]:
-    prompts = [tuple(ids) for ids in scores.column("prompt_ids")]
-    ids: list[tuple[int, ...]] = []
-    logp: list[Tensor] = []
-    entropy: list[Tensor] = []
-    limit = len(prompts) if responses is None else min(responses, len(prompts))
-    for tokens in scores.tokens(STUDENT):
-        for start, end in zip(tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist(), strict=True):
-            if len(ids) == limit:
-                break
-            ids.append(tuple(tokens.token_ids[start:end].tolist()))
-            logp.append(tokens.teacher_logp[start:end])
-            entropy.append(tokens.teacher_entropy[start:end])
-    return Request(tuple(prompts[:limit]), tuple(ids)), EngineScores(torch.cat(logp), torch.cat(entropy))
+def _reference(scores: Scores, limit: int | None) -> tuple[Request, EngineScores]:
+    """The first responses and what was scored of them."""
+    prompts: list[list[int]] = scores.column("prompt_ids")
+    chosen: list[list[int]] = []
+    ids: list[list[int]] = []
+    logp, entropy = [], []
+    for step in scores.responses.checkpoints:
+        tokens = scores.tokens(STUDENT, step)
+        for place, row in enumerate(tokens.rows[: None if limit is None else limit - len(ids)].tolist()):
+            span = tokens.span(place)
+            chosen.append(prompts[row])
+            ids.append(tokens.token_ids[span].tolist())
+            logp.append(tokens.teacher_logp[span])
+            entropy.append(tokens.teacher_entropy[span])
+    return Request(chosen, ids), EngineScores(torch.cat(logp), torch.cat(entropy))
 
 
 def compared(reference: EngineScores, found: EngineScores, engine: str) -> Numbers:
     """Differences of an engine's scores: largest, quantiles, mean, and where the largest is.
 
     Raises:
-        ScoreError: If the engine scored another number of tokens, or a score is not finite.
+        ScoreError: A score is not finite.
     """
+    assert reference.entropy is not None
     return {
         "logp": _differences(reference.logp, found.logp, engine),
-        "entropy": None
-        if found.entropy is None or reference.entropy is None
-        else _differences(reference.entropy, found.entropy, engine),
+        "entropy": None if found.entropy is None else _differences(reference.entropy, found.entropy, engine),
     }
 
 
 def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
-    if reference_N.shape != found_N.shape:
-        raise ScoreError(f"{engine} scored {len(found_N)} tokens; expected the {len(reference_N)} of the reference")
     signed_N = found_N.double().numpy() - reference_N.double().numpy()
     if not np.isfinite(signed_N).all():
-        at = int(np.flatnonzero(~np.isfinite(signed_N))[0])
+        at = int(np.isfinite(signed_N).argmin())
         raise ScoreError(f"{engine} gives {float(found_N[at])} at token {at}; expected finite nats")
     size_N = np.abs(signed_N)
     return {
@@ -155,10 +149,6 @@ def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
 
 
 # The engines
-
-
-def _always() -> None:
-    return None
 
 
 def _without_megatron() -> str | None:
@@ -193,31 +183,18 @@ def _transformers(dtype: str) -> Callable[[str, Request], EngineScores]:
 
 
 def _megatron(model: str, request: Request) -> EngineScores:
-    from safetensors.torch import load_file, save_file
+    """In a process of its own, whose torch pretends to have no accelerator."""
+    from nemo_uecr.audit.megatron_engine import score_on_cpu
 
-    whole = [prompt + response for prompt, response in zip(request.prompts, request.responses, strict=True)]
-    tensors = {
-        "ids": torch.tensor([token for ids in whole for token in ids]),
-        "offsets": torch.tensor([0, *map(len, whole)]).cumsum(0),
-        "prompts": torch.tensor([len(prompt) for prompt in request.prompts]),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "request.safetensors", Path(folder) / "scores.safetensors"
-        save_file(tensors, given)
-        words = [sys.executable, "-m", "nemo_uecr.audit.megatron_engine", model, str(given), str(out)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            last = (done.stderr.strip() or "no message").splitlines()[-1]
-            raise DataError(f"megatron-core cannot score {model!r} ({last[:200]}); expected a Qwen3 folder")
-        found = load_file(out)
-    return EngineScores(found["logp"], found["entropy"])
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return EngineScores(*process.submit(score_on_cpu, model, request.prompts, request.whole).result())
 
 
 def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Request], EngineScores]:
     def score(model: str, request: Request) -> EngineScores:
         from vllm import LLM, SamplingParams
 
-        whole = [prompt + response for prompt, response in zip(request.prompts, request.responses, strict=True)]
+        whole = request.whole
         engine: Any = LLM(
             model=model, dtype=dtype, quantization=quantization, max_model_len=1 + max(map(len, whole)),
             enforce_eager=not torch.cuda.is_available(), generation_config="vllm", trust_remote_code=False, seed=0,
@@ -225,7 +202,7 @@ def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Request], Engi
         )  # fmt: skip
         # 0: of each position the token that stands there. The whole distribution, for the entropy, vLLM does not give.
         sampling = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        inputs = [{"prompt_token_ids": list(ids)} for ids in whole]
+        inputs = [{"prompt_token_ids": ids} for ids in whole]
         values: list[float] = []
         for prompt, ids, found in zip(
             request.prompts, whole, engine.generate(inputs, sampling, use_tqdm=False), strict=True
@@ -237,48 +214,33 @@ def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Request], Engi
 
 
 ENGINES: dict[str, Engine] = {
-    each.name: each
-    for each in (
-        Engine("transformers", _always, _transformers("float32")),
-        Engine("transformers-bf16", _always, _transformers("bfloat16")),
-        Engine("megatron", _without_megatron, _megatron),
-        Engine("vllm", _without_vllm, _vllm("float32", None)),
-        Engine("vllm-bf16", _without_gpu, _vllm("bfloat16", None)),
-        Engine("vllm-fp8", _without_gpu, _vllm("bfloat16", "fp8")),
-    )
+    "transformers": Engine(lambda: None, _transformers("float32")),
+    "transformers-bf16": Engine(lambda: None, _transformers("bfloat16")),
+    "megatron": Engine(_without_megatron, _megatron),
+    "vllm": Engine(_without_vllm, _vllm("float32", None)),
+    "vllm-bf16": Engine(_without_gpu, _vllm("bfloat16", None)),
+    "vllm-fp8": Engine(_without_gpu, _vllm("bfloat16", "fp8")),
 }
-
-
-def engines_of(names: Sequence[str]) -> list[Engine]:
-    """The engines by name.
-
-    Raises:
-        DataError: naming one that is unknown.
-    """
-    for name in names:
-        if name not in ENGINES:
-            raise DataError(f"--engines {name!r}; expected names of {', '.join(ENGINES)}")
-    return [ENGINES[name] for name in names]
 
 
 # The table and the figure
 
 
-def _table(numbers: Numbers) -> Table:
-    heads = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), "max", "mean, signed")
+def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for name, found in numbers["engines"].items():
+    blank = ("",) * (len(HEADS) - 2)
+    for name, found in engines.items():
         if "skipped" in found:
-            rows.append((name, found["skipped"], *[""] * (len(QUANTILES) + 2)))
+            rows.append((name, found["skipped"], *blank))
             continue
         for quantity in ("logp", "entropy"):
             values = found[quantity]
             if values is None:
-                rows.append((name, f"{quantity}: not given by it", *[""] * (len(QUANTILES) + 2)))
+                rows.append((name, f"{quantity}: not given by it", *blank))
                 continue
-            shown = [f"{value:.1e}" for value in (*values["quantiles"].values(), values["max"])]
-            rows.append((name, quantity, *shown, f"{values['mean_signed']:+.1e}"))
-    return Table(heads, tuple(rows))
+            sizes = [f"{value:.1e}" for value in (*values["quantiles"].values(), values["max"])]
+            rows.append((name, quantity, *sizes, f"{values['mean_signed']:+.1e}"))
+    return rows
 
 
 def draw(figure: Figure, numbers: Numbers) -> None:
@@ -302,3 +264,85 @@ def _curves(axes: Axes, numbers: Mapping[str, Numbers], quantity: str) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(5e-5, 1.5)
+
+
+# Two scorings of one batch
+
+
+class Effect(NamedTuple):
+    """How one quantity differs between two ways; in its own unit.
+
+    Attributes:
+        quantity: what it is.
+        unit: its unit.
+        spread: standard deviation of the first way's values, to measure the differences by.
+        bias: mean difference, second minus first.
+        mean: mean magnitude of the difference.
+        high: 99th percentile of the magnitude.
+        largest: largest magnitude.
+        flipped: share of values whose sign changed; None where the sign means nothing.
+    """
+
+    quantity: str
+    unit: str
+    spread: float
+    bias: float
+    mean: float
+    high: float
+    largest: float
+    flipped: float | None
+
+
+def teacher_effect(first: ScoredBatch, second: ScoredBatch, advantage: Callable[[ScoredBatch], Tensor]) -> list[Effect]:
+    """Compare two teachers' scores of the same tokens.
+
+        delta_t = log pi_T(y_t) - log pi_old(y_t),   H_t = -sum_v p_T(v) log p_T(v)
+
+    Args:
+        first: the batch with the scores that count as right (bf16).
+        second: the same batch with the scores in question (FP8).
+        advantage: [B, T] final advantages of a batch.
+
+    Returns:
+        Gap in nats a token, entropy in nats a token where both have it, and advantage.
+
+    Raises:
+        DataError: The two are not about the same tokens, or one has no teacher scores.
+    """
+    mask_BT = first.mask_BT
+    for name in ("mask_BT", "group_B", "task_reward_B", "old_logp_BT"):
+        ours, theirs = getattr(first, name), getattr(second, name)
+        if name == "old_logp_BT":  # where nothing was sampled there may be anything
+            ours, theirs = ours[mask_BT], theirs[second.mask_BT]
+        if not torch.equal(ours, theirs):
+            shown = name.rpartition("_")[0]
+            raise DataError(f"{shown} differs between the two; expected one batch, scored by the teacher in two ways")
+    effects = [_effect("gap", "nats", _gap(first)[mask_BT], _gap(second)[mask_BT], signed=True)]
+    if first.teacher_entropy_BT is not None and second.teacher_entropy_BT is not None:
+        entropies = first.teacher_entropy_BT[mask_BT], second.teacher_entropy_BT[mask_BT]
+        effects.append(_effect("entropy", "nats", *entropies, signed=False))
+    effects.append(_effect("advantage", "1", advantage(first)[mask_BT], advantage(second)[mask_BT], signed=True))
+    return effects
+
+
+def _gap(batch: ScoredBatch) -> Tensor:
+    if batch.teacher_logp_BT is None:
+        raise DataError("a batch has no teacher_logp; expected the scores of a teacher")
+    return batch.teacher_logp_BT - batch.old_logp_BT
+
+
+def _effect(quantity: str, unit: str, before_N: Tensor, after_N: Tensor, *, signed: bool) -> Effect:
+    before_N, after_N = before_N.double(), after_N.double()
+    difference_N = after_N - before_N
+    size_N = difference_N.abs().sort().values
+    return Effect(
+        quantity,
+        unit,
+        spread=float(before_N.std(correction=0)),
+        bias=float(difference_N.mean()),
+        mean=float(size_N.mean()),
+        # The smallest magnitude that at least 99% do not exceed; torch.quantile stops at 2^24 values.
+        high=float(size_N[-(-99 * size_N.numel() // 100) - 1]),
+        largest=float(size_N[-1]),
+        flipped=float((before_N.sign() != after_N.sign()).double().mean()) if signed else None,
+    )

@@ -6,19 +6,19 @@ Shape legend: B = responses, K = problems, M = entropy strata, N = tokens in a f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from nemo_uecr.audit.groups import TokenTable, token_table
-from nemo_uecr.audit.output import Audit, Numbers, Table, percent_axis, progress
-from nemo_uecr.audit.store import STUDENT, Scores
+from nemo_uecr.audit.groups import rows_of, scored_batch
+from nemo_uecr.audit.output import Audit, Numbers, percent, percent_axis, progress
+from nemo_uecr.audit.store import STUDENT, Scores, Tokens
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percent, percentile_interval
+from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ NOTE = (
     "stratum's share of all tokens. (c) mean token weight of a response without the projection; with it the mean is 1. "
     "Intervals: 95% bootstrap over problems."
 )
-WAYS = ("token_weighted", "response_balanced")
+HEADS = ("quantity", "token-weighted", "response-balanced")
 
 
 def token_credit_audit(
@@ -60,94 +60,80 @@ def token_credit_audit(
     """
     first = scores.responses.checkpoints[0]
     chosen = first if checkpoint is None else checkpoint
-    table = token_table(scores, STUDENT, chosen)
-    entropy_N = _entropy(table)
-    reference_N = entropy_N if chosen == first else _entropy(token_table(scores, STUDENT, first))
+    tokens = scores.tokens(STUDENT, chosen)
+    entropy_N = _entropy(scores, tokens)
+    reference_N = entropy_N if chosen == first else _entropy(scores, scores.tokens(STUDENT, first))
     boundaries = entropy_boundaries(reference_N, STRATA)
-    count = len(boundaries) + 1
-    strata = Strata.of(table, stratum_of(entropy_N, boundaries), count, replicates=replicates, seed=seed)
+    _, problem_B = np.unique(scores.responses.problem_B[tokens.rows], return_inverse=True)
+    resamples = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
+    stratum_N = np.searchsorted(boundaries, entropy_N, side="left")  # H in (boundary below, boundary above]
+    strata = Strata(stratum_N, tokens.row_N, problem_B, len(boundaries) + 1, resamples)
     quartile = float(np.quantile(reference_N, 0.75, method="inverted_cdf"))
-    used = {key: getattr(settings, key) for key in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")}
+    gap_N = (tokens.teacher_logp.double() - tokens.anchor_logp.double()).abs().numpy()
+    weights = {name: _weights(scores, tokens, method, settings, strata) for name, method in WEIGHTS.items()}
+    _histogram(weights)
     numbers: Numbers = {
-        "settings": {"anchor": STUDENT, **used, "strata": STRATA, "top": TOP, "replicates": replicates, "seed": seed},
+        "settings": {
+            "anchor": STUDENT,
+            **{key: getattr(settings, key) for key in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")},
+            "strata": STRATA, "top": TOP, "replicates": replicates, "seed": seed,
+        },
         "scores": scores.provenance(),
         "checkpoint": chosen,
         "strata_from_checkpoint": first,
-        "responses": len(table.rows),
+        "responses": len(tokens.rows),
         "tokens": len(entropy_N),
         "highest_quartile_above": quartile,
-        "strata": _strata_numbers(table, strata, entropy_N, boundaries, _ranks(scores, chosen)),
-        "large_gaps": _large_gaps(table, strata, entropy_N, quartile, settings),
-        "weights": {name: _weights(table, method, settings, strata.resamples) for name, method in WEIGHTS.items()},
-    }
-    _histogram(numbers["weights"])
-    return Audit("token-credit", "Token credit", NOTE, numbers, summary_table(numbers), draw, (9.8, 3.3))
+        "strata": {
+            "boundaries": boundaries,
+            "tokens": np.bincount(stratum_N, minlength=strata.count),
+            "entropy": strata.mean(entropy_N),
+            "probability": strata.mean(tokens.teacher_logp.double().exp().numpy()),
+            "top1": strata.mean(tokens.teacher_top1.double().numpy()),
+            "absolute_gap": strata.mean(gap_N),
+            **_ranks(strata, scores.ranks(chosen)),
+        },
+        "large_gaps": _large_gaps(gap_N, entropy_N, strata, quartile, settings),
+        "weights": weights,
+    }  # fmt: skip
+    return Audit("token-credit", "Token credit", NOTE, numbers, HEADS, _rows(numbers), draw, (9.8, 3.3))
 
 
-def _entropy(table: TokenTable) -> Array:
+def _entropy(scores: Scores, tokens: Tokens) -> Array:
     for name in ("teacher_entropy", "teacher_logp", "anchor_logp"):
-        bad = (~getattr(table, name).isfinite()).nonzero()
+        bad = (~getattr(tokens, name).isfinite()).nonzero()
         if bad.numel():
-            row = int(np.searchsorted(table.offsets, int(bad[0]), side="right")) - 1
+            row = int(tokens.row_N[int(bad[0])])
+            response, place = scores.responses.ids[tokens.rows[row]], int(bad[0]) - int(tokens.offsets[row])
             raise ScoreError(
-                f"{name} of {table.ids[row]!r} at token {int(bad[0]) - int(table.offsets[row])} is not finite; "
-                "expected finite nats for every token of this audit. Check the model, and score again"
+                f"{name} of {response!r} at token {place} is not finite; expected finite nats for every token of this "
+                "audit. Check the model, and score again"
             )
-    entropy_N: Array = table.teacher_entropy.double().numpy()
+    entropy_N: Array = tokens.teacher_entropy.double().numpy()
     return entropy_N
 
 
-def _ranks(scores: Scores, checkpoint: int) -> Array | None:
-    """[N] rank of the checkpoint's tokens in the order of its token table; None without the second pass."""
-    found = scores.ranks()
-    if found is None:
-        return None
-    kept = []
-    for (_, rows), rank_N in zip(scores.parts, found, strict=True):
-        own_b = scores.responses.checkpoint_B[rows] == checkpoint
-        kept.append(rank_N.numpy()[np.repeat(own_b, scores.responses.scored_B[rows])])
-    return np.concatenate(kept)
-
-
-def _strata_numbers(
-    table: TokenTable, strata: Strata, entropy_N: Array, boundaries: Array, rank_N: Array | None
-) -> Numbers:
-    gap_N = _gap(table)
-    numbers: Numbers = {
-        "boundaries": boundaries,
-        "tokens": np.bincount(strata.stratum_N, minlength=strata.count),
-        "entropy": strata.mean(entropy_N),
-        "probability": strata.mean(table.teacher_logp.double().exp().numpy()),
-        "top1": strata.mean(table.teacher_top1.double().numpy()),
-        "absolute_gap": strata.mean(np.abs(gap_N)),
+def _ranks(strata: Strata, rank: torch.Tensor | None) -> Numbers:
+    if rank is None:
+        return {}
+    rank_N = rank.numpy()
+    own = [rank_N[strata.stratum_N == each] for each in range(strata.count)]
+    return {
+        "rank": strata.mean(rank_N.astype(np.float64)),
+        "median_rank": [float(np.median(each)) if each.size else None for each in own],
     }
-    if rank_N is not None:
-        numbers["rank"] = strata.mean(rank_N.astype(np.float64))
-        numbers["median_rank"] = [
-            float(np.median(rank_N[strata.stratum_N == each])) if (strata.stratum_N == each).any() else None
-            for each in range(strata.count)
-        ]
-    return numbers
 
 
-def _gap(table: TokenTable) -> Array:
-    gap_N: Array = (table.teacher_logp.double() - table.anchor_logp.double()).numpy()
-    return gap_N
-
-
-def _large_gaps(
-    table: TokenTable, strata: Strata, entropy_N: Array, quartile: float, settings: Settings
-) -> list[Numbers]:
+def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float, settings: Settings) -> list[Numbers]:
     """For each share of the largest gaps: their strata, and how much calibration shrinks them."""
-    gap_N = np.abs(_gap(table))
-    magnitude_N = np.tanh(gap_N / (2.0 * settings.given(["tau_delta"], "token-credit")["tau_delta"]))
-    calibrated_N = magnitude_N * np.exp(-entropy_N / settings.given(["tau_entropy"], "token-credit")["tau_entropy"])
-    quarters = Strata((entropy_N > quartile).astype(np.int64), strata.response_N, strata.problem_B, 2, strata.resamples)
-    whole = Strata(np.zeros_like(strata.stratum_N), strata.response_N, strata.problem_B, 1, strata.resamples)
+    tau = settings.given(("tau_delta", "tau_entropy"), "uecr")
+    magnitude_N = np.tanh(gap_N / (2.0 * tau["tau_delta"]))
+    calibrated_N = magnitude_N * np.exp(-entropy_N / tau["tau_entropy"])
+    quarters = replace(strata, stratum_N=(entropy_N > quartile).astype(np.int64), count=2)
+    whole = replace(strata, stratum_N=np.zeros_like(strata.stratum_N), count=1)
     rows: list[Numbers] = []
     for share in TOP:
         among_N, threshold = largest(gap_N, share)
-        before, after = whole.mean(magnitude_N, among_N), whole.mean(calibrated_N, among_N)
         rows.append(
             {
                 "share": share,
@@ -156,8 +142,8 @@ def _large_gaps(
                 "actual_share": float(among_N.mean()),
                 "by_stratum": strata.location(among_N),
                 "in_highest_quartile": _last(quarters.location(among_N)),
-                "magnitude": _last(before),
-                "calibrated": _last(after),
+                "magnitude": _last(whole.mean(magnitude_N, among_N)),
+                "calibrated": _last(whole.mean(calibrated_N, among_N)),
                 "reduction": _last(whole.reduction(magnitude_N, calibrated_N, among_N)),
             }
         )
@@ -169,25 +155,25 @@ def _last(found: Mapping[str, Mapping[str, Array]]) -> Numbers:
     return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in found.items()}
 
 
-def _weights(table: TokenTable, method: str, settings: Settings, sampler: ClusterBootstrap) -> Numbers:
+def _weights(scores: Scores, tokens: Tokens, method: str, settings: Settings, strata: Strata) -> Numbers:
     """``B_i = sum_t m w / sum_t m`` in float64, over responses whose verifier advantage has a sign."""
-    budget_B = np.ones(len(table.rows))
-    sign_B = np.zeros(len(table.rows))
-    groups = len(np.unique(table.group_B))
-    with progress(f"weights of {method}", groups) as advance:
-        for rows, batch in table.group_batches():
-            found = METHODS[method].compute(batch, settings, detail=True)
-            if found.weight_BT is None or found.advantage_task_B is None or batch.offsets is None:
-                raise AssertionError("detail was asked for")
-            parts = torch.tensor_split(found.weight_BT, batch.offsets[1:-1])
+    scores.responses.verified_rewards()
+    budget_B, sign_B = np.ones(len(tokens.rows)), np.zeros(len(tokens.rows))
+    groups = rows_of(scores.responses.group_B[tokens.rows])
+    with progress(f"weights of {method}", len(groups)) as advance:
+        for rows in groups:
+            found = METHODS[method].compute(scored_batch(scores, tokens, rows), settings, detail=True)
+            assert found.weight_BT is not None
+            assert found.advantage_task_B is not None
+            parts = torch.split(found.weight_BT, np.diff(tokens.offsets)[rows].tolist())
             budget_B[rows] = [float(part.mean()) for part in parts]
             sign_B[rows] = found.advantage_task_B.sign().numpy()
             advance(1)
     signed = sign_B != 0
-    own_B, lengths_B = budget_B[signed], np.diff(table.offsets)[signed].astype(np.float64)
-    _, problem_B = np.unique(table.problem_B, return_inverse=True)
+    own_B, lengths_B = budget_B[signed], np.diff(tokens.offsets)[signed].astype(np.float64)
     if not len(own_B):
         return {"responses": 0, "method": method}
+    problem, ratio = strata.problem_B[signed], strata.resamples.ratio
     return {
         "method": method,
         "responses": len(own_B),
@@ -195,8 +181,8 @@ def _weights(table: TokenTable, method: str, settings: Settings, sampler: Cluste
         "smallest": float(own_B.min()),
         "largest": float(own_B.max()),
         "quantiles": dict(zip(("q05", "q50", "q95"), np.quantile(own_B, [0.05, 0.5, 0.95]), strict=True)),
-        "response_balanced": sampler.ratio(own_B, np.ones_like(own_B), problem_B[signed]),
-        "token_weighted": sampler.ratio(own_B * lengths_B, lengths_B, problem_B[signed]),
+        "response_balanced": ratio(own_B, np.ones_like(own_B), problem),
+        "token_weighted": ratio(own_B * lengths_B, lengths_B, problem),
         "correct_mean": float(budget_B[sign_B > 0].mean()) if (sign_B > 0).any() else None,
         "incorrect_mean": float(budget_B[sign_B < 0].mean()) if (sign_B < 0).any() else None,
         "budgets": own_B,
@@ -228,11 +214,6 @@ def entropy_boundaries(entropy_N: Array, strata: int) -> Array:
     return below
 
 
-def stratum_of(entropy_N: Array, boundaries: Array) -> Array:
-    """[N] stratum of each token: H in (boundary below, boundary above]."""
-    return np.searchsorted(boundaries, entropy_N, side="left")
-
-
 @dataclass(frozen=True)
 class Strata:
     """Where every token belongs, and the draws that the intervals share.
@@ -250,13 +231,6 @@ class Strata:
     problem_B: Array
     count: int
     resamples: ClusterBootstrap
-
-    @classmethod
-    def of(cls, table: TokenTable, stratum_N: Array, count: int, *, replicates: int, seed: int) -> Strata:
-        """Number the problems that are there and draw them."""
-        _, problem_B = np.unique(table.problem_B, return_inverse=True)
-        resamples = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
-        return cls(stratum_N, response_numbers(table), problem_B, count, resamples)
 
     def mean(self, value_N: Array, among_N: Array | None = None) -> dict[str, Estimate]:
         """Mean of a value in each stratum, over chosen tokens.
@@ -309,11 +283,6 @@ class Strata:
         return {"value": value_M, "low": found["low"], "high": found["high"]}
 
 
-def response_numbers(table: TokenTable) -> Array:
-    """[N] response of each token."""
-    return np.repeat(np.arange(len(table.rows)), np.diff(table.offsets))
-
-
 def largest(value_N: Array, share: float) -> tuple[Array, float]:
     """[N] bool, the tokens whose value is among the largest share, and the threshold; ties at it are all taken."""
     keep = max(1, round(share * len(value_N)))
@@ -325,27 +294,26 @@ def largest(value_N: Array, share: float) -> tuple[Array, float]:
 # The table and the figure
 
 
-def summary_table(numbers: Numbers) -> Table:
+def _rows(numbers: Numbers) -> list[tuple[str, str, str]]:
     """What the paper states of this audit."""
-    heads = ("quantity", "token-weighted", "response-balanced")
     rows = []
     for row in numbers["large_gaps"]:
         name = f"top {100 * row['share']:g}% gaps"
-        rows.append(
-            (f"{name} in the highest entropy quartile, %", *(percent(row["in_highest_quartile"][w]) for w in WAYS))
-        )
-        shrunk = (percent(row["reduction"][way]) for way in WAYS)
-        rows.append((f"{name}: calibration lowers |d| by, %", *shrunk))
+        rows.append((f"{name} in the highest entropy quartile, %", *_both(row["in_highest_quartile"])))
+        rows.append((f"{name}: calibration lowers |d| by, %", *_both(row["reduction"])))
     for name, row in numbers["weights"].items():
         if row["responses"]:
-            means = (_weight(row[way]) for way in WAYS)
-            rows.append((f"mean weight, {name}", *means))
+            token, response = (
+                "{value:.4f} [{low:.4f}, {high:.4f}]".format(**row[way])
+                for way in ("token_weighted", "response_balanced")
+            )
+            rows.append((f"mean weight, {name}", token, response))
             rows.append((f"largest |B - 1|, {name}", "", f"{row['largest_error']:.3g}"))
-    return Table(heads, tuple(rows))
+    return rows
 
 
-def _weight(found: Numbers) -> str:
-    return f"{found['value']:.4f} [{found['low']:.4f}, {found['high']:.4f}]"
+def _both(found: Numbers) -> tuple[str, str]:
+    return percent(found["token_weighted"]), percent(found["response_balanced"])
 
 
 def draw(figure: Figure, numbers: Numbers) -> None:
@@ -373,7 +341,7 @@ def _line(axes: Axes, found: Numbers, label: str, colour: int, count: int) -> No
     axes.plot(x, _numbers(response["value"]), "o", markersize=3.5, color=f"C{colour}")
 
 
-def _numbers(values: list[Any]) -> list[float]:
+def _numbers(values: list[float | None]) -> list[float]:
     return [float("nan") if value is None else value for value in values]
 
 

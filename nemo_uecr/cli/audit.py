@@ -263,17 +263,16 @@ def teacher(
         responses: The first N responses (default: all).
     """
     require_extra("local")
-    from nemo_uecr.audit.teacher import engines_of, teacher_audit
+    from nemo_uecr.audit.teacher import teacher_audit
     from nemo_uecr.evaluation.settings import model_digest
 
-    found, chosen = _read(scores), engines_of(list(engines))
-    scored = found.plan["teacher"]
-    model = teacher or scored["name"]
-    if model_digest(model) != scored.get("sha256"):
+    found = _read(scores)
+    model = teacher or found.plan["teacher"]["name"]
+    if model_digest(model) != found.plan["teacher"]["sha256"]:
         raise DataError(
             f"the weights of {model} are not those of the scores; expected the same checkpoint. Give --teacher"
         )
-    _finish(teacher_audit(found, model, chosen, responses=responses), out, scores.resolve().parent)
+    _finish(teacher_audit(found, model, engines, responses=responses), out, scores.resolve().parent)
 
 
 @app.command
@@ -285,16 +284,16 @@ def batch(run: Run, /, *, out: Out = None) -> int:
         nemo-uecr audit batch runs/demo
     """
     require_extra("data", "plots")
-    from nemo_uecr.audit.batch import batch_audit, intended_batch, read_lines
+    from nemo_uecr.audit.runs import batch_audit, problem_names
     from nemo_uecr.config.load import written_config
     from nemo_uecr.demo.assets import locate
     from nemo_uecr.telemetry.run_folder import read_run
+    from nemo_uecr.telemetry.sinks import STEPS, read_records
 
-    found = read_run(run)
+    batches = {saved.step: saved.tensors for saved in read_run(run).batches}
     config = written_config(run / "config.yaml")
-    batches = [(saved.step, saved.tensors) for saved in found.batches]
-    intended = intended_batch(config, Path(locate(config.data.train)), [step for step, _ in batches])
-    audit = batch_audit(read_lines(run / "metrics.jsonl"), batches, intended)
+    steps, cut_off = read_records(run / STEPS)
+    audit = batch_audit(steps, batches, config, problem_names(config, Path(locate(config.data.train))), cut_off=cut_off)
     _finish(audit, out, run)
     return 1 if audit.numbers["faults"] else 0
 
@@ -309,21 +308,17 @@ def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) ->
         baseline: Run of method grpo to compare with.
     """
     require_extra("data", "plots")
-    from nemo_uecr.audit.efficiency import Run as CostedRun
-    from nemo_uecr.audit.efficiency import efficiency_audit
+    from nemo_uecr.audit.runs import efficiency_audit
     from nemo_uecr.telemetry.run_folder import read_runs
 
-    runs = []
-    for each in read_runs([run] if baseline is None else [run, baseline]):
-        left_out = tuple(note for note in each.notes if "metrics.jsonl" in note)
-        for note in left_out:
-            logger.warning("%s: %s", each.path, note)
-        if not each.steps:
-            raise DataError(f"{each.path} has no step; expected the metrics of a run that has trained")
-        runs.append(CostedRun(each.label, each.method, each.steps, left_out))
+    runs = read_runs([run] if baseline is None else [run, baseline])
     if baseline is not None and runs[1].method != "grpo":
         raise DataError(f"{baseline} is a run of {runs[1].method}; expected method grpo, which scores no teacher")
-    _finish(efficiency_audit(runs, None if baseline is None else runs[1].label), out, run)
+    audit = efficiency_audit(runs, None if baseline is None else runs[1].label)
+    for label, cost in audit.numbers["runs"].items():
+        for note in cost["left_out"]:
+            logger.warning("%s: %s", label, note)
+    _finish(audit, out, run)
 
 
 def _read(scores: Path) -> Scores:
@@ -350,7 +345,8 @@ def _settings(run: Path | None, given: Sequence[str], needed: Sequence[str]) -> 
 
 def _finish(audit: Audit, out: Path | None, beside: Path) -> None:
     """Write the audit, print its table, say where it is."""
-    from nemo_uecr.audit.output import text_table, write_audit
+    from nemo_uecr.audit.output import write_audit
 
-    written = write_audit(beside / "audits" / audit.name if out is None else out, audit)
-    sys.stdout.write(f"{audit.title}\n{text_table(audit.table)}\naudit: {written}\n")
+    folder = beside / "audits" / audit.name if out is None else out
+    write_audit(folder, audit)
+    sys.stdout.write(f"{audit.title}\n{audit.text()}\naudit: {folder}\n")

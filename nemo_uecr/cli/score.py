@@ -22,7 +22,7 @@ from nemo_uecr.cli.common import (
 from nemo_uecr.errors import ConfigError, DataError, require_extra
 
 if TYPE_CHECKING:
-    from nemo_uecr.audit.teacher_effect import Effect
+    from nemo_uecr.audit.teacher import Effect
 
 __all__ = ["score", "teacher"]
 
@@ -84,7 +84,6 @@ def score(
     from nemo_uecr.audit.score import Scoring, rank_parts, score_rollouts
     from nemo_uecr.audit.sources import source_of, students_of
     from nemo_uecr.demo.assets import resolve
-    from nemo_uecr.local.models import load_model
 
     chosen = None if steps is None else frozenset(whole_numbers("--steps", steps))
     sources = [source_of(text, take=take, steps=chosen) for text in rollouts]
@@ -109,8 +108,7 @@ def score(
     files = [path for source in sources for path in source.files]
     found = score_rollouts(out, responses, files, scoring).responses
     if ranks:
-        scorer = load_model(scoring.teacher, role="teacher", dtype=dtype, device=scoring.device, trained=False)
-        rank_parts(out, scorer, batch=batch)
+        rank_parts(out, scoring.load(scoring.teacher, "teacher"), batch=batch)
     sys.stdout.write(
         f"{len(found.ids)} responses, {int(found.scored_B.sum())} tokens, "
         f"checkpoints {', '.join(map(str, found.checkpoints))}; "
@@ -169,7 +167,7 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
     """
     import torch
 
-    from nemo_uecr.audit.teacher_effect import teacher_effect
+    from nemo_uecr.audit.teacher import teacher_effect
     from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
 
     saved, other = load_batch(first), load_batch(second)
@@ -182,7 +180,7 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
         lambda batch: compute_again(saved, batch, first).advantage_BT,
     )
     sys.stdout.write(_table(effects, method=str(saved.method)))
-    write_json(json, [vars(effect) for effect in effects])
+    write_json(json, [effect._asdict() for effect in effects])
 
 
 def _table(effects: list[Effect], *, method: str) -> str:

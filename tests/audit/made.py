@@ -42,10 +42,6 @@ def row(tokens: int, **values: Any) -> dict[str, Any]:
     } | values  # fmt: skip
 
 
-def offsets(lengths: Sequence[int]) -> torch.Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0)
-
-
 # By hand: gaps and entropies
 
 
@@ -88,13 +84,12 @@ def _tensors(made: Sequence[Made]) -> dict[str, torch.Tensor]:
     teacher_N = torch.tensor([each.logp for each in made for _ in each.gaps]) + below_N
     entropy = [value for each in made for value in (each.entropies or [0.5] * len(each.gaps))]
     return {
-        "offsets": offsets([len(each.gaps) for each in made]),
         "token_ids": torch.arange(len(gap_N), dtype=torch.int32),
         "teacher_logp": teacher_N,
         "teacher_entropy": torch.tensor(entropy),
         "teacher_top1": teacher_N > -0.5,
-        "anchor.student": teacher_N - gap_N,
-        "anchor.base": teacher_N - 2 * gap_N,
+        "anchor_student": teacher_N - gap_N,
+        "anchor_base": teacher_N - 2 * gap_N,
     }
 
 
@@ -129,12 +124,11 @@ def write_texts(folder: Path, made: Sequence[Text], **row_values: Any) -> Scores
     ]  # fmt: skip
     gap_N = torch.tensor([value for each in made for value in each.gap])
     tensors = {
-        "offsets": offsets([len(tokens) for tokens in ids]),
         "token_ids": torch.tensor([token for tokens in ids for token in tokens]),
         "teacher_logp": gap_N.clamp(max=0.0),  # the difference is the gap exactly, and neither is positive
         "teacher_entropy": torch.tensor([value for each in made for value in each.entropy]),
         "teacher_top1": torch.ones(len(gap_N), dtype=torch.bool),
-        "anchor.student": -gap_N.clamp(min=0.0),
+        "anchor_student": -gap_N.clamp(min=0.0),
     }
     assert len(gap_N) == len(tensors["token_ids"]) == len(tensors["teacher_entropy"])
     return write_parts(folder, [(rows, tensors)], anchors={"student": "made"})
@@ -185,12 +179,11 @@ def _random_tokens(
     gap_N = np.repeat(level_B, length_B) + generator.normal(0.0, 1.0, total) * (0.02 + 0.8 * entropy_N)
     teacher_N = -generator.exponential(1.0, total) * (entropy_N + 1e-3) + np.minimum(1.2 * gap_N, 0.0)
     tensors = {
-        "offsets": offsets(length_B.tolist()),
         "token_ids": torch.from_numpy(generator.integers(0, 1000, total, dtype=np.int32)),
         "teacher_logp": torch.from_numpy(teacher_N.astype(np.float32)),
         "teacher_entropy": torch.from_numpy(entropy_N.astype(np.float32)),
         "teacher_top1": torch.from_numpy(generator.random(total) < np.exp(-entropy_N)),
-        "anchor.student": torch.from_numpy((teacher_N - gap_N).astype(np.float32)),
-        "anchor.base": torch.from_numpy((teacher_N - 1.2 * gap_N).astype(np.float32)),
+        "anchor_student": torch.from_numpy((teacher_N - gap_N).astype(np.float32)),
+        "anchor_base": torch.from_numpy((teacher_N - 1.2 * gap_N).astype(np.float32)),
     }
     return tensors, length_B

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_uecr.audit.alpha_sweep import (
+    GRID_A,
     alpha_sweep_audit,
     conflict_rate,
     first_alpha,
     grid_mismatches,
     margin,
     sign_changes,
-    sweep_grid,
     tie_point,
 )
 from nemo_uecr.audit.groups import group_table, teacher_rewards
@@ -59,14 +59,13 @@ def test_a_tie_is_no_inversion_and_no_safety() -> None:
 
 @given(rewards, rewards)
 def test_tie_points_foretell_the_grid(correct_C: np.ndarray, wrong_W: np.ndarray) -> None:
-    alpha_A = sweep_grid((1.0,), 8.0, 161)
     tie_G = np.asarray([tie_point(correct_C, wrong_W)])
-    safe_GA = (margin(correct_C, wrong_W, alpha_A) > 1e-6)[None]
-    inverted_GA = (conflict_rate(correct_C, wrong_W, alpha_A) > 0)[None]
-    assert grid_mismatches(tie_G, safe_GA, inverted_GA, alpha_A) == 0
+    safe_GA = (margin(correct_C, wrong_W, GRID_A) > 1e-6)[None]
+    inverted_GA = (conflict_rate(correct_C, wrong_W, GRID_A) > 0)[None]
+    assert grid_mismatches(tie_G, safe_GA, inverted_GA, GRID_A) == 0
     if tie_G[0] < 7:  # and a state that contradicts the tie point is found
-        assert grid_mismatches(tie_G, ~safe_GA, inverted_GA, alpha_A) > 0
-        assert grid_mismatches(2 * tie_G + 1, safe_GA, inverted_GA, alpha_A) > 0
+        assert grid_mismatches(tie_G, ~safe_GA, inverted_GA, GRID_A) > 0
+        assert grid_mismatches(2 * tie_G + 1, safe_GA, inverted_GA, GRID_A) > 0
 
 
 def test_first_alpha_completes_the_share() -> None:
@@ -83,7 +82,7 @@ def test_sign_changes_by_hand(tmp_path: Path) -> None:
     made = [Made("a", 1.0, [0.0]), Made("a", 0.0, [0.9]), Made("a", 0.0, [0.0])]
     made += [Made("b", 0.0, [0.9]), Made("b", 0.0, [0.0])]  # degenerate: not counted
     scores = write_scores(tmp_path, made)
-    reward_B = teacher_rewards(scores, "student", clip=5.0).reward_B
+    reward_B = teacher_rewards(scores, "student", clip=5.0)[0]
     changed = sign_changes(group_table(scores.responses), reward_B, np.asarray([0.0, 1.0]))
     assert changed.tolist() == [[False, False], [False, True], [False, False], [False, False], [False, False]]
 
@@ -91,7 +90,7 @@ def test_sign_changes_by_hand(tmp_path: Path) -> None:
 def test_against_a_slow_version(tmp_path: Path) -> None:
     scores = make_scores(tmp_path / "s", {30: 6, 60: 4}, problems=15, tokens=6, seed=8)
     numbers = numbers_of(scores)
-    found, reward_B = scores.responses, teacher_rewards(scores, "student", clip=5.0).reward_B
+    found, reward_B = scores.responses, teacher_rewards(scores, "student", clip=5.0)[0]
     for place in (0, 20, 60, len(numbers["alpha"]) - 1):
         alpha, by_step, pairs_lost, pairs = float(numbers["alpha"][place]), [], 0, 0
         for row in numbers["checkpoints"]:

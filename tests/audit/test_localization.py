@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.groups import token_table
 from nemo_uecr.audit.judging import Labels
-from nemo_uecr.audit.localization import _position, candidates, items_to_judge, localization_audit
+from nemo_uecr.audit.localization import candidates, items_to_judge, localization_audit, position
 from nemo_uecr.audit.output import Audit
 from nemo_uecr.audit.store import Scores
 from nemo_uecr.core.records import Settings
@@ -20,7 +19,7 @@ from tests.audit.made import TOKENIZER, Text, encoded, write_texts
 
 SETTINGS = Settings(alpha=1.0, rho=0.5, tau_delta=2.0, tau_entropy=0.7, std_floor=0.0, sample_std=False)
 TEXT = "1+1=2\n2+2=5\n5+1=6\n\\boxed{6}"
-LABELS = Labels(("valid", "invalid", "valid", "not_reasoning"), 1)
+LABELS = Labels(item="item", labels=("valid", "invalid", "valid", "not_reasoning"), first_error=2)
 STEP = [0] * 6 + [1] * 6 + [2] * 6 + [3] * 3 + [-1]
 
 
@@ -45,8 +44,8 @@ def audited(scores: Scores, **changes: int) -> Audit:
 
 
 def labelled(scores: Scores) -> list[str]:
-    table = token_table(scores, "student", 0)
-    return [table.ids[row] for row in candidates(scores, table).rows]
+    tokens = scores.tokens("student", 0)
+    return [scores.responses.ids[row] for row in tokens.rows[candidates(scores, tokens)[0]]]
 
 
 def test_who_is_a_candidate(tmp_path: Path) -> None:
@@ -55,10 +54,9 @@ def test_who_is_a_candidate(tmp_path: Path) -> None:
     made += [Text("flat", each.text, False, each.gap, each.entropy) for each in made[:8]]
     made += [Text("small", each.text, each.right, each.gap, each.entropy) for each in made[4:8]]
     scores = write_texts(tmp_path, made)
-    table = token_table(scores, "student", 0)
-    found = candidates(scores, table)
-    assert found.counts == {"groups": 4, "mixed_groups_of_eight": 2, "incorrect_in_them": 12, "reasoning_free": 2}
-    assert [table.ids[row] for row in found.rows] == [f"p{p}/{8 * p + n}" for p in (0, 1) for n in range(5)]
+    _, counts = candidates(scores, scores.tokens("student", 0))
+    assert counts == {"groups": 4, "mixed_groups_of_eight": 2, "incorrect_in_them": 12, "reasoning_free": 2}
+    assert labelled(scores) == [f"p{p}/{8 * p + n}" for p in (0, 1) for n in range(5)]
     items = items_to_judge(scores, checkpoint=0, limit=4, seed=1)
     assert len(items) == 4
     assert items[0].response == TEXT
@@ -66,7 +64,7 @@ def test_who_is_a_candidate(tmp_path: Path) -> None:
 
 def test_a_shuffle_that_equals_the_original_reaches_it() -> None:
     # 0.3 and 0.2 are at least 0.2, 0.1 is not: 2 of 3, p = (2 + 1) / (3 + 1)
-    found = _position(np.asarray([0.1, 0.2, 0.3]), 0.2)
+    found = position(np.asarray([0.1, 0.2, 0.3]), 0.2)
     assert (found["at_least_full"], found["p"]) == (2, 0.75)
 
 

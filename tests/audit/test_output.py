@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.output import Audit, Table, write_audit
+from nemo_uecr.audit.output import Audit, write_audit
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ AUDIT = Audit(
     title="A <title>",
     note="Says & shows.",
     numbers={"x": np.asarray([1.0, 2.0]), "none": float("nan"), "far": [np.inf, -np.inf], 3: np.int64(4)},
-    table=Table(("a", "b"), (("1", "<2>"),)),
+    heads=("a", "b"),
+    rows=[("1", "<2>")],
     draw=draw,
     size=(3.0, 2.0),
 )
@@ -38,7 +39,8 @@ AUDIT = Audit(
 
 def test_numbers_figure_and_section(tmp_path: Path) -> None:
     seen.clear()
-    out = write_audit(tmp_path / "audits" / "made", AUDIT)
+    out = tmp_path / "audits" / "made"
+    write_audit(out, AUDIT)
     assert sorted(path.name for path in out.iterdir()) == ["figure.png", "figure.svg", "numbers.json", "section.json"]
     written = json.loads((out / "numbers.json").read_text())
     assert written["numbers"] == {"x": [1.0, 2.0], "none": None, "far": ["inf", "-inf"], "3": 4}
@@ -50,7 +52,9 @@ def test_numbers_figure_and_section(tmp_path: Path) -> None:
 
 
 def test_equal_numbers_give_equal_bytes(tmp_path: Path) -> None:
-    one, two = (write_audit(tmp_path / name, AUDIT) for name in ("one", "two"))
+    one, two = tmp_path / "one", tmp_path / "two"
+    for out in (one, two):
+        write_audit(out, AUDIT)
     for name in ("figure.png", "figure.svg", "numbers.json", "section.json"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nemo_uecr.audit.groups import teacher_rewards
-from nemo_uecr.audit.judging import JudgedPair, write_pairs
+from nemo_uecr.audit.judging import write_pairs
 from nemo_uecr.audit.signal import agreement, signal_audit
 from nemo_uecr.audit.store import Scores
 from nemo_uecr.errors import DataError
@@ -51,9 +51,9 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
     scores = make_scores(tmp_path / "s", {0: 6, 9: 6}, problems=12, tokens=8, seed=3)
     found = scores.responses
     reward = {}
-    for part in scores.tokens("student"):
-        for row in range(part.rows.start, part.rows.stop):
-            span = slice(*part.offsets[row - part.rows.start : row - part.rows.start + 2].tolist())
+    for part in (scores.tokens("student", step) for step in (0, 9)):
+        for place, row in enumerate(part.rows.tolist()):
+            span = part.span(place)
             gaps = (part.teacher_logp[span].double() - part.anchor_logp[span].double()).tolist()
             reward[row] = sum(gaps) / len(gaps)
     for numbers in numbers_of(scores):
@@ -89,28 +89,28 @@ def test_the_judge_sees_no_method_and_the_key_says_who_was_who(tmp_path: Path) -
 
 def test_agreement_by_hand(tmp_path: Path) -> None:
     scores = write_scores(tmp_path, HAND)
-    reward_B = teacher_rewards(scores, "student", clip=None).reward_B
+    reward_B = teacher_rewards(scores, "student", clip=None)[0]
     judged = [
-        JudgedPair("r4", "r5", "second"),  # 0.1 < 0.2: agrees
-        JudgedPair("r6", "r7", "first"),  # 0.10 < 0.13: disagrees
-        JudgedPair("r1", "r0", "first"),  # both right, 0.4 > 0.2: agrees
-        JudgedPair("r8", "r9", "tie"),
-        JudgedPair("r8", "r9", "unjudgeable"),
+        ("r4", "r5", "second"),  # 0.1 < 0.2: agrees
+        ("r6", "r7", "first"),  # 0.10 < 0.13: disagrees
+        ("r1", "r0", "first"),  # both right, 0.4 > 0.2: agrees
+        ("r8", "r9", "tie"),
+        ("r8", "r9", "unjudgeable"),
     ]
     sampler = ClusterBootstrap.draw(scores.responses.problem_B, replicates=50, seed=0)
     found = agreement(judged, scores.responses, reward_B, sampler)
     assert (found["pairs"], found["judgeable"]) == (5, 3)
     assert found["all"]["value"] == pytest.approx(2 / 3)
     with pytest.raises(DataError, match="equal verdicts"):
-        agreement([JudgedPair("r0", "r2", "first")], scores.responses, reward_B, sampler)
+        agreement([("r0", "r2", "first")], scores.responses, reward_B, sampler)
     with pytest.raises(DataError, match="one prompt"):
-        agreement([JudgedPair("r0", "r6", "first")], scores.responses, reward_B, sampler)
+        agreement([("r0", "r6", "first")], scores.responses, reward_B, sampler)
 
 
 def test_equal_teacher_scores_count_half(tmp_path: Path) -> None:
     scores = write_scores(tmp_path, [Made("a", 0.0, [0.2]), Made("a", 0.0, [0.2]), Made("a", 0.0, [0.5])])
-    reward_B = teacher_rewards(scores, "student", clip=None).reward_B
+    reward_B = teacher_rewards(scores, "student", clip=None)[0]
     sampler = ClusterBootstrap.draw(scores.responses.problem_B, replicates=5, seed=0)
-    judged = [JudgedPair("r0", "r1", "first"), JudgedPair("r2", "r0", "first")]
+    judged = [("r0", "r1", "first"), ("r2", "r0", "first")]
     # a tie is 1/2, 0.5 > 0.2 agrees: (1/2 + 1) / 2
     assert agreement(judged, scores.responses, reward_B, sampler)["all"]["value"] == pytest.approx(3 / 4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_uecr.audit.groups import teacher_rewards, token_table
+from nemo_uecr.audit.groups import rows_of, scored_batch, teacher_rewards
 from nemo_uecr.audit.store import joined_plan, part_paths, read_scores
 from nemo_uecr.errors import DataError, RunFolderError
 from tests.audit.made import MODEL, PLAN, Made, write_scores
@@ -33,60 +33,69 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert found.truncated_B.tolist() == [False, False, True, False]
     assert found.cut_B.tolist() == [False, False, False, True]
     assert scores.column("sampled_tokens") == [3, 1, 2, 6]
-    parts = list(scores.tokens("student"))
-    assert [part.rows for part in parts] == [slice(0, 3), slice(3, 4)]
-    torch.testing.assert_close(parts[0].teacher_logp - parts[0].anchor_logp, torch.tensor([0.5, -0.5, 7, 1, -6, 2]))
+    tokens = scores.tokens("student", 20)  # of two parts
+    assert (tokens.rows.tolist(), tokens.offsets.tolist()) == ([2, 3], [0, 2, 3])
+    torch.testing.assert_close(tokens.teacher_logp - tokens.anchor_logp, torch.tensor([-6, 2, 0.25]))
     assert scores.column("question") == ["question a", "question a", "question b", "question b"]
 
 
 def test_teacher_reward_by_hand(tmp_path: Path) -> None:
     scores = write_scores(tmp_path, FOUR, part=2)
-    plain = teacher_rewards(scores, "student", clip=None)
+    plain_B, _ = teacher_rewards(scores, "student", clip=None)
     # the sums are 7, 1, -4 and 0.25
-    np.testing.assert_allclose(plain.reward_B, [7 / 3, 1.0, -2.0, 0.25], rtol=1e-6)
-    clipped = teacher_rewards(scores, "student", clip=5.0)
+    np.testing.assert_allclose(plain_B, [7 / 3, 1.0, -2.0, 0.25], rtol=1e-6)
+    clipped_B, _ = teacher_rewards(scores, "student", clip=5.0)
     # clipped, they are 5, 1, -3 and 0.25
-    np.testing.assert_allclose(clipped.reward_B, [5 / 3, 1.0, -1.5, 0.25], rtol=1e-6)
-    base = teacher_rewards(scores, "base", clip=5.0)
+    np.testing.assert_allclose(clipped_B, [5 / 3, 1.0, -1.5, 0.25], rtol=1e-6)
+    base_B, _ = teacher_rewards(scores, "base", clip=5.0)
     # twice the gaps: (1 - 1 + 5) / 3, 2, (-5 + 4) / 2, 0.5
-    np.testing.assert_allclose(base.reward_B, [5 / 3, 2.0, -0.5, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(base_B, [5 / 3, 2.0, -0.5, 0.5], rtol=1e-6)
 
 
 def test_a_token_without_a_finite_gap_is_left_out_and_counted(tmp_path: Path) -> None:
     scores = write_scores(tmp_path, [Made("a", 1.0, [1.0, float("inf"), 3.0]), Made("a", 0.0, [1.0])])
-    found = teacher_rewards(scores, "student", clip=5.0)
-    assert found.nonfinite_B.tolist() == [1, 0]
-    np.testing.assert_allclose(found.reward_B, [2.0, 1.0])  # (1 + 3) / 2: the infinite gap is no 5
+    reward_B, nonfinite_B = teacher_rewards(scores, "student", clip=5.0)
+    assert nonfinite_B.tolist() == [1, 0]
+    np.testing.assert_allclose(reward_B, [2.0, 1.0])  # (1 + 3) / 2: the infinite gap is no 5
 
 
-@pytest.mark.parametrize("damage", ["bit", "swapped"])
-def test_tokens_that_are_not_those_of_their_rows(tmp_path: Path, damage: str) -> None:
-    """A disk's fault, two parts exchanged: each would give wrong numbers silently."""
-    write_scores(tmp_path, FOUR, part=2)
-    first, second = (path.with_suffix(".safetensors") for path in part_paths(tmp_path))
+@pytest.mark.parametrize("damage", ["bit", "short", "copied"])
+def test_a_damaged_part_is_not_read(tmp_path: Path, damage: str) -> None:
+    """A disk's fault, a copy that stopped halfway, a part in another's place: wrong numbers, silently."""
+    write_scores(tmp_path, [Made("a", reward, [0.1 * n for n in range(99)]) for reward in (0.0, 1.0)], part=1)
+    first, second = part_paths(tmp_path)
     good = first.read_bytes()
-    changed = {"bit": good[:-1] + bytes([good[-1] ^ 1]), "swapped": second.read_bytes()}
+    import pyarrow.parquet as parquet
+
+    logp = parquet.ParquetFile(first).metadata.row_group(0)
+    column = next(c for c in map(logp.column, range(logp.num_columns)) if c.path_in_schema.startswith("teacher_logp"))
+    place = column.data_page_offset + column.total_compressed_size // 2
+    changed = {
+        "bit": good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :],
+        "short": good[:-100],
+        "copied": second.read_bytes(),
+    }
     first.write_bytes(changed[damage])
-    with pytest.raises(DataError, match=r"part-000000\.safetensors does not belong to part-000000\.parquet"):
-        list(read_scores(tmp_path).tokens("student"))
+    with pytest.raises((DataError, OSError, ValueError)):
+        read_scores(tmp_path).tokens("student", 0)
 
 
 def test_scores_made_differently_do_not_mix(tmp_path: Path) -> None:
     write_scores(tmp_path, [Made("a", 1.0, [0.5], checkpoint=10)])
     student = {"students": {"10": MODEL}}
     assert joined_plan(tmp_path, PLAN | student, {"new"})[0]["students"] == {"10": MODEL}
-    with pytest.raises(RunFolderError, match="dtype='float32', this call has 'bfloat16'"):
+    with pytest.raises(RunFolderError, match="was scored with dtype='float32', not 'bfloat16'"):
         joined_plan(tmp_path, PLAN | {"dtype": "bfloat16"}, {"new"})
 
 
 def test_groups_are_whole_however_parts_cut_them(tmp_path: Path) -> None:
     made = [Made(name, reward, [0.1, 0.2]) for name, reward in (("a", 1.0), ("b", 0.0), ("a", 0.0), ("b", 0.0))]
-    table = token_table(write_scores(tmp_path, made, part=3), "student", 0)
-    batches = dict(zip("ab", table.group_batches(), strict=True))
-    rows, batch = batches["a"]
-    assert rows.tolist() == [0, 2]
+    scores = write_scores(tmp_path, made, part=3)
+    tokens = scores.tokens("student", 0)
+    assert [rows.tolist() for rows in rows_of(scores.responses.group_B)] == [[0, 2], [1, 3]]
+    batch = scored_batch(scores, tokens, np.asarray([0, 2]))
+    assert batch.sample_ids == ("r0", "r2")
     assert batch.task_reward_B.tolist() == [1.0, 0.0]
     assert batch.offsets is not None
     assert batch.offsets.tolist() == [0, 2, 4]
     assert batch.old_logp_BT.dtype == torch.float64
-    assert batches["b"][0].tolist() == [1, 3]

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.groups import TokenTable, token_table
-from nemo_uecr.audit.store import Scores
-from nemo_uecr.audit.token_credit import entropy_boundaries, largest, stratum_of, token_credit_audit
+from nemo_uecr.audit.store import Scores, Tokens
+from nemo_uecr.audit.token_credit import entropy_boundaries, largest, token_credit_audit
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import DataError
 from tests.audit.made import Made, make_scores, write_scores
@@ -30,7 +29,6 @@ def test_strata_by_hand() -> None:
     boundaries = entropy_boundaries(entropy_N, 5)
     # the 2nd, 4th, 6th and 8th smallest values are 0, 0, 0 and 2: three collapse
     assert boundaries.tolist() == [0.0, 2.0]
-    assert stratum_of(entropy_N, boundaries).tolist() == [0] * 6 + [1, 1, 2, 2]
     assert entropy_boundaries(np.asarray([1.0, 1.0]), 5).tolist() == []
 
 
@@ -58,7 +56,7 @@ def test_means_by_hand(tmp_path: Path) -> None:
 def test_against_a_slow_version(tmp_path: Path) -> None:
     scores = make_scores(tmp_path / "s", {0: 4}, problems=9, tokens=30, seed=2)
     numbers = numbers_of(scores)
-    table = token_table(scores, "student", 0)
+    table = scores.tokens("student", 0)
     entropy = table.teacher_entropy.double().tolist()
     gap = [abs(a - b) for a, b in zip(table.teacher_logp.double(), table.anchor_logp.double(), strict=True)]
     cuts = sorted(entropy)
@@ -84,7 +82,7 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
         assert sum(row["by_stratum"]["token_weighted"]["value"]) == pytest.approx(1.0)
 
 
-def owned(table: TokenTable, top: list[int]) -> list[list[int]]:
+def owned(table: Tokens, top: list[int]) -> list[list[int]]:
     """Places in ``top`` of the tokens of each response that has any."""
     found = []
     for response in range(len(table.rows)):
@@ -93,11 +91,12 @@ def owned(table: TokenTable, top: list[int]) -> list[list[int]]:
     return [own for own in found if own]
 
 
-def slow_budgets(table: TokenTable, *, projected: bool) -> list[float]:
+def slow_budgets(scores: Scores, *, projected: bool) -> list[float]:
     """B_i from the equations, token by token in Python floats; responses of degenerate groups are left out."""
     budgets = []
-    for response, reward in enumerate(table.reward_B):
-        own = table.reward_B[table.group_B == table.group_B[response]]
+    table, responses = scores.tokens("student", 0), scores.responses
+    for response, reward in enumerate(responses.reward_B):
+        own = responses.reward_B[responses.group_B == responses.group_B[response]]
         if own.min() == own.max():
             continue
         sign = 1.0 if reward > own.mean() else -1.0
@@ -113,9 +112,8 @@ def slow_budgets(table: TokenTable, *, projected: bool) -> list[float]:
 
 def test_the_projection_holds_every_budget_at_one(tmp_path: Path) -> None:
     scores = make_scores(tmp_path / "s", {0: 8}, problems=12, tokens=400, seed=6)
-    table = token_table(scores, "student", 0)
     weights = numbers_of(scores)["weights"]
-    held, free = slow_budgets(table, projected=True), slow_budgets(table, projected=False)
+    held, free = slow_budgets(scores, projected=True), slow_budgets(scores, projected=False)
     assert weights["projected"]["responses"] == len(held)
     assert weights["projected"]["largest_error"] <= 1e-14
     assert max(abs(value - 1) for value in held) <= 1e-14

@@ -1,11 +1,10 @@
-"""The batch audit on a real tiny run: nothing wrong as it is, and every planted fault found."""
+"""The batch audit finds every fault planted in a real tiny run; the efficiency audit against hand values."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from nemo_uecr.audit.batch import Intended, Lines, batch_audit, intended_batch, read_lines
+from nemo_uecr.audit.runs import batch_audit, efficiency_audit, problem_names
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_config
-from nemo_uecr.telemetry.run_folder import read_run
+from nemo_uecr.telemetry.run_folder import RunFolder, read_run
+from nemo_uecr.telemetry.sinks import read_records
 from tests.local import tiny
 
 Steps = list[dict[str, Any]]
@@ -28,25 +28,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.run(tmp_path_factory.mktemp("batch") / "run", "train.steps=3", "telemetry.save_batch_every=1")
 
 
-def faults(folder: Path, change: Callable[[Steps], Steps] | None = None) -> list[tuple[int, str]]:
-    lines = read_lines(folder / "metrics.jsonl")
-    steps = [dict(step) for step in lines.steps]
+def audited(folder: Path, change: Callable[[Steps], Steps] | None = None) -> dict[str, Any]:
+    steps, cut_off = read_records(folder / "metrics.jsonl")
     steps = steps if change is None else change(steps)
-    batches = [(batch.step, batch.tensors) for batch in read_run(folder).batches]
+    batches = {batch.step: batch.tensors for batch in read_run(folder).batches}
     config = load_config(folder / "config.yaml", ()).config
-    intended = intended_batch(config, Path(config.data.train), [step for step, _ in batches])
-    numbers = batch_audit(replace(lines, steps=steps), batches, intended).numbers
-    return [(each["step"], each["fault"]) for each in numbers["faults"]]
+    names = problem_names(config, Path(config.data.train))
+    return batch_audit(steps, batches, config, names, cut_off=cut_off).numbers
 
 
-def test_a_run_as_it_is_has_no_fault(run: Path) -> None:
-    assert faults(run) == []
+def faults(folder: Path, change: Callable[[Steps], Steps] | None = None) -> list[tuple[int, str]]:
+    return [(each["step"], each["fault"]) for each in audited(folder, change)["faults"]]
 
 
-def test_the_totals_are_sums(run: Path) -> None:
-    lines = read_lines(run / "metrics.jsonl")
-    config = load_config(run / "config.yaml", ()).config
-    numbers = batch_audit(lines, [], intended_batch(config, Path(config.data.train), [])).numbers
+def test_a_run_as_it_is_has_no_fault_and_the_totals_are_sums(run: Path) -> None:
+    numbers = audited(run)
+    assert numbers["faults"] == []
     mask_tokens = sum(int(load_file(path)["mask"].sum()) for path in run.glob("batches/*.safetensors"))
     assert numbers["totals"] == {
         "prompts": 6, "generated": 24, "rewarded": 24, "in the loss": 24, "tokens in the loss": mask_tokens,
@@ -141,13 +138,76 @@ def test_half_a_last_line_is_a_fault(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(("trained", "expected"), [(6, []), (8, [(1, "in the loss: 8, expected 6")])])
-def test_truncated_responses_leave_the_loss_with_the_filter(trained: int, expected: list[tuple[int, str]]) -> None:
+def test_truncated_responses_leave_the_loss_with_the_filter(
+    run: Path, trained: int, expected: list[tuple[int, str]]
+) -> None:
     """A quarter of eight responses is truncated; how many tokens the other six have is not known from the record."""
     step = {
         "step": 1, "response/truncated_share": 0.25, "response/length_mean": 5.0, "count/prompts": 2,
         "count/unique_prompts": 2, "count/trajectories": 8, "count/rewarded": 8, "count/trained": trained,
-        "count/valid_tokens": 11, "count/global_steps": 1, "count/optimizer_steps": 1, "reward/task_mean": 0.5,
+        "count/valid_tokens": 11, "count/global_steps": 1, "count/optimizer_steps": 2, "reward/task_mean": 0.5,
     }  # fmt: skip
-    intended = Intended(2, 4, minibatch=8, overlong_filter=True, problems=None, order=None, steps=1, save_every=0)
-    numbers = batch_audit(Lines([step], cut_off=False), [], intended).numbers
+    changes = ("rollout.overlong_filter=true", "train.steps=1", "telemetry.save_batch_every=0")
+    config = load_config(run / "config.yaml", changes).config
+    numbers = batch_audit([step], {}, config, None, cut_off=False).numbers
     assert [(each["step"], each["fault"]) for each in numbers["faults"]] == expected
+
+
+# Efficiency
+
+
+def step(number: int, **seconds: float) -> dict[str, float]:
+    """A step of 10 responses of 20 tokens, with times of its phases."""
+    times = {f"time/{name}_s": value for name, value in seconds.items()}
+    counted = {"step": number, "response/length_mean": 20.0, "count/trajectories": 10.0, "memory/peak_rss_mb": 100.0}
+    return counted | times
+
+
+#: 200 tokens a step. Training time: 10 - 4 = 6 s and 8 s; the teacher takes 1 + 2 of it.
+UECR = [
+    step(1, rollout=3, verify=0.5, score_teacher=1, update=1, evaluate=4, step=10, save=0.5),
+    step(2, rollout=3, verify=0.5, score_teacher=2, update=2, step=8) | {"memory/peak_rss_mb": 120.0},
+]
+#: 400 tokens in 4 + 4 s; no teacher.
+GRPO = [step(1, rollout=2, update=1, step=4), step(2, rollout=2, update=1, step=4)]
+
+
+def costed(label: str, steps: Steps) -> RunFolder:
+    config = {"method": {"name": "grpo" if label == "b" else "uecr"}}
+    return RunFolder(Path(label), label, config, {}, {}, {}, steps, [], [], None, ())
+
+
+def test_hand_values() -> None:
+    numbers = efficiency_audit([costed("a", UECR), costed("b", GRPO)], "b").numbers
+    cost = numbers["runs"]["a"]
+    assert (cost["training_s"], cost["wall_clock_s"], cost["evaluation_s"]) == (14.0, 18.5, 4.0)
+    assert (cost["rollout_s"], cost["scorer_s"], cost["tokens"]) == (6.0, 3.0, 400.0)
+    assert cost["other_s"] == pytest.approx(14 - (6 + 1 + 3 + 3))
+    assert cost["tokens_per_s"] == pytest.approx(400 / 14)
+    assert cost["rollout_tokens_per_s"] == pytest.approx(400 / 6)
+    assert cost["tokens_per_s_by_step"]["value"].tolist() == pytest.approx([200 / 6, 200 / 8])
+    assert cost["scorer_overhead"] == pytest.approx(3 / 11)
+    # 14 s against 8 s for as many tokens and steps
+    assert cost["overhead_against_baseline"] == pytest.approx({"per_token": 14 / 8 - 1, "per_step": 14 / 8 - 1})
+    assert cost["step_s_quantiles"]["0.5"] == 7.0
+    assert cost["peak_memory_mb"] == {"process": 120.0, "gpu": None}
+
+
+def test_what_grpo_does_not_have_is_absent() -> None:
+    cost = efficiency_audit([costed("b", GRPO)], None).numbers["runs"]["b"]
+    assert cost["scorer_s"] is None
+    assert cost["scorer_overhead"] is None
+    assert "score teacher" not in cost["phase_s"]
+    assert cost["overhead_against_baseline"] is None
+
+
+def test_longer_responses_do_not_count_as_overhead() -> None:
+    """Twice the tokens in twice the time: nothing per token, everything per step."""
+    longer = [each | {"response/length_mean": 40.0, "time/step_s": 8.0} for each in GRPO]
+    cost = efficiency_audit([costed("a", longer), costed("b", GRPO)], "b").numbers["runs"]["a"]
+    assert cost["overhead_against_baseline"] == pytest.approx({"per_token": 0.0, "per_step": 1.0})
+
+
+def test_memory_of_a_gpu() -> None:
+    run = [each | {"memory/peak_gpu_mb": 10.0 * each["step"]} for each in GRPO]
+    assert efficiency_audit([costed("b", run)], None).numbers["runs"]["b"]["peak_memory_mb"]["gpu"] == 20.0
