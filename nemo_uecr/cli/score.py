@@ -150,7 +150,7 @@ def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out:
         raise ConfigError(f"{config}: the backend is not nemo_rl; expected a configuration with a Megatron teacher")
     refuse_output(out, batch)
     loaded, saved = load_nemo_config(config, overrides), load_batch(batch)
-    from nemo_uecr.nemo.teacher_scores import score_saved_batch
+    from nemo_uecr.nemo.teacher import score_saved_batch
 
     score_saved_batch(loaded, saved, out)
     precision = "FP8" if loaded.teacher.fp8 else "bf16"

@@ -15,7 +15,7 @@ from nemo_uecr.config.nemo_schema import ConventionsConfig, NemoConfig
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.nemo.contract import Scores
-from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
 
 @dataclass(frozen=True)

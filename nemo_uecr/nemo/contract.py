@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from nemo_uecr.nemo.errors import ContractError
-from nemo_uecr.nemo.request import ScoreRequest, row_hash
-from nemo_uecr.nemo.witness import witnessed_token
+from nemo_uecr.nemo.two_temperatures import ScoreRequest, row_hash, witnessed_token
 
 #: How far two ways to normalise the same logits in float32 may end from each other.
 WITNESS_NATS = 1e-3
@@ -35,6 +34,49 @@ class Scores:
     row_hash_B: Tensor
 
 
+class Scorer(Protocol):
+    """A model over one or many workers that scores the tokens of a batch."""
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Into how many equal parts it cuts a batch."""
+
+    def score_tokens(self, data: Any, request: ScoreRequest) -> Mapping[str, Any]:
+        """The answer of `two_temperatures.score_tokens` for the whole batch."""
+
+
+def score(scorer: Scorer, data: Any, request: ScoreRequest, *, name: str) -> Scores:
+    """Score a batch of any number of rows and verify the answer.
+
+    Args:
+        scorer: who scores.
+        data: NeMo-RL's batch: ``input_ids`` [B, S], ``input_lengths`` [B] and the masks.
+        request: what is asked.
+        name: who that is, for messages.
+
+    Raises:
+        ContractError: the answer is about something else.
+    """
+    rows = data["input_ids"].shape[0]
+    padded = type(data)(with_masked_rows(data, -rows % scorer.data_parallel_size))
+    answer = {column: value[:rows] for column, value in scorer.score_tokens(padded, request).items()}
+    return verified(answer, request, data, scorer=name)
+
+
+def with_masked_rows(columns: Mapping[str, Any], extra: int) -> dict[str, Any]:
+    """The columns with ``extra`` rows at the end, which workers drop again: one padding token each, every mask 0.
+
+    Tensors are extended by zeros, lists by None; a length becomes 1, because no layout knows an empty sequence.
+    """
+
+    def extended(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return [*value, *([None] * extra)]
+        return torch.cat((value, value.new_full((extra, *value.shape[1:]), int(name == "input_lengths"))))
+
+    return {name: extended(name, value) if extra else value for name, value in columns.items()}
+
+
 def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[str, Tensor], *, scorer: str) -> Scores:
     """Accept an answer only if it is about these tokens, these temperatures and this vocabulary.
 
@@ -48,12 +90,13 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
         ContractError: the answer is about something else.
     """
     ids_BS = tokens["input_ids"]
-    expected_B = row_hash(ids_BS, tokens["input_lengths"])
-    _check_terms(set(answer["terms"]), request.terms, scorer)
-    if answer["row_hash"].shape != expected_B.shape:
+    terms = set(answer["terms"])
+    if terms != {request.terms}:
         raise ContractError(
-            f"the {scorer} scored {answer['row_hash'].shape[0]} rows; expected the {expected_B.shape[0]} of the batch"
+            f"the {scorer} answered for [{' | '.join(sorted(terms - {request.terms}))}]; expected [{request.terms}]. "
+            "The scores cannot be used for this batch"
         )
+    expected_B = row_hash(ids_BS, tokens["input_lengths"])
     check_rows(answer["row_hash"], expected_B, what=f"scores of the {scorer}")
     for name in request.columns:
         found = answer[name]
@@ -65,15 +108,6 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
     _check_witness(answer, request, tokens["input_lengths"], scorer)
     logp = tuple(answer[f"logp_{index}"] for index in range(len(request.temperatures)))
     return Scores(logp, answer["entropy"] if request.entropy else None, expected_B)
-
-
-def _check_terms(found: set[str], expected: str, scorer: str) -> None:
-    if found != {expected}:
-        other = sorted(found - {expected})
-        raise ContractError(
-            f"the {scorer} answered for [{' | '.join(other) or 'nothing'}]; expected [{expected}]. The scores cannot "
-            "be used for this batch"
-        )
 
 
 def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: Tensor, scorer: str) -> None:
@@ -88,22 +122,22 @@ def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: 
         raise ContractError(
             f"the {scorer}'s worker divided by the temperatures {used}; expected {request.temperatures} in every row"
         )
-    count_B = seen_BW[:, count + 1]
-    if bool((count_B != request.vocabulary).any()):
-        other = int(count_B[count_B != request.vocabulary][0])
+    columns_B = seen_BW[:, count + 1]
+    if bool((columns_B != request.vocabulary).any()):
+        other = int(columns_B[columns_B != request.vocabulary][0])
         raise ContractError(
             f"the {scorer} scored over {other} columns; expected the {request.vocabulary} of student.vocabulary: its "
             "logits were filtered, masked or cut before they were scored"
         )
-    terms = [f"log-probability at temperature {value:g}" for value in request.temperatures]
+    asked = [f"log-probability at temperature {value:g}" for value in request.temperatures] + ["entropy"]
     for place, name in enumerate(request.columns):
-        asked = terms[place] if place < len(terms) else "entropy at temperature 1"
         off_B = (answer[name][rows_B, column_B] - seen_BW[:, place]).abs()
-        if not bool((off_B <= WITNESS_NATS).all()):
-            row = int(rows_B[(~(off_B <= WITNESS_NATS)).nonzero()[0]])
+        wrong_B = ~(off_B <= WITNESS_NATS)  # NaN is wrong, too
+        if bool(wrong_B.any()):
             raise ContractError(
-                f"the {scorer}'s {asked} is off the definition by {float(off_B.max()):.3g} nats, first in row {row}; "
-                f"expected at most {WITNESS_NATS:g}: its worker divides by another temperature, shifts or filters"
+                f"the {scorer}'s {asked[place]} is off the definition by {float(off_B.max()):.3g} nats, first in row "
+                f"{int(rows_B[wrong_B][0])}; expected at most {WITNESS_NATS:g}: its worker divides by another "
+                "temperature, shifts or filters"
             )
 
 
@@ -115,12 +149,11 @@ def check_rows(found_B: Tensor, expected_B: Tensor, *, what: str) -> None:
     """
     if found_B.shape != expected_B.shape:
         raise ContractError(f"the {what} cover {found_B.shape[0]} rows; expected {expected_B.shape[0]}")
-    wrong_B = found_B != expected_B
-    if bool(wrong_B.any()):
-        row = int(wrong_B.nonzero()[0])
+    wrong = (found_B != expected_B).nonzero()
+    if wrong.numel():
         raise ContractError(
-            f"the {what} belong to other token ids in {int(wrong_B.sum())} of {wrong_B.numel()} rows, first in row "
-            f"{row}; expected those of the batch: rows were reordered, cut or replaced after scoring"
+            f"the {what} belong to other token ids in {len(wrong)} of {len(found_B)} rows, first in row "
+            f"{int(wrong[0])}; expected those of the batch: rows were reordered, cut or replaced after scoring"
         )
 
 
@@ -130,7 +163,7 @@ def check_same(found: Tensor, expected: Tensor, *, what: str) -> None:
     Raises:
         ContractError: naming the column.
     """
-    if found.shape != expected.shape or not bool(torch.equal(found, expected.to(found.dtype))):
+    if not torch.equal(found, expected.to(found.dtype)):
         raise ContractError(
             f"{what} changed between where it was computed and where it is used; expected the same values. Look for a "
             "setting that rewrites it, such as advantage clipping, penalties or a sequence filter"

@@ -1,32 +1,33 @@
-"""avg@k of each benchmark during a NeMo-RL run, at a fixed decoding, in the place of NeMo-RL's validation."""
+"""avg@k of each benchmark during a NeMo-RL run, at a fixed decoding, in the place of NeMo-RL's validation.
+
+The run's own vLLM engines answer. NeMo-RL's call of them samples with the settings of training and without seeds; here
+every request has its seed, so that each evaluation draws on the same random numbers.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Engine, Request, Tokens, load_tokens
+from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Generation, Request, Tokens, generate_with, load_tokens
 from nemo_uecr.evaluation.runner import Wanted, judged, sample_seed
 from nemo_uecr.evaluation.samples import Evaluation, Key, summarise, write_samples
-from nemo_uecr.nemo.parts import Evaluate
+from nemo_uecr.nemo import upstream
 from nemo_uecr.telemetry.sinks import EVALUATIONS, append_record
 from nemo_uecr.verifier.pool import comparison_pool
 
 log = logging.getLogger(__name__)
 
 
-def training_evaluation(config: NemoConfig, engine_of: Callable[[Any, frozenset[int]], Engine]) -> Evaluate | None:
+def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
     """The run's evaluation of NeMo-RL's generation object after a number of steps; None when no benchmark is named.
-
-    Args:
-        config: the run's.
-        engine_of: builds the engine from the generation object, awake, and the token ids that end a response.
 
     Raises:
         DataError: a benchmark cannot be read, or a prompt is longer than ``data.max_prompt_tokens``.
@@ -40,7 +41,9 @@ def training_evaluation(config: NemoConfig, engine_of: Callable[[Any, frozenset[
 
     def evaluate(generation: Any, step: int) -> tuple[dict[str, float], dict[str, float]]:
         started = time.perf_counter()
-        found = engine_of(generation, tokens.end_ids).generate([each.request for each in wanted], decoding)
+        workers = upstream.generation_leaders(generation)
+        engine = WorkersEngine(workers, tokens.end_ids, seconds=config.scoring.timeout_s)
+        found = engine.generate([each.request for each in wanted], decoding)
         with comparison_pool(config.data.verifier_workers) as pool:
             samples = judged(wanted, found, tokens, pool)
         seconds = round(time.perf_counter() - started, 3)
@@ -52,6 +55,42 @@ def training_evaluation(config: NemoConfig, engine_of: Callable[[Any, frozenset[
         return _metrics(made) | {"truncated_share": truncated}, {"total_validation_time": seconds}
 
     return evaluate
+
+
+@dataclass(frozen=True)
+class WorkersEngine:
+    """An evaluation engine over the vLLM workers of a run.
+
+    Attributes:
+        workers: name and Ray actor of each engine's first worker.
+        end_ids: token ids that end a response.
+        seconds: longest wait for all answers.
+    """
+
+    workers: Sequence[tuple[str, Any]]
+    end_ids: frozenset[int]
+    seconds: float
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
+        """One generation a request, in order; request i goes to worker i modulo their number.
+
+        Raises:
+            WorkerError: a worker died, raised, or did not answer in time.
+        """
+        used = self.workers[: len(requests)]
+        futures = [
+            actor.__ray_call__.remote(_answer_in_worker, requests[place :: len(used)], decoding, self.end_ids)
+            for place, (_, actor) in enumerate(used)
+        ]
+        names = [name for name, _ in used]
+        answers = upstream.wait("generate for evaluation", futures, names, seconds=self.seconds)
+        return [answers[place % len(used)][place // len(used)] for place in range(len(requests))]
+
+
+def _answer_in_worker(
+    worker: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int]
+) -> list[Generation]:
+    return generate_with(worker.llm, requests, decoding, end_ids)
 
 
 def _wanted(config: NemoConfig, tokens: Tokens) -> list[Wanted]:

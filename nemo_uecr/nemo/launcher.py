@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.errors import ConfigError
+from nemo_uecr.errors import ConfigError, RunFolderError
 from nemo_uecr.files import check_writable
 from nemo_uecr.nemo import run_folder, upstream
 from nemo_uecr.nemo.context import RunSpec, StepContext, run_spec
-from nemo_uecr.nemo.early_end import limit_time, report_early_end
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
-from nemo_uecr.nemo.generation import WorkersEngine
 from nemo_uecr.nemo.loss import UecrLoss
-from nemo_uecr.nemo.parts import Evaluate
-from nemo_uecr.nemo.policy import make_uecr_policy
+from nemo_uecr.nemo.policy import make_uecr_policy, scoring_policy_class
 from nemo_uecr.nemo.preflight import (
     check_conversion,
     check_models,
@@ -26,15 +23,17 @@ from nemo_uecr.nemo.preflight import (
     check_visible_models,
     long_prompts,
 )
-from nemo_uecr.nemo.replacing import restoring
-from nemo_uecr.nemo.teachers import RayTeacher, scoring_policy_class, teacher_cluster
+from nemo_uecr.nemo.teacher import RayTeacher, teacher_cluster
 from nemo_uecr.nemo.translate import ENVIRONMENT, ENVIRONMENT_FQN, master_config, teacher_gpus_of_nodes
-from nemo_uecr.stopping import StopRequest, listening
+from nemo_uecr.nemo.upstream import Evaluate
+from nemo_uecr.stopping import RunStopped, StopRequest, listening, seconds_left
 
 log = logging.getLogger(__name__)
 
+#: Seconds before the end of the job by which the checkpoint must have been begun.
+SAVING_S = 300
 
-@restoring()
+
 def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objective: str) -> Path:
     """Run to the last step; returns the run folder.
 
@@ -61,15 +60,14 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
     check_conversion("student", config.student)
     if config.method.entry.needs_teacher:
         check_conversion("teacher", config.teacher)
-    evaluation = training_evaluation(config, lambda generation, end_ids: _engine(config, generation, end_ids))
+    evaluation = training_evaluation(config)
     folder = Path(config.run.folder)
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     native_config = upstream.master_config_class()(**master_config(config, dropped=dropped))
     log.info("NeMo-RL %s, method %s", version, config.method.name)
     records = {"origins": origins, "objective": objective, "version": version}
-    with restoring(*upstream.registries()):
-        stop, completed = _run(config, native_config, evaluation, records)
+    stop, completed = _run(config, native_config, evaluation, records)
     report_early_end(stop, config, completed=completed)
     return folder
 
@@ -153,6 +151,37 @@ def _loss(spec: RunSpec) -> UecrLoss:
     return UecrLoss(spec, loss_type=loss_type, input_type=input_type, native=native)
 
 
-def _engine(config: NemoConfig, generation: Any, end_ids: frozenset[int]) -> WorkersEngine:
-    """Evaluation on the run's own vLLM engines."""
-    return WorkersEngine(upstream.generation_leaders(generation), end_ids, seconds=config.scoring.timeout_s)
+def limit_time(native_config: Any) -> None:
+    """Let the training loop save and return before the job ends, or before a step that would not fit.
+
+    Args:
+        native_config: NeMo-RL's configuration of the run; its clock starts with the loop, that is, now.
+    """
+    left = seconds_left()
+    if left is None:
+        return
+    minutes, seconds = divmod(max(0, int(left - SAVING_S)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    limit = f"{days:02d}:{hours:02d}:{minutes:02d}:{seconds:02d}"
+    log.info("the job ends in %.0f s; the run saves and ends within %s (days:hours:minutes:seconds)", left, limit)
+    native_config.checkpointing["checkpoint_must_save_by"] = limit
+
+
+def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -> None:
+    """Raise what an early end amounts to; nothing after the last step.
+
+    Raises:
+        RunStopped: a checkpoint was saved.
+        RunFolderError: the configuration saves none.
+    """
+    if not stop.asked or completed >= config.train.steps:
+        return
+    if config.checkpoint.every == 0:
+        raise RunFolderError(
+            f"stopped by {stop.reason} with checkpoint.every=0: nothing was saved; set it to at least 1"
+        )
+    raise RunStopped(
+        f"stopped by {stop.reason} after step {completed} of {config.train.steps}; "
+        f"{config.run.folder}/checkpoints/step_{completed} is complete. Run again to continue"
+    )

@@ -12,16 +12,32 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
-from nemo_uecr.core.records import Advantages
+from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.context import StepContext, StepScores
-from nemo_uecr.nemo.contract import check_rows, check_same
-from nemo_uecr.nemo.loss import OPD_COLUMN, PREFIX
-from nemo_uecr.nemo.minibatches import padded_minibatches
-from nemo_uecr.nemo.request import row_hash
-from nemo_uecr.nemo.rows import padding_rows, with_masked_rows, without_masked_rows
-from nemo_uecr.nemo.scorer import Teacher, TokenScorer, on_device, score
+from nemo_uecr.nemo.contract import Scorer, check_rows, check_same, score, with_masked_rows
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
+from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.telemetry import check_facts, save_step, step_metrics
+from nemo_uecr.nemo.two_temperatures import ScoreRequest, row_hash
+
+
+def scoring_policy_class(*, timeout_s: float) -> Any:
+    """NeMo-RL's policy with a ``score_tokens`` over its workers and a look at the GPU before vLLM wakes."""
+
+    class ScoringPolicy(upstream.policy_class()):  # type: ignore[misc]
+        def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
+            """Columns of the request."""
+            return upstream.score_on_workers(self, data, request, seconds=timeout_s)
+
+        def offload_before_refit(self) -> None:
+            """NeMo-RL's own, the last thing before vLLM wakes; an error where the GPU has too little room for it."""
+            super().offload_before_refit()
+            share = self.cfg["generation"]["vllm_cfg"]["gpu_memory_utilization"]
+            upstream.call_all(self, "assert_room", seconds=timeout_s, share=share)
+
+    return ScoringPolicy
 
 
 def make_uecr_policy(base_cls: Any) -> Any:
@@ -42,7 +58,7 @@ class PolicyMethods:
     cfg: Mapping[str, Any]
     data_parallel_size: int
 
-    def __init__(self, *args: Any, context: StepContext, teacher: Teacher | None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, context: StepContext, teacher: RayTeacher | None, **kwargs: Any) -> None:
         """Take the step to share and the teacher, off its device, before the student is built."""
         self._context = context
         self._teacher = teacher
@@ -54,17 +70,21 @@ class PolicyMethods:
         self._student_waits = True
 
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:
-        """Score the batch with the teacher, then with the student; NeMo-RL gets the column at T_r."""
+        """Score the batch with the teacher, then with the student; NeMo-RL gets the column at T_r for its PPO ratio."""
         context, spec = self._context, self._context.spec
         teacher_scores = None
         if self._teacher is not None:
-            with self._timed("score_teacher"), on_device(self._teacher):
+            with self._timed("score_teacher"):
+                self._teacher.load()
                 teacher_scores = score(self._teacher, data, spec.teacher_request(), name="teacher")
+                self._teacher.offload()
         with self._timed("score_student"):
             self._bring_student()
-            student_scores = score(cast(TokenScorer, self), data, spec.student_request(), name="student")
+            student_scores = score(cast(Scorer, self), data, spec.student_request(), name="student")
             if spec.conventions.filters == "nemo_rl":
-                student_scores = replace(student_scores, logp=(self._filtered(data, timer), student_scores.logp[1]))
+                filtered = super().get_logprobs(self._padded(data), timer=timer)["logprobs"]  # type: ignore[misc]
+                at_rollout = filtered[: data["input_ids"].shape[0]]
+                student_scores = replace(student_scores, logp=(at_rollout, student_scores.logp[1]))
         scores = StepScores(student_scores, teacher_scores, data["token_mask"], data["sample_mask"], data["input_ids"])
         context.scores = scores
         return type(data)({"logprobs": student_scores.logp[0]})
@@ -72,11 +92,12 @@ class PolicyMethods:
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
         """NeMo-RL's own, with masked rows where the batch does not divide."""
         self._bring_student()
-        rows = data["input_ids"].shape[0]
-        padded = type(data)(with_masked_rows(data, padding_rows(rows, self.data_parallel_size)))
         with self._timed("score_reference"):
-            answer = super().get_reference_policy_logprobs(padded, micro_batch_size=micro_batch_size, timer=timer)  # type: ignore[misc]
-        return type(data)(without_masked_rows(answer, rows))
+            answer = super().get_reference_policy_logprobs(  # type: ignore[misc]
+                self._padded(data), micro_batch_size=micro_batch_size, timer=timer
+            )
+        rows = data["input_ids"].shape[0]
+        return type(data)({name: value[:rows] for name, value in answer.items()})
 
     def calibrate_qkv_fp8_scales(self, *args: Any, **kwargs: Any) -> Any:
         """NeMo-RL's own, with the student on the GPU."""
@@ -92,9 +113,11 @@ class PolicyMethods:
         """Train on the columns that were scored, audit what was trained, and add the step's telemetry."""
         context = self._context
         self._check_columns(data)
-        columns = dict(data) | _method_columns(context.outcome.advantages)
-        minibatch = context.spec.minibatch_responses
-        batch, padded = padded_minibatches(columns, minibatch, self.rounding)
+        second = context.outcome.advantages.advantage_opd_BT
+        columns = dict(data) if second is None else dict(data) | {OPD_COLUMN: second}
+        packed = self.cfg["sequence_packing"]["enabled"] or self.cfg["dynamic_batching"]["enabled"]
+        rounding = self.data_parallel_size * (1 if packed else self.cfg["train_micro_batch_size"])
+        batch, padded = padded_minibatches(columns, context.spec.minibatch_responses, rounding)
         with self._timed("update"):
             result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
         check_facts(context, data, result)
@@ -105,28 +128,18 @@ class PolicyMethods:
         context.finish()
         return result
 
-    @property
-    def rounding(self) -> int:
-        """Rows that a mini-batch must be a multiple of: equal parts, and whole micro-batches without packing."""
-        packed = self.cfg["sequence_packing"]["enabled"] or self.cfg["dynamic_batching"]["enabled"]
-        return int(self.data_parallel_size * (1 if packed else self.cfg["train_micro_batch_size"]))
-
     def shutdown(self) -> bool:
         """End the teacher's workers and the student's."""
         ended = True if self._teacher is None else self._teacher.shutdown()
         return bool(super().shutdown()) and ended  # type: ignore[misc]
 
-    def _filtered(self, data: Any, timer: Any) -> torch.Tensor:
-        """[B, S] log pi_old at T_r with generation's top-p and top-k, as NeMo-RL trains on it."""
-        rows = data["input_ids"].shape[0]
-        padded = type(data)(with_masked_rows(data, padding_rows(rows, self.data_parallel_size)))
-        logp: torch.Tensor = super().get_logprobs(padded, timer=timer)["logprobs"][:rows]  # type: ignore[misc]
-        return logp
-
     def _bring_student(self) -> None:
         if self._student_waits:
             super().prepare_for_lp_inference()  # type: ignore[misc]
             self._student_waits = False
+
+    def _padded(self, data: Any) -> Any:
+        return type(data)(with_masked_rows(data, -data["input_ids"].shape[0] % self.data_parallel_size))
 
     def _check_columns(self, data: Any) -> None:
         scores, outcome = self._context.scores, self._context.outcome
@@ -147,6 +160,28 @@ class PolicyMethods:
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def _method_columns(advantages: Advantages) -> dict[str, torch.Tensor]:
-    second = advantages.advantage_opd_BT
-    return {} if second is None else {OPD_COLUMN: second}
+def padded_minibatches(columns: Mapping[str, Any], minibatch: int, rounding: int) -> tuple[dict[str, Any], int]:
+    """The batch in its order, with masked rows at the end of each mini-batch where it does not divide.
+
+    Args:
+        columns: training columns, B rows.
+        minibatch: responses of an optimizer step.
+        rounding: rows that a mini-batch must be a multiple of: equal parts, and whole micro-batches without packing.
+
+    Returns:
+        The columns with a mark on the rows of the first optimizer step, and the rows of one mini-batch.
+    """
+    rows = columns["input_ids"].shape[0]
+    marked = dict(columns) | {FIRST_STEP_COLUMN: (torch.arange(rows) < minibatch).float()}
+    whole = minibatch + -minibatch % rounding
+    parts = []
+    for start in range(0, rows, minibatch):
+        part = {name: value[start : start + minibatch] for name, value in marked.items()}
+        parts.append(with_masked_rows(part, whole - part["input_ids"].shape[0]))
+
+    def joined(values: list[Any]) -> Any:
+        if isinstance(values[0], Tensor):
+            return torch.cat(values)
+        return [item for value in values for item in value]
+
+    return {name: joined([part[name] for part in parts]) for name in marked}, whole

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.worker_methods import WorkerMethods
+from nemo_uecr.nemo.megatron_worker import WorkerMethods
 
 UecrMegatronPolicyWorker = upstream.worker_actor(WorkerMethods)

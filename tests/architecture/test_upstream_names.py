@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.signatures import expected_signatures
+from nemo_uecr.nemo.upstream import expected_signatures
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nemo_uecr"
 #: The file that names NeMo-RL's internals, and a benchmark that measures a rival's two functions from its own package.
@@ -59,41 +58,32 @@ def test_a_name_elsewhere_is_found(source: str) -> None:
 
 
 def used(source: str) -> set[tuple[str, str]]:
-    """Module and first attribute of everything that is taken from an imported NeMo-RL module."""
-    found: set[tuple[str, str]] = set()
-    for scope in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)):
-        bound: dict[str, str] = {}
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Assign):
-                targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets
-                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-                for target, value in zip(targets, values, strict=False):
-                    module = _module(value)
-                    if isinstance(target, ast.Name) and module is not None:
-                        bound[target.id] = module
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Attribute):
-                module = bound.get(node.value.id) if isinstance(node.value, ast.Name) else _module(node.value)
-                if module is not None:
-                    found.add((module, node.attr))
-    return found
-
-
-def _module(value: ast.expr) -> str | None:
-    """The module that an expression imports: `importlib.import_module(_X)`, `load_module(_X, ...)`, `grpo_module()`."""
-    if not isinstance(value, ast.Call):
-        return None
-    called = ast.unparse(value.func)
-    if called == "grpo_module":
-        return str(upstream._GRPO)
-    if called in ("importlib.import_module", "load_module"):
-        return str(eval(ast.unparse(value.args[0]), vars(upstream)))
-    return None
+    """Module and name of everything that is imported from NeMo-RL, or taken from a module of it."""
+    tree = ast.parse(source)
+    modules = {
+        alias.asname: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name.startswith("nemo_rl")
+    }
+    found = {
+        (str(node.module), alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("nemo_rl")
+        for alias in node.names
+    }
+    return found | {
+        (modules[node.value.id], node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+    }
 
 
 def test_everything_that_is_used_is_checked() -> None:
     found = used((PACKAGE / "nemo" / "upstream.py").read_text(encoding="utf-8"))
     assert len(found) > 20
-    table = [*expected_signatures(upstream.TABLE), *expected_signatures(upstream.WORKER_TABLE)]
-    checked = {(line.module, line.name.split(".")[0]) for line in table}
+    checked = {
+        (module, name.split(".")[0]) for side in ("driver", "worker") for module, name, _ in expected_signatures(side)
+    }
     assert found <= checked, found - checked

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo.columns import ModelParallel
-from nemo_uecr.nemo.impl import score_tokens
-from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.two_temperatures import ModelParallel, ScoreRequest, score_tokens
 from tests.nemo_backend.on_ranks import MegatronMicroBatches, batch
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED, ROPE = 48, 32, 2, 4, 2, 16, 40, 1e6

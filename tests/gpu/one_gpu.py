@@ -94,7 +94,7 @@ def random_batch(lengths: list[int], vocabulary: int) -> Any:
 
 def check_offload(policy: Any, vocabulary: int) -> None:
     """On, scoring many lengths, and off three times: what the teacher leaves must neither stay nor grow."""
-    from nemo_uecr.nemo.dispatch import call_all
+    from nemo_uecr.nemo.upstream import call_all
 
     teacher = policy._teacher
     before = call_all(teacher._policy, "gpu_memory", seconds=600)[0]

@@ -12,6 +12,7 @@ import pytest
 from tests.nemo_backend.local_ray import SYSTEM_CONFIG
 
 SOURCE = os.environ.get("NEMO_RL_SOURCE")
+ON_PYTHON_311 = str(Path(__file__).parent / "on_python_311")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,6 +32,7 @@ def nemo_rl() -> str:
     if SOURCE not in sys.path:
         sys.path.insert(0, SOURCE)
     from nemo_uecr.nemo import upstream
+    from tests.nemo.on_python_311 import sitecustomize  # noqa: F401 - in this process; Ray's find it on their path
 
     return upstream.check()
 
@@ -42,7 +44,7 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     before = os.environ.get("PYTHONPATH")
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or "", before or ""])
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or "", ON_PYTHON_311, before or ""])
     # NeMo-RL hands this process's variables to its environments, over those of the runtime environment.
     os.environ["PYTHONPATH"] = paths
     os.environ.pop("RAY_ADDRESS", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 from collections.abc import Callable
 from typing import Any
@@ -110,7 +111,7 @@ def _loop(policy: Any, loss: Any, spec: RunSpec, steps: int, problems: TinyProbl
     from nemo_rl.data.collate_fn import rl_collate_fn
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    grpo = upstream.grpo_module()
+    grpo = importlib.import_module("nemo_rl.algorithms.grpo")
     torch.manual_seed(5)
     loader = StatefulDataLoader(
         problems,

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from nemo_uecr.nemo.impl import score_tokens
-from nemo_uecr.nemo.request import ScoreRequest
-from nemo_uecr.nemo.signatures import prepare_import
+from nemo_uecr.nemo.two_temperatures import ScoreRequest, score_tokens
 from tests.nemo_backend.cpu import allow_cpu
 from tests.nemo_backend.on_ranks import TEMPERATURES, batch
 
@@ -57,7 +55,7 @@ def score_and_compare(
     allow_cpu()
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo_uecr.nemo import megatron_forward, megatron_state, upstream
+    from nemo_uecr.nemo import megatron_worker, upstream
     from tests.nemo_backend.tiny_qwen3 import VOCABULARY, parallel_model
 
     megatron_data()
@@ -73,14 +71,14 @@ def score_and_compare(
         worker.cfg["logprob_chunk_size"] = 5
         _keep_sixteen_bits(model)
     ours = score_tokens(
-        megatron_forward.MegatronForward(worker), _data(packed=packed),
-        ScoreRequest(TEMPERATURES, True, VOCABULARY, 5), megatron_state.model_parallel(),
+        functools.partial(megatron_worker.WorkerMethods.forward_micro_batches, worker), _data(packed=packed),
+        ScoreRequest(TEMPERATURES, True, VOCABULARY, 5), megatron_worker.model_parallel(),
     )  # fmt: skip
     sampling = upstream.temperature_only(TEMPERATURES[0])
     return {
         "ours": ours,
         # As our worker sets it up: the temperature divides logits only.
-        "native": _native(worker, _data(packed=packed), sampling if megatron_state.last_stage() else None),
+        "native": _native(worker, _data(packed=packed), sampling if megatron_worker.last_stage() else None),
         "every_stage": _native(worker, _data(packed=packed), sampling),
     }
 
@@ -101,8 +99,9 @@ def megatron_data() -> Any:
     """NeMo-RL's packing, with what it takes from newer Megatron packages: masks of padded rows, a field."""
     sys.path.append(os.environ["NEMO_RL_SOURCE"])
     sys.meta_path.insert(0, _Absent())
-    prepare_import()
     from nemo_rl.models.megatron import data
+
+    from tests.nemo.on_python_311 import sitecustomize  # noqa: F401
 
     def causal(data: torch.Tensor, **kwargs: Any) -> Any:
         width = data.shape[1]

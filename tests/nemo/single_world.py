@@ -29,9 +29,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.context import RunSpec, StepContext, StepScores
+from nemo_uecr.nemo.contract import score
 from nemo_uecr.nemo.estimator import UecrEstimator, equal_rows
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
-from nemo_uecr.nemo.scorer import score
 from tests.nemo.tiny_world import (
     TinyGeneration,
     TinyModel,

@@ -17,9 +17,9 @@ from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.contract import score
 from nemo_uecr.nemo.errors import BatchFactsError, ContractError
-from nemo_uecr.nemo.request import ScoreRequest
-from nemo_uecr.nemo.scorer import score
+from nemo_uecr.nemo.two_temperatures import ScoreRequest
 from tests.nemo.loop import spec_of, train_ours
 from tests.nemo.tiny_world import (
     PROMPT,

@@ -15,7 +15,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request
-from nemo_uecr.nemo import launcher, upstream
+from nemo_uecr.nemo import evaluation, launcher, upstream
 from nemo_uecr.nemo.translate import teacher_policy
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.tiny_world import TinyGeneration, TinyModel, TinyPolicy, TinyTeacher
@@ -119,7 +119,7 @@ def logged(folder: Path) -> dict[str, list[tuple[int, float]]]:
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The worker groups, engines and refits that need GPUs, stood in for; returns the clusters that were asked for."""
-    grpo: Any = upstream.grpo_module()
+    grpo: Any = importlib.import_module("nemo_rl.algorithms.grpo")
     asked: list[dict[str, Any]] = []
 
     def cluster(**given: Any) -> Any:
@@ -139,7 +139,8 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(launcher, "check_models", lambda config: None)
     monkeypatch.setattr(launcher, "check_conversion", lambda role, model: None)
     monkeypatch.setattr(launcher, "long_prompts", lambda config, tokenizer: [])
-    monkeypatch.setattr(launcher, "_engine", lambda config, generation, end_ids: Examinee())
+    monkeypatch.setattr(upstream, "generation_leaders", lambda generation: [])
+    monkeypatch.setattr(evaluation, "WorkersEngine", lambda workers, end_ids, seconds: Examinee())
     Examinee.asked = []
     return asked
 

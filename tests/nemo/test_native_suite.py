@@ -8,18 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.nemo.conftest import ON_PYTHON_311
+
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = [
     "algorithms/test_advantage_estimator.py", "algorithms/test_grpo.py", "algorithms/test_loss_functions.py",
     "algorithms/test_utils.py",
 ]  # fmt: skip
 PLUGIN = """
+import importlib
+
 import pytest
 from nemo_uecr.nemo import upstream
 from nemo_uecr.stopping import StopRequest
 
 upstream.check()
-grpo = upstream.grpo_module()
+grpo = importlib.import_module("nemo_rl.algorithms.grpo")
 native = grpo._create_advantage_estimator
 
 
@@ -39,7 +43,7 @@ def outcomes(plugin: str, folder: Path) -> dict[str, str]:
     folder.mkdir()
     (folder / "plugin.py").write_text(plugin)
     source = Path(os.environ["NEMO_RL_SOURCE"])
-    paths = os.pathsep.join([str(folder), str(source), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(folder), str(source), str(ROOT), ON_PYTHON_311, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [
             sys.executable, "-W", "ignore", "-m", "pytest", "-p", "plugin", "-o", "addopts=", "-q", "-rA", "-p",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.teachers import teacher_cluster
+from nemo_uecr.nemo.teacher import teacher_cluster
 from nemo_uecr.nemo.translate import master_config, teacher_gpus_of_nodes
 from nemo_uecr.stopping import StopRequest
 from tests.config.test_nemo import CONFIGS, GIVEN
@@ -27,7 +28,7 @@ def policy_cluster(config: Any, groups: int) -> Iterator[Any]:
     """The student's cluster as NeMo-RL's set-up makes it, which asks for two worker groups."""
     section = master_config(config)["cluster"]
     with upstream.substitutions(estimator=object, colocated_worker_groups=groups, evaluation=None, stop=StopRequest()):
-        made = upstream.grpo_module().RayVirtualCluster(
+        made = importlib.import_module("nemo_rl.algorithms.grpo").RayVirtualCluster(
             bundle_ct_per_node_list=[section["gpus_per_node"]] * section["num_nodes"],
             use_gpus=True,
             max_colocated_worker_groups=2,

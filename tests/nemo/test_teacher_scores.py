@@ -12,10 +12,10 @@ import torch
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.batch_file import load_batch, save_batch
-from nemo_uecr.nemo import teacher_scores, upstream
+from nemo_uecr.nemo import teacher, upstream
 from nemo_uecr.nemo.errors import WorkerError
-from nemo_uecr.nemo.request import ScoreRequest
 from nemo_uecr.nemo.translate import teacher_policy
+from nemo_uecr.nemo.two_temperatures import ScoreRequest
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.test_launch import make_tokenizer
 from tests.nemo.tiny_world import TinyModel, TinyTeacher, columns_of
@@ -59,8 +59,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         # Three rows do not divide by two: a masked row must come and go.
         return StuckTeacher(TinyModel(9, vocabulary=VOCABULARY), [], parallel=2)
 
-    monkeypatch.setattr(teacher_scores, "RayTeacher", make)
-    monkeypatch.setattr(teacher_scores, "teacher_cluster", lambda gpus: gpus)
+    monkeypatch.setattr(teacher, "RayTeacher", make)
+    monkeypatch.setattr(teacher, "teacher_cluster", lambda gpus: gpus)
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
     monkeypatch.setattr(importlib.import_module("nemo_rl.distributed.virtual_cluster"), "init_ray", lambda: None)
     return found
@@ -78,7 +78,7 @@ def configuration(folder: Path, *changes: str) -> Any:
 def test_a_batch_gets_the_teachers_scores(tmp_path: Path, built: list[dict[str, Any]]) -> None:
     saved, out = load_batch(batch_file(tmp_path)), tmp_path / "scored"
     config = configuration(tmp_path, "teacher.fp8=true", "teacher.dedicated_gpus=1")
-    teacher_scores.score_saved_batch(config, saved, out)
+    teacher.score_saved_batch(config, saved, out)
     scored = load_batch(out)
     # The advantages, and what they were computed with, are those of the run's own teacher.
     assert scored.header == {name: text for name, text in saved.header.items() if name != "arithmetic"}
@@ -90,8 +90,8 @@ def test_a_batch_gets_the_teachers_scores(tmp_path: Path, built: list[dict[str, 
     expected = columns_of(TinyModel(9, vocabulary=VOCABULARY), tokens, ScoreRequest((1.0,), True, VOCABULARY, 64))
     torch.testing.assert_close(scored.tensors["teacher_logp"], expected["logp_0"])
     torch.testing.assert_close(scored.tensors["teacher_entropy"], expected["entropy"])
-    (teacher,) = built
-    assert teacher["megatron_cfg"]["fp8_cfg"]["enabled"] is True
-    assert teacher["gpus"] == [8]
+    (made,) = built
+    assert made["megatron_cfg"]["fp8_cfg"]["enabled"] is True
+    assert made["gpus"] == [8]
     # It stays where it is: an offload that fails would lose the scores.
-    assert teacher["stays"] is True
+    assert made["stays"] is True

@@ -12,11 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo.columns import ModelParallel, score_columns
-from nemo_uecr.nemo.layout import MicroBatch
-from nemo_uecr.nemo.request import ScoreRequest
-from nemo_uecr.nemo.shift import at_scored_token, predicted_token
-from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
+from nemo_uecr.scoring.dense import token_logp
 
 VOCABULARY, PROMPT, RESPONSE, TEMPERATURE = 12, 3, 5, 0.7
 
@@ -39,33 +36,17 @@ class TinyModel(torch.nn.Module):
 def training_logp(model: TinyModel, ids_BS: Tensor) -> Tensor:
     """[B, S - 1] log pi at T_r with gradient."""
     logits = model(ids_BS)[:, :-1]
-    targets = predicted_token(ids_BS)
+    targets = ids_BS[:, 1:]
     return token_logp(logits.flatten(0, 1), targets.flatten(), temperature=TEMPERATURE).view(targets.shape)
 
 
 def columns_of(model: TinyModel, data: Any, request: ScoreRequest) -> dict[str, Any]:
     """The answer of a scorer that holds the whole model in this process."""
     ids = data["input_ids"]
-    targets = predicted_token(ids)
     with torch.no_grad():
-        logits = model(ids)[:, :-1].flatten(0, 1)
-    found = score_logits(
-        logits,
-        targets.flatten(),
-        temperatures=request.temperatures,
-        entropy=request.entropy,
-        valid_vocab=request.vocabulary,
-    )
-    columns: dict[str, Any] = {
-        f"logp_{index}": at_scored_token(values.view(targets.shape)) for index, values in enumerate(found.logp_KN)
-    }
-    if found.entropy_N is not None:
-        columns["entropy"] = at_scored_token(found.entropy_N.view(targets.shape))
-    micro = MicroBatch(ids, data["input_lengths"], None)
-    seen = score_columns(model(ids), micro, request, ModelParallel(None, None))
-    columns |= {"row_hash": seen["row_hash"], "witness": seen["witness"]}
-    columns["terms"] = [request.terms] * ids.shape[0]
-    return columns
+        logits = model(ids)
+    columns = score_columns(logits, MicroBatch(ids, data["input_lengths"], None), request, ModelParallel(None, None))
+    return columns | {"terms": [request.terms] * ids.shape[0]}
 
 
 class TinyTeacher:

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo.columns import ModelParallel, score_columns
-from nemo_uecr.nemo.impl import Columns, score_tokens
-from nemo_uecr.nemo.layout import MicroBatch
-from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.two_temperatures import (
+    Columns,
+    MicroBatch,
+    ModelParallel,
+    ScoreRequest,
+    score_columns,
+    score_tokens,
+)
 
 ROWS, WIDTH, MICRO = 6, 12, 2
 TEMPERATURES = (0.7, 1.0)
@@ -137,7 +141,7 @@ def offload_after_forwards(rank: int, *, tensor: int, lengths: tuple[int, ...]) 
     allow_cpu()
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo_uecr.nemo.worker_methods import WorkerMethods
+    from nemo_uecr.nemo.megatron_worker import WorkerMethods
     from tests.nemo_backend import tiny_qwen3
 
     parallel_state.initialize_model_parallel(tensor, 1)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.nemo.dispatch import call_all, score_on_workers, wait
 from nemo_uecr.nemo.errors import WorkerError
+from nemo_uecr.nemo.upstream import call_all, score_on_workers, wait
 from tests.nemo_backend.local_ray import local_ray
 
 pytestmark = pytest.mark.real
@@ -96,12 +96,12 @@ def test_each_score_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, rank: int) -> None:
             import torch
 
-            from nemo_uecr.nemo import megatron_state, worker_methods
+            from nemo_uecr.nemo import megatron_worker
 
-            parallel = SimpleNamespace(tensor_rank=rank % 2, context_rank=0)
-            megatron_state.model_parallel = lambda: parallel
-            worker_methods.score_tokens = lambda forward, data, *given: {"value": data["value"]}
-            self.worker = object.__new__(worker_methods.WorkerMethods)
+            group = SimpleNamespace(rank=lambda: rank % 2)
+            megatron_worker.model_parallel = lambda: (group, None)
+            megatron_worker.score_tokens = lambda forward, data, *given: {"value": data["value"]}
+            self.worker = object.__new__(megatron_worker.WorkerMethods)
             self.worker.model = torch.nn.Identity()
 
         def score_tokens(self, *, data: Any, request: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request
+from nemo_uecr.nemo import evaluation, upstream
 from nemo_uecr.nemo.evaluation import training_evaluation
 from tests.config.test_nemo import CONFIGS, GRPO
 from tests.nemo.test_launch import CHARACTERS, make_benchmarks, make_tokenizer
@@ -38,11 +39,13 @@ def configuration(folder: Path, *changes: str) -> Any:
     return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, *given, *small, *changes])
 
 
-def test_each_set_has_its_own_number(tmp_path: Path) -> None:
+def test_each_set_has_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "generation_leaders", lambda generation: [])
+    monkeypatch.setattr(evaluation, "WorkersEngine", lambda workers, end_ids, seconds: Knowing())
     config = configuration(tmp_path, *make_benchmarks(tmp_path))
-    evaluation = training_evaluation(config, lambda generation, end_ids: Knowing())
-    assert evaluation is not None
-    metrics, timings = evaluation("the generation object", 20)
+    evaluate = training_evaluation(config)
+    assert evaluate is not None
+    metrics, timings = evaluate("the generation object", 20)
     assert metrics["easy/avg@3"] == metrics["hard/avg@3"] == metrics["average/avg@3"] == pytest.approx(2 / 3)
     assert metrics["easy/pass@3"] == 1.0
     assert metrics["truncated_share"] == pytest.approx(1 / 3)
@@ -57,4 +60,4 @@ def test_each_set_has_its_own_number(tmp_path: Path) -> None:
 def test_a_prompt_that_does_not_fit_is_refused_before_the_run(tmp_path: Path) -> None:
     config = configuration(tmp_path, *make_benchmarks(tmp_path), "data.max_prompt_tokens=20")
     with pytest.raises(DataError, match=r"evaluation\.benchmarks\.easy: problem 3 has \d+ prompt tokens; expected at"):
-        training_evaluation(config, lambda generation, end_ids: Knowing())
+        training_evaluation(config)

@@ -14,7 +14,7 @@ from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
 from nemo_uecr.nemo.errors import ContractError
-from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, UecrLoss
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, Largest, UecrLoss
 
 
 def loss_of(*, kl_coef: float = 0.0, opd_coef: float | None = None) -> UecrLoss:
@@ -137,3 +137,9 @@ def test_the_second_surrogate_joins_nemo_rls_own_loss() -> None:
     assert float(total) == pytest.approx(13.0, abs=1e-5)
     assert (metrics["loss"], metrics["probs_ratio"]) == (pytest.approx(13.0, abs=1e-5), 7.0)
     assert metrics[f"{PREFIX}ref_kl"] == 0.0
+
+
+@pytest.mark.parametrize("values", [(0.1, math.nan, 0.1), (math.nan, 0.1), (0.1, math.nan)])
+def test_a_nan_ratio_survives_the_summing_of_micro_batches(values: tuple[float, ...]) -> None:
+    assert math.isnan(sum(map(Largest, values)))
+    assert sum(map(Largest, (0.1, 0.3, 0.2))) == 0.3

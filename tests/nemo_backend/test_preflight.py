@@ -16,7 +16,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.data.models import check_same_tokenizer
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.nemo import teacher_scores, upstream
+from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.preflight import check_conversion, check_models, chosen_problems, long_prompts
 from tests.config.test_nemo import CONFIGS, GRPO
 
@@ -127,7 +127,7 @@ def test_a_teacher_alone_that_cannot_work_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     pytest.importorskip("transformers")
-    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: "0.7.0")
+    monkeypatch.setattr(upstream, "check", lambda: "0.7.0")
     batch = saved_batch(tmp_path, tokens=tokens, largest=largest)
     assert score_alone(tmp_path, batch, *changes) == 2
     (said,) = capsys.readouterr().err.strip().splitlines()
@@ -139,7 +139,7 @@ def test_a_batch_without_prompts_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The local back end saves responses alone: the teacher would score them out of nowhere."""
-    monkeypatch.setattr(teacher_scores.upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
+    monkeypatch.setattr(upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
     path = saved_batch(tmp_path)
     tensors = load_batch(path).tensors
     tensors["mask"][:] = True

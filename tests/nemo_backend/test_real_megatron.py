@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo.columns import ModelParallel, score_columns
-from nemo_uecr.nemo.layout import MicroBatch
-from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
 from tests.nemo_backend.on_ranks import (
     TEMPERATURES,
     batch,

@@ -9,13 +9,13 @@ import pytest
 
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.errors import UpstreamError
-from nemo_uecr.nemo.signatures import check_table
+from nemo_uecr.nemo.upstream import check_signatures
 
 
 @pytest.mark.parametrize("names", ["text prefix predicate", "text prefix ...", "text ..."])
 def test_what_is_there_passes(names: str) -> None:
     """``textwrap.indent(text, prefix, predicate=None)``."""
-    check_table(f"textwrap indent: {names}", "0.7.0")
+    check_signatures([("textwrap", "indent", names.split())], "0.7.0")
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_what_is_there_passes(names: str) -> None:
 )
 def test_another_order_or_number_is_refused(names: str) -> None:
     with pytest.raises(UpstreamError, match=r"textwrap\.indent takes \(text, prefix, predicate\); expected \("):
-        check_table(f"textwrap indent: {names}", "0.7.0")
+        check_signatures([("textwrap", "indent", names.split())], "0.7.0")
 
 
 def test_a_missing_package_is_not_blamed_on_nemo_rl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

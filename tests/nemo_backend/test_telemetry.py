@@ -12,7 +12,6 @@ import torch
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo import telemetry
 from nemo_uecr.nemo.errors import BatchFactsError
-from nemo_uecr.nemo.estimator import slots
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.nemo.telemetry import check_facts
 
@@ -24,7 +23,7 @@ DIFFERENT = [problem for problem in range(PROMPTS) for _ in range(GROUP)]
 def step(problems: list[int], grouping: str = "paper") -> tuple[Any, Any, Any]:
     """Context, columns and result of a step in which nothing was lost."""
     outcome = SimpleNamespace(
-        batch=SimpleNamespace(responses=len(problems), group_B=slots(problems, GROUP)),
+        batch=SimpleNamespace(responses=len(problems), group_B=torch.tensor(problems)),
         truncated_B=torch.zeros(ROWS), unique_prompts=len(set(problems)),
         most_responses=max(problems.count(problem) for problem in problems),
     )  # fmt: skip

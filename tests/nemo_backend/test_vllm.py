@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.nemo.columns import ModelParallel, score_columns
-from nemo_uecr.nemo.layout import MicroBatch
-from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
 
 #: vLLM in this process on a CPU, without compilation.
 ENVIRONMENT = {

@@ -93,9 +93,7 @@ def test_kv_cache_over_tensor_ranks() -> None:
 @pytest.mark.parametrize("divided", [False, True])
 def test_scoring_keeps_one_chunk_beside_the_logits(divided: bool) -> None:
     """What our scoring allocates on top of the logits is the chunk, once more when divided, and small statistics."""
-    from nemo_uecr.nemo.columns import ModelParallel, score_columns
-    from nemo_uecr.nemo.layout import MicroBatch
-    from nemo_uecr.nemo.request import ScoreRequest
+    from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
 
     tokens, chunk, shape = 257, 64, tiny_shape(vocabulary=4096)
     logits = torch.randn(1, tokens, shape.vocabulary).bfloat16()

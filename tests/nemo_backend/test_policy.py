@@ -1,9 +1,8 @@
-"""Each score of a step reaches the column it is for, and no column changes on its way to the training."""
+"""Each score of a step reaches the column it is for, and no column or row changes on its way to the training."""
 
 from __future__ import annotations
 
-import contextlib
-import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,19 +10,14 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.nemo import launcher, upstream
-from nemo_uecr.nemo.columns import ModelParallel, score_columns
 from nemo_uecr.nemo.context import StepContext, StepScores, run_spec
-from nemo_uecr.nemo.contract import Scores
+from nemo_uecr.nemo.contract import Scores, score, with_masked_rows
 from nemo_uecr.nemo.errors import BatchFactsError, ContractError
 from nemo_uecr.nemo.estimator import UecrEstimator
-from nemo_uecr.nemo.extremes import Largest
-from nemo_uecr.nemo.layout import MicroBatch
-from nemo_uecr.nemo.parts import SetUp
-from nemo_uecr.nemo.policy import make_uecr_policy
-from nemo_uecr.nemo.request import ScoreRequest, row_hash
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN
+from nemo_uecr.nemo.policy import make_uecr_policy, padded_minibatches
+from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, row_hash, score_columns
 from tests.config.test_nemo import CONFIGS, GIVEN
-from tests.nemo_backend.test_preflight import world
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 PROMPTS, GROUP, WIDTH = 2, 3, 6
@@ -39,7 +33,7 @@ def small(*changes: str) -> Any:
     return run_spec(load_nemo_config(BASE, [*GIVEN["1p7b"], *given, *changes]))
 
 
-def scored_step() -> tuple[StepContext, dict[str, torch.Tensor]]:
+def scored_step(*changes: str) -> tuple[StepContext, dict[str, torch.Tensor]]:
     """A context after scoring, every column another."""
     generator = torch.Generator().manual_seed(0)
 
@@ -56,18 +50,18 @@ def scored_step() -> tuple[StepContext, dict[str, torch.Tensor]]:
     found = row_hash(ids, data["input_lengths"])
     student = Scores((column(), column()), -column(), found)
     teacher = Scores((column(),), -column(), found)
-    context = StepContext(small(), completed_steps=0, tokenizer=None)
+    context = StepContext(small(*changes), completed_steps=0, tokenizer=None)
     context.scores = StepScores(student, teacher, mask, data["sample_mask"], ids)
     return context, data
 
 
-def estimated(**more: torch.Tensor) -> tuple[StepContext, dict[str, torch.Tensor]]:
-    context, data = scored_step()
-    rollouts = {"idx": [4] * GROUP + [7] * GROUP, "truncated": torch.zeros(ROWS)}
+def estimated(*changes: str, **more: torch.Tensor) -> tuple[StepContext, dict[str, torch.Tensor]]:
+    context, data = scored_step(*changes)
+    rollouts = {"idx": [7] * GROUP + [4] * GROUP, "truncated": torch.zeros(ROWS)}
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
     handed = context.scores.student.logp[0]
     advantages = UecrEstimator(context).compute_advantage(
-        data["input_ids"], rewards, data["token_mask"], rollouts, handed, None, **more
+        torch.zeros(ROWS, 2), rewards, data["token_mask"], rollouts, handed, None, **more
     )
     return context, data | {"prev_logprobs": handed, "advantages": advantages}
 
@@ -88,6 +82,25 @@ def test_the_record_has_the_gap_at_temperature_one_and_the_teachers_entropy() ->
     assert batch.old_logp_BT is scores.student.logp[1]
     assert batch.teacher_logp_BT is scores.teacher.logp[0]
     assert batch.teacher_entropy_BT is scores.teacher.entropy_BS
+
+
+def test_groups_are_the_problems_or_as_nemo_rl_has_it_equal_prompts() -> None:
+    assert estimated()[0].outcome.batch.group_B.tolist() == [0] * GROUP + [1] * GROUP
+    merged, _ = estimated("conventions.grouping=nemo_rl")
+    assert merged.outcome.batch.group_B.tolist() == [0] * ROWS
+
+
+def test_a_turn_ends_with_a_token_that_contains_the_separator() -> None:
+    context, data = scored_step("method.name=atod", "method.turn_separator=|")
+    context.tokenizer = SimpleNamespace(decode=lambda ids: "a|" if ids == [3] else "b")
+    ids = torch.tensor([[3, 3, 1, 3, 2, 3]] * ROWS)
+    context.scores = replace(context.scores, token_ids_BS=ids)
+    rollouts = {"idx": [7] * GROUP + [4] * GROUP, "truncated": torch.zeros(ROWS)}
+    handed = context.scores.student.logp[0]
+    UecrEstimator(context).compute_advantage(ids, torch.ones(ROWS), data["token_mask"], rollouts, handed, None)
+    segments = context.outcome.batch.segments_BT
+    assert segments is not None
+    assert segments[0].tolist() == [0, 0, 0, 0, 1, 1]
 
 
 class Base:
@@ -137,31 +150,42 @@ def test_columns_that_changed_before_training_stop_it(name: str) -> None:
         policy.train(data, None)
 
 
-@pytest.mark.parametrize("values", [(0.1, math.nan, 0.1), (math.nan, 0.1), (0.1, math.nan)])
-def test_a_nan_ratio_survives_the_summing_of_micro_batches(values: tuple[float, ...]) -> None:
-    assert math.isnan(sum(map(Largest, values)))
-    assert sum(map(Largest, (0.1, 0.3, 0.2))) == 0.3
+def columns_of(rows: int) -> dict[str, Any]:
+    return {
+        "input_ids": torch.arange(1, rows * 3 + 1).view(rows, 3), "input_lengths": torch.full((rows,), 3),
+        "sample_mask": torch.ones(rows), "names": [f"row {row}" for row in range(rows)],
+    }  # fmt: skip
 
 
-def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schedules of alpha and the seeds of the shuffles are functions of the completed steps, here seven."""
-    made = SetUp(None, None, None, SimpleNamespace(), None, {"total_steps": 7}, SimpleNamespace(checkpointing={}), 7)
-    found: list[int] = []
-    real = launcher.StepContext
+def test_masked_rows_round_a_batch_up() -> None:
+    padded = with_masked_rows(columns_of(5), 3)
+    assert padded["sample_mask"].tolist() == [1.0] * 5 + [0.0] * 3
+    assert padded["input_lengths"].tolist() == [3] * 5 + [1] * 3
+    assert padded["names"][5:] == [None] * 3
+    assert padded["input_ids"].shape == (8, 3)
 
-    def watched(*args: Any, **given: Any) -> StepContext:
-        context = real(*args, **given)
-        monkeypatch.setattr(upstream, "run_loop", lambda *loop: found.append(context.completed_steps))
-        return context
 
-    monkeypatch.setattr(launcher, "StepContext", watched)
-    monkeypatch.setattr(upstream, "register_environment", lambda name, actor: None)
-    monkeypatch.setattr(upstream, "prepare_run", lambda native: SimpleNamespace(tokenizer=None))
-    monkeypatch.setattr(upstream, "set_up", lambda *parts: made)
-    monkeypatch.setattr(upstream, "loss_markers", lambda: (None, None))
-    monkeypatch.setattr(upstream, "substitutions", lambda **given: contextlib.nullcontext())
-    config = load_nemo_config(BASE, world(tmp_path))
-    (tmp_path / "run").mkdir()
-    records = {"origins": {}, "objective": "", "version": "0.7.0"}
-    stop, completed = launcher._run(config, None, None, records)
-    assert (found, completed, stop.asked) == ([7], 7, False)
+def test_a_scorer_gets_a_whole_batch_and_its_masked_rows_never_come_back() -> None:
+    class Scorer:
+        data_parallel_size = 4
+
+        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+            assert data["input_ids"].shape == (8, WIDTH)
+            logits = torch.zeros(8, WIDTH, 9)
+            micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+            answer = score_columns(logits, micro, request, ModelParallel(None, None))
+            return answer | {"terms": [request.terms] * 8}
+
+    _, data = scored_step()
+    found = score(Scorer(), data, ScoreRequest((1.0,), False, 9, 8), name="student")
+    assert found.logp[0].shape == (ROWS, WIDTH)
+
+
+def test_minibatches_are_rounded_each() -> None:
+    """Ten rows in mini-batches of five, on parts of four: 5 -> 8 twice, the masked rows at the end of each."""
+    batch, whole = padded_minibatches(columns_of(10), 5, 4)
+    assert whole == 8
+    assert batch["sample_mask"].tolist() == [1.0] * 5 + [0.0] * 3 + [1.0] * 5 + [0.0] * 3
+    real = batch["input_ids"][batch["sample_mask"] > 0]
+    assert torch.equal(real, columns_of(10)["input_ids"])
+    assert batch[FIRST_STEP_COLUMN].tolist() == [1.0] * 5 + [0.0] * 11

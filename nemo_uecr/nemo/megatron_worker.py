@@ -1,4 +1,4 @@
-"""What our Megatron worker adds to NeMo-RL's, as a mix-in over its Impl class."""
+"""What our Megatron worker adds to NeMo-RL's, as a mix-in over its Impl class; `ray_worker` makes the Ray actor."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nemo_uecr.nemo import megatron_forward, megatron_state, upstream
+from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.errors import GpuMemoryError
-from nemo_uecr.nemo.impl import (
-    clear_forward_caches,
-    host_copy,
-    mask_padded_vocabulary,
-    move_frozen_model,
-    score_tokens,
-)
-from nemo_uecr.nemo.request import ScoreRequest
+from nemo_uecr.nemo.teacher_offload import clear_forward_caches, free_gathered, host_copy, move_frozen_model
+from nemo_uecr.nemo.two_temperatures import Columns, ModelParallel, ScoreRequest, score_tokens
 
 MEBI, GIB = 2**20, 2**30
 
@@ -30,33 +25,38 @@ class WorkerMethods:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build NeMo-RL's worker, measure what it holds beside its model, and correct its sampling parameters."""
-        self._host_copy: list[torch.Tensor] = []
+        self._host_copy: list[Tensor] = []
         super().__init__(*args, **kwargs)
         held = (*self.model.parameters(), *self.model.buffers())
         self._baseline = torch.cuda.memory_allocated() - sum(tensor.nbytes for tensor in held)
         options = self.cfg["uecr"]
         if options["filters"] == "paper":
             self.sampling_params = upstream.temperature_only(options["temperature"])
-        if not megatron_state.last_stage():
+        if last_stage():
+            self._mask_padded_vocabulary(int(options["vocabulary"]))
+        else:
             # NeMo-RL divides the output of every pipeline stage by the temperature: hidden states, on all but the last.
             self.sampling_params = None
-        self._vocabulary = int(options["vocabulary"])
-        self._hook_padded_vocabulary()
 
     def score_tokens(self, *, data: Any, request: ScoreRequest) -> Any:
         """The columns of the request for this worker's rows; None on all of its model-parallel ranks but one."""
         self.model.eval()
-        parallel = megatron_state.model_parallel()
-        answer = score_tokens(megatron_forward.MegatronForward(self), data, request, parallel)
-        first = parallel.tensor_rank == parallel.context_rank == 0
+        parallel = model_parallel()
+        answer = score_tokens(self.forward_micro_batches, data, request, parallel)
+        first = all(group is None or group.rank() == 0 for group in parallel)
         return type(data)(answer) if answer is not None and first else None
+
+    def forward_micro_batches(self, data: Any, columns: Columns) -> list[dict[str, Tensor]]:
+        """NeMo-RL's forward, with raw logits for our columns."""
+        found = upstream.score_forward(self, data, columns)
+        return found if last_stage() else []
 
     def move_model(
         self, model: torch.nn.Module, device: str, move_params: bool = True, move_grads: bool = True
     ) -> torch.nn.Module:
         """NeMo-RL's own for wrapped models; a plain one is frozen and really moved, so that its memory is freed."""
-        megatron_state.free_gathered()
-        if megatron_state.is_wrapped(model):
+        free_gathered()
+        if is_wrapped(model):
             moved: torch.nn.Module = super().move_model(model, device, move_params, move_grads)  # type: ignore[misc]
             clear_forward_caches(moved)
             return moved
@@ -88,14 +88,48 @@ class WorkerMethods:
                 f"{math.floor(100 * room / total) / 100:g} or end what else runs on this GPU"
             )
 
-    def _hook_padded_vocabulary(self) -> None:
-        if not megatron_state.last_stage():
-            return
-        tensor_rank = megatron_state.model_parallel().tensor_rank
+    def _mask_padded_vocabulary(self, vocabulary: int) -> None:
+        """Take all probability from the padding columns, for training and scoring alike."""
+        group = model_parallel().tensor
+        rank = 0 if group is None else group.rank()
 
         def mask(module: torch.nn.Module, args: Any, output: Any) -> Any:
-            if isinstance(output, torch.Tensor) and output.dim() == 3:
-                return mask_padded_vocabulary(output, tensor_rank * output.shape[-1], self._vocabulary)
+            if isinstance(output, Tensor) and output.dim() == 3:
+                return mask_padding(output, rank * output.shape[-1], vocabulary)
             return output
 
         self.model.register_forward_hook(mask)
+
+
+@torch.no_grad()
+def mask_padding(logits: Tensor, first_column: int, vocabulary: int) -> Tensor:
+    """-inf in the padding columns of a vocabulary shard, in place.
+
+    Autograd does not see the write: it would clone the gradient of all logits to clear a few columns. Their gradient
+    is 0 without that, as a column at -inf has no probability.
+    """
+    logits[..., max(0, vocabulary - first_column) :] = -torch.inf
+    return logits
+
+
+def model_parallel() -> ModelParallel:
+    """The groups that Megatron set up."""
+    from megatron.core import parallel_state as state
+
+    groups = state.get_tensor_model_parallel_group(), state.get_context_parallel_group()
+    return ModelParallel(*(group if group.size() > 1 else None for group in groups))
+
+
+def last_stage() -> bool:
+    """Whether this rank holds the end of the model, and so its logits."""
+    from megatron.core import parallel_state as state
+
+    return bool(state.is_pipeline_last_stage(ignore_virtual=True))
+
+
+def is_wrapped(model: Any) -> bool:
+    """Whether Megatron's data-parallel wrapper owns the model's parameters."""
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
+
+    return isinstance(model, DistributedDataParallel | FullyShardedDataParallel)

@@ -1,0 +1,163 @@
+"""The teacher: a frozen Megatron policy on the student's GPUs only while it scores, or on GPUs of its own.
+
+Shape legend: B = responses, S = tokens of prompt and response (padded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.data.batch_file import SavedBatch, save_batch
+from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.contract import score
+from nemo_uecr.nemo.preflight import check_conversion, check_teacher_alone
+from nemo_uecr.nemo.translate import master_config, teacher_policy
+from nemo_uecr.nemo.two_temperatures import ScoreRequest
+
+#: What a batch has from the teacher that scored it: another one's scores leave nothing of it.
+OF_A_TEACHER = ("teacher_logp", "teacher_entropy", "advantage", "advantage_opd")
+
+
+class RayTeacher:
+    """A teacher over Ray workers, without optimizer, gradient buffers or reference model."""
+
+    def __init__(
+        self, config: NemoConfig, *, student: Mapping[str, Any], cluster: Any, tokenizer: Any, stays: bool
+    ) -> None:
+        """Build the workers, and take a teacher that does not stay off the GPU at once.
+
+        Args:
+            config: the run's.
+            student: NeMo-RL's section of the student, which the teacher's differs from in a few keys.
+            cluster: NeMo-RL's cluster with its GPUs.
+            tokenizer: the student's.
+            stays: whether it is never offloaded.
+
+        Raises:
+            WorkerError: the offload does not give the memory back.
+        """
+        self._stays, self._seconds = stays, config.scoring.timeout_s
+        self._limit_mebi = config.teacher.offload_limit_mebi
+        #: Offloads that are still to be measured: the one after the start, and the one after the first scoring.
+        self._to_measure = 2
+        self._policy = upstream.policy_class()(
+            cluster=cluster,
+            config=teacher_policy(config, student),
+            tokenizer=tokenizer,
+            name_prefix="teacher",
+            init_optimizer=False,
+            init_reference_model=False,
+            weights_path=None,
+            optimizer_path=None,
+            worker_extension_cls_fqn=upstream.WORKER_FQN,
+        )
+        self.offload()
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Into how many equal parts it cuts a batch."""
+        return int(self._policy.data_parallel_size)
+
+    def load(self) -> None:
+        """Bring the weights to the GPU."""
+        if not self._stays:
+            upstream.call_all(self._policy, "prepare_for_lp_inference", seconds=self._seconds)
+
+    def offload(self) -> None:
+        """Give the GPU's memory back.
+
+        Raises:
+            WorkerError: an offload that is measured does not give it back, or a worker is silent.
+        """
+        if self._stays:
+            return
+        upstream.call_all(self._policy, "offload_after_refit", seconds=self._seconds)
+        if self._to_measure:
+            upstream.call_all(self._policy, "assert_offloaded", seconds=self._seconds, limit_mebi=self._limit_mebi)
+            self._to_measure -= 1
+
+    def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
+        """Columns of the request."""
+        return upstream.score_on_workers(self._policy, data, request, seconds=self._seconds)
+
+    def shutdown(self) -> bool:
+        """End the workers."""
+        return bool(self._policy.shutdown())
+
+
+def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
+    """GPUs for a teacher alone: how many on each of its nodes, the same everywhere."""
+    return upstream.cluster_class()(
+        bundle_ct_per_node_list=gpus_of_nodes,
+        use_gpus=True,
+        max_colocated_worker_groups=1,
+        num_gpus_per_node=gpus_of_nodes[0],
+        name="uecr_teacher_cluster",
+    )
+
+
+def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
+    """Write the batch with the scores of the configuration's teacher, alone on the cluster, in place of those it had.
+
+    The advantages that the run saved came from its own teacher and are left out.
+
+    Args:
+        config: of the NeMo-RL back end; its cluster is the teacher's alone.
+        saved: a batch with ``token_ids``.
+        out: file to write.
+
+    Raises:
+        UpstreamError: another NeMo-RL is installed.
+        ConfigError: the method reads no teacher, or the teacher cannot be cut or fed as the configuration says.
+        DataError: the batch is none of this back end's, or the teacher is not there or has other tokens.
+    """
+    if not config.method.entry.needs_teacher:
+        raise ConfigError(f"method.name: {config.method.name} reads no teacher; expected one that does, such as uecr")
+    rows = _rows_of(saved, config.student.vocabulary)
+    upstream.check()
+    check_teacher_alone(config, longest=int(rows["input_lengths"].max()))
+    check_conversion("teacher", config.teacher)
+    native = upstream.master_config_class()(**master_config(config))
+    native.policy["megatron_cfg"]["train_iters"] = 1  # as the loop's set-up would; a scorer makes no training step
+    tokenizer = upstream.start(native)
+    upstream.register_worker()
+    cluster = teacher_cluster([config.cluster.gpus_per_node] * config.cluster.nodes)
+    # It stays where it is: an offload that fails would lose the scores.
+    teacher = RayTeacher(config, student=native.policy, cluster=cluster, tokenizer=tokenizer, stays=True)
+    request = ScoreRequest((1.0,), True, config.student.vocabulary, config.scoring.chunk_tokens)
+    scores = score(teacher, upstream.batch_class()(rows), request, name="teacher")
+    tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}
+    tensors |= {"teacher_logp": scores.logp[0], "teacher_entropy": cast(Tensor, scores.entropy_BS)}
+    method, settings, step = str(saved.method), dict[str, object](saved.settings), int(saved.header["step"])
+    save_batch(out, tensors, method=method, settings=settings, step=step)
+    teacher.shutdown()
+
+
+def _rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
+    """The columns that scoring reads of a saved batch; a row ends with its last sampled token.
+
+    Raises:
+        DataError: the batch has no prompts, or token ids outside the vocabulary.
+    """
+    mask_BS = saved.tensors["mask"].bool()
+    if "token_ids" not in saved.tensors or bool(mask_BS[:, 0].any()):
+        raise DataError("the batch has no tokens of prompts; expected one that a run of the NeMo-RL back end saved")
+    ids_BS = saved.tensors["token_ids"].long()
+    if (largest := int(ids_BS.max())) >= vocabulary:
+        raise DataError(
+            f"the batch has token id {largest}; expected ids below student.vocabulary={vocabulary}: give the "
+            "configuration of the run that saved it"
+        )
+    return {
+        "input_ids": ids_BS,
+        "input_lengths": (mask_BS * torch.arange(1, mask_BS.shape[1] + 1)).max(dim=1).values,
+        "token_mask": mask_BS.float(),
+        "sample_mask": torch.ones(ids_BS.shape[0]),
+    }

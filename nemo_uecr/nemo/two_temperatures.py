@@ -1,0 +1,260 @@
+"""One forward, two temperatures: T_r for the PPO ratio, 1 for the method; run in the Megatron workers.
+
+The logits at position t predict the token at t + 1. That shift is made here and nowhere else: every score that leaves
+this module stands at the token it scores, so that column t of a [B, S] score belongs to ``ids[t]``, and column 0 is 0,
+because nothing predicts the first token.
+
+Each answer carries a row hash and a witness, which `contract` compares where the scores are used. The witness is a
+second look at one token a response: its whole row of logits, divided by the temperature and normalised by torch alone.
+A worker that divides by another temperature, filters, counts other columns or shifts its scores is found out.
+
+Shape legend: B = responses (of the worker or of a micro-batch), S = tokens of prompt and response (padded), N = tokens
+scored, K = temperatures, V = vocabulary columns of this rank, W = 2 K + 2 numbers of a witness.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import pad
+
+from nemo_uecr.scoring.dense import score_logits
+from nemo_uecr.scoring.records import VocabShard
+
+#: Multiplier of the row hash; odd, so that no token is ever multiplied to zero in 64-bit arithmetic.
+HASH_MULTIPLIER = 6364136223846793005
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """What a scoring pass is asked.
+
+    Attributes:
+        temperatures: K temperatures of the log-probabilities, in the order of the answer.
+        entropy: whether the entropy at temperature 1 is asked as well.
+        vocabulary: number of real vocabulary columns; further ones are padding and carry no probability.
+        chunk_tokens: tokens scored at once; bounds memory.
+    """
+
+    temperatures: tuple[float, ...]
+    entropy: bool
+    vocabulary: int
+    chunk_tokens: int
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the [B, S] columns of the answer."""
+        names = tuple(f"logp_{index}" for index in range(len(self.temperatures)))
+        return (*names, "entropy") if self.entropy else names
+
+    @property
+    def terms(self) -> str:
+        """What the answer says about itself; equal texts mean comparable scores."""
+        temperatures = ",".join(f"{value:g}" for value in self.temperatures)
+        entropy = "+H in nats at temperature 1" if self.entropy else "none"
+        return (
+            f"temperatures {temperatures}; entropy {entropy}; no top-p or top-k; vocabulary {self.vocabulary}; "
+            "column t scores token t"
+        )
+
+
+class MicroBatch(NamedTuple):
+    """Token ids of a micro-batch and how its logits are laid out.
+
+    Attributes:
+        ids_BS: [B, S] prompt and response, right-padded.
+        lengths_B: [B] real tokens of each row.
+        starts: [B + 1] where each sequence begins in the packed logits, padding included; None for padded rows.
+    """
+
+    ids_BS: Tensor
+    lengths_B: Tensor
+    starts: Tensor | None
+
+
+class ModelParallel(NamedTuple):
+    """The ranks that share the vocabulary, and those that share the sequence; None where there is one."""
+
+    tensor: dist.ProcessGroup | None
+    context: dist.ProcessGroup | None
+
+
+class Predictions(NamedTuple):
+    """The N predictions of real tokens whose logits this rank holds.
+
+    Attributes:
+        logits_row_N: row of each in the logits, flattened over batch and sequence.
+        batch_N: response of each.
+        column_N: predicting position t of each.
+        target_N: the token at t + 1.
+    """
+
+    logits_row_N: Tensor
+    batch_N: Tensor
+    column_N: Tensor
+    target_N: Tensor
+
+
+#: From one micro-batch's raw logits to its columns.
+Columns = Callable[[Tensor, MicroBatch], dict[str, Tensor]]
+#: Runs the model over a batch and calls the `Columns` on each micro-batch: their answers in order, none on all
+#: pipeline stages but the last.
+Forward = Callable[[Mapping[str, Any], Columns], list[dict[str, Tensor]]]
+
+
+@torch.no_grad()
+def score_tokens(
+    forward: Forward, data: Mapping[str, Any], request: ScoreRequest, parallel: ModelParallel
+) -> dict[str, Any] | None:
+    """Answer a request from one forward: the same answer on every rank of the last stage, None on earlier ones.
+
+    Args:
+        forward: runs the model.
+        data: ``input_ids`` [B, S] and ``input_lengths`` [B].
+        request: what is asked.
+        parallel: tensor and context groups.
+
+    Returns:
+        The [B, S] columns in nats on the CPU; ``row_hash`` [B], ``witness`` [B, W] and ``terms``, one text a row, for
+        the score contract.
+    """
+    parts = forward(data, lambda logits, micro: score_columns(logits, micro, request, parallel))
+    if not parts:
+        return None
+    rows, width = data["input_ids"].shape
+    answer: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in ("row_hash", "witness")}
+    for name in request.columns:
+        answer[name] = torch.cat([pad(part[name], (0, width - part[name].shape[1])) for part in parts])
+    return answer | {"terms": [request.terms] * rows}
+
+
+@torch.no_grad()
+def score_columns(
+    logits: Tensor, micro: MicroBatch, request: ScoreRequest, parallel: ModelParallel
+) -> dict[str, Tensor]:
+    """Score every real token of a micro-batch from one forward's logits, left as they are.
+
+    Args:
+        logits: [B, S', V] or, packed, [1, T / cp, V]: raw, neither divided nor filtered.
+        micro: whose logits these are.
+        request: what is asked.
+        parallel: the groups.
+
+    Returns:
+        [B, S] float32 columns by name on the CPU, 0 where there is no real token to score; ``row_hash`` [B] of the
+        token ids that were scored, and ``witness`` [B, W].
+    """
+    context = parallel.context
+    cp_rank, cp_size = (0, 1) if context is None else (dist.get_rank(context), dist.get_world_size(context))
+    found = predictions_here(micro, logits.shape[1], cp_rank=cp_rank, cp_size=cp_size)
+    logits_TV = logits.flatten(0, 1)
+    columns = {
+        name: torch.zeros(micro.ids_BS.shape, dtype=torch.float32, device=logits.device) for name in request.columns
+    }
+    for start in range(0, found.target_N.shape[0], request.chunk_tokens):
+        chunk = slice(start, start + request.chunk_tokens)
+        values = _score_chunk(logits_TV[found.logits_row_N[chunk]], found.target_N[chunk], request, parallel.tensor)
+        for name, value_N in zip(request.columns, values, strict=True):
+            columns[name][found.batch_N[chunk], found.column_N[chunk] + 1] = value_N
+    seen_BW = _witness(logits_TV, found, micro, request, parallel.tensor)
+    if context is not None:
+        for shared in (*columns.values(), seen_BW):  # every position is one rank's; the others hold 0
+            dist.all_reduce(shared, group=context)
+    return {name: column.cpu() for name, column in columns.items()} | {
+        "row_hash": row_hash(micro.ids_BS, micro.lengths_B).cpu(), "witness": seen_BW.cpu(),
+    }  # fmt: skip
+
+
+def predictions_here(micro: MicroBatch, logits_columns: int, *, cp_rank: int, cp_size: int) -> Predictions:
+    """Every prediction of a real token whose logits are on this rank.
+
+    Context parallelism cuts a packed sequence into 2 cp_size equal pieces; rank r holds pieces r and
+    2 cp_size - 1 - r, side by side, so that causal attention costs every rank the same.
+
+    Args:
+        micro: the micro-batch.
+        logits_columns: second dimension of the logits.
+        cp_rank: place of this rank among the context-parallel ranks.
+        cp_size: number of context-parallel ranks.
+    """
+    position_S1 = torch.arange(micro.ids_BS.shape[1] - 1, device=micro.ids_BS.device)
+    batch_N, column_N = (position_S1 < (micro.lengths_B - 1)[:, None]).nonzero(as_tuple=True)
+    target_N = micro.ids_BS[batch_N, column_N + 1]
+    if micro.starts is None:
+        return Predictions(batch_N * logits_columns + column_N, batch_N, column_N, target_N)
+    starts = micro.starts.to(batch_N)
+    begin_N = starts[batch_N]
+    if cp_size == 1:
+        return Predictions(begin_N + column_N, batch_N, column_N, target_N)
+    length_N = (starts[batch_N + 1] - begin_N) // (2 * cp_size)
+    piece_N = column_N // length_N
+    second_N = piece_N == 2 * cp_size - 1 - cp_rank
+    row_N = begin_N // cp_size + column_N % length_N + torch.where(second_N, length_N, 0)
+    here_N = second_N | (piece_N == cp_rank)
+    return Predictions(*(each[here_N] for each in (row_N, batch_N, column_N, target_N)))
+
+
+def _score_chunk(
+    logits_NV: Tensor, target_N: Tensor, request: ScoreRequest, group: dist.ProcessGroup | None
+) -> list[Tensor]:
+    """The values of ``request.columns``.
+
+    Training divides 16-bit logits by the temperature in their own dtype, so scoring does the same: dividing in float32
+    would put the first PPO ratio off 1.
+    """
+    shard = None if group is None else VocabShard(dist.get_rank(group) * logits_NV.shape[1], group)
+    scores = functools.partial(score_logits, target_N=target_N, valid_vocab=request.vocabulary, shard=shard)
+    if logits_NV.dtype == torch.float32:
+        found = scores(logits_NV, temperatures=request.temperatures, entropy=request.entropy)
+        logp = list(found.logp_KN)
+    else:
+        at_one = functools.partial(scores, temperatures=(1.0,))
+        found = at_one(logits_NV, entropy=request.entropy)
+        logp = [
+            found.logp_KN[0] if value == 1.0 else at_one(logits_NV.div(value), entropy=False).logp_KN[0]
+            for value in request.temperatures
+        ]
+    return logp if found.entropy_N is None else [*logp, found.entropy_N]
+
+
+def row_hash(ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
+    """[B] int64 hash of each row's first ``length`` token ids; order matters, padding does not.
+
+    ``h = sum_t (id_t + 1) m^(t + 1)`` modulo 2^64.
+    """
+    position_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
+    power_S = torch.full_like(position_S, HASH_MULTIPLIER).cumprod(0)
+    return torch.where(position_S < lengths_B[:, None], (ids_BS.long() + 1) * power_S, 0).sum(dim=1)
+
+
+def witnessed_token(lengths_B: Tensor) -> Tensor:
+    """[B] column of the witnessed token: the middle of the real tokens; 0, which nobody scores, in a row of one."""
+    return lengths_B // 2
+
+
+def _witness(
+    logits_TV: Tensor, found: Predictions, micro: MicroBatch, request: ScoreRequest, group: dist.ProcessGroup | None
+) -> Tensor:
+    """[B, W] log-probability at each temperature, entropy at 1, columns with probability, and the temperatures."""
+    values_BW = torch.zeros(micro.lengths_B.shape[0], 2 * len(request.temperatures) + 2, device=logits_TV.device)
+    position_B = witnessed_token(micro.lengths_B).to(found.batch_N) - 1
+    here = (found.column_N == position_B[found.batch_N]).nonzero().squeeze(1)
+    for place in here.tolist():  # one row at a time: whole rows in double are large
+        row_V = logits_TV[found.logits_row_N[place]]
+        if group is not None:
+            parts = [torch.empty_like(row_V) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, row_V.contiguous(), group=group)
+            row_V = torch.cat(parts)
+        row_V = row_V[: request.vocabulary]
+        logp = [row_V.div(value).double().log_softmax(dim=0)[found.target_N[place]] for value in request.temperatures]
+        entropy = torch.special.entr(row_V.double().softmax(dim=0)).sum()
+        used = row_V.new_tensor(request.temperatures, dtype=torch.float64)
+        numbers = torch.stack([*logp, entropy, row_V.isfinite().sum().double()])
+        values_BW[found.batch_N[place]] = torch.cat([numbers, used]).float()
+    return values_BW
