@@ -29,7 +29,6 @@ SETTINGS = (
     "evaluation.at_start=false",
     "evaluation.every=0",
     "evaluation.samples=1",
-    "evaluation.bootstrap=100",
     "checkpoint.every=0",
     "checkpoint.keep_best=false",
     "telemetry.save_batch_every=0",

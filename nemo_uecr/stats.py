@@ -20,7 +20,7 @@ Array = np.ndarray
 
 #: Two-sided 95 %.
 QUANTILES = (0.025, 0.975)
-#: Replicates and sign changes behind a paired comparison.
+#: Sign changes behind a paired comparison.
 RESAMPLES = 10_000
 #: A study gives a p-value from this many pairs on; with fewer, the smallest possible one is no evidence.
 PAIRS_FOR_A_TEST = 10
@@ -46,15 +46,6 @@ class Interval:
     high: float
 
 
-def average_at_k(rewards: Sequence[Sequence[float]]) -> float:
-    """avg@k: mean over problems of the mean over each problem's k samples.
-
-    Args:
-        rewards: one row a problem, k verdicts each (1 correct, 0 not).
-    """
-    return float(np.mean(_matrix(rewards)))
-
-
 def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
     """Probability that at least one of k samples is correct, averaged over problems.
 
@@ -76,25 +67,38 @@ def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
     return sum(shares) / len(shares)
 
 
-def bootstrap_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]], *, resamples: int, seed: int) -> Interval:
-    """Equal-weight average of avg@k over benchmarks, with a percentile bootstrap interval.
+def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Interval:
+    """Equal-weight average of avg@k over benchmarks, with a Wilson interval at the effective number of problems.
 
-    Problems are resampled within each benchmark, all samples of a problem together, because samples of one problem
-    are not independent.
+        n_eff = p (1 - p) / v,   v = sum_b s_b^2 / (M^2 n_b)
+        s_b^2 = ((n_b - 1) var_b + r (1 - r)) / n_b,   r = (n_b p_b + 1) / (n_b + 2)
+
+    p is the average of the M benchmarks' p_b, var_b the sample variance of benchmark b's n_b problem means: samples of
+    one problem are not independent. One made-up problem joins it, so that few problems solved do not look certain. The
+    interval is about problems like these, not about training seeds; ``python -m benchmarks.coverage`` measures how
+    often it covers.
 
     Args:
         benchmarks: rewards `[problems][k]` of each benchmark; one benchmark gives that benchmark's own interval.
-        resamples: bootstrap replicates.
-        seed: seed of the resampling.
     """
-    generator = np.random.default_rng(seed)
-    means = [_matrix(rewards).mean(axis=1) for rewards in benchmarks.values()]
-    replicates = np.zeros(resamples)
-    for problem_means in means:
-        drawn = generator.integers(len(problem_means), size=(resamples, len(problem_means)))
-        replicates += problem_means[drawn].mean(axis=1) / len(means)
-    low, high = np.quantile(replicates, QUANTILES)
-    return Interval(float(np.mean([m.mean() for m in means])), float(low), float(high))
+    from scipy import stats
+
+    rows = [_matrix(rewards) for rewards in benchmarks.values()]
+    sets, problems = len(rows), sum(len(row) for row in rows)
+    average = float(np.mean([row.mean() for row in rows]))
+    variance = 0.0
+    for row in rows:
+        means, n = row.mean(axis=1), len(row)
+        guess = (n * means.mean() + 1) / (n + 2)
+        spread = float(np.square(means - means.mean()).sum())
+        variance += (spread + guess * (1 - guess)) / n**2 / sets**2
+    effective: float = problems
+    if 0 < average < 1:  # no more than as many as there are samples
+        effective = min(max(average * (1 - average) / variance, 1), sum(row.size for row in rows))
+    t = float(stats.t.ppf(QUANTILES[1], max(problems - sets, 1)))
+    centre = (average + t**2 / (2 * effective)) / (1 + t**2 / effective)
+    half = t / (1 + t**2 / effective) * (average * (1 - average) / effective + (t / (2 * effective)) ** 2) ** 0.5
+    return Interval(average, max(centre - half, 0.0), min(centre + half, 1.0))
 
 
 def _matrix(rewards: Sequence[Sequence[float]]) -> Array:
@@ -117,7 +121,7 @@ class Difference:
         difference: second minus first.
         low: lower end of the 95 % interval.
         high: upper end.
-        p_value: two-sided, by random sign changes.
+        p_value: two-sided, at most 0.05 exactly where the interval leaves 0 out.
         better: problems on which the second is better.
         worse: problems on which it is worse.
         problems: problems compared.
@@ -134,42 +138,39 @@ class Difference:
     problems: int
 
 
-def paired_bootstrap(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, seed: int) -> Difference:
-    """The equal-weight average difference over benchmarks, with a problem-clustered interval and a sign-change test.
+def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, seed: int) -> Difference:
+    """The equal-weight average difference over benchmarks, by a sign-change test and the interval that inverts it.
 
     d_p = second_p - first_p for problem p.   difference = mean over benchmarks of mean over their problems of d_p
 
-    The interval resamples problems within each benchmark, both models' results together. The p-value is the share of
-    random sign changes of the d_p whose difference is at least as large, the observed one counted.
+    A shift x of the difference is refused where the weighted sum of the d_p - x is extreme among those with random
+    signs. Random signs make the sum smaller exactly where the mean of the d_p whose sign changed is above x, so the
+    interval's ends are quantiles of such means, and p is read off how many of them lie on either side of 0. The test
+    takes the d_p as symmetric about the difference; it is about problems like these.
 
     Args:
         pairs: problem means of both, by benchmark, in the same order of problems.
-        seed: of resampling and sign changes.
+        seed: of the sign changes.
     """
-    generator = np.random.default_rng(seed)
-    gaps = [
-        np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64) for first, second in pairs.values()
-    ]
-    replicates, signed = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
-    for gap in gaps:
-        drawn = generator.integers(len(gap), size=(RESAMPLES, len(gap)))
-        replicates += gap[drawn].mean(axis=1) / len(gaps)
-        signs = generator.choice((-1.0, 1.0), size=(RESAMPLES, len(gap)))
-        signed += (signs * gap).mean(axis=1) / len(gaps)
-    observed = float(np.mean([gap.mean() for gap in gaps]))
-    low, high = np.quantile(replicates, QUANTILES)
-    # Sums in another order differ in the last bits; an equal change of signs must count as equal.
-    extreme = int(np.sum(np.abs(signed) >= abs(observed) - 1e-12))
+    gaps = [np.subtract(second, first, dtype=np.float64) for first, second in pairs.values()]
+    gap_N = np.concatenate(gaps)
+    weight_N = np.concatenate([np.full(len(gap), 1 / len(gap) / len(gaps)) for gap in gaps])
+    changed_SN = np.random.default_rng(seed).random((RESAMPLES, len(gap_N))) < 0.5
+    changed_SN = changed_SN[changed_SN.any(axis=1)]
+    mean_S = np.sort(changed_SN @ (gap_N * weight_N) / (changed_SN @ weight_N)).round(DECIMALS + 2)
+    # The identity counts as one of the sign changes on either side.
+    allowed = int(QUANTILES[0] * (1 + len(mean_S)))
+    side = 1 + min(int((mean_S <= 0).sum()), int((mean_S >= 0).sum()))
     return Difference(
         first=float(np.mean([np.mean(first) for first, _ in pairs.values()])),
         second=float(np.mean([np.mean(second) for _, second in pairs.values()])),
-        difference=observed,
-        low=float(low),
-        high=float(high),
-        p_value=(1 + extreme) / (1 + RESAMPLES),
-        better=int(sum((gap > 0).sum() for gap in gaps)),
-        worse=int(sum((gap < 0).sum() for gap in gaps)),
-        problems=sum(len(gap) for gap in gaps),
+        difference=float(np.mean([gap.mean() for gap in gaps])),
+        low=float(mean_S[allowed - 1]),
+        high=float(mean_S[-allowed]),
+        p_value=min(1.0, 2 * side / (1 + len(mean_S))),
+        better=int((gap_N > 0).sum()),
+        worse=int((gap_N < 0).sum()),
+        problems=len(gap_N),
     )
 
 

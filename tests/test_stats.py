@@ -8,87 +8,67 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks.coverage import coverage
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import (
     ClusterBootstrap,
-    Interval,
-    average_at_k,
-    bootstrap_interval,
     cluster_totals,
     holm,
     mean_interval,
-    paired_bootstrap,
+    paired_comparison,
     paired_difference,
     pass_at_k,
     percentile_interval,
+    score_interval,
 )
 
 
 def test_avg_and_pass_at_k() -> None:
     """Three problems, two samples: means 1, 0.5, 0, so avg@2 = 0.5; two of three have a correct sample."""
     rewards = [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
-    assert average_at_k(rewards) == 0.5
+    assert score_interval({"a": rewards}).avg == 0.5
     assert pass_at_k(rewards, 2) == pytest.approx(2 / 3)
 
 
 def test_each_benchmark_weighs_the_same() -> None:
     """One problem at 1 and nine at 0: (1 + 0) / 2 = 0.5, not 1 / 10."""
-    found = bootstrap_interval({"a": [[1.0]], "b": [[0.0]] * 9}, resamples=100, seed=0)
-    assert found.avg == 0.5
-    assert (found.low, found.high) == (0.5, 0.5)  # no benchmark varies within
+    assert score_interval({"a": [[1.0]], "b": [[0.0]] * 9}).avg == 0.5
 
 
-def test_interval_is_fixed_by_its_seed() -> None:
-    dice = random.Random(0)
-    rewards = {"a": [[float(dice.random() < 0.4) for _ in range(4)] for _ in range(20)]}
-    first = bootstrap_interval(rewards, resamples=500, seed=1)
-    assert bootstrap_interval(rewards, resamples=500, seed=1) == first
-    assert len({bootstrap_interval(rewards, resamples=100, seed=seed) for seed in range(6)}) > 1
-    assert 0 <= first.low < first.avg < first.high <= 1
-
-
-def test_problems_are_resampled_whole() -> None:
+def test_interval_by_hand() -> None:
     """Ten problems all right, ten all wrong, 8 samples each: the error is that of 20 coins, not of 160.
 
-    Standard error sqrt(0.25 / 20) = 0.112, so the interval is about 0.5 -+ 0.22; over 160 samples it would be 0.077.
+    Variance of a mean: (20 * 0.25 + 0.25) / 20^2 = 0.013125, so n_eff = 0.25 / 0.013125 = 19.05. With t_19 = 2.0930 and
+    t^2 / n_eff = 0.22997 the half-width is 2.0930 / 1.22997 * sqrt(0.25 / 19.05 + 0.22997 / (4 * 19.05)) = 0.2162.
     """
-    found = bootstrap_interval({"a": [[1.0] * 8] * 10 + [[0.0] * 8] * 10}, resamples=4000, seed=0)
-    assert found.high - found.avg == pytest.approx(0.22, abs=0.04)
-    assert found.avg - found.low == pytest.approx(0.22, abs=0.04)
+    found = score_interval({"a": [[1.0] * 8] * 10 + [[0.0] * 8] * 10})
+    assert found.high - found.avg == pytest.approx(0.2162, abs=1e-4)
+    assert found.avg - found.low == pytest.approx(0.2162, abs=1e-4)
 
 
-def test_interval_ends_at_the_quantiles_of_95_percent() -> None:
-    """Few problems have few averages, so the tail that a quantile falls into can be written down.
-
-    Three problems, one wrong: all three draws are wrong with probability 1/27 = 0.037, more than 0.025, so the low end
-    is 0; a 5% tail would end at 1/3. Six problems, half of them wrong: all six draws wrong with probability
-    1/64 = 0.0156, less than 0.025, so the low end is not 0 but 1/6, up to which lies (1 + 6) / 64. The high ends
-    mirror this. With 20000 replicates a probability is known to 0.0014.
-    """
-
-    def interval(right: int, wrong: int) -> Interval:
-        return bootstrap_interval({"a": [[1.0]] * right + [[0.0]] * wrong}, resamples=20_000, seed=0)
-
-    assert interval(right=2, wrong=1).low == 0.0
-    assert interval(right=1, wrong=2).high == 1.0
-    half = interval(right=3, wrong=3)
-    assert (half.low, half.high) == (pytest.approx(1 / 6), pytest.approx(5 / 6))
+def test_no_interval_has_zero_width() -> None:
+    """30 problems unsolved, Wilson: high = t^2 / (30 + t^2) with t_29 = 2.0452, 4.1829 / 34.1829 = 0.1224."""
+    found = score_interval({"a": [[0.0] * 12] * 30})
+    assert (found.low, found.high) == (0.0, pytest.approx(0.12237, abs=1e-5))
+    solved = score_interval({"a": [[1.0] * 12] * 30})
+    assert (solved.low, solved.high) == (pytest.approx(1 - 0.12237, abs=1e-5), 1.0)
+    equal = score_interval({"a": [[1.0, 0.0]] * 30})
+    assert equal.low < 0.45 < 0.55 < equal.high
 
 
-def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    """200 data sets of 30 problems whose true avg is 0.5: 95% nominal, and a bootstrap falls a little short."""
-    dice, covered = random.Random(4), 0
-    for trial in range(200):
-        rewards = [[float(dice.random() < skill) for _ in range(4)] for skill in (dice.random() for _ in range(30))]
-        found = bootstrap_interval({"a": rewards}, resamples=200, seed=trial)
-        covered += found.low <= 0.5 <= found.high
-    assert 0.88 <= covered / 200 <= 0.99
+@pytest.mark.parametrize("mean", [0.02, 0.1, 0.5, 0.98])
+@pytest.mark.parametrize("concentration", [0.3, 3.0])
+def test_interval_covers_the_truth_as_often_as_it_says(mean: float, concentration: float) -> None:
+    """1,000 sets of 30 problems; at a true coverage of 93 % fewer than 90.5 % of them would be a 3 sigma event."""
+    covered, width = coverage((mean,), concentration, problems=30, samples=12, sets=1000, seed=3)
+    assert covered >= 0.905
+    assert 0.01 < width < 0.35
 
 
 @pytest.mark.parametrize("rewards", [[], [[]], [[1.0], [1.0, 0.0]]])
 def test_ragged_or_missing_samples_are_refused(rewards: list[list[float]]) -> None:
     with pytest.raises(DataError):
-        average_at_k(rewards)
+        score_interval({"a": rewards})
     with pytest.raises(DataError):
         pass_at_k(rewards, 2)
 
@@ -117,27 +97,41 @@ def test_against_the_product_form_and_every_subset(k: int, correct: int) -> None
     assert pass_at_k([row], k) == pytest.approx(product_form(row, k), abs=1e-12)
 
 
-def test_paired_bootstrap_by_hand() -> None:
+def test_paired_comparison_by_hand() -> None:
     # Benchmark x: gaps 1/2, 0 -> mean 1/4. Benchmark y: gap -1/2 -> -1/2. Average (1/4 - 1/2)/2 = -1/8.
-    found = paired_bootstrap({"x": ([0.0, 1.0], [0.5, 1.0]), "y": ([1.0], [0.5])}, seed=0)
+    found = paired_comparison({"x": ([0.0, 1.0], [0.5, 1.0]), "y": ([1.0], [0.5])}, seed=0)
     assert found.difference == pytest.approx(-0.125)
     assert (found.first, found.second) == (pytest.approx(0.75), pytest.approx(0.625))  # ((0+1)/2+1)/2, ((.5+1)/2+.5)/2
     assert (found.better, found.worse, found.problems) == (1, 1, 3)
-    # Resampling x gives a mean gap of 0, 1/4 or 1/2, y always -1/2: averages from -1/4 to 0.
-    assert (found.low, found.high) == (pytest.approx(-0.25), pytest.approx(0.0))
+    # Weighted means of the seven subsets lie between those of a single gap.
+    assert (found.low, found.high) == (-0.5, 0.5)
 
 
 def test_sign_changes_of_six_equal_gaps() -> None:
     # Six gaps of 1: only all + or all - are as extreme, 2 of 64 = 0.03125.
-    found = paired_bootstrap({"x": ([0.0] * 6, [1.0] * 6)}, seed=3)
-    assert found.p_value == pytest.approx(2 / 64, abs=0.006)
-    assert paired_bootstrap({"x": ([0.5] * 6, [0.5] * 6)}, seed=3).p_value == 1.0
+    found = paired_comparison({"x": ([0.0] * 6, [1.0] * 6)}, seed=3)
+    assert found.p_value <= 2 / 64
+    assert paired_comparison({"x": ([0.5] * 6, [0.5] * 6)}, seed=3).p_value == 1.0
 
 
-def test_the_share_of_sign_changes_counts_the_observed_one() -> None:
-    # Thirty equal gaps: of 2^30 changes two are as extreme, so none of 10,000 is drawn. (1 + 0) / (1 + 10,000).
-    found = paired_bootstrap({"x": ([0.0] * 30, [1.0] * 30)}, seed=3)
-    assert found.p_value == 1 / 10_001
+def test_p_is_that_of_every_sign_change() -> None:
+    """Eight unequal gaps: the two-sided share of all 256 sign changes, by enumeration."""
+    gaps = np.asarray([0.5, -0.25, 0.75, 0.125, 0.25, -0.5, 0.625, 0.375])
+    sums = [float(np.sum(np.asarray(signs) * gaps)) for signs in itertools.product((1, -1), repeat=8)]
+    exact = 2 * sum(each >= gaps.sum() for each in sums) / 256
+    found = paired_comparison({"x": ([0.0] * 8, gaps.tolist())}, seed=1)
+    assert found.p_value == pytest.approx(exact, abs=0.02)
+
+
+def test_interval_and_p_never_contradict_each_other() -> None:
+    dice = np.random.default_rng(5)
+    near = 0
+    for trial in range(150):
+        gaps = dice.normal(0.05, 0.15, size=30).round(1)  # ties as verdicts have them
+        found = paired_comparison({"x": ([0.0] * 30, gaps.tolist())}, seed=trial)
+        assert (found.p_value <= 0.05) == (not found.low <= 0 <= found.high)
+        near += 0.01 < found.p_value < 0.2
+    assert near > 10
 
 
 def test_a_ratio_is_that_of_the_drawn_problems() -> None:

@@ -172,7 +172,7 @@ TINY = (
     "device=cpu threads=1 rollout.prompts_per_step=2 rollout.responses_per_prompt=4 rollout.max_response_tokens=6 "
     "rollout.microbatch_responses=8 rollout.temperature=0.8 data.max_prompt_tokens=64 train.minibatch_responses=4 "
     "train.microbatch_responses=2 train.learning_rate=0.003 train.steps=3 evaluation.at_start=true evaluation.every=3 "
-    "evaluation.samples=2 evaluation.max_tokens=6 evaluation.bootstrap=100 checkpoint.every=0 "
+    "evaluation.samples=2 evaluation.max_tokens=6 checkpoint.every=0 "
     "telemetry.tensorboard=off telemetry.progress=off telemetry.save_batch_every=1"
 ).split()
 

@@ -142,18 +142,21 @@ def _placed(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
 
 @app.command
 def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
-    """Paired comparison of two evaluations on the same problems: second minus first, with interval and p-value.
+    """Paired comparison of two evaluations on the same problems: second minus first, with interval and p-values.
+
+    Interval and p come from one test by sign changes of the problems' differences; Holm corrects the benchmarks'
+    p-values; the average is a test of its own.
 
     Args:
         first: Evaluation folder, or a training run's sample file (RUN/evaluations/step-000040.jsonl).
         second: The same of the other.
-        seed: Seed of the resampling.
+        seed: Seed of the sign changes.
     """
     from nemo_uecr.evaluation.compare import compare as differences
     from nemo_uecr.evaluation.compare import lines_of
 
     lines = lines_of(differences(first, second, seed=seed))
-    sys.stdout.write("\n".join([f"{second} minus {first}, percent, 95% interval over problems", *lines]) + "\n")
+    sys.stdout.write("\n".join([f"{second} minus {first}, percent", *lines]) + "\n")
 
 
 @app.command

@@ -275,9 +275,6 @@ class EvaluationConfig(Section):
     benchmarks: dict[Text, Text]
     """Name and JSONL file of each benchmark; may be empty."""
 
-    bootstrap: Annotated[int, Field(ge=100)]
-    """Resamples behind the 95% intervals."""
-
     @model_validator(mode="after")
     def _decoding_is_possible(self) -> Self:
         if 0 < self.temperature < COLDEST:

@@ -11,7 +11,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.samples import SAMPLES, Sample, check_complete, read_samples, rewards_by_benchmark
 from nemo_uecr.evaluation.settings import SETTINGS, differences
 from nemo_uecr.files import read_object
-from nemo_uecr.stats import Difference, paired_bootstrap
+from nemo_uecr.stats import RESAMPLES, Difference, holm, paired_comparison
 
 Result = Mapping[str, Any]
 #: How a checkpoint is chosen: the highest equal-weight average of avg@k (the earlier of equal ones); the first that is
@@ -45,18 +45,24 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
         name: (_means(rows.values()), _means(rewards[1][name][problem] for problem in rows))
         for name, rows in rewards[0].items()
     }
-    each = {name: paired_bootstrap({name: pair}, seed=seed) for name, pair in pairs.items()}
-    return each | {"average": paired_bootstrap(pairs, seed=seed)}
+    each = {name: paired_comparison({name: pair}, seed=seed) for name, pair in pairs.items()}
+    return each | {"average": paired_comparison(pairs, seed=seed)}
 
 
 def lines_of(differences: Mapping[str, Difference]) -> list[str]:
-    """The differences for a terminal, in percent, one benchmark a line."""
-    lines = [f"  {'':<12} {'first':>6} {'second':>6}   diff                       p  better worse"]
+    """The differences for a terminal, in percent, one benchmark a line; Holm corrects the benchmarks' p-values."""
+    sets = [name for name in differences if name != "average"]
+    corrected = dict(zip(sets, holm([differences[name].p_value for name in sets]), strict=True))
+    lines = [
+        f"95% interval and p by {RESAMPLES:,} sign changes of the problems' differences",
+        f"  {'':<12} {'first':>6} {'second':>6}   diff                       p   Holm  better worse",
+    ]
     for name, each in differences.items():
+        diff, low, high = (f"{round(100 * value, 9):+z6.2f}" for value in (each.difference, each.low, each.high))
         lines.append(
-            f"  {name:<12} {100 * each.first:6.2f} {100 * each.second:6.2f} {100 * each.difference:+6.2f} "
-            f"[{100 * each.low:+6.2f}, {100 * each.high:+6.2f}] {each.p_value:7.4f}  "
-            f"{each.better:>6} {each.worse:>5} of {each.problems}"
+            f"  {name:<12} {100 * each.first:6.2f} {100 * each.second:6.2f} {diff} [{low}, {high}] {each.p_value:7.4f} "
+            f"{f'{corrected[name]:6.4f}' if name in corrected else '':6}  {each.better:>6} {each.worse:>5} of "
+            f"{each.problems}"
         )
     return lines
 

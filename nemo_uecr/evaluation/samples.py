@@ -13,7 +13,7 @@ from typing import Any
 from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
-from nemo_uecr.stats import RESAMPLES, Interval, average_at_k, bootstrap_interval, pass_at_k
+from nemo_uecr.stats import Interval, pass_at_k, score_interval
 
 SAMPLES = "samples.jsonl"
 RESULT = "result.json"
@@ -118,12 +118,12 @@ def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Samp
     rewards = rewards_by_benchmark(samples)
     check_complete(folder, record, rewards)
     rows = {name: list(each.values()) for name, each in rewards.items()}
-    k, seed = record["samples"], record["seed"]
+    k = record["samples"]
     sets = {}
     for name, row in rows.items():
         own = [sample for sample in samples if sample.benchmark == name]
         counts = sorted({1, k} | {2**power for power in range(1, k.bit_length()) if 2**power <= k})
-        sets[name] = _interval_of_set(row, RESAMPLES, seed) | {
+        sets[name] = _interval_of_set(row) | {
             "pass": {str(count): pass_at_k(row, count) for count in counts},
             "truncated": sum(sample.truncated for sample in own) / len(own),
             "tokens": sum(sample.tokens for sample in own) / len(own),
@@ -134,15 +134,14 @@ def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Samp
         "model": record["model"]["name"],
         "samples": k,
         "sets": sets,
-        "average": vars(bootstrap_interval(rows, resamples=RESAMPLES, seed=seed)),
+        "average": vars(score_interval(rows)),
     }
     replace_file(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
     return result
 
 
-def _interval_of_set(rows: Sequence[Sequence[float]], resamples: int, seed: int) -> dict[str, Any]:
-    interval = bootstrap_interval({"set": rows}, resamples=resamples, seed=seed)
-    return {"avg": average_at_k(rows), "low": interval.low, "high": interval.high, "problems": len(rows)}
+def _interval_of_set(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
+    return vars(score_interval({"set": rows})) | {"problems": len(rows)}
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
@@ -170,21 +169,19 @@ class Evaluation:
     average: Interval
 
 
-def summarise(samples: Sequence[Sample], *, step: int, bootstrap: int, seed: int, seconds: float) -> Evaluation:
+def summarise(samples: Sequence[Sample], *, step: int, seconds: float) -> Evaluation:
     """avg@k of every benchmark with its interval, and their equal-weight average.
 
     Args:
         samples: all of one evaluation; the same number for each problem.
         step: training step, 0 before training.
-        bootstrap: resamples behind the intervals.
-        seed: of the resampling.
         seconds: how long the evaluation took.
     """
     rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
-    average = bootstrap_interval(rewards, resamples=bootstrap, seed=seed)
+    average = score_interval(rewards)
     k = len(next(iter(rewards.values()))[0])
     sets = {
-        name: _interval_of_set(rows, bootstrap, seed) | {"pass": pass_at_k(rows, k)} for name, rows in rewards.items()
+        name: _interval_of_set(rows) | {"pass": pass_at_k(rows, k)} for name, rows in rewards.items()
     }
     record = {"step": step, "samples": k, "sets": sets, "average": vars(average), "seconds": seconds}
     return Evaluation(record, average)

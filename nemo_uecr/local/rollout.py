@@ -154,7 +154,7 @@ def evaluate(
     Args:
         model: the student.
         benchmarks: encoded problems by benchmark name.
-        config: the decoding and the bootstrap.
+        config: the decoding.
         step: training step, 0 before training.
         folder: run folder; it keeps every sample.
 
@@ -194,4 +194,4 @@ def evaluate(
             raise error
     write_samples(folder, step, samples)
     seconds = round(time.perf_counter() - started, 3)
-    return summarise(samples, step=step, bootstrap=settings.bootstrap, seed=settings.seed, seconds=seconds)
+    return summarise(samples, step=step, seconds=seconds)

@@ -52,7 +52,6 @@ SMALL = (
     "evaluation.at_start=false",
     "evaluation.samples=2",
     "evaluation.max_tokens=6",
-    "evaluation.bootstrap=100",
     "checkpoint.every=0",
     "telemetry.tensorboard=off",
     "telemetry.progress=off",

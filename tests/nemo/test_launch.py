@@ -196,7 +196,7 @@ def test_a_run_from_its_configuration_file(
             "train.minibatch_responses=8", f"train.steps={STEPS}", "checkpoint.every=0",
             f"cluster.gpus_per_node={1 + dedicated}", f"teacher.dedicated_gpus={dedicated}",
             "telemetry.save_batch_every=1", "tolerances.first_ratio=1e-5", "evaluation.every=5",
-            "evaluation.samples=2", "evaluation.bootstrap=100", *make_benchmarks(tmp_path),
+            "evaluation.samples=2", *make_benchmarks(tmp_path),
         ],
     )  # fmt: skip
     launcher.train(config, resume=False, origins={"run.seed": "a file"}, objective="loss = 0")

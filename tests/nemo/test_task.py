@@ -14,7 +14,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.nemo.translate import master_config
-from nemo_uecr.stats import average_at_k, pass_at_k
+from nemo_uecr.stats import pass_at_k, score_interval
 from tests.config.test_nemo import CONFIGS
 from tests.data.made import clean_rows, prepare_folder, write_benchmark, write_jsonl
 from tests.nemo.test_launch import make_tokenizer
@@ -97,4 +97,4 @@ def test_pass_at_k_and_avg_at_k_are_nemo_rls(k: int) -> None:
     theirs = eval_pass_k(torch.tensor(rows).flatten(), 12, k) / len(rows)  # it adds up, its caller divides
     assert pass_at_k(rows, k) == pytest.approx(theirs, abs=1e-6)
     if k == 1:
-        assert average_at_k(rows) == pytest.approx(theirs, abs=1e-6)
+        assert score_interval({"set": rows}).avg == pytest.approx(theirs, abs=1e-6)

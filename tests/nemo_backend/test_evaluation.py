@@ -35,7 +35,7 @@ def configuration(folder: Path, *changes: str) -> Any:
     pytest.importorskip("transformers")
     make_tokenizer(folder / "student")
     given = [f"run.folder={folder / 'run'}", f"student.model_name={folder / 'student'}", "data.verifier_workers=1"]
-    small = ["evaluation.samples=3", "evaluation.bootstrap=100"]
+    small = ["evaluation.samples=3"]
     return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, *given, *small, *changes])
 
 

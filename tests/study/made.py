@@ -43,7 +43,7 @@ def study_file(folder: Path, **changes: object) -> Path:
     content["sensitivity"] = {"alpha": {"title": "alpha", "default": "uecr", "points": {"grpo": 0.0, "uecr": 1.0}}}
     for model in ("student", "teacher"):
         content["task"][model]["course"] |= {"steps": 4, "tokens_per_batch": 200}
-    content["overrides"] += ["rollout.max_response_tokens=6", "evaluation.max_tokens=6", "evaluation.bootstrap=100"]
+    content["overrides"] += ["rollout.max_response_tokens=6", "evaluation.max_tokens=6"]
     content |= changes
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(content))
