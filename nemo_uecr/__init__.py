@@ -1,6 +1,6 @@
 """UECR-GRPO: on-policy distillation unified with GRPO.
 
-The functions below take plain tensors; docs/library.md has them in trainers of other libraries. Importing this package
+The functions below take plain tensors; Importing this package
 loads neither torch nor transformers: each name loads what it needs on first use.
 """
 
