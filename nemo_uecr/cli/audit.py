@@ -213,8 +213,8 @@ def localization(
     """
     from nemo_uecr.audit.judging import STEPS, read_labels, write_items
     from nemo_uecr.audit.localization import items_to_judge, localization_audit
-    from nemo_uecr.demo.assets import resolve
     from nemo_uecr.evaluation.engines import load_tokens
+    from nemo_uecr.study.demo import resolve
 
     found = _read(scores)
     if write_steps is not None:
@@ -286,7 +286,7 @@ def batch(run: Run, /, *, out: Out = None) -> int:
     require_extra("data", "plots")
     from nemo_uecr.audit.runs import batch_audit, problem_names
     from nemo_uecr.config.load import written_config
-    from nemo_uecr.demo.assets import locate
+    from nemo_uecr.study.demo import locate
     from nemo_uecr.telemetry.run_folder import read_run
     from nemo_uecr.telemetry.sinks import STEPS, read_records
 

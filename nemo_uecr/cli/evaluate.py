@@ -89,12 +89,12 @@ def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
         dry_run: Look at everything that is named; make nothing.
     """
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
-    from nemo_uecr.demo.assets import locate, resolve
     from nemo_uecr.evaluation.engines import check_model, load_tokens
     from nemo_uecr.evaluation.runner import check_engine, check_settings
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
+    from nemo_uecr.study.demo import locate, resolve
 
     settings, out = options.settings(), options.out
     check_settings(settings)
@@ -124,7 +124,7 @@ def label_of(text: str) -> tuple[str, str]:
     Raises:
         DataError: the label is no name of a folder under --out, or there is no model.
     """
-    from nemo_uecr.demo.assets import SCHEME
+    from nemo_uecr.study.demo import SCHEME
 
     label, sign, model = text.partition("=")
     if not sign:
@@ -180,11 +180,11 @@ def sweep(
         select_on: Benchmarks that the rule looks at (default: all).
     """
     from nemo_uecr.data.benchmarks import load_benchmarks
-    from nemo_uecr.demo.assets import resolve
     from nemo_uecr.evaluation.compare import check_rule, select
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import replace_file
+    from nemo_uecr.study.demo import resolve
 
     settings, benchmarks = options.settings(), load_benchmarks(_placed(options.benchmarks, resolve))
     on = list(select_on)

@@ -124,13 +124,13 @@ def sizes(name: str, role: str) -> ModelShape:
 
     if not name.startswith("demo:"):
         return shape_of(name, role=role)
-    from nemo_uecr.demo.recipe import DEMO_RECIPE
-    from nemo_uecr.demo.tokenizer import MODEL_MAX_LENGTH, build_tokenizer
+    from nemo_uecr.study.demo import RECIPE
+    from nemo_uecr.study.task import MODEL_MAX_LENGTH, build_tokenizer
 
-    models = {"demo:student": DEMO_RECIPE.student, "demo:teacher": DEMO_RECIPE.teacher}
+    models = {"demo:student": RECIPE.student, "demo:teacher": RECIPE.teacher}
     if name not in models:
         raise ConfigError(f"{role}.model_name: got {name!r}, expected one of {', '.join(models)}")
-    shape = models[name].shape
+    shape = models[name]
     return ModelShape(
         vocabulary=len(build_tokenizer()),
         hidden=shape.hidden_size,

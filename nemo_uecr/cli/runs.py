@@ -56,7 +56,7 @@ def report(
 
 
 def _verify(folder: Path) -> int:
-    from nemo_uecr.demo.assets import locate
+    from nemo_uecr.study.demo import locate
 
     require_extra("local")
     from nemo_uecr.local.manifest import verify_run

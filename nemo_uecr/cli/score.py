@@ -83,7 +83,7 @@ def score(
 
     from nemo_uecr.audit.score import Scoring, rank_parts, score_rollouts
     from nemo_uecr.audit.sources import source_of, students_of
-    from nemo_uecr.demo.assets import resolve
+    from nemo_uecr.study.demo import resolve
 
     chosen = None if steps is None else frozenset(whole_numbers("--steps", steps))
     sources = [source_of(text, take=take, steps=chosen) for text in rollouts]

@@ -22,7 +22,7 @@ from nemo_uecr.errors import ConfigError, InvariantError, UecrError, require_ext
 if TYPE_CHECKING:
     from nemo_uecr.config.load import LoadedConfig
     from nemo_uecr.stopping import StopRequest
-    from nemo_uecr.study.cells import Cell
+    from nemo_uecr.study.grid import Cell
 
 __all__ = [
     "demo", "demo_config_path", "smoke", "study", "train", "train_cell", "train_nemo_rl", "train_until",
@@ -78,8 +78,8 @@ def _train_local(loaded: LoadedConfig, *, resume: bool) -> Path:
 def train_until(loaded: LoadedConfig, *, resume: bool, stop: StopRequest) -> Path:
     """Train with the local back end until the last step or the request; returns the run folder."""
     require_extra("local")
-    from nemo_uecr.demo.assets import resolve
     from nemo_uecr.local.run import train as run
+    from nemo_uecr.study.demo import resolve
 
     objective = objective_of(loaded.config)
     return run(loaded.config, resume=resume, origins=loaded.origins, objective=objective, locate=resolve, stop=stop)
@@ -207,19 +207,18 @@ def study(
     require_extra("local", "study")
     from nemo_uecr.files import locked
     from nemo_uecr.stopping import listening
-    from nemo_uecr.study.load import load_study
-    from nemo_uecr.study.study import check_finished, check_folder, check_runs, forecast, run_study, summarise
+    from nemo_uecr.study.grid import check_overrides
+    from nemo_uecr.study.runner import forecast, run_study, summarise
+    from nemo_uecr.study.schema import load_study
 
     loaded = load_study(config)
-    check_folder(loaded)
     if tables_only:
         with locked(Path(loaded.folder)):
             sys.stdout.write(f"summary: {summarise(loaded)}\n")
         return
-    check_runs(loaded)  # a misspelt override must not wait for its turn
+    check_overrides(loaded)  # a misspelt override must not wait for its turn
     with contextlib.nullcontext() if budget else locked(Path(loaded.folder)):
-        check_finished(loaded)
-        sys.stdout.write("".join(f"{line}\n" for line in forecast(loaded).lines()))
+        sys.stdout.write("".join(f"{line}\n" for line in forecast(loaded)))
         sys.stdout.flush()
         if budget:
             return

@@ -1,1 +1,1 @@
-"""Grids of training runs: many methods, several students, one set of tables."""
+"""Grids of small training runs, and the demo: chains of arithmetic, and models made for them."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import Mean
-from nemo_uecr.study.sensitivity import Panel
-from nemo_uecr.study.summary import Cost, TableSummary
+from nemo_uecr.study.results import Cost, Panel, TableSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,23 +1,29 @@
-"""What the runs of a study measured, read from their folders."""
+"""All numbers of a study, from the folders of its runs: what tables and figures show. Accuracies are in percent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nemo_uecr.study.cells import Cell
-from nemo_uecr.study.run_checks import check_run
-from nemo_uecr.study.runner import finished_run
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.stats import Mean, Paired, holm, mean_interval, paired_difference
+from nemo_uecr.study.grid import Cell, finished_runs, selection_cells
+from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import Record
 
 #: Phases of a step whose seconds are compared between arms.
 PHASES = ("rollout", "verify", "score_student", "score_teacher", "score_reference", "advantage", "update")
+#: Fewer pairs have no interval.
+LEAST_PAIRS = 2
+
+
+# One run
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """One finished run; accuracies in percent.
+    """One finished run.
 
     Attributes:
         cell: which run.
@@ -30,7 +36,7 @@ class RunResult:
         degenerate: the same, mean over all steps.
         seconds: mean seconds of each phase of a step.
         step_seconds: mean seconds of a step without evaluation and saving.
-        rewards: mean task reward of the batch, in percent, by training step from the first.
+        rewards: mean task reward of the batch by training step, from the first.
         samples: responses a problem of the evaluations, k of avg@k.
     """
 
@@ -48,36 +54,23 @@ class RunResult:
     samples: int
 
 
-def read_results(cells: Iterable[Cell], *, initial: bool) -> list[RunResult]:
+#: arm -> pair -> its run
+ByArm = Mapping[str, Mapping[int, RunResult]]
+
+
+def read_results(study: StudyConfig, cells: Iterable[Cell]) -> list[RunResult]:
     """Results of the cells that are finished.
 
     The initial student of a pair is the same for all arms, and so is its evaluation, to the last token; where a run
-    was told to leave it out (`evaluation.at_start=false`) the one of another run of the pair stands in.
-
-    Args:
-        cells: what to read.
-        initial: whether the initial student is needed; a pair whose evaluation before training is not there yet is
-            left out. Without it a run's first evaluation stands there, whenever it was.
+    was told to leave it out (`evaluation.at_start=false`) the one of another run of the pair stands in. A pair whose
+    evaluation before training is not there yet is left out.
 
     Raises:
-        RunFolderError: a folder holds a run of another study file, or an evaluation that is no average of its sets.
+        RunFolderError: a folder holds a run of another study file.
     """
-    runs = [(cell, check_run(cell, run)) for cell in cells if (run := finished_run(cell.folder)) is not None]
+    runs = list(finished_runs(study, cells))
     before = {cell.pair: run.evaluations[0] for cell, run in runs if run.evaluations[0]["step"] == 0}
-    if initial:
-        runs = [(cell, run) for cell, run in runs if cell.pair in before]
-    return [_result(cell, run, before.get(cell.pair, run.evaluations[0])) for cell, run in runs]
-
-
-def wall_seconds(cells: Iterable[Cell]) -> list[float]:
-    """Seconds of each finished run, steps and evaluations together."""
-    return [_seconds(run) for cell in cells if (run := finished_run(cell.folder)) is not None]
-
-
-def _seconds(run: RunFolder) -> float:
-    """Evaluations but the one before training are part of their step."""
-    before = sum(float(record["seconds"]) for record in run.evaluations if record["step"] == 0)
-    return sum(run.values("time/step_s")[1]) + before
+    return [_result(cell, run, before[cell.pair]) for cell, run in runs if cell.pair in before]
 
 
 def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
@@ -89,8 +82,8 @@ def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
         cell=cell,
         initial=curve[0][1],
         final=curve[-1][1],
-        initial_sets=_by_set(first),
-        sets=_by_set(run.evaluations[-1]),
+        initial_sets={name: 100.0 * found["avg"] for name, found in first["sets"].items()},
+        sets={name: 100.0 * found["avg"] for name, found in run.evaluations[-1]["sets"].items()},
         curve=curve,
         degenerate_start=degenerate[0],
         degenerate=_mean(degenerate),
@@ -101,9 +94,307 @@ def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
     )
 
 
-def _by_set(evaluation: Record) -> dict[str, float]:
-    return {name: 100.0 * found["avg"] for name, found in evaluation["sets"].items()}
+def wall_seconds(run: RunFolder) -> float:
+    """Seconds of a run, steps and evaluations together; only the evaluation before training is no part of a step."""
+    before = sum(float(record["seconds"]) for record in run.evaluations if record["step"] == 0)
+    return sum(run.values("time/step_s")[1]) + before
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+# Learning rates
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chosen learning rate with the mean validation average of every candidate."""
+
+    variant: str
+    arm: str
+    learning_rate: float
+    averages: dict[float, float]
+    at_edge: bool
+
+
+def choose_rates(study: StudyConfig) -> list[Choice]:
+    """The choice for every arm that has one of its own, from the finished runs.
+
+    Raises:
+        RunFolderError: a candidate has fewer finished runs than the study asks for.
+    """
+    runs = finished_runs(study, selection_cells(study))
+    return best_rates(study, {cell: 100.0 * run.evaluations[-1]["average"]["avg"] for cell, run in runs})
+
+
+def best_rates(study: StudyConfig, finals: Mapping[Cell, float]) -> list[Choice]:
+    """Highest mean validation average after the last step; of equal ones the lower rate.
+
+    Raises:
+        RunFolderError: a candidate has fewer finished runs than the study asks for.
+    """
+    by_candidate: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for cell in selection_cells(study):
+        rates = by_candidate.setdefault((cell.variant, cell.arm), {})
+        rates.setdefault(cell.learning_rate, []).extend([finals[cell]] if cell in finals else [])
+    choices = []
+    for (variant, arm), rates in by_candidate.items():
+        for rate, found in rates.items():
+            if len(found) < study.selection.pairs:
+                raise RunFolderError(
+                    f"learning rate {rate:g} of arm {arm} ({variant}) has {len(found)} of {study.selection.pairs} "
+                    "finished runs; run the study again to complete them"
+                )
+        averages = {rate: _mean(found) for rate, found in rates.items()}
+        best = min(averages, key=lambda rate: (-averages[rate], rate))
+        at_edge = len(averages) > 1 and best in (min(averages), max(averages))
+        choices.append(Choice(variant, arm, best, averages, at_edge))
+    return choices
+
+
+def rates_of(choices: Iterable[Choice]) -> dict[tuple[str, str], float]:
+    """Chosen rate by (variant, arm)."""
+    return {(choice.variant, choice.arm): choice.learning_rate for choice in choices}
+
+
+# Tables
+
+
+@dataclass(frozen=True)
+class Line:
+    """One arm in one table and variant.
+
+    Attributes:
+        arm: its name.
+        final: average of the sets after the last step, over the arm's own pairs.
+        initial: the same before training.
+        learning_rate: of its runs.
+        degenerate_start: share of groups with equal task rewards in the first step.
+        degenerate: the same over all steps.
+        common: like ``final``, over the pairs that every arm of the table has; None with fewer than two.
+        sets: after the last step by set, over those pairs.
+        against: reference minus arm; None for the reference itself.
+        p_holm: corrected p-value; None without a test.
+    """
+
+    arm: str
+    final: Mean
+    initial: Mean
+    learning_rate: float
+    degenerate_start: float
+    degenerate: float
+    common: Mean | None
+    sets: dict[str, Mean]
+    against: Paired | None
+    p_holm: float | None
+
+
+@dataclass(frozen=True)
+class TableSummary:
+    """A table in one variant.
+
+    Attributes:
+        name: key of the table.
+        title: its heading.
+        variant: where its runs are from.
+        reference: arm that is compared with the others.
+        pairs: those that every arm has; an average over other pairs is one over other students.
+        initial: average of the sets before training over those pairs; None with fewer than two.
+        initial_sets: the same by set.
+        lines: one an arm.
+    """
+
+    name: str
+    title: str
+    variant: str
+    reference: str
+    pairs: tuple[int, ...]
+    initial: Mean | None
+    initial_sets: dict[str, Mean]
+    lines: tuple[Line, ...]
+
+
+def table_summaries(study: StudyConfig, results: Sequence[RunResult]) -> list[TableSummary]:
+    """Every table in every variant that its arms run in, with the lines that have at least two finished pairs."""
+    summaries = []
+    for variant in study.variants:
+        by_arm = runs_by_arm(results, variant)
+        for name, table in study.tables.items():
+            arms = {arm: by_arm[arm] for arm in table.arms if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
+            if table.reference in arms and all(variant in study.variants_of(study.arms[arm]) for arm in table.arms):
+                summaries.append(_table(study, name, variant, arms))
+    return summaries
+
+
+def runs_by_arm(results: Iterable[RunResult], variant: str) -> dict[str, dict[int, RunResult]]:
+    """The runs of a variant by arm and pair."""
+    found: dict[str, dict[int, RunResult]] = {}
+    for result in results:
+        if result.cell.variant == variant:
+            found.setdefault(result.cell.arm, {})[result.cell.pair] = result
+    return found
+
+
+def _table(study: StudyConfig, name: str, variant: str, arms: ByArm) -> TableSummary:
+    table, pairs = study.tables[name], common_pairs(arms)
+    finals = {arm: {pair: run.final for pair, run in runs.items()} for arm, runs in arms.items()}
+    against = {
+        arm: paired_difference(finals[table.reference], found, confidence=study.confidence, seed=study.task.seed)
+        for arm, found in finals.items()
+        if arm != table.reference and len(finals[table.reference].keys() & found.keys()) >= LEAST_PAIRS
+    }
+    tested = {arm: found.p_value for arm, found in against.items() if found.p_value is not None}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    common = {arm: [runs[pair] for pair in pairs] for arm, runs in arms.items()}
+    first = common[next(iter(arms))]  # before training all arms of a pair are one student
+    lines = [
+        Line(
+            arm=arm,
+            final=_interval(study, [run.final for run in runs.values()]),
+            initial=_interval(study, [run.initial for run in runs.values()]),
+            learning_rate=next(iter(runs.values())).cell.learning_rate,
+            degenerate_start=_mean([run.degenerate_start for run in runs.values()]),
+            degenerate=_mean([run.degenerate for run in runs.values()]),
+            common=_interval(study, [run.final for run in common[arm]]) if pairs else None,
+            sets=_by_set(study, [run.sets for run in common[arm]]),
+            against=against.get(arm),
+            p_holm=corrected.get(arm),
+        )
+        for arm, runs in arms.items()
+    ]
+    return TableSummary(
+        name=name,
+        title=table.title,
+        variant=variant,
+        reference=table.reference,
+        pairs=pairs,
+        initial=_interval(study, [run.initial for run in first]) if pairs else None,
+        initial_sets=_by_set(study, [run.initial_sets for run in first]),
+        lines=tuple(lines),
+    )
+
+
+def common_pairs(arms: ByArm) -> tuple[int, ...]:
+    """Pairs that every arm has; none if they are too few for an interval."""
+    pairs = sorted(set.intersection(*(set(runs) for runs in arms.values()))) if arms else []
+    return tuple(pairs) if len(pairs) >= LEAST_PAIRS else ()
+
+
+def _interval(study: StudyConfig, values: Sequence[float]) -> Mean:
+    return mean_interval(values, confidence=study.confidence)
+
+
+def _by_set(study: StudyConfig, found: Sequence[Mapping[str, float]]) -> dict[str, Mean]:
+    return {name: _interval(study, [sets[name] for sets in found]) for name in (found[0] if found else ())}
+
+
+# Settings
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a setting.
+
+    Attributes:
+        arm: whose runs.
+        value: of the setting.
+        final: average of the sets after the last step, over the common pairs.
+        against: this arm minus the default's, pair by pair; None for the default itself.
+    """
+
+    arm: str
+    value: float
+    final: Mean
+    against: Mean | None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One setting in one variant; ``pairs`` are those that every point has."""
+
+    name: str
+    title: str
+    variant: str
+    default: str
+    pairs: tuple[int, ...]
+    points: tuple[Point, ...]
+
+
+def panels(study: StudyConfig, results: Sequence[RunResult]) -> list[Panel]:
+    """Every panel in every variant that all its arms run in, where its default and another point have common pairs."""
+    found = []
+    for variant in study.variants:
+        by_arm = runs_by_arm(results, variant)
+        for name, panel in study.sensitivity.items():
+            if any(variant not in study.variants_of(study.arms[arm]) for arm in panel.points):
+                continue
+            arms = {arm: by_arm[arm] for arm in panel.points if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
+            pairs = common_pairs(arms)
+            if panel.default not in arms or len(arms) < 2 or not pairs:
+                continue
+            finals = {arm: {pair: runs[pair].final for pair in pairs} for arm, runs in arms.items()}
+            level, seed = study.confidence, study.task.seed
+            points = [
+                Point(
+                    arm,
+                    panel.points[arm],
+                    _interval(study, list(values.values())),
+                    None
+                    if arm == panel.default
+                    else paired_difference(values, finals[panel.default], confidence=level, seed=seed).difference,
+                )
+                for arm, values in sorted(finals.items(), key=lambda item: panel.points[item[0]])
+            ]
+            found.append(Panel(name, panel.title, variant, panel.default, pairs, tuple(points)))
+    return found
+
+
+# Curves and costs
+
+
+def curve(study: StudyConfig, runs: Sequence[RunResult]) -> list[tuple[int, Mean]]:
+    """Mean over runs, at least two, of the average of the sets at every evaluated step."""
+    steps = [step for step, _ in runs[0].curve]
+    return [(step, _interval(study, [dict(run.curve)[step] for run in runs])) for step in steps]
+
+
+def reward_curve(study: StudyConfig, runs: Sequence[RunResult]) -> list[tuple[int, Mean]]:
+    """Mean over runs, at least two, of the task reward of the training batches at every step."""
+    rewards = zip(*(run.rewards for run in runs), strict=True)
+    return [(step, _interval(study, values)) for step, values in enumerate(rewards, start=1)]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Mean seconds of a step, by phase, and as a ratio to another arm."""
+
+    arm: str
+    variant: str
+    step_seconds: float
+    seconds: dict[str, float]
+    ratio: float | None
+
+
+def costs(study: StudyConfig, results: Sequence[RunResult], baseline: str) -> list[Cost]:
+    """Seconds of a step of every arm, and the ratio to ``baseline`` in the same variant.
+
+    The runs of the first stage were interleaved on one machine, so that its load falls on all of them alike; later
+    stages ran at another time and are left out.
+    """
+    found = []
+    for variant in study.variants:
+        seconds = {
+            arm: {
+                phase: _mean([run.seconds.get(phase, 0.0) for run in runs.values()])
+                for phase in dict.fromkeys(phase for run in runs.values() for phase in run.seconds)
+            }
+            for arm, runs in runs_by_arm(results, variant).items()
+            if study.arms[arm].stage == 1 or arm == baseline
+        }
+        base = sum(seconds[baseline].values()) if baseline in seconds else None
+        for arm, by_phase in seconds.items():
+            if study.arms[arm].stage == 1:
+                total = sum(by_phase.values())
+                found.append(Cost(arm, variant, total, by_phase, None if base is None else total / base))
+    return found

@@ -1,62 +1,207 @@
-"""Runs cells in parallel, skipping finished ones and continuing the interrupted."""
+"""One study from its file to its tables: problems and models, learning rates, runs, summary.
+
+Everything is complete or absent on disk, so a study that was interrupted does what is missing.
+"""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.files import new_folder, read_object, replace_file
 from nemo_uecr.stopping import StopRequest
-from nemo_uecr.study.cells import Cell
+from nemo_uecr.study.grid import (
+    Cell,
+    every_cell,
+    every_model,
+    finished_run,
+    finished_runs,
+    held_out,
+    model_folder,
+    selection_cells,
+    table_cells,
+    task_folder,
+)
+from nemo_uecr.study.models import TEACHING, teach_model
+from nemo_uecr.study.results import choose_rates, rates_of, read_results, wall_seconds
+from nemo_uecr.study.schema import ModelConfig, StudyConfig
+from nemo_uecr.study.summary import write_summary
+from nemo_uecr.study.task import read_questions, write_problems
 from nemo_uecr.study.workers import work_on
-from nemo_uecr.telemetry.run_folder import RunFolder, read_run
+from nemo_uecr.telemetry.run_folder import read_run
 
 #: Trains one cell, in a worker process; returns an error line, or None.
 Work = Callable[[Cell], str | None]
+Report = Callable[[str], None]
 
 
-def finished_run(folder: Path) -> RunFolder | None:
-    """The run of a folder that holds its last step and last evaluation; None where it does not."""
-    if not (folder / "provenance.json").is_file():
-        return None
-    run = read_run(folder)
-    return run if run.complete else None
+def forecast(study: StudyConfig) -> list[str]:
+    """What is still to be done and how long it will take if every process has a core of its own, in lines for people.
+
+    hours = (models * seconds of a model + runs * seconds of a run) / processes / 3600
+    """
+    cells, folders = every_cell(study), [model_folder(study, name) for name in every_model(study)]
+    taught = [read_object(folder / TEACHING)["seconds"] for folder in folders if folder.is_dir()]
+    ran = [wall_seconds(run) for cell in cells if (run := finished_run(cell.folder)) is not None]
+    models, runs = len(folders) - len(taught), len(cells) - len(ran)
+    selection = sum(cell.selection and finished_run(cell.folder) is None for cell in cells)
+    model_seconds = sum(taught) / len(taught) if taught else study.expected_model_seconds
+    run_seconds = sum(ran) / len(ran) if ran else study.expected_run_seconds
+    hours = (models * model_seconds + runs * run_seconds) / study.processes / 3600
+    of_models = "mean of those taught" if taught else "expected_model_seconds of the study file"
+    of_runs = "mean of the finished runs" if ran else "expected_run_seconds of the study file"
+    return [
+        f"to do: {models} models, {selection} runs to choose learning rates, {runs - selection} runs for the tables",
+        f"{model_seconds:.0f} s a model ({of_models}), {run_seconds:.0f} s a run ({of_runs}), "
+        f"{study.processes} at once: about {hours:.2f} hours",
+    ]
 
 
-def finished(folder: Path) -> bool:
-    """Whether a run folder holds a run with its last step and last evaluation."""
-    return finished_run(folder) is not None
-
-
-def run_cells(
-    cells: Sequence[Cell],
-    work: Work,
-    *,
-    processes: int,
-    stop: StopRequest,
-    report: Callable[[Cell, str | None, int, int], None],
-) -> list[tuple[Cell, str]]:
-    """Run every cell that is not finished; one that fails does not stop the others.
+def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Report) -> Path:
+    """Do what is missing, then write tables and figures; returns the summary's path.
 
     Args:
-        cells: the grid.
-        work: trains one cell; must be importable, because it runs in other processes.
-        processes: cells at once.
-        stop: when it is asked, the runs under way save and end.
-        report: called with the cell, its error, and how many have ended of how many.
-
-    Returns:
-        The cells that failed, with their errors.
+        study: the study.
+        work: trains one cell in a worker process.
+        stop: when it is asked, what is under way saves and ends.
+        report: called with each line of progress.
 
     Raises:
-        RunStopped: somebody asked to stop.
-        RunFolderError: a worker process died.
+        RunFolderError: a run failed; what is finished is kept, and the same command continues.
+        RunStopped: somebody asked to stop; the same command continues.
     """
-    waiting = [cell for cell in cells if not finished(cell.folder)]
-    ended = list[tuple[Cell, str | None]]()
+    _prepare_task(study, stop, report)
+    _run(study, "selection", selection_cells(study), work, stop, report)
+    _run(study, "tables", table_cells(study, rates_of(choose_rates(study))), work, stop, report)
+    return summarise(study)
+
+
+def summarise(study: StudyConfig) -> Path:
+    """Tables and figures again from the finished runs, training nothing; returns the summary's path.
+
+    Raises:
+        RunFolderError: the runs that choose the learning rates are not all there.
+    """
+    choices = choose_rates(study)
+    cells = table_cells(study, rates_of(choices))
+    return write_summary(study, choices, cells, read_results(study, cells))
+
+
+# Problems and models
+
+
+@dataclass(frozen=True)
+class _ModelJob:
+    folder: Path
+    config: ModelConfig
+    seed: int
+    held_out: tuple[Path, ...]
+
+
+def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None:
+    root, task = task_folder(study), study.task
+    described = root / "task.json"
+    if described.is_file() and read_object(described) != task.model_dump(mode="json"):
+        raise RunFolderError(
+            f"{described} describes another task than the study file; choose another folder, or put the task back"
+        )
+    replace_file(described, task.model_dump_json(indent=1).encode())
+    sets = {
+        path: [level] * count
+        for kind, count in (("bench", task.bench_problems), ("validation", task.validation_problems))
+        for level, path in enumerate(held_out(study, kind).values(), start=1)
+    }
+    problems = root / "problems"
+    if not problems.is_dir():
+        with new_folder(problems) as folder:
+            inside = {folder / path.name: levels for path, levels in sets.items()}
+            rng = random.Random(f"{task.seed} problems")
+            write_problems(rng, inside, folder / "train.jsonl", task.train_levels, task.train_problems)
+        report("problems: ready")
+    jobs = [
+        _ModelJob(folder, config, task.seed, tuple(sets))
+        for name, config in every_model(study).items()
+        if not (folder := model_folder(study, name)).is_dir()
+    ]
+    ready = list[Path]()
+
+    def told(job: _ModelJob, loss: float) -> None:
+        ready.append(job.folder)
+        report(f"model {len(ready)} of {len(jobs)}, {job.folder.name}: last loss {loss:.3f} nats a token")
+
+    work_on(_teach, jobs, processes=study.processes, stop=stop, report=told)
+
+
+def _teach(job: _ModelJob) -> float:
+    """In a worker process."""
+    rng = random.Random(f"{job.seed} {job.folder.name}")
+    weights_seed = rng.randrange(2**31)
+    return teach_model(
+        job.folder, job.config, weights_seed=weights_seed, rng=rng, held_out=read_questions(job.held_out)
+    )
+
+
+# Runs
+
+
+def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop: StopRequest, report: Report) -> None:
+    """Run every cell that is not finished; one that fails does not stop the others."""
+    # Finished runs that are not this study's are refused before others train.
+    ran = {cell: wall_seconds(run) for cell, run in finished_runs(study, cells)}
+    waiting = [cell for cell in cells if cell not in ran]
+    failures = list[tuple[Cell, str]]()
+
+    def progress() -> str:
+        left = time_left([*ran.values()], len(cells) - len(ran) - len(failures), study.processes)
+        head = f"{stage}: {len(ran)} of {len(cells)} runs{left}\n"
+        replace_file(Path(study.folder) / "progress.txt", (head + progress_table(cells, [*ran])).encode())
+        return left
 
     def told(cell: Cell, error: str | None) -> None:
-        ended.append((cell, error))
-        report(cell, error, len(ended), len(waiting))
+        if error is None:
+            ran[cell] = wall_seconds(read_run(cell.folder))
+        else:
+            failures.append((cell, error))
+        outcome = "done" if error is None else f"FAILED: {error}"
+        number = len(ran) + len(failures) - (len(cells) - len(waiting))
+        name = f"{cell.variant} {cell.arm} pair {cell.pair} lr {cell.learning_rate:g}"
+        report(f"{stage} {number}/{len(waiting)}  {name}  {outcome}{progress()}")
 
-    work_on(work, waiting, processes=processes, stop=stop, report=told)
-    return [(cell, error) for cell, error in ended if error is not None]
+    progress()
+    work_on(work, waiting, processes=study.processes, stop=stop, report=told)
+    report(f"{stage}: finished runs of all\n{progress_table(cells, [*ran])}".rstrip())
+    if failures:
+        cell, error = failures[0]
+        raise RunFolderError(
+            f"{len(failures)} of {len(cells)} runs failed, the first {cell.folder}: {error}; finished runs are "
+            "kept, run the same command again once the cause is gone"
+        )
+
+
+def time_left(ran: Sequence[float], runs: int, processes: int) -> str:
+    """What is left, for the end of a line: runs * mean of ran / min(processes, runs); empty where nothing tells.
+
+    Args:
+        ran: seconds of each finished run, without the start of its process.
+        runs: still to end; those under way count in full.
+        processes: runs at once.
+    """
+    if not ran or not runs:
+        return ""
+    seconds = sum(ran) / len(ran) * runs / min(processes, runs)
+    return f", about {seconds:.0f} s left" if seconds < 120 else f", about {seconds / 60:.0f} min left"
+
+
+def progress_table(cells: Sequence[Cell], done: Sequence[Cell]) -> str:
+    """Finished runs of all: one line an arm, one column a variant."""
+    wanted, finished = (Counter((cell.arm, cell.variant) for cell in group) for group in (cells, done))
+    arms, variants = (list(dict.fromkeys(key[part] for key in wanted)) for part in (0, 1))
+    shares = {key: f"{finished[key]}/{count}" for key, count in wanted.items()}
+    rows = [["arm", *variants], *([arm, *(shares.get((arm, variant), "-") for variant in variants)] for arm in arms)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "".join(f"{line.rstrip()}\n" for line in lines)

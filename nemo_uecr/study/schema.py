@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from nemo_uecr.config.load import load_as
 from nemo_uecr.config.schema import Count, LearningRate, Positive, Section, Seed, Share, Text
-from nemo_uecr.study import names
-
-__all__ = [
-    "ArmConfig",
-    "CourseConfig",
-    "ModelConfig",
-    "SelectionConfig",
-    "SensitivityConfig",
-    "StudyConfig",
-    "TableConfig",
-    "TaskConfig",
-]
 
 MINIMUM_PAIRS = 2
 #: Students of a study, each a model to teach.
@@ -29,10 +21,14 @@ def _tuple_of_list(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+#: Names of arms, variants and tables become those of folders and files.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple_of_list)]
+Names = Annotated[tuple[Text, ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
 Rates = Annotated[tuple[LearningRate, ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
 Levels = Annotated[tuple[Literal[1, 2, 3, 4, 5], ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
-Problems = Annotated[int, Field(ge=1, le=100_000)]
+#: Level 1 has 111,466 questions; drawing the last different ones would hardly end.
+Problems = Annotated[int, Field(ge=1, le=10_000)]
 ZeroToOne = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -85,21 +81,21 @@ class ModelConfig(Section):
     habits: CourseConfig | None = None
     """A second course on the same weights, which gives a model that can do the task bad habits; null: none."""
 
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.heads % self.key_value_heads or self.head_dim % 2:
+            raise ValueError(
+                f"got {self.heads} heads, {self.key_value_heads} key_value_heads and head_dim {self.head_dim}; "
+                "expected heads to be a multiple of key_value_heads, and an even head_dim"
+            )
+        return self
 
-class TaskConfig(Section):
-    """Problems and models, made on the spot."""
 
-    seed: Seed
-    """Seeds problems, teachers and students; student number n has its own stream."""
+class RecipeConfig(Section):
+    """Problems and models, made on the spot: what the demo has, and every study."""
 
     train_problems: Problems
     """Problems for reinforcement learning."""
-
-    train_levels: Levels = (1, 2, 3, 4, 5)
-    """Levels from which their levels are drawn; one that stands twice is drawn twice as often."""
-
-    validation_problems: Problems
-    """Problems a level on which learning rates are chosen."""
 
     bench_problems: Problems
     """Problems a level of the five held-out sets."""
@@ -109,6 +105,19 @@ class TaskConfig(Section):
 
     teacher: ModelConfig
     """The frozen teacher of every run."""
+
+
+class TaskConfig(RecipeConfig):
+    """What a study has besides."""
+
+    seed: Seed
+    """Seeds problems, teachers and students; student number n has its own stream."""
+
+    train_levels: Levels = (1, 2, 3, 4, 5)
+    """Levels from which their levels are drawn; one that stands twice is drawn twice as often."""
+
+    validation_problems: Problems
+    """Problems a level on which learning rates are chosen."""
 
     bad_teacher: ModelConfig | None
     """A deliberately bad teacher for arms that ask for it; null: none."""
@@ -145,7 +154,7 @@ class ArmConfig(Section):
     learning_rate_of: Text | None
     """Use the learning rate chosen for that arm; null: choose one for this arm."""
 
-    variants: Texts | None = None
+    variants: Names | None = None
     """Names of the variants that it runs in; null: all of them."""
 
     stage: Count = 1
@@ -161,7 +170,7 @@ class TableConfig(Section):
     reference: Text
     """Arm that is subtracted in the paired differences."""
 
-    arms: Annotated[Texts, Field(min_length=2)]
+    arms: Annotated[Names, Field(min_length=2)]
     """Lines in order."""
 
 
@@ -205,13 +214,13 @@ class StudyConfig(Section):
     selection: SelectionConfig
     """How learning rates are chosen."""
 
-    variants: Annotated[dict[Text, Texts], Field(min_length=1)]
+    variants: Annotated[dict[Name, Texts], Field(min_length=1)]
     """Named sets of overrides; every arm runs in each, for example one and several updates a batch."""
 
-    arms: Annotated[dict[Text, ArmConfig], Field(min_length=1)]
+    arms: Annotated[dict[Name, ArmConfig], Field(min_length=1)]
     """Lines of the tables by name."""
 
-    tables: Annotated[dict[Text, TableConfig], Field(min_length=1)]
+    tables: Annotated[dict[Name, TableConfig], Field(min_length=1)]
     """Tables by name."""
 
     sensitivity: dict[Text, SensitivityConfig] = Field(default_factory=dict)
@@ -222,12 +231,26 @@ class StudyConfig(Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        names.check(self)
+        _known("selection.learning_rates_in", self.selection.learning_rates_in, self.variants)
+        for name, arm in self.arms.items():
+            _known(f"arms.{name}.variants", arm.variants or (), self.variants)
+            if arm.teacher == "bad_teacher" and self.task.bad_teacher is None:
+                raise ValueError(f"arms.{name}.teacher: got bad_teacher, but task.bad_teacher is null; describe one")
+            if arm.learning_rate_of is not None:
+                where = set(self.variants_of(arm))  # the other arm must choose a rate of its own in all of them
+                choosing = [other for other in self.arms if all(other in self.tuned(variant) for variant in where)]
+                _known(f"arms.{name}.learning_rate_of", [arm.learning_rate_of], choosing)
+        for name, table in self.tables.items():
+            _known(f"tables.{name}.arms", table.arms, self.arms)
+            _known(f"tables.{name}.reference", [table.reference], table.arms)
+        for name, panel in self.sensitivity.items():
+            _known(f"sensitivity.{name}.points", panel.points, self.arms)
+            _known(f"sensitivity.{name}.default", [panel.default], panel.points)
         return self
 
     def candidates(self, variant: str) -> tuple[float, ...]:
-        """Learning rates to choose from in a variant."""
-        return self.selection.learning_rates_in.get(variant, self.selection.learning_rates)
+        """Different learning rates to choose from in a variant."""
+        return tuple(dict.fromkeys(self.selection.learning_rates_in.get(variant, self.selection.learning_rates)))
 
     def variants_of(self, arm: ArmConfig) -> tuple[str, ...]:
         """Names of the variants that an arm runs in."""
@@ -243,3 +266,20 @@ class StudyConfig(Section):
     def pair_count(self) -> int:
         """Pairs that the study needs in all."""
         return max(arm.pairs for arm in self.arms.values())
+
+
+def _known(where: str, given: Iterable[str], legal: Iterable[str]) -> None:
+    legal = list(legal)
+    for name in given:
+        if name not in legal:
+            raise ValueError(f"{where}: got {name!r}, expected one of {', '.join(legal)}")
+
+
+def load_study(path: str | os.PathLike[str]) -> StudyConfig:
+    """Read a study file with what it inherits.
+
+    Raises:
+        ConfigError: with one line that says what was got and what was expected.
+    """
+    study = load_as(StudyConfig, path, ()).config
+    return study.model_copy(update={"config": str(Path(path).parent / study.config)})

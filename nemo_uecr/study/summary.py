@@ -1,209 +1,326 @@
-"""All numbers of a study: what tables and figures show, and nothing that they do not come from."""
+"""Tables and figures of a study as files: Markdown, HTML and LaTeX from the same numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import html
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from nemo_uecr.stats import Mean, Paired, holm, mean_interval, paired_difference
-from nemo_uecr.study.results import RunResult
+from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Row, Score, Table, build_table, rounded
+from nemo_uecr.evaluation.tables import Cell as Entry
+from nemo_uecr.files import replace_file
+from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Mean
+from nemo_uecr.study.figures import draw_costs, draw_curves, draw_differences, draw_sensitivity
+from nemo_uecr.study.grid import Cell
+from nemo_uecr.study.results import (
+    Choice,
+    Cost,
+    Line,
+    Panel,
+    RunResult,
+    TableSummary,
+    costs,
+    curve,
+    panels,
+    reward_curve,
+    runs_by_arm,
+    table_summaries,
+)
 from nemo_uecr.study.schema import StudyConfig
 
-#: pair -> its run
-Runs = Mapping[int, RunResult]
-#: Fewer pairs have no interval.
-LEAST_PAIRS = 2
+#: The arm whose step the others' cost is a ratio to.
+COST_BASELINE = "grpo"
+#: The table whose arms stand with the parts of the method that they have.
+ABLATION = "ablation"
+LEAD = (
+    "Averages in percent over the five held-out sets; every pair is a student and a seed of its own, so pairs are "
+    "independent. Intervals are Student's t over pairs. A p-value is printed from "
+    f"{PAIRS_FOR_A_TEST} pairs on: {TEST_NAME}, Holm-corrected within the table and variant."
+)
+DIFFERENCE_NOTE = (
+    "Before and after are over each arm's own pairs; arms with other pairs have other students, and only the "
+    "difference, pair by pair, compares them."
+)
+CURVES_NOTE = "On the pairs that all arms of the first table have."
+SETTINGS_NOTE = "Each setting is compared on the pairs that all its values have; the shipped value is bold."
+RATES_NOTE = "Chosen by: highest mean validation average after the last step; of equal ones the lower rate."
+COST_NOTE = (
+    "Means over the runs of an arm, whose phases were timed while other runs shared the machine; evaluation and saving "
+    "are left out. Arms took turns, so that the load fell on all alike."
+)
+ENDINGS = {"markdown": "md", "latex": "tex", "html": "html"}
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
+    "table{border-collapse:collapse;margin:1em 0}td,th{border-bottom:1px solid #ccc;padding:.2em .7em;text-align:right}"
+    "td:first-child,th:first-child{text-align:left}small{color:#666}img{max-width:100%}"
+)
 
 
 @dataclass(frozen=True)
-class Line:
-    """One arm in one table and variant.
+class Part:
+    """A piece of the summary.
 
     Attributes:
-        arm: its name.
-        final: average of the sets after the last step, over the arm's own pairs.
-        initial: the same before training.
-        learning_rate: of its runs.
-        degenerate_start: share of groups with equal task rewards in the first step.
-        degenerate: the same over all steps.
-        common: like ``final``, over the pairs that every arm of the table has.
-        sets: after the last step by set, over those pairs.
-        against: reference minus arm; None for the reference itself.
-        p_holm: corrected p-value; None without a test.
-    """
-
-    arm: str
-    final: Mean
-    initial: Mean
-    learning_rate: float
-    degenerate_start: float
-    degenerate: float
-    common: Mean | None
-    sets: dict[str, Mean]
-    against: Paired | None
-    p_holm: float | None
-
-
-@dataclass(frozen=True)
-class TableSummary:
-    """A table in one variant.
-
-    Attributes:
-        name: key of the table.
-        title: its heading.
-        variant: where its runs are from.
-        reference: arm that is compared with the others.
-        pairs: those that every arm has; an average over other pairs is one over other students.
-        initial: average of the sets before training over those pairs; None with fewer than two.
-        initial_sets: the same by set.
-        lines: one an arm.
+        name: of the table's files.
+        title: heading; may be empty.
+        note: a sentence below it; may be empty.
+        table: or None.
+        figure: path of a figure relative to the study's folder, or None.
     """
 
     name: str
     title: str
-    variant: str
-    reference: str
-    pairs: tuple[int, ...]
-    initial: Mean | None
-    initial_sets: dict[str, Mean]
-    lines: tuple[Line, ...]
+    note: str
+    table: Table | None
+    figure: str | None
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Mean seconds of a step, by phase, and as a ratio to another arm."""
+def write_summary(
+    study: StudyConfig, choices: Sequence[Choice], cells: Sequence[Cell], results: Sequence[RunResult]
+) -> Path:
+    """Write results.json, tables/, figures/, summary.md and summary.html from the finished runs.
 
-    arm: str
-    variant: str
-    step_seconds: float
-    seconds: dict[str, float]
-    ratio: float | None
+    Args:
+        study: the study.
+        choices: the learning rates.
+        cells: every run that the tables want.
+        results: those that are finished.
 
-
-def table_summaries(study: StudyConfig, results: Sequence[RunResult]) -> list[TableSummary]:
-    """Every table in every variant that its arms run in, with the lines that have at least two finished pairs."""
-    summaries = []
-    for variant in study.variants:
-        by_arm = _by_arm(results, variant)
-        for name, table in study.tables.items():
-            if any(variant not in study.variants_of(study.arms[arm]) for arm in table.arms):
-                continue
-            present = [arm for arm in table.arms if len(by_arm.get(arm, {})) >= LEAST_PAIRS]
-            if len(by_arm.get(table.reference, {})) < LEAST_PAIRS or not present:
-                continue
-            summaries.append(_table(study, name, variant, {arm: by_arm[arm] for arm in present}, by_arm))
-    return summaries
-
-
-def curves(study: StudyConfig, results: Sequence[RunResult], variant: str, arm: str) -> list[tuple[int, Mean]]:
-    """Mean over pairs, at least two, of the average of the sets at every evaluated step."""
-    runs = list(_by_arm(results, variant)[arm].values())
-    steps = [step for step, _ in runs[0].curve]
-    return [
-        (step, mean_interval([dict(run.curve)[step] for run in runs], confidence=study.confidence)) for step in steps
-    ]
-
-
-def reward_curves(study: StudyConfig, results: Sequence[RunResult], variant: str, arm: str) -> list[tuple[int, Mean]]:
-    """Mean over pairs, at least two, of the task reward of the training batches, in percent, at every step."""
-    runs = list(_by_arm(results, variant)[arm].values())
-    return [
-        (step, mean_interval(values, confidence=study.confidence))
-        for step, values in enumerate(zip(*(run.rewards for run in runs), strict=True), start=1)
-    ]
-
-
-def costs(study: StudyConfig, results: Sequence[RunResult], baseline: str) -> list[Cost]:
-    """Seconds of a step of every arm, and the ratio to ``baseline`` in the same variant.
-
-    The runs of the first stage were interleaved on one machine, so that its load falls on all of them alike; later
-    stages ran at another time and are left out.
+    Returns:
+        The path of summary.md.
     """
-    found = []
-    for variant in study.variants:
-        by_arm = _by_arm(results, variant)
-        base = by_arm.get(baseline, {})
-        for arm, runs in by_arm.items():
-            if study.arms[arm].stage > 1:
-                continue
-            seconds = _mean_seconds(runs)
-            total = sum(seconds.values())
-            ratio = total / sum(_mean_seconds(base).values()) if base else None
-            found.append(Cost(arm, variant, total, seconds, ratio))
-    return found
-
-
-def _table(
-    study: StudyConfig, name: str, variant: str, arms: Mapping[str, Runs], by_arm: Mapping[str, Runs]
-) -> TableSummary:
-    table = study.tables[name]
-    pairs = sorted(set.intersection(*(set(runs) for runs in arms.values())))
-    common = [by_arm[next(iter(arms))][pair] for pair in pairs]
-    return TableSummary(
-        name=name,
-        title=table.title,
-        variant=variant,
-        reference=table.reference,
-        pairs=tuple(pairs),
-        initial=_common_mean([run.initial for run in common], study),
-        initial_sets=_set_means([run.initial_sets for run in common], study),
-        lines=_lines(study, arms, by_arm[table.reference], table.reference, pairs),
-    )
-
-
-def _lines(
-    study: StudyConfig, arms: Mapping[str, Runs], reference: Runs, reference_name: str, pairs: Sequence[int]
-) -> tuple[Line, ...]:
-    against = {
-        arm: paired_difference(_finals(reference), _finals(runs), confidence=study.confidence, seed=study.task.seed)
-        for arm, runs in arms.items()
-        if arm != reference_name and len(reference.keys() & runs.keys()) >= LEAST_PAIRS
+    root, done = Path(study.folder), {result.cell.folder for result in results}
+    missing = [cell for cell in cells if cell.folder not in done]
+    summaries, settings = table_summaries(study, results), panels(study, results)
+    seconds = costs(study, results, COST_BASELINE)
+    content = {
+        "study": study.model_dump(mode="json"),
+        "selection": [asdict(choice) for choice in choices],
+        "runs": [asdict(result) | {"folder": str(result.cell.folder)} for result in results],
+        "missing": [f"{cell.variant} {cell.arm} pair {cell.pair}" for cell in missing],
+        "tables": [asdict(summary) for summary in summaries],
+        "sensitivity": [asdict(panel) for panel in settings],
+        "costs": [asdict(cost) for cost in seconds],
     }
-    tested = {arm: found.p_value for arm, found in against.items() if found.p_value is not None}
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return tuple(_line(study, arm, runs, pairs, against.get(arm), corrected.get(arm)) for arm, runs in arms.items())
+    replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
+    parts = [
+        *_table_parts(study, summaries, results),
+        *_curve_parts(study, summaries, results),
+        *_other_parts(study, settings, choices, seconds),
+    ]
+    for part in parts:
+        if part.table is not None:
+            for kind, write in FORMATS.items():
+                replace_file(root / "tables" / f"{part.name}.{ENDINGS[kind]}", write(part.table).encode())
+    lead = [LEAD, *([_missing_line(missing, len(cells))] if missing else [])]
+    replace_file(root / "summary.html", _html(lead, parts).encode())
+    replace_file(root / "summary.md", _markdown(lead, parts).encode())
+    return root / "summary.md"
 
 
-def _line(
-    study: StudyConfig, arm: str, by_pair: Runs, pairs: Sequence[int], against: Paired | None, p_holm: float | None
-) -> Line:
-    runs, common = list(by_pair.values()), [by_pair[pair] for pair in pairs]
-    return Line(
-        arm=arm,
-        final=mean_interval([run.final for run in runs], confidence=study.confidence),
-        initial=mean_interval([run.initial for run in runs], confidence=study.confidence),
-        learning_rate=runs[0].cell.learning_rate,
-        degenerate_start=sum(run.degenerate_start for run in runs) / len(runs),
-        degenerate=sum(run.degenerate for run in runs) / len(runs),
-        common=_common_mean([run.final for run in common], study),
-        sets=_set_means([run.sets for run in common], study),
-        against=against,
-        p_holm=p_holm,
-    )
+def _table_parts(study: StudyConfig, summaries: Sequence[TableSummary], results: Sequence[RunResult]) -> Iterator[Part]:
+    """Every table of the study with its differences and its figure."""
+    for name in study.tables:
+        found = [summary for summary in summaries if summary.name == name]
+        for summary in found:
+            title, key = f"{summary.title} ({summary.variant})", f"{name}-{summary.variant}"
+            layout = "ablation" if name == ABLATION else "main"
+            scores = sets_table(summary, layout=layout, samples=results[0].samples)
+            note = f"On the {len(summary.pairs)} pairs that all arms of the table have."
+            yield Part(f"{key}-sets", title, note, scores, None)
+            gaps = difference_table(summary, confidence=study.confidence)
+            yield Part(
+                f"{key}-differences", f"{title}: {summary.reference} minus each arm", DIFFERENCE_NOTE, gaps, None
+            )
+        if found:
+            draw_differences(Path(study.folder) / "figures", name, found)
+            yield Part(name, "", "", None, f"figures/differences-{name}.png")
 
 
-def _finals(runs: Runs) -> dict[int, float]:
-    return {pair: run.final for pair, run in runs.items()}
+def _curve_parts(study: StudyConfig, summaries: Sequence[TableSummary], results: Sequence[RunResult]) -> Iterator[Part]:
+    """Curves of the first table's arms over the pairs that all of them have."""
+    name, table = next(iter(study.tables.items()))
+    evaluated, rewarded = {}, {}
+    for summary in summaries:
+        if summary.name == name and summary.pairs:
+            by_arm = runs_by_arm(results, summary.variant)
+            runs = {line.arm: [by_arm[line.arm][pair] for pair in summary.pairs] for line in summary.lines}
+            evaluated[summary.variant] = {arm: curve(study, found) for arm, found in runs.items()}
+            rewarded[summary.variant] = {arm: reward_curve(study, found) for arm, found in runs.items()}
+    if evaluated:
+        draw_curves(Path(study.folder) / "figures", evaluated, rewarded, reference=table.reference)
+        yield Part("curves", "Learning curves", CURVES_NOTE, None, "figures/curves.png")
 
 
-def _common_mean(values: Sequence[float], study: StudyConfig) -> Mean | None:
-    return mean_interval(values, confidence=study.confidence) if len(values) >= LEAST_PAIRS else None
+def _other_parts(
+    study: StudyConfig, settings: Sequence[Panel], choices: Sequence[Choice], seconds: Sequence[Cost]
+) -> Iterator[Part]:
+    figures = Path(study.folder) / "figures"
+    if settings:
+        draw_sensitivity(figures, settings)
+        table = sensitivity_table(settings, confidence=study.confidence)
+        yield Part("sensitivity", "Settings and degenerate groups", SETTINGS_NOTE, table, "figures/sensitivity.png")
+    yield Part("learning-rates", "Learning rates", RATES_NOTE, selection_table(choices), None)
+    if seconds:
+        draw_costs(figures, seconds)
+        yield Part("costs", "Seconds of a step", COST_NOTE, cost_table(seconds), "figures/costs.png")
 
 
-def _set_means(found: Sequence[Mapping[str, float]], study: StudyConfig) -> dict[str, Mean]:
-    if len(found) < LEAST_PAIRS:
-        return {}
-    return {name: mean_interval([sets[name] for sets in found], confidence=study.confidence) for name in found[0]}
+# Tables
 
 
-def _by_arm(results: Sequence[RunResult], variant: str) -> dict[str, dict[int, RunResult]]:
-    found: dict[str, dict[int, RunResult]] = {}
-    for result in results:
-        if result.cell.variant == variant:
-            found.setdefault(result.cell.arm, {})[result.cell.pair] = result
-    return found
+def sets_table(summary: TableSummary, *, layout: str, samples: int) -> Table | None:
+    """Arms by held-out sets over their common pairs, the best and the second marked; None without common pairs.
+
+    The interval over pairs stands with the average alone.
+
+    Args:
+        summary: one table in one variant.
+        layout: "main", or "ablation" with the parts of the method that each arm has.
+        samples: k of avg@k.
+    """
+    means = {"initial": (summary.initial_sets, summary.initial)}
+    means |= {line.arm: (line.sets, line.common) for line in summary.lines}
+    rows = [
+        Row(arm, {name: Score(mean.mean, mean.low, mean.high) for name, mean in (sets | {"average": average}).items()})
+        for arm, (sets, average) in means.items()
+        if average is not None
+    ]
+    if not rows:
+        return None
+    table = build_table(rows, layout=layout, k=samples)
+    lines = [
+        (Entry(row.method, "", 0), *(replace(entry, interval="") for entry in line[1:-1]), line[-1])
+        for row, line in zip(rows, table.lines, strict=True)
+    ]
+    return Table((f"Arm, avg@{samples} (%)", *table.head[1:]), tuple(lines))
 
 
-def _mean_seconds(runs: Runs) -> dict[str, float]:
-    phases = dict.fromkeys(phase for run in runs.values() for phase in run.seconds)
-    return {phase: sum(run.seconds.get(phase, 0.0) for run in runs.values()) / len(runs) for phase in phases}
+def difference_table(summary: TableSummary, *, confidence: float) -> Table:
+    """Final average, and the reference minus each arm pair by pair."""
+    level = f"{100 * confidence:g}%"
+    head = (
+        "arm", "pairs", "lr", "before", f"after [{level}]", f"{summary.reference} minus arm [{level}]", "won",
+        "p (Holm)", "equal groups at start", "in all steps",
+    )  # fmt: skip
+
+    def row(line: Line) -> tuple[Entry, ...]:
+        against = line.against
+        return _entries(
+            line.arm,
+            str(line.final.pairs),
+            f"{line.learning_rate:g}",
+            _number(line.initial.mean, 1),
+            _mean(line.final, sign=""),
+            NOTHING if against is None else _mean(against.difference, sign="+"),
+            NOTHING if against is None else f"{against.wins} of {against.difference.pairs}",
+            _number(line.p_holm, 3),
+            f"{_number(100 * line.degenerate_start, 0)}%",
+            f"{_number(100 * line.degenerate, 0)}%",
+        )
+
+    return Table(head, tuple(map(row, summary.lines)))
+
+
+def selection_table(choices: Sequence[Choice]) -> Table:
+    """The validation averages of every candidate rate, the chosen one marked."""
+    rates = sorted({rate for choice in choices for rate in choice.averages})
+    head = ("variant", "arm", *(f"lr {rate:g}" for rate in rates), "at the edge of the grid")
+
+    def candidate(choice: Choice, rate: float) -> Entry:
+        return Entry(_number(choice.averages.get(rate), 1), "", 1 if rate == choice.learning_rate else 0)
+
+    body = [
+        _entries(
+            choice.variant,
+            choice.arm,
+            *(candidate(choice, rate) for rate in rates),
+            "yes" if choice.at_edge else "no",
+        )
+        for choice in choices
+    ]
+    return Table(head, tuple(body))
+
+
+def cost_table(costs: Sequence[Cost]) -> Table:
+    """Seconds of a step by phase, and the ratio to the baseline."""
+    phases = list(dict.fromkeys(phase for cost in costs for phase in cost.seconds))
+    body = [
+        _entries(
+            cost.variant,
+            cost.arm,
+            *(_number(cost.seconds.get(phase), 3) for phase in phases),
+            _number(cost.step_seconds, 3),
+            _number(cost.ratio, 2),
+        )
+        for cost in costs
+    ]
+    return Table(("variant", "arm", *phases, "step, s", f"step / {COST_BASELINE}"), tuple(body))
+
+
+def sensitivity_table(panels: Sequence[Panel], *, confidence: float) -> Table:
+    """Every value of every setting, and what it changes against the default."""
+    level = f"{100 * confidence:g}%"
+    head = ("variant", "setting", "value", "arm", "pairs", f"after [{level}]", f"minus default [{level}]")
+    body = [
+        _entries(
+            panel.variant,
+            panel.title,
+            Entry(f"{point.value:g}", "", 1 if point.arm == panel.default else 0),
+            point.arm,
+            str(len(panel.pairs)),
+            _mean(point.final, sign=""),
+            NOTHING if point.against is None else _mean(point.against, sign="+"),
+        )
+        for panel in panels
+        for point in panel.points
+    ]
+    return Table(head, tuple(body))
+
+
+def _entries(*given: Entry | str) -> tuple[Entry, ...]:
+    return tuple(entry if isinstance(entry, Entry) else Entry(entry, "", 0) for entry in given)
+
+
+def _mean(mean: Mean, *, sign: str) -> Entry:
+    centre, low, high = (rounded(value, 1, sign=sign) for value in (mean.mean, mean.low, mean.high))
+    return Entry(centre, f"{low}, {high}", 0)
+
+
+def _number(value: float | None, decimals: int) -> str:
+    return NOTHING if value is None else rounded(value, decimals, sign="")
+
+
+# Pages
+
+
+def _missing_line(missing: Sequence[Cell], wanted: int) -> str:
+    pairs: dict[str, list[str]] = {}
+    for cell in missing:
+        pairs.setdefault(f"{cell.variant} {cell.arm}", []).append(str(cell.pair))
+    shown = "; ".join(f"{name}: {', '.join(found)}" for name, found in pairs.items())
+    return f"Not finished: {len(missing)} of {wanted} runs, by variant, arm and pair: {shown}."
+
+
+def _markdown(lead: Sequence[str], parts: Sequence[Part]) -> str:
+    blocks = list(lead)
+    for part in parts:
+        blocks += [f"### {part.title}"] if part.title else []
+        blocks += [part.note] if part.note else []
+        blocks += [FORMATS["markdown"](part.table).rstrip()] if part.table else []
+        blocks += [f"![{part.title or part.name}]({part.figure})"] if part.figure else []
+    return "\n\n".join(blocks) + "\n"
+
+
+def _html(lead: Sequence[str], parts: Sequence[Part]) -> str:
+    """One page; its figures are beside it."""
+    blocks = [f"<p>{html.escape(text)}</p>" for text in lead]
+    for part in parts:
+        blocks += [f"<h2>{html.escape(part.title)}</h2>"] if part.title else []
+        blocks += [f"<p>{html.escape(part.note)}</p>"] if part.note else []
+        blocks += [FORMATS["html"](part.table)] if part.table else []
+        blocks += [f'<img src="{html.escape(part.figure)}" alt="{html.escape(part.name)}">'] if part.figure else []
+    head = f'<meta charset="utf-8"><title>Study</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(blocks) + "\n</body></html>\n"

@@ -1,203 +1,231 @@
-"""Problems, students and teachers of a study: made once into its folder, each complete or absent."""
+r"""Chains of arithmetic with written steps: problems, solutions, data files and a tokenizer.
+
+The rule of the task: begin with a number, apply the operations in the order in which they are written (there is no
+precedence), write every step on a line of its own, and box the last value. Every value on the way is a whole number
+from 0 to 99. A problem of level k has k + 1 operations; here is one of level 2:
+
+    question   Start with 10: +5 *3 -4 = ?
+    solution   10+5=15
+               15*3=45
+               45-4=41
+               \boxed{41}
+"""
 
 from __future__ import annotations
 
 import json
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nemo_uecr.data.models import save_pretrained
-from nemo_uecr.demo.recipe import Course, ModelShape
-from nemo_uecr.demo.task import LEVELS, Problem, distinct_problems, read_questions, write_rows
-from nemo_uecr.errors import RunFolderError
-from nemo_uecr.files import new_folder, replace_file
-from nemo_uecr.stopping import StopRequest
-from nemo_uecr.study.schema import CourseConfig, ModelConfig, StudyConfig, TaskConfig
-from nemo_uecr.study.solutions import flawed_solution
-from nemo_uecr.study.workers import end_if_asked, work_on
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
-TASK_FILE = "task.json"
-PROBLEMS = "problems"
-MODELS = "models"
-#: Beside a model's weights: how it was taught.
-TEACHING = "teaching.json"
+LEVELS = (1, 2, 3, 4, 5)
+LARGEST_VALUE = 99
+FIRST_VALUES = range(2, 100)
+ADDENDS = range(2, 20)
+FACTORS = range(2, 4)
+FACTOR_SHARE = 0.25
+#: How far a wrong line of a demonstrator is off.
+SLIPS = (-10, -2, -1, 1, 2, 10)
+
+MODEL_MAX_LENGTH = 512
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PLAIN_TOKENS = ("<think>", "</think>", "\\boxed{")
+# Single digits, words and signs with the space before them, line breaks, other blanks.
+PIECES = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|[\r\n]+|[^\S\r\n]+"
+# The merges are learned from this: each word of the task and of the template becomes one token.
+MERGE_TEXT = ("system", "user", "assistant", "\n\n", "Start with : + - * = ?")
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if enable_thinking is defined and not enable_thinking -%}
+{{- '<think>\\n\\n</think>\\n\\n' -}}
+{%- endif -%}
+{%- endif -%}"""
 
 
-@dataclass(frozen=True)
-class TaskFiles:
-    """Where a study's problems and models lie."""
+# Problems
 
-    root: Path
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation on the running value; `symbol` is +, - or *."""
+
+    symbol: str
+    operand: int
+
+    def apply(self, value: int) -> int:
+        """Return the value after this operation."""
+        if self.symbol == "+":
+            return value + self.operand
+        if self.symbol == "-":
+            return value - self.operand
+        return value * self.operand
+
+    def __str__(self) -> str:
+        return f"{self.symbol}{self.operand}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A first number and the operations to apply to it in order."""
+
+    start: int
+    operations: tuple[Operation, ...]
 
     @property
-    def train(self) -> Path:
-        """Problems for reinforcement learning."""
-        return self.root / PROBLEMS / "train.jsonl"
+    def question(self) -> str:
+        """The question as the student reads it."""
+        return f"Start with {self.start}: {' '.join(map(str, self.operations))} = ?"
 
-    def held_out(self, kind: str) -> dict[str, Path]:
-        """The five sets of a kind, "bench" or "validation", by name."""
-        return {f"level{level}": self.root / PROBLEMS / f"{kind}-level{level}.jsonl" for level in LEVELS}
-
-    def model(self, name: str) -> Path:
-        """Hugging Face folder of a model."""
-        return self.root / MODELS / name
-
-
-@dataclass(frozen=True)
-class ModelJob:
-    """One model to teach, in a process of its own."""
-
-    root: Path
-    name: str
-    model: ModelConfig
-    seed: int
+    @property
+    def answer(self) -> str:
+        """The value after the last operation."""
+        value = self.start
+        for operation in self.operations:
+            value = operation.apply(value)
+        return str(value)
 
 
-def student_name(pair: int, *, selection: bool) -> str:
-    """Name of the student of a pair; the students that learning rates are chosen on are others."""
-    return f"{'selection' if selection else 'student'}-{pair:03d}"
+def sample_problem(rng: random.Random, level: int) -> Problem:
+    """Draw one problem of a level; all its values stay within 0..99."""
+    start = value = rng.choice(FIRST_VALUES)
+    operations = []
+    for _ in range(level + 1):
+        operations.append(_sample_operation(rng, value))
+        value = operations[-1].apply(value)
+    return Problem(start, tuple(operations))
 
 
-def task_files(study: StudyConfig) -> TaskFiles:
-    """Where the study's problems and models lie."""
-    return TaskFiles((Path(study.folder) / "task").resolve())
+def sample_unseen(rng: random.Random, level: int, seen: Set[str]) -> Problem:
+    """Draw problems of a level until one comes whose question is not in `seen`."""
+    while (problem := sample_problem(rng, level)).question in seen:
+        pass
+    return problem
 
 
-def model_jobs(study: StudyConfig) -> list[ModelJob]:
-    """Every model of the study, missing or not."""
-    root, task = task_files(study).root, study.task
-    jobs = [ModelJob(root, "teacher", task.teacher, task.seed)]
-    if task.bad_teacher is not None:
-        jobs.append(ModelJob(root, "bad_teacher", task.bad_teacher, task.seed))
-    names = [student_name(pair, selection=False) for pair in range(study.pair_count)]
-    names += [student_name(pair, selection=True) for pair in range(study.selection.pairs)]
-    return jobs + [ModelJob(root, name, task.student, task.seed) for name in names]
+def _sample_operation(rng: random.Random, value: int) -> Operation:
+    factors = [Operation("*", factor) for factor in FACTORS if 0 < value * factor <= LARGEST_VALUE]
+    if factors and rng.random() < FACTOR_SHARE:
+        return rng.choice(factors)
+    terms = [Operation("+", addend) for addend in ADDENDS if value + addend <= LARGEST_VALUE]
+    return rng.choice(terms + [Operation("-", addend) for addend in ADDENDS if value - addend >= 0])
 
 
-def teaching_seconds(files: TaskFiles, jobs: Iterable[ModelJob]) -> list[float]:
-    """Seconds that each model took which is there and says so."""
-    paths = [files.model(job.name) / TEACHING for job in jobs]
-    return [_seconds(path) for path in paths if path.is_file()]
+# Solutions
 
 
-def _seconds(path: Path) -> float:
-    try:
-        return float(json.loads(path.read_bytes())["seconds"])
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise RunFolderError(
-            f"{path}: no record of a model that was taught ({error}); delete the model's folder, and it is taught again"
-        ) from error
+def worked_solution(problem: Problem, rng: random.Random, *, skip_rate: float, error_rate: float) -> str:
+    """Written steps and the boxed value of a demonstrator who skips steps and slips at given rates.
 
-
-def prepare_task(study: StudyConfig, *, stop: StopRequest, report: Callable[[str], None]) -> None:
-    """Make what is missing of the problems and models.
+    To skip a step is to do the next operation in the head: it joins the line that is being written, as in
+    `10+5*3=45`. A slip changes the value that a line ends in; the following lines go on from the wrong value, so the
+    text is consistent with itself and its answer is (almost always) wrong.
 
     Args:
-        study: the study.
-        stop: when it is asked, the problems or models under way are given up.
-        report: called with a line when something is ready.
-
-    Raises:
-        RunFolderError: the folder holds another task, or a worker process died.
-        RunStopped: somebody asked to stop.
+        problem: what to solve.
+        rng: decides skips and slips.
+        skip_rate: probability that two neighbouring operations share a line; at 0 each line has one operation.
+        error_rate: probability that a line ends in a wrong value.
     """
-    files, task = task_files(study), study.task
-    root = files.root
-    _claim(root, task)
-    if not (root / PROBLEMS).is_dir():
-        with new_folder(root / PROBLEMS) as folder:
-            _write_problems(folder, task, stop)
-        report("problems: ready")
-    missing = [job for job in model_jobs(study) if not files.model(job.name).is_dir()]
-    ready = list[str]()
-
-    def told(job: ModelJob, loss: float) -> None:
-        ready.append(job.name)
-        report(f"model {len(ready)} of {len(missing)}, {job.name}: last loss {loss:.3f} nats a token")
-
-    work_on(teach_model, missing, processes=study.processes, stop=stop, report=told)
+    lines, value, line = [], problem.start, str(problem.start)
+    for position, operation in enumerate(problem.operations, start=1):
+        value = operation.apply(value)
+        line += str(operation)
+        if position == len(problem.operations) or rng.random() >= skip_rate:
+            if error_rate > 0 and rng.random() < error_rate:
+                slipped = [value + slip for slip in SLIPS]
+                # An earlier slip may have led so far out of the range that none of them is in it.
+                value = rng.choice([other for other in slipped if 0 <= other <= LARGEST_VALUE] or slipped)
+            lines.append(f"{line}={value}")
+            line = str(value)
+    return "\n".join([*lines, f"\\boxed{{{value}}}"])
 
 
-def teach_model(job: ModelJob) -> float:
-    """Teach one model and save it with its tokenizer; returns the last loss in nats a token."""
-    import torch
-    from transformers.utils import logging as transformers_logging
-
-    from nemo_uecr.demo.supervised import build_model, solved_batches, train_supervised
-    from nemo_uecr.demo.tokenizer import build_tokenizer
-
-    started = time.monotonic()
-    torch.set_num_threads(1)
-    transformers_logging.disable_progress_bar()
-    tokenizer = build_tokenizer()
-    rng = random.Random(f"{job.seed} {job.name}")
-    model = build_model(_shape(job.model), tokenizer, rng.randrange(2**31))
-    held_out = {
-        question
-        for kind in ("bench", "validation")
-        for path in TaskFiles(job.root).held_out(kind).values()
-        for question in read_questions(path)
-    }
-    losses = list[float]()
-    for course in filter(None, (job.model.course, job.model.habits)):
-        batches = solved_batches(tokenizer, course.tokens_per_batch, rng, held_out, _demonstrator(course, rng))
-        train_supervised(model, batches, _course(course), lambda _, loss: losses.append(loss))
-    with new_folder(TaskFiles(job.root).model(job.name)) as folder:
-        save_pretrained(model, tokenizer, folder)
-        taught = {"seconds": time.monotonic() - started, "last_loss": losses[-1]}
-        (folder / TEACHING).write_text(json.dumps(taught) + "\n", encoding="utf-8")
-    return losses[-1]
+# Files
 
 
-def _demonstrator(course: CourseConfig, rng: random.Random) -> Callable[[Problem], str]:
-    def solve(problem: Problem) -> str:
-        return flawed_solution(problem, rng, skip_rate=course.skip_rate, error_rate=course.error_rate)
+def write_problems(
+    rng: random.Random,
+    held_out: Mapping[Path, Sequence[int]],
+    train: Path,
+    train_levels: Sequence[int],
+    train_count: int,
+) -> None:
+    """Write held-out sets and a training set that share no question.
 
-    return solve
-
-
-def _claim(root: Path, task: TaskConfig) -> None:
-    """Refuse a folder that was begun for another task: its models would be taken for ours."""
-    content = task.model_dump_json(indent=1)
-    path = root / TASK_FILE
-    if not path.is_file():
-        replace_file(path, content.encode())
-        return
-    try:
-        held = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise RunFolderError(
-            f"{path}: no JSON ({error}); the file is damaged. Put the task back, or choose another folder"
-        ) from error
-    if held != json.loads(content.encode()):
-        raise RunFolderError(
-            f"{path} describes another task than the study file; choose another folder, or put the task back"
-        )
+    Args:
+        rng: decides every problem.
+        held_out: levels of the problems of each file.
+        train: file of the problems for reinforcement learning.
+        train_levels: levels from which theirs are drawn.
+        train_count: how many.
+    """
+    seen = set[str]()
+    for path, levels in held_out.items():
+        _write_rows(path, _distinct(rng, levels, seen))
+    levels = [rng.choice(train_levels) for _ in range(train_count)]
+    _write_rows(train, _distinct(rng, levels, seen))
 
 
-def _write_problems(folder: Path, task: TaskConfig, stop: StopRequest) -> None:
-    rng, seen = random.Random(f"{task.seed} problems"), set[str]()
-    for kind, count in (("bench", task.bench_problems), ("validation", task.validation_problems)):
-        for level in LEVELS:
-            problems = list(_until_asked(distinct_problems(rng, [level] * count, seen), stop))
-            seen.update(problem.question for problem in problems)
-            write_rows(folder / f"{kind}-level{level}.jsonl", problems, f"{kind}{level}")
-    levels = [rng.choice(task.train_levels) for _ in range(task.train_problems)]
-    write_rows(folder / "train.jsonl", _until_asked(distinct_problems(rng, levels, seen), stop), "train")
-
-
-def _until_asked(problems: Iterable[Problem], stop: StopRequest) -> Iterator[Problem]:
-    for problem in problems:
-        end_if_asked(stop)
+def _distinct(rng: random.Random, levels: Iterable[int], seen: set[str]) -> Iterator[Problem]:
+    for level in levels:
+        problem = sample_unseen(rng, level, seen)
+        seen.add(problem.question)
         yield problem
 
 
-def _shape(model: ModelConfig) -> ModelShape:
-    return ModelShape(**model.model_dump(exclude={"course", "habits"}))
+def _write_rows(path: Path, problems: Iterable[Problem]) -> None:
+    rows = (
+        {"id": f"{path.stem}-{number}", "question": problem.question, "answer": problem.answer}
+        for number, problem in enumerate(problems, start=1)
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _course(course: CourseConfig) -> Course:
-    return Course(**course.model_dump(exclude={"error_rate"}))
+def read_questions(paths: Iterable[Path]) -> set[str]:
+    """The questions of files that `write_problems` wrote."""
+    return {json.loads(line)["question"] for path in paths for line in path.read_text(encoding="utf-8").splitlines()}
+
+
+# Tokens
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with single digits and a Qwen-like chat template; the task's words are one token each."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000,
+        min_frequency=1,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        show_progress=False,
+    )
+    bpe.train_from_iterator(MERGE_TEXT, trainer)
+    bpe.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MODEL_MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,7 +1,7 @@
-"""Worker processes of a study: none of them, nor a child of theirs, outlives it.
+"""Worker processes: none of them, nor a child of theirs, outlives the process that started them.
 
 Each worker leads a process group of its own, so that it can be ended together with the comparison process that it
-started, and watches the study, so that it ends where the study was killed and could end nobody.
+started, and watches its parent, so that it ends even where the parent was killed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def work_on(
         return
     others = set(active_children())
     pool = ProcessPoolExecutor(
-        min(processes, len(items)), mp_context=get_context("spawn"), initializer=_belong_to_the_study
+        min(processes, len(items)), mp_context=get_context("spawn"), initializer=_end_with_the_parent
     )
     try:
         left, waiting = deque(items), dict[Future[Result], Item]()
@@ -66,40 +66,30 @@ def work_on(
             for future in wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                 result = future.result()
                 report(waiting.pop(future), result)
-            end_if_asked(stop)
-    except BrokenProcessPool as error:
+            if stop.asked:
+                raise RunStopped(f"stopped by {stop.reason}; what is finished is kept, the same command goes on")
+    except BaseException as error:  # Ctrl-C too: whatever ends the parent ends its workers
         _end(pool, set(active_children()) - others)
-        raise RunFolderError(
-            "a worker process of the study died, killed or out of memory; what is finished is kept. Make room, or "
-            "lower processes, and run the same command again"
-        ) from error
-    except BaseException:  # Ctrl-C too: whatever ends the study ends its workers
-        _end(pool, set(active_children()) - others)
+        if isinstance(error, BrokenProcessPool):
+            raise RunFolderError(
+                "a worker process died, killed or out of memory; what is finished is kept. Make room, or lower "
+                "processes, and run the same command again"
+            ) from error
         raise
     pool.shutdown()
 
 
-def end_if_asked(stop: StopRequest) -> None:
-    """End the study here if somebody asked to.
-
-    Raises:
-        RunStopped: somebody did.
-    """
-    if stop.asked:
-        raise RunStopped(f"stopped by {stop.reason}; what is finished is kept, the same command goes on")
-
-
-def _belong_to_the_study() -> None:
-    """In a worker: lead a process group, and end it when the study is no more."""
+def _end_with_the_parent() -> None:
+    """In a worker: lead a process group, and end it when the parent is no more."""
+    parent = parent_process()
+    assert parent is not None  # noqa: S101  a worker has one
     os.setpgrp()
-    threading.Thread(target=_end_with_the_study, daemon=True).start()
 
-
-def _end_with_the_study() -> None:
-    study = parent_process()
-    if study is not None:
-        study.join()
+    def watch() -> None:
+        parent.join()
         os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _end(pool: ProcessPoolExecutor, workers: set[BaseProcess]) -> None:

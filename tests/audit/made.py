@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nemo_uecr.audit.store import Scores, joined_plan, read_scores, write_part, write_plan
-from nemo_uecr.demo.tokenizer import build_tokenizer
+from nemo_uecr.study.task import build_tokenizer
 
 Array = np.ndarray
 Part = tuple[list[dict[str, Any]], dict[str, torch.Tensor]]

@@ -21,8 +21,8 @@ from nemo_uecr.audit.judging import (
     token_steps,
     write_items,
 )
-from nemo_uecr.demo.judge import judge
 from nemo_uecr.errors import DataError
+from nemo_uecr.study.judge import judge
 from tests.audit.made import TOKENIZER, encoded
 
 ITEMS = [Item(f"step 0/made/p{i}/{i}", f"question {i}", str(i), f"one {i}\ntwo {i}") for i in range(20)]

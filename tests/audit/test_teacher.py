@@ -13,8 +13,8 @@ from nemo_uecr.audit.teacher import ENGINES, EngineScores, Request, compared, te
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.data.batch_file import save_batch
-from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import DataError
+from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 
 REQUEST = Request(((5, 6, 7), (9,), (11, 12)), ((20, 21, 3), (4, 8, 15, 16, 23), (2,)))

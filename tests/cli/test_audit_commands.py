@@ -34,7 +34,7 @@ def test_an_audit_of_scores(tmp_path: Path, name: str, capsys: pytest.CaptureFix
 
 
 def test_localization_with_the_demos_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from nemo_uecr.demo.judge import main as judge
+    from nemo_uecr.study.judge import main as judge
 
     scores, judging, labels = tmp_path / "scores", tmp_path / "judging", tmp_path / "labels.jsonl"
     write_texts(scores, responses(), question="Start with 1: +1 +2 +1 = ?")

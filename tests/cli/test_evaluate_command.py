@@ -11,8 +11,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("math_verify")
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.demo.assets import DEMO_SEED, cache_root
-from nemo_uecr.demo.recipe import DEMO_RECIPE, fingerprint
+from nemo_uecr.study.demo import RECIPE, SEED, cache_root, demo_folder
 from tests.evaluation.tiny import save_model
 
 LITTLE = ("--engine", "transformers", "--samples", "1", "--max-tokens", "2")
@@ -22,7 +21,7 @@ LITTLE = ("--engine", "transformers", "--samples", "1", "--max-tokens", "2")
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A demo that is already prepared, its student a tiny model."""
     monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path / "cache"))
-    root = cache_root() / f"demo-{fingerprint(DEMO_RECIPE, DEMO_SEED)}"
+    root = demo_folder(cache_root(), RECIPE, seed=SEED)
     save_model(root / "student", seed=0)
     (root / "bench").mkdir()
     row = {"id": "p", "question": "1+1?", "answer": "2"}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
+from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 from tests.local.tiny import Assets, new_model, save_model
 

@@ -15,11 +15,11 @@ from transformers import GenerationConfig
 
 from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.rollout import Decoding, draw
 from nemo_uecr.local.sequences import Prompt, Response, encode_prompts
+from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 from tests.local.tiny import Assets
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.local import scores as scores_module
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score, training_logp
 from nemo_uecr.local.sequences import Sequences
+from nemo_uecr.study.task import build_tokenizer
 from tests.local.test_update import ragged
 from tests.local.tiny import Assets, new_model, save_model
 

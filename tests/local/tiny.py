@@ -25,10 +25,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from nemo_uecr.config.load import LoadedConfig, load_config
-from nemo_uecr.demo.tokenizer import build_tokenizer
 from nemo_uecr.errors import UecrError
 from nemo_uecr.local.run import train
 from nemo_uecr.stopping import StopRequest
+from nemo_uecr.study.task import build_tokenizer
 
 BASE = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "base.yaml"
 DIGITS = 4

@@ -160,7 +160,7 @@ def test_the_batch_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFix
 def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     """With the tokenizer and template of the run, as the local back end counts them."""
     pytest.importorskip("transformers")
-    from nemo_uecr.demo.tokenizer import build_tokenizer
+    from nemo_uecr.study.task import build_tokenizer
 
     given = world(tmp_path)
     sums = {place: "1+1" * (40 if place in (3, 70) else 1) for place in range(128)}

@@ -6,31 +6,47 @@ from pathlib import Path
 
 import yaml
 
-from nemo_uecr.study.cells import Cell
+from nemo_uecr.study.grid import Cell
 from nemo_uecr.study.results import RunResult
+from nemo_uecr.study.schema import CourseConfig, ModelConfig
 
 SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
 
 
-def made_cell(arm: str, pair: int, *, variant: str) -> Cell:
-    return Cell(arm, variant, pair, 1e-4, (), Path(f"runs/{variant}/{arm}/pair-{pair:03d}"), False)
-
-
-def made_result(cell: Cell, final: float) -> RunResult:
-    return RunResult(
-        cell=cell,
-        initial=0.0,
-        final=final,
-        curve=((0, 0.0), (2, final)),
-        initial_sets={"level1": 0.0},
-        sets={"level1": final},
-        degenerate_start=0.5,
-        degenerate=0.5,
-        seconds={"update": 1.0},
-        step_seconds=1.0,
-        rewards=(10.0, 20.0),
-        samples=12,
+def tiny_model(*, steps: int, tokens_per_batch: int) -> ModelConfig:
+    course = CourseConfig(
+        steps=steps,
+        adam_learning_rate=1e-2,
+        muon_learning_rate=2e-2,
+        skip_rate=0.5,
+        error_rate=0.0,
+        tokens_per_batch=tokens_per_batch,
     )
+    return ModelConfig(
+        hidden_size=16, intermediate_size=32, layers=1, heads=2, key_value_heads=1, head_dim=8, course=course
+    )
+
+
+def made_results(finals: dict[str, dict[int, float]]) -> list[RunResult]:
+    """Results of one variant by arm and pair."""
+    return [
+        RunResult(
+            cell=Cell(arm, "one_update", pair, 1e-4, (), Path(f"runs/one_update/{arm}/pair-{pair:03d}"), False),
+            initial=0.0,
+            final=final,
+            curve=((0, 0.0), (2, final)),
+            initial_sets={"level1": 0.0},
+            sets={"level1": final},
+            degenerate_start=0.5,
+            degenerate=0.5,
+            seconds={"update": 1.0},
+            step_seconds=1.0,
+            rewards=(10.0, 20.0),
+            samples=12,
+        )
+        for arm, by_pair in finals.items()
+        for pair, final in by_pair.items()
+    ]
 
 
 def study_file(folder: Path, **changes: object) -> Path:

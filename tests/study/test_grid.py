@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,27 +10,16 @@ import yaml
 
 from nemo_uecr.config.load import load_config
 from nemo_uecr.errors import ConfigError, RunFolderError
-from nemo_uecr.study.cells import selection_cells, table_cells
-from nemo_uecr.study.load import load_study
-from nemo_uecr.study.schema import StudyConfig
-from nemo_uecr.study.selection import choose_rates, rates_of
-from nemo_uecr.study.study import forecast
-from nemo_uecr.study.task import task_files
-from tests.study.made import made_result
-
-SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
+from nemo_uecr.study.grid import model_folder, selection_cells, table_cells
+from nemo_uecr.study.results import best_rates, rates_of
+from nemo_uecr.study.runner import forecast, progress_table, time_left
+from nemo_uecr.study.schema import StudyConfig, load_study
+from tests.study.made import SMALL
 
 
 @pytest.fixture(scope="module")
 def study() -> StudyConfig:
     return load_study(SMALL)
-
-
-def written(folder: Path, **changes: object) -> Path:
-    content = yaml.safe_load(SMALL.read_text()) | {"config": str(SMALL.parent / "../local/demo.yaml")} | changes
-    path = folder / "study.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
 def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig) -> None:
@@ -80,7 +68,7 @@ def test_variants_have_their_own_candidates_and_selection_its_own_overrides(stud
         ("one_update", 2e-4), ("one_update", 4e-4), ("four_updates", 5e-5),
     ]  # fmt: skip
     assert not any(load_config(study.config, cell.overrides).config.evaluation.at_start for cell in cells)
-    choices = choose_rates(changed, [made_result(cell, 1.0) for cell in cells])
+    choices = best_rates(changed, dict.fromkeys(cells, 1.0))
     assert rates_of(choices) == {("one_update", "uecr"): 2e-4, ("four_updates", "uecr"): 5e-5}
 
 
@@ -97,66 +85,68 @@ def test_selection_shares_no_student_seed_or_problem_with_the_tables(study: Stud
 
 
 def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> None:
-    cells = selection_cells(study)
-    finals = {
-        ("one_update", 2e-4): 30.0,
-        ("one_update", 4e-4): 31.0,
-        ("four_updates", 2e-4): 7.0,
-        ("four_updates", 4e-4): 7.0,
-    }
-    results = [made_result(cell, finals[cell.variant, cell.learning_rate]) for cell in cells]
-    choices = choose_rates(study, results)
-    assert rates_of(choices) == {("one_update", "uecr"): 4e-4, ("four_updates", "uecr"): 2e-4}
-    assert all(choice.at_edge for choice in choices)  # two candidates: either is an end
-    with pytest.raises(RunFolderError, match=r"learning rate 0\.0002 of arm uecr \(one_update\) has 0 of 1"):
-        choose_rates(study, results[1:])
     three = study.model_copy(
-        update={"selection": study.selection.model_copy(update={"learning_rates": (1e-4, 2e-4, 4e-4)})}
+        update={"selection": study.selection.model_copy(update={"learning_rates": (1e-4, 2e-4, 4e-4), "pairs": 2})}
     )
-    middle = [*results, *(replace(r, cell=replace(r.cell, learning_rate=1e-4), final=0.0) for r in results[::2])]
-    best = {choice.variant: choice for choice in choose_rates(three, middle)}
-    assert best["one_update"].at_edge
-    assert not best["four_updates"].at_edge
+    averages = {
+        "one_update": {1e-4: (0.0, 0.0), 2e-4: (30.0, 31.0), 4e-4: (40.0, 22.0)},
+        "four_updates": {1e-4: (1.0, 0.0), 2e-4: (9.0, 5.0), 4e-4: (5.0, 9.0)},
+    }
+    finals = {cell: averages[cell.variant][cell.learning_rate][cell.pair] for cell in selection_cells(three)}
+    choices = {choice.variant: choice for choice in best_rates(three, finals)}
+    assert choices["one_update"].learning_rate == 4e-4
+    assert choices["one_update"].averages == {1e-4: 0.0, 2e-4: 30.5, 4e-4: 31.0}
+    assert choices["one_update"].at_edge
+    assert choices["four_updates"].learning_rate == 2e-4
+    assert not choices["four_updates"].at_edge
+    finals.popitem()
+    with pytest.raises(RunFolderError, match=r"learning rate 0\.0004 of arm uecr \(four_updates\) has 1 of 2"):
+        best_rates(three, finals)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"process": 2}, "unknown key process; the nearest known key is processes"),
-        ({"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "nobody"]}}}, "no arm 'nobody'"),
+        ({"processes": "2"}, 'processes: got "2"'),
+        ({"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "nobody"]}}}, "got 'nobody'"),
         (
             {"arms": {"uecr": {"overrides": [], "pairs": 2, "teacher": "bad_teacher", "learning_rate_of": None}}},
             "arms.uecr.teacher: got bad_teacher, but task.bad_teacher is null",
         ),
-        (
-            {"selection": {"learning_rates": [1e-4, 1.0000001e-4], "pairs": 1}},
-            "selection.learning_rates: 2 candidates would share the folder lr-0.0001",
-        ),
+        ({"variants": {"../elsewhere": []}}, "variants.../elsewhere"),
     ],
 )
 def test_faulty_study_file(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    content = yaml.safe_load(SMALL.read_text()) | {"config": str(SMALL.parent / "../local/demo.yaml")} | changes
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(ConfigError) as error:
-        load_study(written(tmp_path, **changes))
+        load_study(tmp_path / "study.yaml")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_budget_counts_the_models(study: StudyConfig, tmp_path: Path) -> None:
+def test_budget_counts_what_is_missing(study: StudyConfig, tmp_path: Path) -> None:
     small = study.model_copy(update={"folder": str(tmp_path / "study")})
-    begun = forecast(small)
     # 1 teacher, 2 students and 1 for the rates; 2 rates in each of 2 variants; 3 arms, 2 variants, 2 pairs
-    assert (begun.models, begun.selection_runs, begun.table_runs) == (4, 4, 12)
     # 4 models of 4 s and 16 runs of 3 s, two at once: (16 + 48) / 2 = 32 s
-    assert begun.hours == pytest.approx(32 / 3600)
-    assert begun.lines()[1] == (
+    assert forecast(small) == [
+        "to do: 4 models, 4 runs to choose learning rates, 12 runs for the tables",
         "4 s a model (expected_model_seconds of the study file), 3 s a run (expected_run_seconds of the study file), "
-        "2 at once: about 0.01 hours"
-    )
-    files = task_files(small)
-    for name, seconds in (("teacher", 10.0), ("student-000", 30.0)):
-        files.model(name).mkdir(parents=True)
-        (files.model(name) / "teaching.json").write_text(f'{{"seconds": {seconds}, "last_loss": 1.0}}')
-    later = forecast(small)
-    assert later.models == 2
-    assert later.hours == pytest.approx((2 * 20 + 16 * 3) / 2 / 3600)  # (10 + 30) / 2 = 20 s a model
-    assert "20 s a model (mean of those taught)" in later.lines()[1]
+        "2 at once: about 0.01 hours",
+    ]
+    for name, seconds in (("teacher", 1000.0), ("student-000", 3000.0)):
+        model_folder(small, name).mkdir(parents=True)
+        (model_folder(small, name) / "teaching.json").write_text(f'{{"seconds": {seconds}, "last_loss": 1.0}}')
+    todo, times = forecast(small)
+    assert todo.startswith("to do: 2 models")
+    assert times.startswith("2000 s a model (mean of those taught)")
+    assert times.endswith("about 0.56 hours")  # (2 * 2000 + 16 * 3) / 2 / 3600
+
+
+def test_progress_by_arm_and_variant(study: StudyConfig) -> None:
+    cells = selection_cells(study)
+    assert progress_table(cells, cells[:1]) == "arm   one_update  four_updates\nuecr  1/2         0/2\n"
+    assert time_left([], 3, 2) == time_left([5.0], 0, 2) == ""
+    assert time_left([10.0, 20.0], 4, 2) == ", about 30 s left"
+    assert time_left([60.0], 6, 2) == ", about 3 min left"

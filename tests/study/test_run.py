@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.study.runner import finished
+from nemo_uecr.study.grid import finished_run
 from tests.holding import held
 from tests.study.made import study_file
 
@@ -103,7 +103,7 @@ def test_second_call_does_what_is_missing_only(done: Path, tmp_path: Path, capsy
     assert entry_point(["study", str(path)]) == 0
     assert "0 models, 0 runs to choose learning rates, 1 runs for the tables" in capsys.readouterr().out
     assert [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in kept] == stamps
-    assert finished(lost)
+    assert finished_run(lost) is not None
 
 
 def test_failed_run_is_named_and_the_others_are_kept(
@@ -117,7 +117,7 @@ def test_failed_run_is_named_and_the_others_are_kept(
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("nemo-uecr: error: 2 of 4 runs failed, the first")
     assert "student-001" in message
-    assert sum(finished(folder) for folder in (tmp_path / "study" / "runs").rglob("pair-00*")) == 2
+    assert sum(finished_run(folder) is not None for folder in (tmp_path / "study" / "runs").rglob("pair-00*")) == 2
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,6 @@ def test_an_error_in_one_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_is_one_line() -> None:
-    with pytest.raises(RunFolderError, match=r"a worker process of the study died, killed or out of memory") as error:
+    with pytest.raises(RunFolderError, match=r"a worker process died, killed or out of memory") as error:
         work_on(die_at_two, [1, 2, 3], processes=1, stop=StopRequest(), report=lambda item, result: None)
     assert "\n" not in str(error.value)

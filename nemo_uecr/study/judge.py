@@ -1,6 +1,6 @@
 """A judge for the demo's written steps: exact, because every step is one operation on a known value.
 
-`python -m nemo_uecr.demo.judge judging/steps.jsonl labels.jsonl` labels what
+`python -m nemo_uecr.study.judge judging/steps.jsonl labels.jsonl` labels what
 `nemo-uecr audit localization --write-steps judging` wrote. A step is valid when it is the problem's next operation on
 the value that stands there, computed right; after an error it is judged by the value that the response has. What is no
 equation, the boxed answer among it, is no reasoning.
@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nemo_uecr.demo.task import Operation
 from nemo_uecr.files import replace_file
+from nemo_uecr.study.task import Operation
 
 VALID, INVALID, NOT_REASONING = "valid", "invalid", "not_reasoning"
 _QUESTION = re.compile(r"Start with (\d+): (.*) = \?")

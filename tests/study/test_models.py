@@ -1,3 +1,5 @@
+"""Supervised training of the demo's and the studies' models."""
+
 from __future__ import annotations
 
 import math
@@ -9,18 +11,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from nemo_uecr.demo.muon import Muon, orthogonalise  # noqa: E402
-from nemo_uecr.demo.recipe import Course, ModelShape  # noqa: E402
-from nemo_uecr.demo.supervised import (  # noqa: E402
+from nemo_uecr.study.models import (  # noqa: E402
     build_model,
     demonstrations,
+    muon_step,
+    orthogonalise,
     response_loss,
     train_supervised,
 )
-from nemo_uecr.demo.tokenizer import build_tokenizer  # noqa: E402
+from nemo_uecr.study.task import build_tokenizer  # noqa: E402
+from tests.study.made import tiny_model  # noqa: E402
 
-SHAPE = ModelShape(hidden_size=16, intermediate_size=32, layers=1, heads=2, key_value_heads=1, head_dim=8)
-COURSE = Course(30, adam_learning_rate=1e-2, muon_learning_rate=2e-2, skip_rate=0.5, tokens_per_batch=300)
+MODEL = tiny_model(steps=30, tokens_per_batch=300)
 TOKENIZER = build_tokenizer()
 
 
@@ -33,11 +35,9 @@ def one_thread() -> Iterator[None]:
 
 
 def trained_losses(seed: int) -> list[float]:
-    model = build_model(SHAPE, TOKENIZER, seed)
-    losses: list[float] = []
-    batches = demonstrations(TOKENIZER, COURSE, random.Random(seed), frozenset())
-    train_supervised(model, batches, COURSE, lambda step, loss: losses.append(loss))
-    return losses
+    model = build_model(MODEL, TOKENIZER, seed)
+    batches = demonstrations(TOKENIZER, MODEL.course, random.Random(seed), frozenset())
+    return list(train_supervised(model, batches, MODEL.course))
 
 
 def test_the_loss_falls_and_a_seed_repeats_it() -> None:
@@ -50,7 +50,7 @@ def test_the_loss_falls_and_a_seed_repeats_it() -> None:
 
 
 def test_only_response_tokens_are_in_the_loss() -> None:
-    batch = next(demonstrations(TOKENIZER, COURSE, random.Random(0), frozenset()))
+    batch = next(demonstrations(TOKENIZER, MODEL.course, random.Random(0), frozenset()))
     for ids, response in zip(batch.ids_BT, batch.response_BT, strict=True):
         text = TOKENIZER.decode(ids[response])
         assert text.endswith("}<|im_end|>")
@@ -58,7 +58,7 @@ def test_only_response_tokens_are_in_the_loss() -> None:
         before = TOKENIZER.decode(ids[: int(response.nonzero()[0])])
         assert before.endswith("<think>\n\n</think>\n\n")
 
-    model = build_model(SHAPE, TOKENIZER, 0)
+    model = build_model(MODEL, TOKENIZER, 0)
     with torch.no_grad():
         logp = torch.log_softmax(model(batch.ids_BT[:, :-1]).logits.double(), -1)
         token_logp = logp.gather(-1, batch.ids_BT[:, 1:, None]).squeeze(-1)
@@ -77,12 +77,14 @@ def test_orthogonalise_keeps_the_singular_vectors(shape: tuple[int, int]) -> Non
     assert values.max() < 1.25
 
 
-def test_muon_step_by_hand() -> None:
-    # W = 2, G = 3: M = .05 * 3 = .15; the update's sign is +, its size the quintic's fixed behaviour at 1x1.
-    weight = torch.nn.Parameter(torch.tensor([[2.0]], dtype=torch.float64))
-    weight.grad = torch.tensor([[3.0]], dtype=torch.float64)
-    x = 1.0
-    for _ in range(5):
-        x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
-    Muon([weight]).step(0.1)
-    assert weight.item() == pytest.approx(2.0 * (1 - 0.1 * 0.01) - 0.1 * x, abs=1e-12)
+def test_muon_steps_as_torch_does_in_bfloat16() -> None:
+    weight = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    ours, theirs = torch.nn.Parameter(weight.clone()), torch.nn.Parameter(weight.clone())
+    momenta = [torch.zeros_like(ours)]
+    optimizer = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.01, momentum=0.95)
+    for seed in range(3):
+        ours.grad = theirs.grad = torch.randn(9, 4, generator=torch.Generator().manual_seed(seed))
+        muon_step([ours], momenta, 0.1)
+        optimizer.step()
+    assert (ours - weight).norm() > 0.3
+    assert torch.allclose(ours, theirs, atol=0.02)

@@ -1,37 +1,50 @@
-"""Panels compare values of a setting on the pairs that all of them have."""
+"""Averages that stand side by side are over the same pairs: tables and settings, by hand."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.study.load import load_study
-from nemo_uecr.study.schema import SensitivityConfig
-from nemo_uecr.study.sensitivity import panels
-from tests.study.made import made_cell, made_result
+from nemo_uecr.study.results import panels, table_summaries
+from nemo_uecr.study.schema import SensitivityConfig, load_study
+from nemo_uecr.study.summary import difference_table, sets_table
+from tests.study.made import SMALL, made_results
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
 
-STUDIES = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study"
+
+def test_sets_are_over_common_pairs_and_differences_over_all() -> None:
+    finals = {
+        "uecr": {0: 10.0, 1: 20.0, 2: 60.0},
+        "grpo": {0: 9.0, 1: 17.0, 2: 55.0},
+        "own_teacher": {0: 2.0, 1: 4.0},
+    }
+    (summary,) = table_summaries(load_study(SMALL), made_results(finals))
+    assert summary.pairs == (0, 1)
+    lines = {line.arm: line for line in summary.lines}
+    assert lines["uecr"].final.mean == 30.0
+    assert lines["uecr"].common is not None
+    assert lines["uecr"].common.mean == 15.0
+    assert lines["grpo"].against is not None
+    assert lines["grpo"].against.difference.mean == 3.0  # 1, 3 and 5, all three pairs
+    shown = sets_table(summary, layout="main", samples=12)
+    assert shown is not None
+    assert [(line[0].text, line[1].text, line[1].rank) for line in shown.lines] == [
+        ("initial", "0.00", 0), ("grpo", "13.00", 2), ("own_teacher", "3.00", 0), ("uecr", "15.00", 1),
+    ]  # fmt: skip
+    gaps = difference_table(summary, confidence=0.95)
+    assert [line[1].text for line in gaps.lines] == ["3", "2", "3"]
 
 
 def test_panel_by_hand() -> None:
-    small = load_study(STUDIES / "small.yaml")
     rho = SensitivityConfig(title="rho", default="uecr", points={"uecr": 0.5, "grpo": 0.9, "own_teacher": 0.1})
-    study = small.model_copy(update={"sensitivity": {"rho": rho}})
+    study = load_study(SMALL).model_copy(update={"sensitivity": {"rho": rho}})
     finals = {
         "uecr": {0: 10.0, 1: 20.0, 2: 90.0},
         "grpo": {0: 13.0, 1: 25.0},
         "own_teacher": {0: 1.0, 1: 2.0, 3: 50.0},
     }
-    results = [
-        made_result(made_cell(arm, pair, variant="one_update"), final)
-        for arm, by_pair in finals.items()
-        for pair, final in by_pair.items()
-    ]
-    (panel,) = panels(study, results)
+    (panel,) = panels(study, made_results(finals))
     assert (panel.variant, panel.pairs) == ("one_update", (0, 1))
     assert [(point.arm, point.value) for point in panel.points] == [("own_teacher", 0.1), ("uecr", 0.5), ("grpo", 0.9)]
     assert [point.final.mean for point in panel.points] == [1.5, 15.0, 19.0]  # pair 2 and 3 are not common
@@ -44,7 +57,7 @@ def test_panel_by_hand() -> None:
 
 
 def test_values_of_the_shipped_panels_are_those_that_the_runs_use() -> None:
-    study = load_study(STUDIES / "main.yaml")
+    study = load_study(SMALL.parent / "main.yaml")
     assert set(study.sensitivity) == {"alpha", "rho", "tau_delta", "tau_entropy", "std_floor"}
     for key, panel in study.sensitivity.items():
         for name, value in panel.points.items():

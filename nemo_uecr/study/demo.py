@@ -1,0 +1,161 @@
+"""The demo's files: problems, a student and a teacher, made on first use, cached, and either complete or absent.
+
+The folder holds `recipe.json`, `train.jsonl`, `bench/level1.jsonl` to `bench/level5.jsonl`, and the models `student`
+and `teacher` in Hugging Face form with their tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+from pathlib import Path
+
+from filelock import FileLock
+
+from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.files import new_folder
+from nemo_uecr.stopping import StopRequest
+from nemo_uecr.study.models import teach_model
+from nemo_uecr.study.schema import CourseConfig, ModelConfig, RecipeConfig
+from nemo_uecr.study.task import LEVELS, read_questions, write_problems
+from nemo_uecr.study.workers import work_on
+
+logger = logging.getLogger(__name__)
+
+SCHEME = "demo:"
+SEED = 0
+MODELS = ("student", "teacher")
+BENCH = tuple(f"bench/level{level}" for level in LEVELS)
+#: A change in one of these files can change what is made, so it makes a new folder.
+SOURCES = ("demo.py", "models.py", "task.py")
+
+#: The student's demonstrator often skips steps, but never writes a wrong line; the teacher's writes every step.
+RECIPE = RecipeConfig(
+    student=ModelConfig(
+        hidden_size=64,
+        intermediate_size=192,
+        layers=3,
+        heads=2,
+        key_value_heads=2,
+        head_dim=32,
+        course=CourseConfig(
+            steps=700,
+            adam_learning_rate=3e-3,
+            muon_learning_rate=0.02,
+            skip_rate=0.35,
+            error_rate=0.0,
+            tokens_per_batch=2400,
+        ),
+    ),
+    teacher=ModelConfig(
+        hidden_size=128,
+        intermediate_size=192,
+        layers=3,
+        heads=4,
+        key_value_heads=2,
+        head_dim=32,
+        course=CourseConfig(
+            steps=760,
+            adam_learning_rate=3e-3,
+            muon_learning_rate=0.02,
+            skip_rate=0.0,
+            error_rate=0.0,
+            tokens_per_batch=1200,
+        ),
+    ),
+    train_problems=4096,
+    bench_problems=20,
+)
+
+
+def ensure_demo(root: Path, recipe: RecipeConfig, *, seed: int) -> Path:
+    """The demo's folder, prepared first when it is missing.
+
+    Two processes that ask at once prepare once: the second waits.
+
+    Args:
+        root: folder of the caches.
+        recipe: what to make.
+        seed: of the problems and of both models.
+
+    Raises:
+        RunFolderError: the folder cannot be written, or a worker process died.
+    """
+    folder = demo_folder(root, recipe, seed=seed)
+    if not folder.is_dir():
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with FileLock(root / f".{folder.name}.lock"):
+                if not folder.is_dir():
+                    logger.info("demo: preparing problems, student and teacher in %s (once; about a minute)", folder)
+                    with new_folder(folder) as staging:
+                        _prepare(staging, recipe, seed)
+        except OSError as error:
+            raise RunFolderError(
+                f"{folder}: cannot prepare the demo ({error.strerror or error}); "
+                "free space there, or set NEMO_UECR_CACHE to a folder that can be written"
+            ) from error
+    return folder
+
+
+def demo_folder(root: Path, recipe: RecipeConfig, *, seed: int) -> Path:
+    """Where the demo lies: named by a digest of the recipe, the seed and the source that carries them out."""
+    digest = hashlib.sha256(f"{seed}\n{recipe.model_dump_json()}".encode())
+    for name in SOURCES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return root / f"demo-{digest.hexdigest()[:12]}"
+
+
+def cache_root() -> Path:
+    """The folder of the caches: `$NEMO_UECR_CACHE`, else `nemo_uecr` in the user's cache folder."""
+    if chosen := os.environ.get("NEMO_UECR_CACHE"):
+        return Path(chosen).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "nemo_uecr"
+
+
+def resolve(name: str) -> str:
+    """The path that a `demo:` name stands for, preparing the demo when it is missing.
+
+    `demo:student`, `demo:teacher`, `demo:train` and `demo:bench/level1` to `demo:bench/level5` are known; a text
+    without the prefix comes back unchanged.
+
+    Raises:
+        DataError: a `demo:` name that does not exist.
+    """
+    if not name.startswith(SCHEME):
+        return name
+    known = [f"{SCHEME}{part}" for part in (*MODELS, "train", *BENCH)]
+    if name not in known:
+        raise DataError(f"{name}: no such part of the demo; expected one of {', '.join(known)}")
+    ensure_demo(cache_root(), RECIPE, seed=SEED)
+    return locate(name)
+
+
+def locate(name: str) -> str:
+    """Like `resolve`, but the demo is never prepared: the path may lead nowhere."""
+    if not name.startswith(SCHEME):
+        return name
+    part = name.removeprefix(SCHEME)
+    return str(demo_folder(cache_root(), RECIPE, seed=SEED) / (part if part in MODELS else f"{part}.jsonl"))
+
+
+def _prepare(folder: Path, recipe: RecipeConfig, seed: int) -> None:
+    (folder / "recipe.json").write_text(recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    held_out = {
+        folder / f"{name}.jsonl": [level] * recipe.bench_problems for name, level in zip(BENCH, LEVELS, strict=True)
+    }
+    write_problems(random.Random(seed), held_out, folder / "train.jsonl", LEVELS, recipe.train_problems)
+    jobs = [(folder / name, getattr(recipe, name), seed) for name in MODELS]
+    work_on(_teach, jobs, processes=len(jobs), stop=StopRequest(), report=lambda job, loss: None)
+
+
+def _teach(job: tuple[Path, ModelConfig, int]) -> float:
+    """In a worker process."""
+    folder, config, seed = job
+    logging.basicConfig(format="%(asctime)s demo: %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("nemo_uecr").setLevel(logging.INFO)
+    held_out = read_questions((folder.parent / "bench").glob("*.jsonl"))
+    return teach_model(folder, config, weights_seed=seed, rng=random.Random(f"{seed} {folder.name}"), held_out=held_out)

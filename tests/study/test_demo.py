@@ -1,0 +1,79 @@
+"""The demo's files: made once, complete or absent, known by their names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.errors import DataError
+from nemo_uecr.study import demo
+from nemo_uecr.study.schema import RecipeConfig
+from tests.study.made import tiny_model
+
+pytest.importorskip("transformers")
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = tiny_model(steps=2, tokens_per_batch=100)
+RECIPE = RecipeConfig(student=MODEL, teacher=MODEL, train_problems=30, bench_problems=4)
+ENSURE = """
+import sys
+from pathlib import Path
+from nemo_uecr.study.demo import ensure_demo
+from nemo_uecr.study.schema import RecipeConfig
+print(ensure_demo(Path(sys.argv[1]), RecipeConfig.model_validate_json(sys.argv[2]), seed=3))
+"""
+
+
+@pytest.mark.slow  # models are taught in processes of their own
+def test_two_processes_prepare_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENSURE, str(tmp_path), RECIPE.model_dump_json()]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+        for _ in range(2)
+    ]
+    answers = {process.communicate(timeout=120)[0].strip() for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    folder = demo.ensure_demo(tmp_path, RECIPE, seed=3)
+    assert answers == {str(folder)}
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    vocabularies = []
+    for name in demo.MODELS:
+        model = AutoModelForCausalLM.from_pretrained(folder / name)
+        tokenizer = AutoTokenizer.from_pretrained(folder / name)
+        assert model.config.model_type == "qwen3"
+        assert model.config.vocab_size == len(tokenizer)
+        assert model.config.eos_token_id == tokenizer.eos_token_id
+        vocabularies.append(tokenizer.get_vocab())
+    assert vocabularies[0] == vocabularies[1]
+    sizes = {path.name: len(path.read_text().splitlines()) for path in folder.rglob("*.jsonl")}
+    assert sizes == {"train.jsonl": 30} | {f"level{level}.jsonl": 4 for level in range(1, 6)}
+
+
+def test_a_failed_training_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(demo, "work_on", full)
+    with pytest.raises(demo.RunFolderError, match="No space left on device"):
+        demo.ensure_demo(tmp_path, RECIPE, seed=3)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
+    folder = demo.demo_folder(tmp_path, demo.RECIPE, seed=demo.SEED)
+    folder.mkdir()
+    assert demo.resolve("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
+    assert demo.resolve("demo:student") == str(folder / "student")
+    assert demo.resolve("demo:train") == str(folder / "train.jsonl")
+    assert demo.resolve("demo:bench/level5") == demo.locate("demo:bench/level5") == str(folder / "bench/level5.jsonl")
+    with pytest.raises(DataError, match="demo:bench/level5"):
+        demo.resolve("demo:bench/level6")
