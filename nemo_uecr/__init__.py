@@ -1,6 +1,6 @@
 """UECR-GRPO: on-policy distillation unified with GRPO.
 
-The functions below take plain tensors; Importing this package
+The functions below take plain tensors. Importing this package
 loads neither torch nor transformers: each name loads what it needs on first use.
 """
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from nemo_uecr.core.methods import method_advantage, uecr_advantage
     from nemo_uecr.core.puu import UnifiedAdvantage, teacher_reward, unified_advantage
     from nemo_uecr.core.records import Advantages, ScoredBatch
-    from nemo_uecr.scoring.dense import token_logp
+    from nemo_uecr.scoring.dense import token_logp, token_scores
     from nemo_uecr.scoring.records import TokenScores
 
 __all__ = [
     "Advantages", "PolicyLoss", "ScoredBatch", "TokenScores", "UnifiedAdvantage", "__version__", "ecr_residual",
-    "method_advantage", "policy_loss", "teacher_reward", "token_logp", "uecr_advantage",
+    "method_advantage", "policy_loss", "teacher_reward", "token_logp", "token_scores", "uecr_advantage",
     "unified_advantage",
 ]  # fmt: skip
 
@@ -32,7 +32,7 @@ _HOMES = {
     "core.methods": ("method_advantage", "uecr_advantage"),
     "core.puu": ("UnifiedAdvantage", "teacher_reward", "unified_advantage"),
     "core.records": ("Advantages", "ScoredBatch"),
-    "scoring.dense": ("token_logp",),
+    "scoring.dense": ("token_logp", "token_scores"),
     "scoring.records": ("TokenScores",),
 }
 

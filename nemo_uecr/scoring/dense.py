@@ -65,11 +65,40 @@ def score_logits(
     return _scores(logits_NV, target_N, StatisticsLayout(temperatures, entropy), top1, valid_vocab, shard, None)
 
 
-def token_logp(
-    logits_NV: Tensor,
-    target_N: Tensor,
+def token_scores(
+    logits: Tensor,
+    tokens: Tensor,
+    mask: Tensor | None = None,
     *,
-    temperature: float,
+    temperatures: tuple[float, ...] = (1.0,),
+    entropy: bool = False,
+) -> TokenScores:
+    """`score_logits` for tensors of any leading shape; no gradient flows.
+
+    Args:
+        logits: `[..., V]` at the positions that predict the tokens: those at t predict the token at t + 1.
+        tokens: `[...]` int token ids.
+        mask: `[...]` bool or integer; scores elsewhere are 0, logits elsewhere are never read. None is everywhere.
+        temperatures: of the log-probabilities. The gap to a teacher wants 1, the policy's ratio the rollout's T_r.
+        entropy: whether to return the entropy at temperature 1.
+
+    Returns:
+        The scores: log-probabilities `[K, ...]` and entropy `[...]`, float32 nats.
+
+    Raises:
+        ScoreError, NonFiniteScoreError: see `score_logits`.
+    """
+    found = score_logits(*_chosen(logits, tokens, mask), temperatures=temperatures, entropy=entropy)
+    logp = torch.stack([_placed(logp_N, tokens, mask) for logp_N in found.logp_KN])
+    return TokenScores(logp, None if found.entropy_N is None else _placed(found.entropy_N, tokens, mask), None)
+
+
+def token_logp(
+    logits: Tensor,
+    tokens: Tensor,
+    mask: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
     valid_vocab: int | None = None,
     shard: VocabShard | None = None,
 ) -> Tensor:
@@ -81,24 +110,38 @@ def token_logp(
     threads, and the other temperatures (between 0.001 and 50) that `score_logits` was asked for.
 
     Args:
-        logits_NV: `[N, V]` float32, bfloat16 or float16 logits.
-        target_N: `[N]` int token ids.
-        temperature: T above 0.
+        logits: `[..., V]` float32, bfloat16 or float16 logits at the positions that predict the tokens.
+        tokens: `[...]` int token ids.
+        mask: `[...]` bool or integer; the result is 0 elsewhere, and logits elsewhere are never read. None is
+            everywhere.
+        temperature: T above 0; the policy's ratio wants the rollout's T_r.
         valid_vocab: see `score_logits`; padding columns get a gradient of 0.
         shard: see `score_logits`; the backward needs no collective, and every rank must use the same gradient for
             the result.
 
     Returns:
-        `[N]` float32 nats; its gradient has the dtype of the logits.
+        `[...]` float32 nats; its gradient has the dtype of the logits.
 
     Raises:
         ScoreError, NonFiniteScoreError: see `score_logits`.
     """
     layout, recording = StatisticsLayout((temperature,), False), torch.is_grad_enabled()  # inside it never is
     logp_N: Tensor = _TokenLogp.apply(  # type: ignore[no-untyped-call]
-        logits_NV, target_N, layout, valid_vocab, shard, recording
+        *_chosen(logits, tokens, mask), layout, valid_vocab, shard, recording
     )
-    return logp_N
+    return _placed(logp_N, tokens, mask)
+
+
+def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    if mask is None:
+        return logits.reshape(tokens.numel(), logits.shape[-1]), tokens.reshape(-1)
+    return logits[mask.bool()], tokens[mask.bool()]
+
+
+def _placed(value_N: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return value_N.reshape(tokens.shape)
+    return value_N.new_zeros(tokens.shape).masked_scatter(mask.bool(), value_N)
 
 
 def _scores(

@@ -112,3 +112,26 @@ def test_a_score_that_is_not_finite_is_named() -> None:
     data["teacher_logp"][1, 2, 0] = -torch.inf
     with pytest.raises(ScoreError, match=r"teacher_logp of response 5 at token 0 is -inf"):
         nemo_uecr.teacher_reward(data["teacher_logp"], data["old_logp"], data["mask"])
+
+
+def test_scores_of_any_leading_shape_are_those_of_the_rows() -> None:
+    g = torch.Generator().manual_seed(0)
+    logits, tokens = torch.randn(2, 3, 4, 11, generator=g), torch.randint(11, (2, 3, 4), generator=g)
+    mask = torch.rand(2, 3, 4, generator=g) < 0.6
+    logits[~mask] = torch.nan
+    found = nemo_uecr.token_scores(logits, tokens, mask.long(), temperatures=(1.0, 0.7), entropy=True)
+    logp = logits.double().log_softmax(dim=-1)
+    expected = logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).masked_fill(~mask, 0.0)
+    torch.testing.assert_close(found.logp_KN[0], expected.float(), rtol=0, atol=2e-6)
+    entropy = -(logp.exp() * logp).sum(dim=-1).masked_fill(~mask, 0.0)
+    torch.testing.assert_close(found.entropy_N, entropy.float(), rtol=0, atol=2e-6)
+    leaf = logits.masked_fill(~mask.unsqueeze(-1), 0.0).requires_grad_()
+    at_rollout = nemo_uecr.token_logp(leaf, tokens, mask, temperature=0.7)
+    assert torch.equal(at_rollout.detach(), found.logp_KN[1])
+    at_rollout.sum().backward()
+    assert leaf.grad is not None
+    assert not leaf.grad[~mask].any()
+    assert leaf.grad[mask].any()
+    assert torch.equal(nemo_uecr.token_logp(leaf.detach(), tokens)[mask], found.logp_KN[0][mask])
+    nothing = nemo_uecr.token_scores(logits[:0], tokens[:0], entropy=True)
+    assert nothing.logp_KN.shape == (1, 0, 3, 4)
