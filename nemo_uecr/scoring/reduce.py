@@ -89,28 +89,31 @@ def reduce_with_torch(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Ten
     pieces = -(-columns // PIECE_COLUMNS) if columns >= ONE_ROW_COLUMNS else 0
     shifted = torch.empty(rows, columns, dtype=torch.float32, device=logits_NV.device)
     padded = torch.zeros(rows, pieces * PIECE_COLUMNS or columns, dtype=torch.float32, device=logits_NV.device)
+    piece_sums = torch.empty(1, pieces, dtype=torch.float32, device=logits_NV.device)
 
-    def write_sum(row: int, block: slice) -> None:
+    def write_sum(sum_C: Tensor) -> None:
         if pieces:  # one row
-            stats_WN[row, block] = padded.view(pieces, PIECE_COLUMNS).sum(1).sum()
+            torch.sum(padded.view(pieces, PIECE_COLUMNS), 1, out=piece_sums[0])
+            torch.sum(piece_sums, 1, out=sum_C)
         else:
-            torch.sum(exp_CV, 1, out=stats_WN[row, block])
+            torch.sum(exp_CV, 1, out=sum_C)
 
     for start in range(0, tokens, rows):
-        block = slice(start, min(start + rows, tokens))
-        shifted_CV = shifted[: block.stop - start].copy_(logits_NV[block])
-        exp_CV = padded[: block.stop - start, :columns]
-        torch.amax(shifted_CV, 1, out=stats_WN[MAX_ROW, block])
-        shifted_CV.sub_(stats_WN[MAX_ROW, block].unsqueeze(1))
+        stats_WC = stats_WN[:, start : start + rows]
+        shifted_CV = shifted[: stats_WC.shape[1]].copy_(logits_NV[start : start + rows])
+        exp_CV = padded[: stats_WC.shape[1], :columns]
+        max_C = stats_WC[MAX_ROW]
+        torch.amax(shifted_CV, 1, out=max_C)
+        shifted_CV.sub_(max_C.unsqueeze(1))
         for temperature in layout.sum_temperatures:
             if temperature == 1.0:
                 torch.exp(shifted_CV, out=exp_CV)
             else:
                 torch.div(shifted_CV, temperature, out=exp_CV).exp_()
-            write_sum(layout.sum_row(temperature), block)
+            write_sum(stats_WC[layout.sum_row(temperature)])
             if temperature == 1.0 and layout.entropy:
                 exp_CV.mul_(shifted_CV)
-                write_sum(layout.weighted_row, block)
+                write_sum(stats_WC[layout.weighted_row])
     _settle_infinities(logits_NV, layout, stats_WN)
 
 

@@ -251,6 +251,27 @@ def test_atod_with_three_turns() -> None:
     torch.testing.assert_close(got.advantage_BT[0], 0.5 / 0.500001 + f64(1, -3, 0, 0.5), rtol=0, atol=1e-14)
 
 
+def test_rlsd() -> None:
+    # mix 1/2, bound 0.2. Right answer: ratios 1.1, clip(e^5) = 1.2, clip(e^-5) = 0.8, so w = 1.05, 1.1, 0.9.
+    # Wrong answer, with the same gaps: the ratio is inverted: 1/1.1 = 0.90909, 0.8, 1.2, so w = 0.954545, 0.9, 1.1.
+    batch = two_responses([math.log(1.1), 5.0, -5.0], [0.0, 0.0, 0.0])
+    teacher_BT = batch.teacher_logp_BT[:1].expand(2, -1)
+    settings = replace(PLAIN, parameters={"mix": 0.5, "bound": 0.2})
+    got = METHODS["rlsd"].compute(replace(batch, teacher_logp_BT=teacher_BT), settings, detail=True)
+    weight = torch.stack((f64(1.05, 1.1, 0.9), f64(0.5 + 0.5 / 1.1, 0.9, 1.1)))
+    torch.testing.assert_close(got.weight_BT, weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(got.advantage_BT, weight * f64(1, -1)[:, None] * 0.5 / 0.500001, rtol=0, atol=1e-12)
+
+
+def test_g_opd() -> None:
+    # log pi_T - log pi_0 = delta + shift. With 1.25: 0.4 + 0.25 * (0.4 + 0.2) = 0.55; -1 + 0.25 * (-1 + 0.6) = -1.1;
+    # 4.5 + 0.25 * 5.5 = 5.875, clipped to 5. The verifier has no say.
+    batch = two_responses([0.4, -1.0, 4.5], [0.0, 0.0, 0.0])
+    batch = replace(batch, initial_logp_BT=batch.old_logp_BT - f64(0.2, 0.6, 1.0))
+    got = advantage("g_opd", batch, replace(PLAIN, parameters={"extrapolation": 1.25}))
+    torch.testing.assert_close(got[0], f64(0.55, -1.1, 5.0), rtol=0, atol=1e-12)
+
+
 def test_k3() -> None:
     # u = ref - logp = ln2: 2 - ln2 - 1 = 1 - ln2; u = -ln2: 1/2 + ln2 - 1 = ln2 - 1/2; u = 0: 0.
     u = math.log(2.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import PolicyLoss, importance_ratio, low_variance_kl, policy_loss
-from nemo_uecr.core.methods import METHODS
 from nemo_uecr.errors import ScoreError
 from tests.core import reference
-from tests.core.batches import SETTINGS, mixed_responses, padded, random_responses
 
 B, T = 6, 9
 
@@ -107,43 +104,17 @@ def test_what_is_only_logged_comes_back_detached() -> None:
     assert not any(kept.requires_grad for kept in (out.surrogate, out.reference_kl, out.ratio))
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_returns_detached_tensors(name: str) -> None:
-    batch = padded(random_responses(4))
-    scores = [s for s in (batch.old_logp_BT, batch.teacher_logp_BT, batch.teacher_entropy_BT) if s is not None]
-    for tensor in scores:
-        tensor.requires_grad_()
-    got = METHODS[name].compute(batch, SETTINGS, detail=True)
-    assert not any(t.requires_grad for t in got.named_tensors().values())
-
-
 def test_two_surrogates_are_not_one_of_the_sum_off_policy() -> None:
-    # r = 2, A = 1 and -1, bounds 0.2: -min(2, 1.2) - min(-2, -1.2) = -1.2 + 2 = 0.8; one surrogate of 0 is 0.
+    # r = 2, A = 1 and -1, bounds 0.2: -min(2, 1.2) = -1.2 and -min(-2, -1.2) = 2; one surrogate of 0 is 0.
     one = torch.ones(1, 1, dtype=torch.float64)
     t = {"logp": one * 0, "old_logp": -one * math.log(2), "mask": one > 0, "ref_logp": None}
     plain = {"kl_coef": 0.0, "clip": (0.2, 0.2)}
     two = loss_of(t, advantage=one, second=(-one, 1.0), **plain).total
+    half = loss_of(t, advantage=one, second=(-one, 0.5), **plain).total
     summed = loss_of(t, advantage=one - one, **plain).total
-    assert two.item() == pytest.approx(0.8, abs=1e-15)
+    assert two.item() == pytest.approx(-1.2 + 2.0, abs=1e-15)
+    assert half.item() == pytest.approx(-1.2 + 0.5 * 2.0, abs=1e-15)
     assert summed.item() == 0.0
-
-
-def test_two_surrogates_equal_one_of_the_sum_inside_the_clip() -> None:
-    t = tensors(5, spread=0.02)
-    for on_policy in (True, False):
-        u = t | ({"old_logp": t["logp"].clone()} if on_policy else {})
-        two = {"advantage": u["advantage"], "second": (u["opd"], 1.0)}
-        one = {"advantage": u["advantage"] + u["opd"]}
-        torch.testing.assert_close(loss_of(u, **two).total, loss_of(u, **one).total, rtol=1e-13, atol=1e-15)
-        torch.testing.assert_close(gradient(u, **two), gradient(u, **one), rtol=1e-12, atol=1e-15)
-
-
-def test_the_second_surrogate_has_its_coefficient() -> None:
-    t = tensors(6)
-    first = loss_of(t, ref_logp=None, kl_coef=0.0).total
-    second = loss_of(t, advantage=t["opd"], ref_logp=None, kl_coef=0.0).total
-    both = loss_of(t, second=(t["opd"], 0.3), ref_logp=None, kl_coef=0.0).total
-    torch.testing.assert_close(both, first + 0.3 * second, rtol=1e-13, atol=1e-15)
 
 
 def test_micro_batches_add_up() -> None:
@@ -185,55 +156,8 @@ def test_the_ratio_is_exactly_one_on_policy() -> None:
     assert torch.equal(ratio, torch.ones_like(ratio))
 
 
-def test_denominator_must_be_positive() -> None:
-    with pytest.raises(ScoreError, match="denominator"):
-        loss_of(tensors(0), denominator=0.0)
-
-
 def test_reference_and_coefficient_go_together() -> None:
     with pytest.raises(ScoreError, match="kl_coef"):
         loss_of(tensors(0), kl_coef=0.0)
     with pytest.raises(ScoreError, match="kl_coef"):
         loss_of(tensors(0), ref_logp=None)
-
-
-class TinyPolicy:
-    """A softmax over 5 tokens at each place of the batch: one free logit vector a place."""
-
-    def __init__(self, batch_shape: tuple[int, int]) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.logits = torch.randn(*batch_shape, 5, generator=generator, dtype=torch.float64)
-
-    def logp(self, logits: Tensor) -> Tensor:
-        return logits.log_softmax(dim=-1)[..., 2]
-
-    def after_a_step(self, advantage: Tensor, mask: Tensor) -> Tensor:
-        """log-probability of the sampled token after one gradient step."""
-        logits = self.logits.clone().requires_grad_()
-        logp = self.logp(logits)
-        out = policy_loss(
-            logp,
-            logp.detach(),
-            advantage,
-            mask,
-        )
-        out.total.backward()
-        assert logits.grad is not None
-        return self.logp((logits - 0.1 * logits.grad).detach())
-
-
-@pytest.mark.parametrize("name", ["pg_opd", "puu", "uecr", "atod"])
-@pytest.mark.parametrize("row", range(2))
-def test_raising_the_teachers_probability_raises_the_students(name: str, row: int) -> None:
-    """The token the teacher likes better gains more probability in the step, in right and wrong responses alike."""
-    batch = padded(mixed_responses(21, (4,)))
-    assert batch.teacher_logp_BT is not None
-    column = int(batch.mask_BT[row].nonzero()[-1])
-    policy = TinyPolicy(tuple(batch.mask_BT.shape))
-    after = {}
-    for raise_by in (0.0, 0.5):
-        teacher = batch.teacher_logp_BT.clone()
-        teacher[row, column] = batch.old_logp_BT[row, column] + raise_by
-        advantage = METHODS[name].compute(replace(batch, teacher_logp_BT=teacher), SETTINGS).advantage_BT
-        after[raise_by] = policy.after_a_step(advantage, batch.mask_BT)[row, column].item()
-    assert after[0.5] > after[0.0]

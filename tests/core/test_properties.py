@@ -15,7 +15,6 @@ from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
 from tests.core.batches import (
     CONSERVING,
-    SCALARS,
     SETTINGS,
     packed,
     padded,
@@ -91,21 +90,6 @@ def test_order_of_the_responses_and_names_of_the_groups(responses: list[Response
             torch.testing.assert_close(getattr(b, key), value[order], rtol=1e-9, atol=1e-9, msg=f"{name} {key}")
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_groups_do_not_touch_each_other(name: str) -> None:
-    """A group's advantages are those it has alone; equal prompts under two indices stay two groups."""
-    together = random_responses(5, (4, 4), shuffle=False)
-    twin = [replace(r, group=together[0].group + 1, task=1.0 - r.task) for r in together[:4]]
-    whole = padded([*together, *twin])
-    got = METHODS[name].compute(whole, SETTINGS, detail=True)
-    for rows, part in ((slice(0, 4), together[:4]), (slice(4, 8), together[4:]), (slice(8, 12), twin)):
-        alone = padded(part)
-        expected = METHODS[name].compute(alone, SETTINGS, detail=True).advantage_BT
-        torch.testing.assert_close(
-            got.advantage_BT[rows][whole.mask_BT[rows]], expected[alone.mask_BT], rtol=1e-12, atol=1e-12
-        )
-
-
 @given(responses=ragged(), k=scalars())
 def test_the_task_component_keeps_its_budget(responses: list[Response], k: Scalars) -> None:
     """mean_t A = A^U wherever the residual is centred: credit moves within a response, by at most rho a token."""
@@ -122,25 +106,6 @@ def test_the_task_component_keeps_its_budget(responses: list[Response], k: Scala
         assert float(error.max()) <= 1e-13, name
 
 
-@given(responses=ragged(), factor=st.sampled_from((0.25, 2.0, 8.0)))
-def test_gap_scale_trades_against_alpha_and_tau(responses: list[Response], factor: float) -> None:
-    """Gaps times f, alpha over f and tau_delta times f: R^U, d and so A do not change (gaps inside the clip)."""
-    small = [
-        replace(
-            r,
-            old=tuple(-9.0 if m else v for v, m in zip(r.old, r.mask, strict=True)),
-            teacher=tuple(-9.0 + 0.5 * (i % 3 - 0.9) if m else 0.0 for i, m in enumerate(r.mask)),
-        )
-        for r in responses
-    ]
-    large = [replace(r, teacher=tuple(-9.0 + factor * (t + 9.0) for t in r.teacher)) for r in small]
-    scaled = replace(SETTINGS, alpha=SCALARS.alpha / factor, tau_delta=SCALARS.tau_delta * factor)
-    for name in ("puu", "uecr", "ecr_no_projection", "ecr_no_entropy", "ecr_no_gap", "ecr_full_advantage"):
-        a = METHODS[name].compute(padded(small), SETTINGS).advantage_BT
-        b = METHODS[name].compute(padded(large), scaled).advantage_BT
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=name)
-
-
 @given(responses=ragged(), seed=st.integers(0, 99))
 def test_detail_does_not_change_the_advantage(responses: list[Response], seed: int) -> None:
     batch = padded(responses, torch.float32)
@@ -152,9 +117,11 @@ def test_detail_does_not_change_the_advantage(responses: list[Response], seed: i
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_the_batch_is_not_written_to(name: str) -> None:
+def test_the_batch_is_not_written_to_and_the_result_has_no_graph(name: str) -> None:
     batch = padded(with_turns(random_responses(6), 6))
     before = {k: v.clone() for k, v in vars(batch).items() if isinstance(v, Tensor)}
-    METHODS[name].compute(batch, SETTINGS, detail=True)
+    batch.old_logp_BT.requires_grad_()
+    result = METHODS[name].compute(batch, SETTINGS, detail=True)
+    assert not any(tensor.requires_grad for tensor in result.named_tensors().values())
     for key, value in before.items():
         assert torch.equal(getattr(batch, key).nan_to_num(nan=-77.0), value.nan_to_num(nan=-77.0)), key

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
-from nemo_uecr.core.invariants import IDENTITIES
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError, ScoreError
-from nemo_uecr.method_registry import ADDED, PAPER, REGISTRY, SCORES, SETTINGS, Entry
+from nemo_uecr.method_registry import ADDED, PAPER, REGISTRY, SCORES
 from tests.core import batches
 from tests.core.batches import mixed_responses, padded
 
@@ -25,30 +21,12 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 #: The loss, not the advantage, multiplies the second surrogate by this.
 USED_BY_THE_LOSS = {"opd_coef"}
-#: Settings of group normalisation, which the view holds.
-IN_THE_VIEW = {"std_floor", "sample_std"}
 ALL = sorted(METHODS)
 
 
 def test_every_name_once_and_the_papers_first() -> None:
     assert [entry.name for entry in (*PAPER, *ADDED)] == list(REGISTRY) == list(METHODS)
     assert len(PAPER) == 14
-
-
-@pytest.mark.parametrize("entry", REGISTRY.values(), ids=lambda entry: entry.name)
-def test_a_line_names_what_exists(entry: Entry) -> None:
-    """Settings, scores, identities, and a function that takes exactly the line's settings and parameters."""
-    assert entry.settings <= SETTINGS
-    assert entry.scores <= SCORES
-    assert {*entry.identities, *entry.monitored} <= IDENTITIES.keys()
-    assert "finite" in entry.identities
-    assert not set(entry.identities) & set(entry.monitored)
-    assert entry.equation.strip()
-    assert entry.provenance.strip()
-    assert all(parameter.low <= parameter.default <= parameter.high for parameter in entry.parameters.values())
-    function = getattr(import_module(f"nemo_uecr.core.methods.{entry.file}"), entry.name)
-    taken = set(inspect.signature(function).parameters) - {"view"}
-    assert taken == (entry.core_settings - IN_THE_VIEW - USED_BY_THE_LOSS) | entry.parameters.keys()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -61,22 +39,6 @@ def test_a_setting_matters_exactly_where_it_is_declared(name: str) -> None:
         after = method.compute(batch, replace(batches.SETTINGS, **change), detail=True).named_tensors()
         same = before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
         assert same == (key not in (method.core_settings - USED_BY_THE_LOSS) | method.parameters.keys()), key
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_missing_setting_is_named_and_others_may_be_missing(name: str) -> None:
-    batch, method = padded(mixed_responses(1)), METHODS[name]
-    given = {key: getattr(batches.SETTINGS, key) for key in method.core_settings - USED_BY_THE_LOSS}
-    parameters = {key: batches.SETTINGS.parameters[key] for key in method.parameters}
-    own = Settings(**given, parameters=parameters)
-    expected = method.compute(batch, batches.SETTINGS).advantage_BT
-    assert torch.equal(method.compute(batch, own).advantage_BT, expected)
-    for key in given:
-        with pytest.raises(ConfigError, match=f"method {name} needs {key}, which"):
-            method.compute(batch, replace(own, **{key: None}))
-    for key in parameters:
-        with pytest.raises(ConfigError, match=f"method {name} needs {key}, which"):
-            method.compute(batch, replace(own, parameters={k: v for k, v in parameters.items() if k != key}))
 
 
 @pytest.mark.parametrize("name", ALL)
