@@ -1,67 +1,97 @@
-"""A tiny Qwen3 of megatron-core over gloo gives the scores of Hugging Face, in every parallel layout."""
+"""A tiny Qwen3 of megatron-core over gloo gives the scores of transformers, from logits and from hidden states."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-import nemo_uecr
+from tests.nemo_backend.ranks import run_ranks
 
-WORKER = Path(__file__).with_name("megatron_worker.py")
-BOUND = 1e-5
+from .conftest import float64_scores
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("megatron") is None or importlib.util.find_spec("transformers") is None,
-    reason="megatron-core or transformers is not installed",
-)
+BATCH, LENGTH, MICRO_BATCHES = 2, 16, 3
+TEMPERATURES = (1.0, 0.7)
+PADDED_VOCABULARY = 64
 
 
-def run_layout(tp: int, pp: int, sp: bool) -> list[dict[str, float]]:
-    """The differences that the ranks of the last pipeline stage report."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    size = tp * pp
-    processes = []
-    for rank in range(size):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(nemo_uecr.__file__).parents[1]), *sys.path]),
-            "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(size),
-        }
-        command = [sys.executable, "-W", "ignore", str(WORKER), "--tp", str(tp), "--pp", str(pp)]
-        command += ["--sp"] if sp else []
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
-    try:
-        outputs = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    return [json.loads(line) for out, _ in outputs for line in out.splitlines() if line.startswith("{")]
+def token_ids() -> Tensor:
+    return torch.randint(0, 48, (MICRO_BATCHES, BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(7))
+
+
+def scored(rank: int, *, tensor: int, pipeline: int, sequence: bool) -> dict[str, Tensor]:
+    """Both forms of scoring inside one forward-only run of Megatron's schedule; [3, N] by form, on the last stage."""
+    from tests.nemo_backend.cpu import allow_cpu
+
+    allow_cpu()
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+
+    from nemo_uecr.scoring.dense import score_logits
+    from nemo_uecr.scoring.fused_linear import score_hidden
+    from nemo_uecr.scoring.records import VocabShard
+    from tests.nemo_backend.tiny_qwen3 import HIDDEN, VOCABULARY, parallel_model
+
+    parallel_state.initialize_model_parallel(tensor, pipeline)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    model = parallel_model(tensor, pipeline, padded_vocabulary=PADDED_VOCABULARY, sequence=sequence)
+    group = parallel_state.get_tensor_model_parallel_group()
+    captured: list[Tensor] = []
+    if model.post_process:
+        model.output_layer.register_forward_pre_hook(lambda module, inputs: captured.append(inputs[0].detach()))
+    found: dict[str, list[Tensor]] = {"logits": [], "hidden": []}
+
+    def forward_step(batches: Iterator[Tensor], stage: Any) -> Any:
+        tokens = next(batches)
+        target_N = tokens[:, 1:].flatten()
+        mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        output = stage(tokens[:, :-1].contiguous(), torch.arange(LENGTH).expand(BATCH, LENGTH), mask)
+
+        def collect(logits_BSV: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            columns = logits_BSV.shape[-1]
+            shard = VocabShard(parallel_state.get_tensor_model_parallel_rank() * columns, group)
+            options: dict[str, Any] = {
+                "temperatures": TEMPERATURES, "entropy": True, "valid_vocab": VOCABULARY, "shard": shard,
+            }  # fmt: skip
+            hidden_SBH = captured.pop()
+            if sequence:
+                hidden_SBH = tensor_parallel.gather_from_sequence_parallel_region(hidden_SBH)
+            hidden_NH = hidden_SBH.transpose(0, 1).reshape(-1, HIDDEN)
+            for form, scores in (
+                ("logits", score_logits(logits_BSV.reshape(-1, columns), target_N, **options)),
+                ("hidden", score_hidden(hidden_NH, model.output_layer.weight.detach(), target_N, **options)),
+            ):
+                assert scores.entropy_N is not None
+                found[form].append(torch.cat([scores.logp_KN, scores.entropy_N.unsqueeze(0)]))
+            return torch.zeros(()), {}
+
+        return output, collect
+
+    with torch.no_grad():
+        get_forward_backward_func()(
+            forward_step_func=forward_step, data_iterator=iter(token_ids()), model=[model],
+            num_microbatches=MICRO_BATCHES, seq_length=LENGTH, micro_batch_size=BATCH, forward_only=True,
+        )  # fmt: skip
+    return {form: torch.cat(parts, 1) for form, parts in found.items() if parts}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tp", "pp", "sp"), [(1, 1, False), (2, 1, False), (2, 2, True)])
-def test_same_scores_as_hugging_face(tp: int, pp: int, sp: bool) -> None:
-    reports = run_layout(tp, pp, sp)
-    assert len(reports) == tp, "every rank of the last stage reports"
-    for report in reports:
-        assert set(report) == {"logits untied", "hidden untied", "logits tied", "hidden tied"}
-        assert max(report.values()) <= BOUND, report
-    assert all(report == reports[0] for report in reports), "tensor-parallel ranks differ"
+@pytest.mark.parametrize(("tensor", "pipeline", "sequence"), [(1, 1, False), (2, 2, True)])
+def test_same_scores_as_transformers(tensor: int, pipeline: int, sequence: bool) -> None:
+    pytest.importorskip("megatron.core")
+    from tests.nemo_backend.tiny_qwen3 import whole_model
+
+    ids = token_ids().flatten(0, 1)
+    with torch.no_grad():
+        logits_NV = whole_model()(input_ids=ids[:, :-1]).logits.flatten(0, 1)
+    target_N = ids[:, 1:].flatten()
+    (one, entropy), (warm, _) = (float64_scores(logits_NV, target_N, temperature) for temperature in TEMPERATURES)
+    answers = run_ranks(tensor * pipeline, scored, tensor=tensor, pipeline=pipeline, sequence=sequence)
+    assert answers[:-tensor] == [{}] * (tensor * (pipeline - 1)), "only the last stage has logits"
+    for answer in answers[-tensor:]:
+        for form in ("logits", "hidden"):
+            assert float((answer[form] - torch.stack([one, warm, entropy])).abs().max()) <= 1e-5, form
+            assert torch.equal(answer[form], answers[-1][form]), "tensor-parallel ranks differ"
