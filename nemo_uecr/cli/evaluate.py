@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family
+from nemo_uecr.cli.common import AtLeastOne, Seed, family, write_json
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -183,7 +182,6 @@ def sweep(
     from nemo_uecr.evaluation.compare import check_rule, select
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
-    from nemo_uecr.files import replace_file
     from nemo_uecr.study.demo import resolve
 
     settings, benchmarks = options.settings(), load_benchmarks(_placed(options.benchmarks, resolve))
@@ -194,15 +192,15 @@ def sweep(
     for folder in folders:
         results.append(run(folder.name, str(folder), benchmarks, settings, options.out / folder.name))
         sys.stdout.write("\n".join(lines_of(results[-1])) + "\n")
-    chosen = select(results, rule, on)
+    chosen = folders[select(results, rule, on)]
     record = {
         "rule": rule,
         "selected_on": on or list(benchmarks),
-        "selected": str(folders[chosen]),
+        "selected": str(chosen),
         "averages": {result["label"]: result["average"] for result in results},
     }
-    replace_file(options.out / "sweep.json", (json.dumps(record, indent=1) + "\n").encode())
-    sys.stdout.write(f"selected by rule {rule!r} on {', '.join(on or benchmarks)}: {folders[chosen]}\n")
+    write_json(options.out / "sweep.json", record)
+    sys.stdout.write(f"selected by rule {rule!r} on {', '.join(on or benchmarks)}: {chosen}\n")
 
 
 def _checkpoints(given: Path) -> list[Path]:
