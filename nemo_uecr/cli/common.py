@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,14 +13,14 @@ from cyclopts import App, Parameter, validators
 from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.load import LoadedConfig
-    from nemo_uecr.config.nemo_schema import AnyConfig
-    from nemo_uecr.config.schema import MethodConfig
+    from nemo_uecr.config.load import Loaded, LoadedConfig
+    from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.config.schema import Config, MethodConfig
     from nemo_uecr.core.records import Settings
 
 __all__ = [
-    "AtLeastOne", "ConfigFile", "Json", "Override", "Seed", "family", "is_nemo_rl", "load_and_report",
-    "method_settings", "objective_of", "refuse_output", "summary", "whole_numbers", "write_json",
+    "AtLeastOne", "ConfigFile", "Json", "Override", "Seed", "family", "is_nemo_rl", "load", "load_and_report",
+    "method_settings", "refuse_output", "whole_numbers", "write_json",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,13 @@ def is_nemo_rl(config: str, overrides: Sequence[str]) -> bool:
     return backend_of(config, overrides) == "nemo_rl"
 
 
+def load(config: str, overrides: Sequence[str]) -> Loaded[Config] | Loaded[NemoConfig]:
+    """Load a configuration of either back end."""
+    from nemo_uecr.config.load import load_config, load_nemo
+
+    return load_nemo(config, overrides) if is_nemo_rl(config, overrides) else load_config(config, overrides)
+
+
 def load_and_report(config: str, overrides: Sequence[str]) -> LoadedConfig:
     """Load a configuration of the local back end and log the settings that its method does not use."""
     from nemo_uecr.config.load import load_config
@@ -67,22 +74,6 @@ def load_and_report(config: str, overrides: Sequence[str]) -> LoadedConfig:
     if line is not None:
         logger.info(line)
     return loaded
-
-
-def objective_of(config: AnyConfig) -> str:
-    """The objective of a configuration as one equation."""
-    from nemo_uecr.config.methods import objective
-
-    return objective(config)
-
-
-def summary(config: AnyConfig, origins: Mapping[str, str], *, prefix: str) -> str:
-    """The objective and the settings that the method does not use, each on a line of its own."""
-    from nemo_uecr.config.methods import unused_line
-
-    unused = unused_line(config, origins)
-    lines = [f"objective: {objective_of(config)}", *([] if unused is None else [unused])]
-    return "".join(f"{prefix}{line}\n" for line in lines)
 
 
 def method_settings(words: Sequence[str], run: MethodConfig | None = None) -> Settings:

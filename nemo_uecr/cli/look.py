@@ -6,24 +6,20 @@ import importlib.util
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, is_nemo_rl, summary, write_json
+from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, load, write_json
 from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.records import Finding, Plan
-    from nemo_uecr.plan.setting import Device, Lengths
     from nemo_uecr.plan.shapes import ModelShape
 
 __all__ = ["config", "doctor", "plan", "sizes"]
-
-Answer = tuple["Plan", list[str], list[tuple[str, Any]]]
-"""A plan, changes that would make it fit, and the same run with its teacher placed otherwise."""
 
 
 def plan(
@@ -53,60 +49,42 @@ def plan(
         prompt_tokens: Mean prompt (default: the longest).
         length_sigma: Spread of ln(response length) before the cut, for the times; 0: all have the mean.
     """
+    from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.plan.local import local_plan
+    from nemo_uecr.plan.nemo import nemo_plan, other_placements, what_fits
     from nemo_uecr.plan.records import GIB, as_json, plan_text, side_by_side
     from nemo_uecr.plan.setting import CPU, EFFICIENCY, GPUS, Lengths
 
-    def chosen(default: str) -> Device:
-        found = CPU if (device or default) == "cpu" else GPUS[device or default]
-        return found if memory is None else replace(found, memory=int(memory * GIB))
-
-    def lengths(loaded: Config | NemoConfig) -> Lengths:
-        longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
-        for name, mean in (("prompt", prompt_tokens), ("response", response_tokens)):
-            if mean is not None and mean > longest[name]:
-                raise ConfigError(f"--{name}-tokens: got a mean of {mean}, but the longest {name} has {longest[name]}")
-        return Lengths(prompt_tokens or longest["prompt"], response_tokens or longest["response"], length_sigma)
-
-    nemo = is_nemo_rl(config, overrides)
-    if nemo:
-        from nemo_uecr.config.load import load_nemo_config
-
-        if device == "cpu":
-            raise ConfigError("--device: got cpu, but NeMo-RL's workers need GPUs; expected h200, h100 or a100")
-        loaded = load_nemo_config(config, overrides)
-        made, advice, others = _plan_nemo(loaded, chosen("h200"), lengths(loaded))
+    loaded = load(config, overrides).config
+    longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
+    for name, mean in (("prompt", prompt_tokens), ("response", response_tokens)):
+        if mean is not None and mean > longest[name]:
+            raise ConfigError(f"--{name}-tokens: got a mean of {mean}, but the longest {name} has {longest[name]}")
+    lengths = Lengths(prompt_tokens or longest["prompt"], response_tokens or longest["response"], length_sigma)
+    if isinstance(loaded, NemoConfig) and device == "cpu":
+        raise ConfigError("--device: got cpu, but NeMo-RL's workers need GPUs; expected h200, h100 or a100")
+    on = device or ("h200" if isinstance(loaded, NemoConfig) or loaded.device == "cuda" else "cpu")
+    limits = CPU if on == "cpu" else GPUS[on]
+    if memory is not None:
+        limits = replace(limits, memory=int(memory * GIB))
+    advice: list[str] = []
+    others: dict[str, Plan | str] = {}
+    if isinstance(loaded, NemoConfig):
+        made = nemo_plan(loaded, limits, EFFICIENCY, lengths)
+        advice = what_fits(loaded, limits, EFFICIENCY, lengths) if made.misfits else []
+        others = other_placements(loaded, limits, EFFICIENCY, lengths)
     else:
-        from nemo_uecr.config.load import load_config
-        from nemo_uecr.plan.local import local_plan
-
-        local = load_config(config, overrides).config
-        on = chosen("h200" if local.device == "cuda" else "cpu")
-        made, advice, others = local_plan(local, on, EFFICIENCY, lengths(local), sizes=sizes), [], []
+        made = local_plan(loaded, limits, EFFICIENCY, lengths, sizes=sizes)
     sys.stdout.write(plan_text(made))
     if others:
-        sys.stdout.write("\n" + side_by_side(others))
-    columns = {name: {"refused": other} if isinstance(other, str) else as_json(other) for name, other in others}
+        sys.stdout.write("\n" + side_by_side(list(others.items())))
+    columns = {name: {"refused": other} if isinstance(other, str) else as_json(other) for name, other in others.items()}
     write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice, "placements": columns})
     if made.faults:
         hint = f"; what fits: {', or '.join(advice)}" if advice else ""
-        if nemo and made.misfits and not advice:
+        if isinstance(loaded, NemoConfig) and made.misfits and not advice:
             hint = "; no single change that was tried is enough: use more GPUs or smaller models"
         raise ConfigError("; ".join(made.faults) + hint)
-
-
-def _plan_nemo(config: NemoConfig, device: Device, lengths: Lengths) -> Answer:
-    from nemo_uecr.plan.nemo import nemo_plan, placements, variant, what_fits
-    from nemo_uecr.plan.setting import EFFICIENCY
-
-    made = nemo_plan(config, device, EFFICIENCY, lengths)
-    advice = what_fits(config, device, EFFICIENCY, lengths) if made.misfits else []
-    columns: list[tuple[str, Any]] = []
-    for name, changes in placements(config) if config.method.entry.needs_teacher else ():
-        try:
-            columns.append((name, nemo_plan(variant(config, changes), device, EFFICIENCY, lengths)))
-        except ConfigError as error:
-            columns.append((name, str(error)))
-    return made, advice, columns
 
 
 def sizes(name: str, role: str) -> ModelShape:
@@ -165,13 +143,9 @@ def doctor(
     Args:
         ray_port: Port of the Ray head; the default is that of slurm/*.sbatch.
     """
-    from nemo_uecr.config.load import load_config, load_nemo_config
     from nemo_uecr.plan.doctor import examine
 
-    run: Config | NemoConfig | None = None
-    if config is not None:
-        nemo = is_nemo_rl(config, overrides)
-        run = load_nemo_config(config, overrides) if nemo else load_config(config, overrides).config
+    run = None if config is None else load(config, overrides).config
     findings: list[Finding] = []
     for finding in examine(run, ray_port=ray_port, sizes=sizes):
         findings.append(finding)
@@ -191,23 +165,24 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
         action: `show`: the complete configuration as YAML, every value with the file it comes from. `check`: validate
             it, see that the problem files are there, and print the objective as one equation.
     """
-    from nemo_uecr.config.load import annotated_yaml, load_config, load_nemo
+    from nemo_uecr.config.load import annotated_yaml
+    from nemo_uecr.config.methods import objective, unused_line
     from nemo_uecr.config.nemo_schema import NemoConfig
 
-    loaded = (load_nemo if is_nemo_rl(config, overrides) else load_config)(config, overrides)
+    loaded = load(config, overrides)
+    unused = unused_line(loaded.config, loaded.origins)
+    notes = [f"objective: {objective(loaded.config)}", *([] if unused is None else [unused])]
     if action == "show":
         sys.stdout.write(annotated_yaml(loaded.config, loaded.origins))
-        sys.stdout.write(summary(loaded.config, loaded.origins, prefix="# "))
-        return
-    found = ""
-    if isinstance(loaded.config, NemoConfig):
-        found = _check_nemo(loaded.config)
+        notes = [f"# {note}" for note in notes]
+    elif isinstance(loaded.config, NemoConfig):
+        notes += _check_nemo(loaded.config)
     else:
         _check_files(loaded.config)
-    sys.stdout.write(summary(loaded.config, loaded.origins, prefix="") + found)
+    sys.stdout.write("\n".join(notes) + "\n")
 
 
-def _check_nemo(config: NemoConfig) -> str:
+def _check_nemo(config: NemoConfig) -> list[str]:
     """Check problems and models, and NeMo-RL's own schema where it can be imported; says what was checked."""
     from nemo_uecr.nemo.preflight import check_problems, check_visible_models
 
@@ -219,8 +194,8 @@ def _check_nemo(config: NemoConfig) -> str:
         from nemo_uecr.nemo.launcher import check_schema
 
         native = f"NeMo-RL {check_schema(config)}: its schema accepts the run"
-    models = "" if looked_at else "a model's folder is not here: its layout and lengths are checked at the start\n"
-    return f"{models}{native}\n"
+    unseen = "a model's folder is not here: its layout and lengths are checked at the start"
+    return [native] if looked_at else [unseen, native]
 
 
 def _check_files(config: Config) -> None:

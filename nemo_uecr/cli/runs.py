@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from nemo_uecr.cli.common import AtLeastOne, method_settings, objective_of, refuse_output
+from nemo_uecr.cli.common import AtLeastOne, method_settings, refuse_output
 from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RunFolderError, require_extra
 
 __all__ = ["convert", "pack", "replay", "report", "unpack"]
@@ -59,9 +59,10 @@ def _verify(folder: Path) -> int:
     from nemo_uecr.study.demo import locate
 
     require_extra("local")
+    from nemo_uecr.config.methods import objective
     from nemo_uecr.local.manifest import verify_run
 
-    found = verify_run(folder, objective_of=objective_of, locate=locate)
+    found = verify_run(folder, objective_of=objective, locate=locate)
     for text in found.changed:
         sys.stdout.write(f"changed: {text}\n")
     for text in found.unknown:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 import nemo_uecr
-from nemo_uecr.cli.common import ConfigFile, Override, is_nemo_rl, load_and_report, objective_of, whole_numbers
+from nemo_uecr.cli.common import ConfigFile, Override, is_nemo_rl, load_and_report, whole_numbers
 from nemo_uecr.errors import ConfigError, InvariantError, UecrError, require_extra
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nemo_uecr.study.grid import Cell
 
 __all__ = [
-    "demo", "demo_config_path", "smoke", "study", "train", "train_cell", "train_nemo_rl", "train_until",
+    "demo", "demo_config_path", "smoke", "study", "train", "train_cell", "train_until",
     "with_free_folder",
 ]  # fmt: skip
 
@@ -43,7 +43,7 @@ def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> 
         resume: Continue the run in run.folder from its newest checkpoint.
     """
     if is_nemo_rl(config, overrides):
-        folder = train_nemo_rl(config, overrides, resume=resume)
+        folder = _train_nemo_rl(config, overrides, resume=resume)
     else:
         loaded = load_and_report(config, overrides)
         with _saying_how_to_continue(loaded.config.run.folder):
@@ -51,20 +51,19 @@ def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> 
     sys.stdout.write(f"run: {folder}\n")
 
 
-def train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Path:
-    """Train inside NeMo-RL; with ``resume`` from the newest checkpoint of the run folder."""
+def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Path:
     from nemo_uecr.config.load import load_nemo
-    from nemo_uecr.config.methods import unused_line
+    from nemo_uecr.config.methods import objective, unused_line
     from nemo_uecr.files import locked
     from nemo_uecr.nemo.launcher import train as launch
 
     loaded = load_nemo(config, overrides)
-    objective, unused = objective_of(loaded.config), unused_line(loaded.config, loaded.origins)
-    logger.info(objective)
+    equation, unused = objective(loaded.config), unused_line(loaded.config, loaded.origins)
+    logger.info(equation)
     if unused is not None:
         logger.info(unused)
     with locked(Path(loaded.config.run.folder)):
-        return launch(loaded.config, resume=resume, origins=loaded.origins, objective=objective)
+        return launch(loaded.config, resume=resume, origins=loaded.origins, objective=equation)
 
 
 def _train_local(loaded: LoadedConfig, *, resume: bool) -> Path:
@@ -78,11 +77,12 @@ def _train_local(loaded: LoadedConfig, *, resume: bool) -> Path:
 def train_until(loaded: LoadedConfig, *, resume: bool, stop: StopRequest) -> Path:
     """Train with the local back end until the last step or the request; returns the run folder."""
     require_extra("local")
+    from nemo_uecr.config.methods import objective
     from nemo_uecr.local.run import train as run
     from nemo_uecr.study.demo import resolve
 
-    objective = objective_of(loaded.config)
-    return run(loaded.config, resume=resume, origins=loaded.origins, objective=objective, locate=resolve, stop=stop)
+    equation = objective(loaded.config)
+    return run(loaded.config, resume=resume, origins=loaded.origins, objective=equation, locate=resolve, stop=stop)
 
 
 @contextlib.contextmanager
@@ -149,11 +149,12 @@ def smoke(
     with rho = 0 and with alpha = rho = 0, which must give PUU and GRPO bit for bit.
     """
     from nemo_uecr.config.load import load_config
+    from nemo_uecr.config.methods import objective
     from nemo_uecr.telemetry.run_folder import worst_residuals
 
     counts = whole_numbers("--steps", steps)
     loaded = load_and_report(config, overrides).config
-    sys.stdout.write(f"objective: {objective_of(loaded)}\n")
+    sys.stdout.write(f"objective: {objective(loaded)}\n")
     for name, value in loaded.tolerances.model_dump().items():
         sys.stdout.write(f"tolerance {name}: {value:g}\n")
     root = os.path.join(f"{loaded.run.folder}-smoke", time.strftime("%Y%m%d-%H%M%S"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.plan.setting import Device, Efficiency, Lengths
 
-__all__ = ["nemo_plan", "placements", "variant", "what_fits"]
+__all__ = ["nemo_plan", "other_placements", "placements", "variant", "what_fits"]
 
 ABSENT = "-"
 """In the layout, where a GPU holds nothing of a model."""
@@ -111,6 +111,19 @@ def placements(config: NemoConfig) -> list[tuple[str, dict[str, Any]]]:
         (f"colocated, {gpus} GPUs", {"teacher.dedicated_gpus": 0}),
         (f"{gpus - own} + {own} GPUs", {"teacher.dedicated_gpus": own}),
     ]
+
+
+def other_placements(
+    config: NemoConfig, device: Device, efficiency: Efficiency, lengths: Lengths
+) -> dict[str, Plan | str]:
+    """The same run with its teacher elsewhere, by place; the reason where a placement is refused."""
+    found: dict[str, Plan | str] = {}
+    for name, changes in placements(config) if config.method.entry.needs_teacher else ():
+        try:
+            found[name] = nemo_plan(variant(config, changes), device, efficiency, lengths)
+        except ConfigError as error:
+            found[name] = str(error)
+    return found
 
 
 def _title(setting: Setting) -> str:
