@@ -15,7 +15,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.records import Advantages, Settings
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
-from nemo_uecr.telemetry.metrics import identity_metrics, length_metrics, method_metrics, ratio_metrics
+from nemo_uecr.telemetry.metrics import method_metrics, ratio_metrics
 
 MEBI = 1_048_576
 
@@ -57,10 +57,15 @@ def step_metrics(
     """Every metric of the step but the times."""
     clip = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
     return {
-        **method_metrics(batch.scored, advantages, settings, noise=config.method.scoring_noise),
+        **method_metrics(
+            batch.scored,
+            advantages,
+            settings,
+            residuals,
+            truncated_B=batch.truncated(),
+            noise=config.method.scoring_noise,
+        ),
         **ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, **clip),
-        **length_metrics(batch.scored.mask_BT, batch.truncated()),
-        **identity_metrics(residuals),
         **_policy(batch, outcome, with_kl=config.loss.reference_kl > 0),
         **_counts(batch, outcome, config),
         **_memory(),

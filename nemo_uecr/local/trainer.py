@@ -27,7 +27,7 @@ from nemo_uecr.local.sequences import Prompt, Sequences, micro_slices
 from nemo_uecr.local.step_metrics import Stopwatch, step_metrics
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.stopping import RunStopped, StopRequest
-from nemo_uecr.telemetry.sinks import EVALUATIONS, Progress, StepLog, append_record, check_record
+from nemo_uecr.telemetry.sinks import Progress, StepLog, check_record
 from nemo_uecr.verifier.extract import Checked
 from nemo_uecr.verifier.pool import check_response
 
@@ -225,10 +225,9 @@ class Trainer:
 
     def _evaluate(self, step: int, progress: Progress) -> float:
         result = evaluate(self.models.student, self.benchmarks, self.config, step=step, folder=self.folder)
-        append_record(self.folder / EVALUATIONS, result.record)
         list_files(self.folder, step, f"evaluations/step-{step:06d}.jsonl")
-        self.steps_log.evaluation(step, vars(result.average))
-        progress.evaluation(step, result.record)
+        self.steps_log.evaluation(result.record)
+        progress.evaluation(result.record)
         return result.average.avg
 
     def _save_checkpoint(self, step: int, *, asked: bool) -> None:

@@ -17,7 +17,7 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.errors import BatchFactsError
 from nemo_uecr.nemo.loss import PREFIX
-from nemo_uecr.telemetry.metrics import identity_metrics, length_metrics, method_metrics
+from nemo_uecr.telemetry.metrics import method_metrics
 
 
 def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
@@ -67,9 +67,14 @@ def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) 
     spec, outcome = context.spec, context.outcome
     batch = outcome.batch
     return {
-        **method_metrics(batch, outcome.advantages, outcome.settings, noise=spec.scoring_noise),
-        **length_metrics(batch.mask_BT, outcome.truncated_B),
-        **identity_metrics(outcome.residuals),
+        **method_metrics(
+            batch,
+            outcome.advantages,
+            outcome.settings,
+            outcome.residuals,
+            truncated_B=outcome.truncated_B,
+            noise=spec.scoring_noise,
+        ),
         **_policy(context, result),
         "count/prompts": float(_groups(context)),
         "count/unique_prompts": float(outcome.unique_prompts),

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from nemo_uecr.evaluation.samples import read_samples, rewards_by_benchmark
 from nemo_uecr.report.charts import ticks
 from nemo_uecr.report.markup import DASH, duration, points, shown_change, signed_points
+from nemo_uecr.telemetry.names import identity_name
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import Record
 
@@ -335,18 +336,10 @@ def verdicts(run: RunFolder) -> list[Verdict]:
     found = []
     for name in (*declared, *monitored):
         tolerance = 0.0 if name in EXACT else run.tolerances.get(name)
-        found.append(
-            _verdict(run, name, IDENTITIES[name].statement, metric_of(name), tolerance if name in declared else None)
-        )
+        allowed = tolerance if name in declared else None
+        found.append(_verdict(run, name, IDENTITIES[name].statement, identity_name(name), allowed))
     metric, tolerance = "policy/first_ratio_error", run.tolerances.get(FIRST_RATIO)
     return [*found, _verdict(run, FIRST_RATIO, FIRST_RATIO_STATEMENT, metric, tolerance)]
-
-
-def metric_of(identity: str) -> str:
-    """Name of the metric that logs an identity's worst residual of a step."""
-    from nemo_uecr.telemetry.metrics import identity_metrics
-
-    return next(iter(identity_metrics({identity: 0.0})))
 
 
 def _verdict(run: RunFolder, name: str, statement: str, metric: str, tolerance: float | None) -> Verdict:

@@ -156,3 +156,10 @@ def _split_metrics() -> Iterator[Metric]:
 
 
 METRICS = {metric.name: metric for metric in (*(Metric(*row) for row in _TABLE), *_split_metrics())}
+
+_ERRORS = {"budget": "budget_error", "decomposition": "decomposition_error"}
+
+
+def identity_name(identity: str) -> str:
+    """Name of the metric that has an identity's worst residual of a step."""
+    return f"identity/{_ERRORS.get(identity, identity)}"

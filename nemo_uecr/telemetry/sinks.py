@@ -70,8 +70,8 @@ class StepLog:
     """Writes one record a step under the names of `nemo_uecr.telemetry.names`, as a context manager."""
 
     def __init__(self, folder: Path, clients: Sequence[Client]) -> None:
-        """Write into ``folder / "metrics.jsonl"`` and tell the clients."""
-        self._path = folder / STEPS
+        """Write into a run folder and tell the clients."""
+        self._folder = folder
         self._clients = clients
 
     def __enter__(self) -> Self:
@@ -86,14 +86,13 @@ class StepLog:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics."""
         check_record(step, metrics)
-        append_record(self._path, {"step": step, **metrics})
+        append_record(self._folder / STEPS, {"step": step, **metrics})
         self._tell(step, metrics)
 
-    def evaluation(self, step: int, average: Mapping[str, float]) -> None:
-        """Tell the clients of an evaluation; its record is a line of ``evaluation.jsonl``."""
-        metrics = {f"evaluation/{name}": average[name] for name in ("avg", "low", "high")}
-        check_record(step, metrics)
-        self._tell(step, metrics)
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """Write an evaluation's record into ``evaluation.jsonl``; the clients are told the average."""
+        append_record(self._folder / EVALUATIONS, record)
+        self._tell(record["step"], {f"evaluation/{name}": record["average"][name] for name in ("avg", "low", "high")})
 
     def _tell(self, step: int, metrics: Mapping[str, float]) -> None:
         for client in self._clients:
@@ -132,12 +131,12 @@ class Progress:
             self._bar.reset(self._task, completed=step - 1)  # a resumed run does not begin at 0
         self._bar.update(self._task, completed=step, description=shown, refresh=True)
 
-    def evaluation(self, step: int, record: Mapping[str, Any]) -> None:
+    def evaluation(self, record: Mapping[str, Any]) -> None:
         """Report an evaluation."""
         average = record["average"]
         sets = "  ".join(f"{name} {100 * found['avg']:.1f}" for name, found in record["sets"].items())
         self._print(
-            f"step {step}/{self._total}  avg@{record['samples']} {100 * average['avg']:.1f} "
+            f"step {record['step']}/{self._total}  avg@{record['samples']} {100 * average['avg']:.1f} "
             f"[{100 * average['low']:.1f}, {100 * average['high']:.1f}]  {sets}  {record['seconds']:.1f} s"
         )
 

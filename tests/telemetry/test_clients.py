@@ -15,7 +15,7 @@ from nemo_uecr.errors import DependencyError, InvariantError
 from nemo_uecr.telemetry.clients import Client, open_clients, run_key
 from nemo_uecr.telemetry.sinks import StepLog
 
-AVERAGE = {"avg": 0.5, "low": 0.25, "high": 0.75}
+EVALUATION = {"step": 2, "average": {"avg": 0.5, "low": 0.25, "high": 0.75}}
 
 
 def clients(folder: Path, **wanted: Any) -> list[Client]:
@@ -27,7 +27,7 @@ def clients(folder: Path, **wanted: Any) -> list[Client]:
 def two_steps(folder: Path, **wanted: Any) -> None:
     with StepLog(folder, clients(folder, **wanted)) as log:
         log.write(1, {"policy/loss": 0.5})
-        log.evaluation(2, AVERAGE)
+        log.evaluation(EVALUATION)
         log.write(2, {"policy/loss": 0.25})
 
 
@@ -45,7 +45,7 @@ def test_missing_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DependencyError, match=r"pip install 'nemo-uecr\[tensorboard\]'"):
         clients(tmp_path, tensorboard="on")
     two_steps(tmp_path, tensorboard="auto")
-    assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["evaluation.jsonl", "metrics.jsonl"]
 
 
 def wandb_records(folder: Path) -> tuple[list[dict[str, float]], dict[str, object], list[int]]:

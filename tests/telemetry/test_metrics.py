@@ -46,97 +46,81 @@ def advantages() -> Advantages:
     )
 
 
-def test_groups(batch: ScoredBatch, advantages: Advantages) -> None:
-    assert metrics.group_metrics(batch, advantages, noise=1e-3) == pytest.approx(
-        {
-            "group/count": 3.0,
-            "group/degenerate_share": 2 / 3,
-            "group/all_right_share": 1 / 3,
-            "group/all_wrong_share": 1 / 3,
-            "group/mixed_share": 1 / 3,
-            "group/teacher_only_share": 0.0,
-            "group/below_noise_share": 1 / 3,
-        }
-    )
+def step(batch: ScoredBatch, advantages: Advantages, settings: Settings, noise: float = 1e-3) -> dict[str, float]:
+    """All numbers of a step in which the first response was cut."""
+    cut_B = torch.arange(batch.responses) == 0
+    return metrics.method_metrics(batch, advantages, settings, {"budget": 0.25}, truncated_B=cut_B, noise=noise)
+
+
+def test_by_hand(batch: ScoredBatch, advantages: Advantages) -> None:
+    found = step(batch, advantages, Settings(alpha=2.0))
+    expected = {
+        "reward/task_mean": 0.5,
+        "reward/task_std": 0.5,
+        "reward/teacher_mean": 5 / 6,
+        "reward/unified_mean": 13 / 6,  # R^U = 1, 10, 0, 0, 1, 1
+        "group/count": 3.0,
+        "group/degenerate_share": 2 / 3,
+        "group/all_right_share": 1 / 3,
+        "group/all_wrong_share": 1 / 3,
+        "group/mixed_share": 1 / 3,
+        "group/teacher_only_share": 0.0,
+        "group/below_noise_share": 1 / 3,
+        # nine tokens: 2, 1, -1, 0.5, -0.5 and four zeros; the unsampled zeros do not count
+        "advantage/mean": 2 / 9,
+        "advantage/abs_mean": 5 / 9,
+        "advantage/min": -1.0,
+        "advantage/max": 2.0,
+        # the six tokens of the two degenerate groups: 0.5, -0.5, 0, 0, 0, 0
+        "advantage/degenerate_abs_mean": 1 / 6,
+        "advantage/degenerate_abs_max": 0.5,
+        "advantage/unified_abs_mean": 2 / 6,
+        "advantage/task_abs_mean": 1 / 6,
+        "advantage/teacher_abs_mean": 2.0 * 0.5 / 6,
+        "advantage/sign_flip_share": 0.0,
+        # gaps 1, -1, 6 and six zeros
+        "teacher/gap_mean": 6 / 9,
+        "teacher/gap_abs_mean": 8 / 9,
+        "teacher/gap_clip_share": 1 / 9,
+        "teacher/gap_min": -1.0,
+        "teacher/gap_max": 6.0,
+        "teacher/entropy_mean": 0.5,
+        "teacher/entropy_std": 0.0,
+        "response/length_mean": 1.5,
+        "response/length_min": 1.0,
+        "response/length_max": 3.0,
+        "response/truncated_share": 1 / 6,
+        "identity/budget_error": 0.25,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert found.keys() <= METRICS.keys()
 
 
 def test_groups_that_only_the_teacher_tells_apart(batch: ScoredBatch, advantages: Advantages) -> None:
     """Ranges of R^T: 5 in the mixed group, 0.06 in the wrong one, 0.04 in the right one; only 0.06 is degenerate
     and above 0.05."""
     teacher_B = torch.tensor([0.0, 5, 0.06, 0, 0.01, 0.05])
-    found = metrics.group_metrics(batch, replace(advantages, teacher_reward_B=teacher_B), noise=1e-3)
+    found = step(batch, replace(advantages, teacher_reward_B=teacher_B), Settings(alpha=1.0))
     assert found["group/teacher_only_share"] == pytest.approx(1 / 3)
-    without = metrics.group_metrics(batch, replace(advantages, teacher_reward_B=None), noise=1e-3)
-    assert "group/teacher_only_share" not in without
 
 
 def test_sign_flips_are_those_of_mixed_groups(batch: ScoredBatch, advantages: Advantages) -> None:
     """One of the two mixed responses is pushed against the verifier; degenerate groups do not count."""
     flipped = replace(advantages, advantage_unified_B=torch.tensor([-0.1, -1, 3, 3, 3, 3]))
-    found = metrics.advantage_metrics(batch, flipped, Settings(alpha=1.0))
-    assert found["advantage/sign_flip_share"] == 0.5
-    assert metrics.advantage_metrics(batch, advantages, Settings(alpha=1.0))["advantage/sign_flip_share"] == 0.0
+    assert step(batch, flipped, Settings(alpha=1.0))["advantage/sign_flip_share"] == 0.5
     tied = replace(batch, task_reward_B=torch.ones(6))
-    assert "advantage/sign_flip_share" not in metrics.advantage_metrics(tied, advantages, Settings(alpha=1.0))
-    no_teacher = Advantages(advantages.advantage_BT, advantage_task_B=advantages.advantage_task_B)
-    assert "advantage/sign_flip_share" not in metrics.advantage_metrics(batch, no_teacher, Settings())
-
-
-def test_rewards(batch: ScoredBatch, advantages: Advantages) -> None:
-    found = metrics.reward_metrics(batch, advantages, Settings(alpha=0.5))
-    assert found["reward/task_mean"] == pytest.approx(0.5)
-    assert found["reward/task_std"] == pytest.approx(0.5)
-    assert found["reward/teacher_mean"] == pytest.approx(5 / 6)
-    # R^U = 1, 2.5, 0, 0, 1, 1
-    assert found["reward/unified_mean"] == pytest.approx(5.5 / 6)
-    no_teacher = metrics.reward_metrics(batch, Advantages(advantages.advantage_BT), Settings(alpha=0.5))
-    assert sorted(no_teacher) == ["reward/task_mean", "reward/task_std"]
-
-
-def test_advantages(batch: ScoredBatch, advantages: Advantages) -> None:
-    found = metrics.advantage_metrics(batch, advantages, Settings(alpha=2.0))
-    # nine tokens: 2, 1, -1, 0.5, -0.5 and four zeros; the unsampled zeros do not count
-    assert found["advantage/mean"] == pytest.approx(2 / 9)
-    assert found["advantage/abs_mean"] == pytest.approx(5 / 9)
-    assert (found["advantage/min"], found["advantage/max"]) == (-1.0, 2.0)
-    # the six tokens of the two degenerate groups: 0.5, -0.5, 0, 0, 0, 0
-    assert found["advantage/degenerate_abs_mean"] == pytest.approx(1 / 6)
-    assert found["advantage/degenerate_abs_max"] == 0.5
-    assert found["advantage/unified_abs_mean"] == pytest.approx(2 / 6)
-    assert found["advantage/teacher_abs_mean"] == pytest.approx(2.0 * 0.5 / 6)
-
-
-def test_teacher(batch: ScoredBatch) -> None:
-    found = metrics.teacher_metrics(batch)
-    # gaps 1, -1, 6 and six zeros; only 6 lies outside -5..5
-    assert found["teacher/gap_mean"] == pytest.approx(6 / 9)
-    assert found["teacher/gap_abs_mean"] == pytest.approx(8 / 9)
-    assert found["teacher/gap_clip_share"] == pytest.approx(1 / 9)
-    assert (found["teacher/gap_min"], found["teacher/gap_max"]) == (-1.0, 6.0)
-    assert found["teacher/entropy_mean"] == 0.5
-    assert found["teacher/entropy_std"] == 0.0
+    assert "advantage/sign_flip_share" not in step(tied, advantages, Settings(alpha=1.0))
 
 
 def test_ratio() -> None:
     ratio = torch.tensor([1.0, 0.5, 2.0, 1.2])
     found = metrics.ratio_metrics(ratio, torch.tensor([1.0, 0.99]), clip_low=0.2, clip_high=0.3)
+    assert (found["policy/ratio_min"], found["policy/ratio_max"]) == (0.5, 2.0)
     assert found["policy/clip_low_share"] == 0.25  # 0.5 < 0.8
     assert found["policy/clip_high_share"] == 0.25  # 2.0 > 1.3, 1.2 is not
     assert found["policy/first_ratio_error"] == pytest.approx(0.01)
     expected = sum(r - 1 - math.log(r) for r in (1.0, 0.5, 2.0, 1.2)) / 4
     assert found["policy/approx_kl"] == pytest.approx(expected, abs=1e-7)
-
-
-def test_lengths(batch: ScoredBatch) -> None:
-    truncated = torch.tensor([T, F, F, F, F, F])
-    assert metrics.length_metrics(batch.mask_BT, truncated) == pytest.approx(
-        {
-            "response/length_mean": 1.5,
-            "response/length_min": 1,
-            "response/length_max": 3,
-            "response/truncated_share": 1 / 6,
-        }
-    )
 
 
 def made(*, seed: int = 3) -> ScoredBatch:
@@ -207,8 +191,7 @@ def test_against_a_plain_loop() -> None:
 
 
 def test_a_part_without_tokens_is_absent() -> None:
-    batch = made()
-    all_right = ScoredBatch(**(vars_of(batch) | {"task_reward_B": torch.ones(6)}))
+    all_right = replace(made(), task_reward_B=torch.ones(6))
     found = metrics.split_metrics(all_right, computed(all_right))
     assert found["outcome/token_share_wrong"] == 0.0
     assert "outcome/gap_mean_wrong" not in found
@@ -217,15 +200,10 @@ def test_a_part_without_tokens_is_absent() -> None:
 
 def test_grpo_has_no_metric_of_the_teacher_anywhere() -> None:
     """Absent, not zero: nothing that the teacher's scores would be needed for."""
-    batch = ScoredBatch(**(vars_of(made()) | {"teacher_logp_BT": None, "teacher_entropy_BT": None}))
+    batch = replace(made(), teacher_logp_BT=None, teacher_entropy_BT=None)
     settings = Settings(std_floor=0.0, sample_std=False)
-    found = metrics.method_metrics(batch, METHODS["grpo"].compute(batch, settings, detail=True), settings, noise=1e-3)
+    found = step(batch, METHODS["grpo"].compute(batch, settings, detail=True), settings)
     words = ("teacher", "gap", "entropy", "weight", "ecr/", "unified", "sign_flip")
     assert [name for name in found if any(word in name for word in words)] == []
     assert "outcome/advantage_mean_right" in found
     assert "position/advantage_abs_mean_q1" in found
-
-
-def vars_of(batch: ScoredBatch) -> dict[str, object]:
-    names = ("task_reward_B", "group_B", "mask_BT", "old_logp_BT", "teacher_logp_BT", "teacher_entropy_BT")
-    return {name: getattr(batch, name) for name in names}

@@ -20,6 +20,7 @@ STEP = {
     "time/step_s": 0.1,
 }
 EVALUATION = {
+    "step": 0,
     "average": {"avg": 0.5, "low": 0.4, "high": 0.6},
     "samples": 12,
     "seconds": 1.0,
@@ -73,7 +74,7 @@ def test_a_corrupt_line_is_named_and_half_a_last_line_is_not(tmp_path: Path) -> 
 @pytest.mark.parametrize("style", ["lines", "bar", "off"])
 def test_progress(style: str) -> None:
     progress = Progress(total=4, style=style, stream=(stream := io.StringIO()))
-    progress.evaluation(0, EVALUATION)
+    progress.evaluation(EVALUATION)
     progress.step(1, STEP)
     progress.close()
     lines = stream.getvalue().splitlines()
