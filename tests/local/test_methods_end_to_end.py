@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Settings
 from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.files import file_sha256
 from nemo_uecr.telemetry.names import METRICS
+from tests.data.made import deepmath_row, prepare_folder, write_benchmark, write_jsonl
 from tests.local import tiny
-from tests.local.tiny import LIKED, metrics, records
+from tests.local.tiny import DIGITS, LIKED, metrics, records
 
 #: Metrics that these runs cannot have, and when they appear.
 CONDITIONAL = {
@@ -65,22 +66,6 @@ def test_methods_share_the_rollout_and_differ_in_the_advantage(runs: dict[str, P
     assert len(fingerprints) == len(FAMILIES)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_saved_batch_reproduces_the_runs_own_advantages(runs: dict[str, Path], name: str) -> None:
-    """The saved tensors and settings, through `core`, give the figures that the run recorded."""
-    from nemo_uecr.data.batch_file import scored_batch
-
-    path = runs[name] / "batches" / "step-000002.safetensors"
-    saved = load_batch(path)
-    assert (saved.method, saved.header["step"], saved.header["format"]) == (name, "2", "nemo_uecr.batch/1")
-    advantages = METHODS[name].compute(scored_batch(saved, path), Settings(**saved.settings), detail=True)
-    value_N = advantages.advantage_BT[saved.tensors["mask"]].double()
-    record = metrics(runs[name])[1]
-    assert float(value_N.mean()) == record["advantage/mean"]
-    assert float(value_N.max()) == record["advantage/max"]
-    assert float(value_N.abs().mean()) == record["advantage/abs_mean"]
-
-
 def test_every_metric_is_in_the_table_and_every_entry_is_emitted(runs: dict[str, Path], tmp_path: Path) -> None:
     emitted = {name for folder in runs.values() for record in records(folder / "metrics.jsonl") for name in record}
     emitted.discard("step")
@@ -114,6 +99,15 @@ def test_evaluation_record_is_the_mean_of_its_samples(runs: dict[str, Path]) -> 
     assert record["sets"]["a"]["avg"] == pytest.approx(share)
     assert record["average"]["avg"] == pytest.approx(share)
     assert record["sets"]["a"]["low"] <= share <= record["sets"]["a"]["high"]
+
+
+def test_a_prepared_folder_is_trained_on(tmp_path: Path) -> None:
+    rows = [deepmath_row(str(digit), str(digit)) for digit in range(DIGITS)]
+    source = write_jsonl(tmp_path / "source.jsonl", rows)
+    prepared = prepare_folder(source, tmp_path / "data", write_benchmark(tmp_path))
+    folder = tiny.run(tmp_path / "run", f"data.train={prepared}", "train.steps=1")
+    record = json.loads((folder / "provenance.json").read_text())
+    assert record["sha256"]["train"] == file_sha256(prepared / "train.jsonl")
 
 
 def test_training_learns(tmp_path: Path) -> None:

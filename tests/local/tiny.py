@@ -1,7 +1,8 @@
 """Tiny real models and problems: a student that boxes a random digit, and a teacher that likes one of them.
 
 The task is a bandit: the answer is a digit from 0 to 3. The student answers each digit equally often, the teacher
-mostly `LIKED`, both in one of two forms of different length, so groups are mixed and responses are ragged.
+mostly `LIKED`, both in one of two forms of different length, so groups are mixed and responses are ragged. Both were
+trained once, on such answers, and lie with the oracle.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import atexit
 import functools
 import json
 import os
-import random
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,18 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from nemo_uecr.config.load import LoadedConfig, load_config
 from nemo_uecr.errors import UecrError
 from nemo_uecr.local.run import train
 from nemo_uecr.stopping import StopRequest
-from nemo_uecr.study.task import build_tokenizer
 
-BASE = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "base.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "tools" / "oracle" / "models"
+BASE = ROOT / "examples" / "configs" / "local" / "base.yaml"
 DIGITS = 4
 LIKED = 2
 #: Metrics that are measured, not computed.
@@ -63,7 +62,6 @@ SMALL = (
 class Assets:
     """Folders and files that every test may read and none may change."""
 
-    folder: Path
     student: Path
     teacher: Path
     problems: Path
@@ -99,16 +97,9 @@ def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folde
 
 @functools.cache
 def assets() -> Assets:
-    """Build the models once for all tests of the process."""
-    torch.set_num_threads(1)
-    transformers_logging.disable_progress_bar()
+    """Write problems and configuration once for all tests of the process."""
     folder = Path(tempfile.mkdtemp(prefix="uecr-tiny-"))
-    owner = os.getpid()  # a forked child must not tidy up after its parent
-    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
-    tokenizer = build_tokenizer()
-    student, teacher = new_model(tokenizer, seed=0), new_model(tokenizer, seed=1, hidden=48)
-    _teach(student, tokenizer, liking=1 / DIGITS, steps=60)
-    _teach(teacher, tokenizer, liking=0.7, steps=60)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     problems = folder / "problems.jsonl"
     rows = [{"id": f"p{i}", "question": str(i % DIGITS), "answer": str(i % DIGITS)} for i in range(6)]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -116,45 +107,13 @@ def assets() -> Assets:
     paths = {
         "defaults": str(BASE),
         "run": {"folder": str(folder / "unused")},
-        "student": {"model_name": str(save_model(student, tokenizer, folder / "student"))},
-        "teacher": {"model_name": str(save_model(teacher, tokenizer, folder / "teacher"))},
+        "student": {"model_name": str(MODELS / "student")},
+        "teacher": {"model_name": str(MODELS / "teacher")},
         "data": {"train": str(problems)},
         "train": {"steps": 1},
     }
     config.write_text(json.dumps(paths))  # JSON is YAML
-    return Assets(folder, folder / "student", folder / "teacher", problems, config)
-
-
-def _teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, liking: float, steps: int) -> None:
-    """Supervise on answers that are `LIKED` with a given probability and otherwise another digit, uniformly."""
-    dice = random.Random(7)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(steps):
-        rows = []
-        for _ in range(24):
-            question = dice.randrange(DIGITS)
-            others = [digit for digit in range(DIGITS) if digit != LIKED]
-            digit = LIKED if dice.random() < liking else dice.choice(others)
-            text = rf"\boxed{{{digit}}}" if dice.random() < 0.6 else rf"{digit}=\boxed{{{digit}}}"
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": str(question)}],
-                add_generation_prompt=True,
-                tokenize=False,
-                enable_thinking=False,
-            )
-            ids = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompt, text)]
-            rows.append((ids[0], [*ids[1], tokenizer.eos_token_id]))
-        width = max(len(a) + len(b) for a, b in rows)
-        ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
-        label_BT = torch.full_like(ids_BT, -100)
-        for row, (a, b) in enumerate(rows):
-            ids_BT[row, : len(a) + len(b)] = torch.tensor(a + b)
-            label_BT[row, len(a) : len(a) + len(b)] = torch.tensor(b)
-        logits_BTV = model(input_ids=ids_BT[:, :-1]).logits
-        loss = F.cross_entropy(logits_BTV.flatten(0, 1), label_BT[:, 1:].flatten(), ignore_index=-100)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    return Assets(MODELS / "student", MODELS / "teacher", problems, config)
 
 
 def every() -> tuple[str, ...]:
@@ -238,34 +197,24 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def outcome(folder: Path) -> dict[str, object]:
-    """Everything of a run that must not depend on how often it was interrupted."""
+    """Everything of a run that must not depend on how often it was interrupted, wherever its folder is."""
     found: dict[str, object] = {"metrics": metrics(folder)}
-    if (folder / "evaluation.jsonl").exists():
-        lines = records(folder / "evaluation.jsonl")
-        found["evaluation"] = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_dir() or name in ("metrics.jsonl", "evaluation.jsonl", "run.lock", "provenance.json"):
+        # Times, the folder's own name, hashes of such files, and records of starts that differed.
+        timed = path.name in ("metrics.jsonl", "artifacts.jsonl", "run.lock", "state.json", "manifest.json")
+        if path.is_dir() or timed or name.startswith(("provenance", "tensorboard")):
             continue
-        if name == "artifacts.jsonl" or name.startswith("provenance-"):
-            continue  # hashes of files with times in them; records of starts that differed
-        if name.startswith("tensorboard") or path.name in ("state.json", "manifest.json"):
-            continue  # the run folder's name stands in them
-        found[name] = content(path, folder)
+        if name == "evaluation.jsonl":
+            found[name] = [{key: value for key, value in line.items() if key != "seconds"} for line in records(path)]
+        elif path.suffix == ".safetensors":  # the library writes the header's keys in an order of its own
+            with safe_open(str(path), framework="pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                raw = {key: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for key, t in sorted(tensors.items())}
+                found[name] = raw, dict(file.metadata() or {})
+        else:
+            found[name] = path.read_bytes().replace(str(folder).encode(), b"RUN")
     return found
-
-
-def content(path: Path, folder: Path) -> object:
-    """What a file of a run says, wherever the run's folder is."""
-    # safetensors writes the header's keys in an order of its own
-    return _opened(path) if path.suffix == ".safetensors" else path.read_bytes().replace(str(folder).encode(), b"RUN")
-
-
-def _opened(path: Path) -> tuple[object, ...]:
-    with safe_open(str(path), framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        raw = {name: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in sorted(tensors.items())}
-        return raw, dict(file.metadata() or {})
 
 
 def same(left: dict[str, object], right: dict[str, object], ignoring: Sequence[str] = ()) -> list[str]:
