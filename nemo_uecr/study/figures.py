@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import Mean
-from nemo_uecr.study.results import Cost, Panel, TableSummary
+from nemo_uecr.study.results import Comparison, Cost
+from nemo_uecr.study.schema import StudyConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +56,7 @@ def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference:
     return _save(figure, folder / "curves")
 
 
-def draw_differences(folder: Path, name: str, summaries: Sequence[TableSummary]) -> Path:
+def draw_differences(folder: Path, name: str, summaries: Sequence[Comparison]) -> Path:
     """Reference minus arm with its interval: the variants of one table side by side."""
     rows = max(len(summary.lines) for summary in summaries)
     figure = _figure(1.6 + 3.9 * len(summaries), 1.5 + 0.3 * rows)
@@ -77,24 +78,30 @@ def draw_differences(folder: Path, name: str, summaries: Sequence[TableSummary])
     return _save(figure, folder / f"differences-{name}")
 
 
-def draw_sensitivity(folder: Path, panels: Sequence[Panel]) -> Path:
+def draw_sensitivity(folder: Path, study: StudyConfig, panels: Sequence[Comparison]) -> Path:
     """Final average by value of each setting, and its paired difference to the shipped value, which is marked."""
     figure = _figure(0.8 + 2.3 * len(panels), 5.0)
     rows = figure.subplots(2, len(panels), squeeze=False, sharey="row", sharex="col")
     for column, panel in enumerate(panels):
-        default = next(place for place, point in enumerate(panel.points) if point.arm == panel.default)
-        finals = [point.final for point in panel.points]
+        arms = [line.arm for line in panel.lines]
+        default, values = arms.index(panel.reference), study.sensitivity[panel.name].points
         flat = Mean(0.0, 0.0, 0.0, len(panel.pairs))
-        _whiskers(rows[0][column], finals, default)
-        _whiskers(rows[1][column], [point.against or flat for point in panel.points], default)
+        gaps = [flat if line.against is None else negated(line.against.difference) for line in panel.lines]
+        _whiskers(rows[0][column], [line.final for line in panel.lines], default)
+        _whiskers(rows[1][column], gaps, default)
         rows[1][column].axhline(0.0, color="0.5", linewidth=0.9)
-        rows[1][column].set_xticks(range(len(finals)), [f"{point.value:g}" for point in panel.points])
-        rows[1][column].set_xlim(-0.5, len(finals) - 0.5)
+        rows[1][column].set_xticks(range(len(arms)), [f"{values[arm]:g}" for arm in arms])
+        rows[1][column].set_xlim(-0.5, len(arms) - 0.5)
         rows[1][column].set_xlabel(panel.title)
         rows[0][column].set_title(f"{panel.variant}, {len(panel.pairs)} pairs", fontsize=9)
     rows[0][0].set_ylabel("held-out average, %")
     rows[1][0].set_ylabel("minus the shipped value, points")
     return _save(figure, folder / "sensitivity")
+
+
+def negated(mean: Mean) -> Mean:
+    """Arm minus reference, from reference minus arm."""
+    return Mean(-mean.mean, -mean.high, -mean.low, mean.pairs)
 
 
 def draw_costs(folder: Path, costs: Sequence[Cost]) -> Path:

@@ -158,12 +158,12 @@ def rates_of(choices: Iterable[Choice]) -> dict[tuple[str, str], float]:
     return {(choice.variant, choice.arm): choice.learning_rate for choice in choices}
 
 
-# Tables
+# Comparisons on pairs
 
 
 @dataclass(frozen=True)
 class Line:
-    """One arm in one table and variant.
+    """One arm in one comparison.
 
     Attributes:
         arm: its name.
@@ -172,7 +172,7 @@ class Line:
         learning_rate: of its runs.
         degenerate_start: share of groups with equal task rewards in the first step.
         degenerate: the same over all steps.
-        common: like ``final``, over the pairs that every arm of the table has; None with fewer than two.
+        common: like ``final``, over the pairs that every arm has; None with fewer than two.
         sets: after the last step by set, over those pairs.
         against: reference minus arm; None for the reference itself.
         p_holm: corrected p-value; None without a test.
@@ -191,11 +191,11 @@ class Line:
 
 
 @dataclass(frozen=True)
-class TableSummary:
-    """A table in one variant.
+class Comparison:
+    """A table, or a panel of the figure of settings, in one variant.
 
     Attributes:
-        name: key of the table.
+        name: its key in the study file.
         title: its heading.
         variant: where its runs are from.
         reference: arm that is compared with the others.
@@ -215,16 +215,28 @@ class TableSummary:
     lines: tuple[Line, ...]
 
 
-def table_summaries(study: StudyConfig, results: Sequence[RunResult]) -> list[TableSummary]:
+def tables(study: StudyConfig, results: Sequence[RunResult]) -> list[Comparison]:
     """Every table in every variant that its arms run in, with the lines that have at least two finished pairs."""
-    summaries = []
+    found = []
     for variant in study.variants:
-        by_arm = runs_by_arm(results, variant)
         for name, table in study.tables.items():
-            arms = {arm: by_arm[arm] for arm in table.arms if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
-            if table.reference in arms and all(variant in study.variants_of(study.arms[arm]) for arm in table.arms):
-                summaries.append(_table(study, name, variant, arms))
-    return summaries
+            arms = _finished_arms(study, results, variant, table.arms)
+            if table.reference in arms:
+                found.append(_compared(study, name, table.title, variant, table.reference, arms))
+    return found
+
+
+def settings(study: StudyConfig, results: Sequence[RunResult]) -> list[Comparison]:
+    """Every panel of settings in every variant: its arms by value, on the pairs that all of them have."""
+    found = []
+    for variant in study.variants:
+        for name, panel in study.sensitivity.items():
+            arms = _finished_arms(study, results, variant, sorted(panel.points, key=panel.points.__getitem__))
+            pairs = _common_pairs(arms)
+            if panel.default in arms and len(arms) > 1 and pairs:
+                arms = {arm: {pair: runs[pair] for pair in pairs} for arm, runs in arms.items()}
+                found.append(_compared(study, name, panel.title, variant, panel.default, arms))
+    return found
 
 
 def runs_by_arm(results: Iterable[RunResult], variant: str) -> dict[str, dict[int, RunResult]]:
@@ -236,18 +248,25 @@ def runs_by_arm(results: Iterable[RunResult], variant: str) -> dict[str, dict[in
     return found
 
 
-def _table(study: StudyConfig, name: str, variant: str, arms: ByArm) -> TableSummary:
-    table, pairs = study.tables[name], common_pairs(arms)
+def _finished_arms(study: StudyConfig, results: Sequence[RunResult], variant: str, arms: Iterable[str]) -> ByArm:
+    """Those of the arms that have pairs enough; none where not all of them run in the variant."""
+    by_arm, arms = runs_by_arm(results, variant), list(arms)
+    if any(variant not in study.variants_of(study.arms[arm]) for arm in arms):
+        return {}
+    return {arm: by_arm[arm] for arm in arms if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
+
+
+def _compared(study: StudyConfig, name: str, title: str, variant: str, reference: str, arms: ByArm) -> Comparison:
+    pairs = _common_pairs(arms)
     finals = {arm: {pair: run.final for pair, run in runs.items()} for arm, runs in arms.items()}
     against = {
-        arm: paired_difference(finals[table.reference], found, confidence=study.confidence, seed=study.task.seed)
+        arm: paired_difference(finals[reference], found, confidence=study.confidence, seed=study.task.seed)
         for arm, found in finals.items()
-        if arm != table.reference and len(finals[table.reference].keys() & found.keys()) >= LEAST_PAIRS
+        if arm != reference and len(finals[reference].keys() & found.keys()) >= LEAST_PAIRS
     }
     tested = {arm: found.p_value for arm, found in against.items() if found.p_value is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     common = {arm: [runs[pair] for pair in pairs] for arm, runs in arms.items()}
-    first = common[next(iter(arms))]  # before training all arms of a pair are one student
     lines = [
         Line(
             arm=arm,
@@ -263,19 +282,20 @@ def _table(study: StudyConfig, name: str, variant: str, arms: ByArm) -> TableSum
         )
         for arm, runs in arms.items()
     ]
-    return TableSummary(
+    before = common[reference]  # the student of a pair is the same for every arm
+    return Comparison(
         name=name,
-        title=table.title,
+        title=title,
         variant=variant,
-        reference=table.reference,
+        reference=reference,
         pairs=pairs,
-        initial=_interval(study, [run.initial for run in first]) if pairs else None,
-        initial_sets=_by_set(study, [run.initial_sets for run in first]),
+        initial=_interval(study, [run.initial for run in before]) if pairs else None,
+        initial_sets=_by_set(study, [run.initial_sets for run in before]),
         lines=tuple(lines),
     )
 
 
-def common_pairs(arms: ByArm) -> tuple[int, ...]:
+def _common_pairs(arms: ByArm) -> tuple[int, ...]:
     """Pairs that every arm has; none if they are too few for an interval."""
     pairs = sorted(set.intersection(*(set(runs) for runs in arms.values()))) if arms else []
     return tuple(pairs) if len(pairs) >= LEAST_PAIRS else ()
@@ -287,67 +307,6 @@ def _interval(study: StudyConfig, values: Sequence[float]) -> Mean:
 
 def _by_set(study: StudyConfig, found: Sequence[Mapping[str, float]]) -> dict[str, Mean]:
     return {name: _interval(study, [sets[name] for sets in found]) for name in (found[0] if found else ())}
-
-
-# Settings
-
-
-@dataclass(frozen=True)
-class Point:
-    """One value of a setting.
-
-    Attributes:
-        arm: whose runs.
-        value: of the setting.
-        final: average of the sets after the last step, over the common pairs.
-        against: this arm minus the default's, pair by pair; None for the default itself.
-    """
-
-    arm: str
-    value: float
-    final: Mean
-    against: Mean | None
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One setting in one variant; ``pairs`` are those that every point has."""
-
-    name: str
-    title: str
-    variant: str
-    default: str
-    pairs: tuple[int, ...]
-    points: tuple[Point, ...]
-
-
-def panels(study: StudyConfig, results: Sequence[RunResult]) -> list[Panel]:
-    """Every panel in every variant that all its arms run in, where its default and another point have common pairs."""
-    found = []
-    for variant in study.variants:
-        by_arm = runs_by_arm(results, variant)
-        for name, panel in study.sensitivity.items():
-            if any(variant not in study.variants_of(study.arms[arm]) for arm in panel.points):
-                continue
-            arms = {arm: by_arm[arm] for arm in panel.points if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
-            pairs = common_pairs(arms)
-            if panel.default not in arms or len(arms) < 2 or not pairs:
-                continue
-            finals = {arm: {pair: runs[pair].final for pair in pairs} for arm, runs in arms.items()}
-            level, seed = study.confidence, study.task.seed
-            points = [
-                Point(
-                    arm,
-                    panel.points[arm],
-                    _interval(study, list(values.values())),
-                    None
-                    if arm == panel.default
-                    else paired_difference(values, finals[panel.default], confidence=level, seed=seed).difference,
-                )
-                for arm, values in sorted(finals.items(), key=lambda item: panel.points[item[0]])
-            ]
-            found.append(Panel(name, panel.title, variant, panel.default, pairs, tuple(points)))
-    return found
 
 
 # Curves and costs

@@ -12,21 +12,20 @@ from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Row, Score, Table, bui
 from nemo_uecr.evaluation.tables import Cell as Entry
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Mean
-from nemo_uecr.study.figures import draw_costs, draw_curves, draw_differences, draw_sensitivity
+from nemo_uecr.study.figures import draw_costs, draw_curves, draw_differences, draw_sensitivity, negated
 from nemo_uecr.study.grid import Cell
 from nemo_uecr.study.results import (
     Choice,
+    Comparison,
     Cost,
     Line,
-    Panel,
     RunResult,
-    TableSummary,
     costs,
     curve,
-    panels,
     reward_curve,
     runs_by_arm,
-    table_summaries,
+    settings,
+    tables,
 )
 from nemo_uecr.study.schema import StudyConfig
 
@@ -93,22 +92,22 @@ def write_summary(
     """
     root, done = Path(study.folder), {result.cell.folder for result in results}
     missing = [cell for cell in cells if cell.folder not in done]
-    summaries, settings = table_summaries(study, results), panels(study, results)
+    compared, panels = tables(study, results), settings(study, results)
     seconds = costs(study, results, COST_BASELINE)
     content = {
         "study": study.model_dump(mode="json"),
         "selection": [asdict(choice) for choice in choices],
         "runs": [asdict(result) | {"folder": str(result.cell.folder)} for result in results],
         "missing": [f"{cell.variant} {cell.arm} pair {cell.pair}" for cell in missing],
-        "tables": [asdict(summary) for summary in summaries],
-        "sensitivity": [asdict(panel) for panel in settings],
+        "tables": [asdict(table) for table in compared],
+        "sensitivity": [asdict(panel) for panel in panels],
         "costs": [asdict(cost) for cost in seconds],
     }
     replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
     parts = [
-        *_table_parts(study, summaries, results),
-        *_curve_parts(study, summaries, results),
-        *_other_parts(study, settings, choices, seconds),
+        *_table_parts(study, compared, results),
+        *_curve_parts(study, compared, results),
+        *_other_parts(study, panels, choices, seconds),
     ]
     for part in parts:
         if part.table is not None:
@@ -120,7 +119,7 @@ def write_summary(
     return root / "summary.md"
 
 
-def _table_parts(study: StudyConfig, summaries: Sequence[TableSummary], results: Sequence[RunResult]) -> Iterator[Part]:
+def _table_parts(study: StudyConfig, summaries: Sequence[Comparison], results: Sequence[RunResult]) -> Iterator[Part]:
     """Every table of the study with its differences and its figure."""
     for name in study.tables:
         found = [summary for summary in summaries if summary.name == name]
@@ -139,7 +138,7 @@ def _table_parts(study: StudyConfig, summaries: Sequence[TableSummary], results:
             yield Part(name, "", "", None, f"figures/differences-{name}.png")
 
 
-def _curve_parts(study: StudyConfig, summaries: Sequence[TableSummary], results: Sequence[RunResult]) -> Iterator[Part]:
+def _curve_parts(study: StudyConfig, summaries: Sequence[Comparison], results: Sequence[RunResult]) -> Iterator[Part]:
     """Curves of the first table's arms over the pairs that all of them have."""
     name, table = next(iter(study.tables.items()))
     evaluated, rewarded = {}, {}
@@ -155,12 +154,12 @@ def _curve_parts(study: StudyConfig, summaries: Sequence[TableSummary], results:
 
 
 def _other_parts(
-    study: StudyConfig, settings: Sequence[Panel], choices: Sequence[Choice], seconds: Sequence[Cost]
+    study: StudyConfig, panels: Sequence[Comparison], choices: Sequence[Choice], seconds: Sequence[Cost]
 ) -> Iterator[Part]:
     figures = Path(study.folder) / "figures"
-    if settings:
-        draw_sensitivity(figures, settings)
-        table = sensitivity_table(settings, confidence=study.confidence)
+    if panels:
+        draw_sensitivity(figures, study, panels)
+        table = sensitivity_table(study, panels)
         yield Part("sensitivity", "Settings and degenerate groups", SETTINGS_NOTE, table, "figures/sensitivity.png")
     yield Part("learning-rates", "Learning rates", RATES_NOTE, selection_table(choices), None)
     if seconds:
@@ -171,7 +170,7 @@ def _other_parts(
 # Tables
 
 
-def sets_table(summary: TableSummary, *, layout: str, samples: int) -> Table | None:
+def sets_table(summary: Comparison, *, layout: str, samples: int) -> Table | None:
     """Arms by held-out sets over their common pairs, the best and the second marked; None without common pairs.
 
     The interval over pairs stands with the average alone.
@@ -198,7 +197,7 @@ def sets_table(summary: TableSummary, *, layout: str, samples: int) -> Table | N
     return Table((f"Arm, avg@{samples} (%)", *table.head[1:]), tuple(lines))
 
 
-def difference_table(summary: TableSummary, *, confidence: float) -> Table:
+def difference_table(summary: Comparison, *, confidence: float) -> Table:
     """Final average, and the reference minus each arm pair by pair."""
     level = f"{100 * confidence:g}%"
     head = (
@@ -260,22 +259,22 @@ def cost_table(costs: Sequence[Cost]) -> Table:
     return Table(("variant", "arm", *phases, "step, s", f"step / {COST_BASELINE}"), tuple(body))
 
 
-def sensitivity_table(panels: Sequence[Panel], *, confidence: float) -> Table:
+def sensitivity_table(study: StudyConfig, panels: Sequence[Comparison]) -> Table:
     """Every value of every setting, and what it changes against the default."""
-    level = f"{100 * confidence:g}%"
+    level = f"{100 * study.confidence:g}%"
     head = ("variant", "setting", "value", "arm", "pairs", f"after [{level}]", f"minus default [{level}]")
     body = [
         _entries(
             panel.variant,
             panel.title,
-            Entry(f"{point.value:g}", "", 1 if point.arm == panel.default else 0),
-            point.arm,
+            Entry(f"{study.sensitivity[panel.name].points[line.arm]:g}", "", 1 if line.arm == panel.reference else 0),
+            line.arm,
             str(len(panel.pairs)),
-            _mean(point.final, sign=""),
-            NOTHING if point.against is None else _mean(point.against, sign="+"),
+            _mean(line.final, sign=""),
+            NOTHING if line.against is None else _mean(negated(line.against.difference), sign="+"),
         )
         for panel in panels
-        for point in panel.points
+        for line in panel.lines
     ]
     return Table(head, tuple(body))
 

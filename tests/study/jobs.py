@@ -20,12 +20,6 @@ def double(number: int) -> int:
     return 2 * number
 
 
-def fail_at_two(number: int) -> int:
-    if number == 2:
-        raise ValueError("two")
-    return number
-
-
 def die_at_two(number: int) -> int:
     if number == 2:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.study.results import panels, table_summaries
+from nemo_uecr.evaluation.tables import NOTHING
+from nemo_uecr.study.results import settings, tables
 from nemo_uecr.study.schema import SensitivityConfig, load_study
-from nemo_uecr.study.summary import difference_table, sets_table
+from nemo_uecr.study.summary import difference_table, sensitivity_table, sets_table
 from tests.study.made import SMALL, made_results
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
@@ -19,7 +20,7 @@ def test_sets_are_over_common_pairs_and_differences_over_all() -> None:
         "grpo": {0: 9.0, 1: 17.0, 2: 55.0},
         "own_teacher": {0: 2.0, 1: 4.0},
     }
-    (summary,) = table_summaries(load_study(SMALL), made_results(finals))
+    (summary,) = tables(load_study(SMALL), made_results(finals))
     assert summary.pairs == (0, 1)
     lines = {line.arm: line for line in summary.lines}
     assert lines["uecr"].final.mean == 30.0
@@ -44,16 +45,16 @@ def test_panel_by_hand() -> None:
         "grpo": {0: 13.0, 1: 25.0},
         "own_teacher": {0: 1.0, 1: 2.0, 3: 50.0},
     }
-    (panel,) = panels(study, made_results(finals))
+    (panel,) = settings(study, made_results(finals))
     assert (panel.variant, panel.pairs) == ("one_update", (0, 1))
-    assert [(point.arm, point.value) for point in panel.points] == [("own_teacher", 0.1), ("uecr", 0.5), ("grpo", 0.9)]
-    assert [point.final.mean for point in panel.points] == [1.5, 15.0, 19.0]  # pair 2 and 3 are not common
-    gaps = {point.arm: point.against for point in panel.points}
-    assert gaps["uecr"] is None
-    assert gaps["grpo"] is not None
-    # gaps 3 and 5: mean 4, s = sqrt(2), s / sqrt(2) = 1, t(0.975, 1) = 12.7062
-    assert gaps["grpo"].mean == 4.0
-    assert gaps["grpo"].high == pytest.approx(4.0 + 12.7062, abs=1e-3)
+    assert [line.arm for line in panel.lines] == ["own_teacher", "uecr", "grpo"]  # by value
+    assert [line.final.mean for line in panel.lines] == [1.5, 15.0, 19.0]  # pair 2 and 3 are not common
+    # grpo's gaps 3 and 5: mean 4, s = sqrt(2), s / sqrt(2) = 1, t(0.975, 1) = 12.7062
+    shown = sensitivity_table(study, [panel]).lines
+    assert [(line[2].text, line[2].rank, line[6].text) for line in shown] == [
+        ("0.1", 0, "-13.5"), ("0.5", 1, NOTHING), ("0.9", 0, "+4.0"),
+    ]  # fmt: skip
+    assert shown[2][6].interval == "-8.7, +16.7"
 
 
 def test_values_of_the_shipped_panels_are_those_that_the_runs_use() -> None:
