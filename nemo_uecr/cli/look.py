@@ -16,7 +16,8 @@ from nemo_uecr.errors import ConfigError
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
-    from nemo_uecr.plan.records import Finding, Plan
+    from nemo_uecr.plan.machine import Finding
+    from nemo_uecr.plan.records import Plan
     from nemo_uecr.plan.shapes import ModelShape
 
 __all__ = ["config", "doctor", "plan", "sizes"]
@@ -52,8 +53,7 @@ def plan(
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.plan.local import local_plan
     from nemo_uecr.plan.nemo import nemo_plan, other_placements, what_fits
-    from nemo_uecr.plan.records import GIB, as_json, plan_text, side_by_side
-    from nemo_uecr.plan.setting import CPU, EFFICIENCY, GPUS, Lengths
+    from nemo_uecr.plan.records import CPU, GIB, GPUS, Lengths, as_json, plan_text, side_by_side
 
     loaded = load(config, overrides).config
     longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
@@ -70,14 +70,14 @@ def plan(
     advice: list[str] = []
     others: dict[str, Plan | str] = {}
     if isinstance(loaded, NemoConfig):
-        made = nemo_plan(loaded, limits, EFFICIENCY, lengths)
-        advice = what_fits(loaded, limits, EFFICIENCY, lengths) if made.misfits else []
-        others = other_placements(loaded, limits, EFFICIENCY, lengths)
+        made = nemo_plan(loaded, limits, lengths)
+        advice = what_fits(loaded, limits, lengths) if made.misfits else []
+        others = other_placements(loaded, limits, lengths)
     else:
-        made = local_plan(loaded, limits, EFFICIENCY, lengths, sizes=sizes)
+        made = local_plan(loaded, limits, lengths, sizes=sizes)
     sys.stdout.write(plan_text(made))
     if others:
-        sys.stdout.write("\n" + side_by_side(list(others.items())))
+        sys.stdout.write("\n" + side_by_side(others))
     columns = {name: {"refused": other} if isinstance(other, str) else as_json(other) for name, other in others.items()}
     write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice, "placements": columns})
     if made.faults:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ from nemo_uecr.data.models import (
     own_code,
 )
 from nemo_uecr.data.problems import Problem, Row, read_rows, text_of
-from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, replace_file
 from nemo_uecr.nemo import upstream
-from nemo_uecr.plan.faults import layout_faults, mismatches_of, teacher_alone_faults
+from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse, teacher_alone_faults
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 
 log = logging.getLogger(__name__)
@@ -131,7 +130,7 @@ def check_visible_models(config: NemoConfig) -> bool:
 
     name = teacher_of(config)
     student, teacher = visible(config.student.model_name, "student"), visible(name, "teacher")
-    _refuse([*layout_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
+    refuse([*layout_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
     return student is not None and (teacher is not None or name is None)
 
 
@@ -145,7 +144,7 @@ def check_models(config: NemoConfig) -> Any:
     teacher = teacher_of(config)
     shape = _shape(config, config.student, "student")
     teacher_shape = None if teacher is None else _shape(config, config.teacher, "teacher")
-    _refuse([*layout_faults(config, shape, teacher_shape), *mismatches_of(config, shape, teacher_shape)])
+    refuse([*layout_faults(config, shape, teacher_shape), *mismatches_of(config, shape, teacher_shape)])
     return _tokenizer(config.student.model_name, teacher)
 
 
@@ -160,7 +159,7 @@ def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
         DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
         ConfigError: the teacher cannot be cut or fed as the configuration says.
     """
-    _refuse(teacher_alone_faults(config, _shape(config, config.teacher, "teacher"), longest))
+    refuse(teacher_alone_faults(config, _shape(config, config.teacher, "teacher"), longest))
     _tokenizer(config.student.model_name, teacher_of(config))
 
 
@@ -243,8 +242,3 @@ def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
             "would run; take auto_map out of the file, where transformers knows the model type, or take another model"
         )
     return loaded
-
-
-def _refuse(faults: Sequence[str]) -> None:
-    if faults:
-        raise ConfigError("; ".join(faults))

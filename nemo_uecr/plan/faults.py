@@ -7,21 +7,29 @@ inside NeMo-RL refuse by them. A model whose sizes are not known is None, and wh
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import ParallelConfig
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.shapes import ModelShape
 
-__all__ = ["layout_faults", "mismatches_of", "rollout_fault", "teacher_alone_faults", "too_long"]
+__all__ = ["layout_faults", "mismatches_of", "refuse", "rollout_fault", "teacher_alone_faults", "vocabulary_faults"]
 
 VLLM_PADDING = 64
 """vLLM pads a vocabulary to a multiple of it before it cuts it."""
 
 MOST_RANKS = 1024
+
+
+def refuse(faults: Sequence[str]) -> None:
+    """Raise ConfigError with every fault, if there is one."""
+    if faults:
+        raise ConfigError("; ".join(faults))
 
 
 def layout_faults(config: NemoConfig, student: ModelShape | None, teacher: ModelShape | None) -> list[str]:
@@ -143,26 +151,31 @@ def mismatches_of(
     if student is None:
         return ()
     key, evaluation = "rollout.max_response_tokens", config.evaluation
-    faults = too_long(config, "student", student, key, config.rollout.max_response_tokens)
-    if isinstance(config, NemoConfig):
-        if evaluation.benchmarks:
-            faults += too_long(config, "student", student, "evaluation.max_tokens", evaluation.max_tokens)
-        if student.vocabulary != config.student.vocabulary:
-            faults.append(
-                f"student.vocabulary={config.student.vocabulary}, but the student has {student.vocabulary} output "
-                f"columns; take student.vocabulary={student.vocabulary}"
-            )
+    faults = _too_long(config, "student", student, key, config.rollout.max_response_tokens)
+    if isinstance(config, NemoConfig) and evaluation.benchmarks:
+        faults += _too_long(config, "student", student, "evaluation.max_tokens", evaluation.max_tokens)
     if teacher is not None:
-        faults += too_long(config, "teacher", teacher, key, config.rollout.max_response_tokens)
-        if teacher.vocabulary != student.vocabulary:
-            faults.append(
-                f"the student has {student.vocabulary} output columns, the teacher {teacher.vocabulary}; take a "
-                f"teacher whose config.json has vocab_size {student.vocabulary}"
-            )
+        faults += _too_long(config, "teacher", teacher, key, config.rollout.max_response_tokens)
+    return (*faults, *vocabulary_faults(config, student, teacher))
+
+
+def vocabulary_faults(config: Config | NemoConfig, student: ModelShape, teacher: ModelShape | None) -> tuple[str, ...]:
+    """Output columns that differ from the configuration's or between the models: the entropy is over all of them."""
+    faults = []
+    if isinstance(config, NemoConfig) and student.vocabulary != config.student.vocabulary:
+        faults.append(
+            f"student.vocabulary={config.student.vocabulary}, but the student has {student.vocabulary} output "
+            f"columns; take student.vocabulary={student.vocabulary}"
+        )
+    if teacher is not None and teacher.vocabulary != student.vocabulary:
+        faults.append(
+            f"the student has {student.vocabulary} output columns, the teacher {teacher.vocabulary}; take a "
+            f"teacher whose config.json has vocab_size {student.vocabulary}"
+        )
     return tuple(faults)
 
 
-def too_long(config: Config | NemoConfig, role: str, shape: ModelShape, key: str, response: int) -> list[str]:
+def _too_long(config: Config | NemoConfig, role: str, shape: ModelShape, key: str, response: int) -> list[str]:
     """Whether the longest prompt with a response of `response` tokens, as `key` allows it, exceeds the positions."""
     prompt = config.data.max_prompt_tokens
     if not 0 < shape.positions < prompt + response:

@@ -11,38 +11,35 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import psutil
 
-from nemo_uecr.plan.records import GIB, Finding, fail, ok, warn
+from nemo_uecr.plan.records import GIB
 
 __all__ = [
-    "IMAGE",
-    "apex_finding",
-    "container_finding",
-    "cuda_finding",
-    "files_finding",
-    "gpu_memory",
-    "import_finding",
-    "megatron_python",
-    "name_finding",
-    "nccl_finding",
-    "nemo_rl_finding",
-    "package_findings",
-    "port_finding",
-    "python_finding",
-    "range_findings",
-    "shared_memory_finding",
-    "worker_python",
-]
+    "IMAGE", "PLAIN", "RANGES", "Finding", "apex_finding", "container_finding", "cuda_finding", "fail",
+    "files_finding", "gpu_memory", "import_finding", "megatron_python", "name_finding", "nccl_finding",
+    "nemo_rl_finding", "ok", "package_findings", "port_finding", "python_finding", "range_findings",
+    "shared_memory_finding", "warn", "worker_python",
+]  # fmt: skip
 
 IMAGE = "nvcr.io/nvidia/nemo-rl:v0.7.0"
 MARKS = ("opt/nemo-rl", "opt/ray_venvs")
 """What NeMo-RL's image has in its root."""
 
 SECONDS = 180
+"""Longest wait for an import."""
+
 PYTHON = (3, 11)
 RAY_VENVS = Path("/opt/ray_venvs")
+NVIDIA_APEX = ("optimizers", "multi_tensor_apply", "normalization")
+"""Folders that only NVIDIA's apex has."""
+
+OPEN_FILES = 65_536
+SHARED_MEMORY = 8 * GIB
+RANGES: tuple[tuple[str, int, int], ...] = (("vLLM", 11_001, 15_000), ("torch.distributed", 25_000, 28_000))
+"""Ports that the NeMo-RL back end hands out; a test holds them equal to the translated configuration's."""
 
 _IMPORT = """
 import importlib, importlib.metadata, sys
@@ -61,12 +58,40 @@ spec = importlib.util.find_spec("apex")
 places = list(spec.submodule_search_locations or [spec.origin]) if spec else []
 sys.stdout.write("\\n" + (places[0] if places else ""))
 """
-#: Folders that only NVIDIA's apex has.
-NVIDIA_APEX = ("optimizers", "multi_tensor_apply", "normalization")
 
 
 @dataclass(frozen=True)
-class Package:
+class Finding:
+    """What one check of the doctor found."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    message: str
+    """What was found."""
+
+    remedy: str
+    """What to do; empty when it is ok, or when the message says it."""
+
+
+def ok(check: str, message: str) -> Finding:
+    """Nothing to do."""
+    return Finding(check, "ok", message, "")
+
+
+def warn(check: str, message: str, remedy: str) -> Finding:
+    """It may work."""
+    return Finding(check, "warn", message, remedy)
+
+
+def fail(check: str, message: str, remedy: str) -> Finding:
+    """The run would stop here, or be wrong."""
+    return Finding(check, "fail", message, remedy)
+
+
+# -- packages --------------------------------------------------------------------------------------------------------
+
+
+class Package(NamedTuple):
     """A package that a back end needs."""
 
     module: str
@@ -76,21 +101,20 @@ class Package:
 
 
 PLAIN = (
-    Package("torch", "torch", True, "pip install 'nemo-uecr'"),
-    Package("pydantic", "pydantic", True, "pip install 'nemo-uecr'"),
-    Package("omegaconf", "omegaconf", True, "pip install 'nemo-uecr'"),
-    Package("safetensors", "safetensors", True, "pip install 'nemo-uecr'"),
+    *(
+        Package(name, name, True, "pip install 'nemo-uecr'")
+        for name in ("torch", "pydantic", "omegaconf", "safetensors")
+    ),
     Package("transformers", "transformers", True, "pip install 'nemo-uecr[local]'"),
     Package("math_verify", "math-verify", True, "pip install 'nemo-uecr[verify]'"),
     Package("tensorboard", "tensorboard", False, "pip install 'nemo-uecr[tensorboard]'"),
 )
-_CONTAINER = f"use the container {IMAGE}, which has it"
 
 
-def python_finding(version: tuple[int, ...]) -> Finding:
-    """The interpreter's version, first number first."""
-    shown, least = ".".join(map(str, version)), ".".join(map(str, PYTHON))
-    if version < PYTHON:
+def python_finding() -> Finding:
+    """The interpreter's version."""
+    shown, least = ".".join(map(str, sys.version_info[:3])), ".".join(map(str, PYTHON))
+    if sys.version_info < PYTHON:
         return fail("python", f"{shown}, expected {least} or newer", "make a virtual environment with a newer Python")
     return ok("python", f"{shown} ({sys.executable})")
 
@@ -101,15 +125,16 @@ def package_findings(*, nemo: bool) -> list[Finding]:
     if nemo:
         from nemo_uecr.nemo.upstream import VLLM_WORKER_FQN
 
-        findings.append(import_finding(Package("ray", "ray", True, _CONTAINER), sys.executable))
         megatron, vllm = megatron_python(), worker_python(VLLM_WORKER_FQN)
         for module, name, python in (
+            ("ray", "ray", sys.executable),
             ("megatron.core", "megatron-core", megatron),
             ("megatron.bridge", "megatron-bridge", megatron),
             ("transformer_engine.pytorch", "transformer-engine", megatron),
             ("vllm", "vllm", vllm),
         ):
-            findings.append(import_finding(Package(module, name, True, _CONTAINER), python))
+            package = Package(module, name, True, f"use the container {IMAGE}, which has it")
+            findings.append(import_finding(package, python))
     return findings
 
 
@@ -134,8 +159,7 @@ def import_finding(package: Package, python: str) -> Finding:
         return fail(package.module, f"its import did not end within {SECONDS} s", package.remedy)
     if done.returncode == 0:
         return ok(package.module, (done.stdout.strip().splitlines() or ["no version"])[-1])
-    said = done.stderr.strip().splitlines()
-    reason = said[-1] if said else f"the interpreter ended with {done.returncode}"
+    reason = (done.stderr.strip().splitlines() or [f"the interpreter ended with {done.returncode}"])[-1]
     make = fail if package.required else warn
     return make(package.module, f"cannot be imported by {python}: {reason}", package.remedy)
 
@@ -144,23 +168,15 @@ def apex_finding(python: str) -> Finding:
     """Whether an installed `apex` is NVIDIA's; PyPI's package of that name is a toolkit for the Pyramid framework."""
     done = _run(python, _LOCATE)
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return fail("apex", f"looking for it raises {reason}", "pip uninstall apex")
+        raise RuntimeError((done.stderr.strip().splitlines() or ["looking for apex ended without a message"])[-1])
     place = done.stdout.strip()
     if not place:
         return ok("apex", "not installed; Megatron takes Transformer Engine's or torch's kernels")
-    folder = Path(place)
-    if all((folder / name).is_dir() for name in NVIDIA_APEX):
-        loaded = import_finding(Package("apex", "apex", False, ""), python)
-        if loaded.status == "ok":
-            return ok("apex", f"NVIDIA's, {folder}")
-        remedy = "look again on a compute node; if it says the same there: pip uninstall apex, it is not needed here"
-        return warn("apex", f"{folder} has the folders of NVIDIA's, but it {loaded.message}", remedy)
+    if all((Path(place) / name).is_dir() for name in NVIDIA_APEX):
+        return ok("apex", f"NVIDIA's, {place}")
+    message = f"{place} is not NVIDIA's apex but an unrelated toolkit of that name, and Megatron would import it"
     return fail(
-        "apex",
-        f"{folder} is not NVIDIA's apex (it lacks some of {', '.join(NVIDIA_APEX)}); PyPI's package of that name is an "
-        "unrelated toolkit, and Megatron would import it",
-        "pip uninstall apex; NVIDIA's is built from github.com/NVIDIA/apex and not needed here",
+        "apex", message, "pip uninstall apex; NVIDIA's is built from github.com/NVIDIA/apex and not needed here"
     )
 
 
@@ -182,6 +198,9 @@ def _run(python: str, code: str, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
+# -- GPUs and the container ------------------------------------------------------------------------------------------
+
+
 def cuda_finding(wanted: int) -> Finding:
     """GPUs that torch sees against those that the configuration asks for on each node."""
     import torch
@@ -197,6 +216,15 @@ def cuda_finding(wanted: int) -> Finding:
     return ok("gpus", f"{seen} x {', '.join(names)}, {(gpu_memory() or 0) / GIB:.0f} GiB, {built}")
 
 
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU here; None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
+
+
 def nccl_finding() -> Finding:
     """NCCL, which every collective of the workers runs on."""
     import torch
@@ -209,47 +237,24 @@ def nccl_finding() -> Finding:
 
 
 def container_finding(*, root: Path) -> Finding:
-    """Whether this is NeMo-RL's container.
-
-    Args:
-        root: the root of the file system.
-    """
+    """Whether the file system under `root` is that of NeMo-RL's container."""
     if all((root / mark).is_dir() for mark in MARKS):
         return ok("container", f"NeMo-RL's image ({', '.join('/' + mark for mark in MARKS)})")
-    return warn(
-        "container",
-        f"not NeMo-RL's: /{MARKS[0]} and /{MARKS[1]} are not there",
-        f"start it with {IMAGE}, or make sure that every node has the packages above",
-    )
+    remedy = f"start it with {IMAGE}, or make sure that every node has the packages above"
+    return warn("container", f"not NeMo-RL's: /{MARKS[0]} and /{MARKS[1]} are not there", remedy)
 
 
-def gpu_memory() -> int | None:
-    """Bytes of the smallest GPU here; None without one."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    return min(torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
-
-
-OPEN_FILES = 65_536
-SHARED_MEMORY = 8 * GIB
-RANGES: tuple[tuple[str, int, int], ...] = (("vLLM", 11_001, 15_000), ("torch.distributed", 25_000, 28_000))
-"""Ports that the NeMo-RL back end hands out; the numbers stand in nemo/translate*.py."""
+# -- the system ------------------------------------------------------------------------------------------------------
 
 
 def port_finding(port: int) -> Finding:
     """The port of the Ray head."""
-    address = os.environ.get("RAY_ADDRESS")
-    if address:
+    if address := os.environ.get("RAY_ADDRESS"):
         return ok("ray port", f"RAY_ADDRESS={address} is set: that cluster is used")
     if port not in _taken_ports():
         return ok("ray port", f"{port} is free")
-    return fail(
-        "ray port",
-        f"{port} is taken on this machine",
-        "choose another with --ray-port (also of slurm/train_*.sbatch), or end the old Ray: ray stop",
-    )
+    remedy = "choose another with --ray-port (also of slurm/train_*.sbatch), or end the old Ray: ray stop"
+    return fail("ray port", f"{port} is taken on this machine", remedy)
 
 
 def range_findings(ranges: Sequence[tuple[str, int, int]]) -> list[Finding]:
@@ -258,13 +263,11 @@ def range_findings(ranges: Sequence[tuple[str, int, int]]) -> list[Finding]:
     for name, low, high in ranges:
         count, taken = high - low + 1, sum(low <= port <= high for port in ports)
         message = f"{low}-{high}: {taken} of {count} are taken"
-        remedy = "end what holds them (ss -ltnp), or take another node"
-        if taken == count:
-            findings.append(fail(f"{name} ports", message, remedy))
-        elif taken > count // 2:
-            findings.append(warn(f"{name} ports", message, remedy))
-        else:
+        if taken <= count // 2:
             findings.append(ok(f"{name} ports", message))
+        else:
+            make = fail if taken == count else warn
+            findings.append(make(f"{name} ports", message, "end what holds them (ss -ltnp), or take another node"))
     return findings
 
 
@@ -276,16 +279,13 @@ def _taken_ports() -> set[int]:
 
 def name_finding(host: str, *, nodes: int) -> Finding:
     """Whether the node's name leads to an address that other nodes can reach."""
+    remedy = "give it the network's address in /etc/hosts or the name service"
     try:
         address = socket.gethostbyname(host)
     except OSError as error:
-        return fail("node name", f"{host} has no address ({error})", "add it to /etc/hosts or the name service")
+        return fail("node name", f"{host} has no address ({error})", remedy)
     if nodes > 1 and address.startswith("127."):
-        return fail(
-            "node name",
-            f"{host} is {address}, which other nodes cannot reach",
-            "let /etc/hosts give it the network's address",
-        )
+        return fail("node name", f"{host} is {address}, which other nodes cannot reach", remedy)
     return ok("node name", f"{host} is {address}")
 
 
@@ -294,17 +294,14 @@ def files_finding() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft in (resource.RLIM_INFINITY, -1) or soft >= OPEN_FILES:
         return ok("open files", f"{soft}")
-    return warn(
-        "open files", f"{soft}, Ray asks for {OPEN_FILES}", f"ulimit -n {OPEN_FILES} (the hard limit is {hard})"
-    )
+    remedy = f"ulimit -n {OPEN_FILES} (the hard limit is {hard})"
+    return warn("open files", f"{soft}, Ray asks for {OPEN_FILES}", remedy)
 
 
-def shared_memory_finding(folder: Path) -> Finding:
+def shared_memory_finding() -> Finding:
     """Free shared memory: Ray's object store and NCCL live there."""
-    if not folder.is_dir():
-        return fail("shared memory", f"no {folder}", "mount it; containers need --ipc=host or --shm-size")
-    free = shutil.disk_usage(folder).free
+    free, remedy = shutil.disk_usage("/dev/shm").free, "containers: --ipc=host or --shm-size; else end what holds it"
     if free < SHARED_MEMORY:
-        message = f"{free / GIB:.1f} GiB free in {folder}, expected {SHARED_MEMORY // GIB} or more"
-        return warn("shared memory", message, "containers: --ipc=host or --shm-size; else end what holds it")
-    return ok("shared memory", f"{free / GIB:.0f} GiB free in {folder}")
+        message = f"{free / GIB:.1f} GiB free in /dev/shm, expected {SHARED_MEMORY // GIB} or more"
+        return warn("shared memory", message, remedy)
+    return ok("shared memory", f"{free / GIB:.0f} GiB free in /dev/shm")

@@ -1,18 +1,101 @@
-"""What plan and doctor report: layout, phases with their memory and time, faults; findings; a plan as text."""
+"""A plan: what it is computed from, what it holds, and how it is printed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 __all__ = [
-    "GIB", "Finding", "Item", "Phase", "Plan", "RankLine", "as_json", "fail", "ok", "plan_text", "side_by_side", "warn",
+    "CPU", "DECODE_SHARE", "DECODE_STEP", "FORWARD_SHARE", "GIB", "GPUS", "PROCESS_BYTES", "TRAIN_SHARE", "VLLM_BYTES",
+    "Device", "Item", "Lengths", "Phase", "Plan", "RankLine", "as_json", "plan_text", "side_by_side",
 ]  # fmt: skip
 
 GIB, MEBI = 2**30, 2**20
 LAYOUT_LINES = 16
 """Of a larger cluster the first and the last are printed."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one device sustains. All of it is assumption until it is measured on the machine of the run."""
+
+    name: str
+
+    memory: int | None
+    """Bytes that a process can allocate; None: not known beforehand."""
+
+    flops: float
+    """Dense matrix FLOP/s in bfloat16 that large products sustain; on a CPU, float32 of one thread."""
+
+    bandwidth: float
+    """Bytes/s of device memory that a streaming kernel sustains."""
+
+    host_link: float
+    """Bytes/s between this device and host memory."""
+
+    peer_link: float
+    """Bytes/s between devices of a node, each direction."""
+
+    network: float
+    """Bytes/s between nodes for each device."""
+
+
+# Matrix and memory rates of H100 and A100 take the share of the vendor's peak that the H200's have: 0.8 and 0.9.
+GPUS: dict[str, Device] = {
+    "h200": Device("H200", 139 * GIB, 790e12, 4.3e12, 25e9, 300e9, 40e9),
+    "h100": Device("H100 80 GB", 79 * GIB, 790e12, 3.0e12, 25e9, 300e9, 40e9),
+    "a100": Device("A100 80 GB", 79 * GIB, 250e12, 1.8e12, 12e9, 200e9, 20e9),
+}
+
+CPU = Device("CPU", None, 40e9, 10e9, 10e9, 10e9, 1e9)
+
+
+# Shares of a device's limits that are reached, assumed as well.
+DECODE_SHARE = 0.50
+"""Of memory bandwidth while generating."""
+DECODE_STEP = 0.003
+"""Seconds of a decoding step besides what it reads: vLLM's scheduler, launches, sampling."""
+FORWARD_SHARE = 0.45
+"""Of FLOP/s while scoring."""
+TRAIN_SHARE = 0.40
+"""Of FLOP/s while training."""
+PROCESS_BYTES = 3 * GIB // 2
+"""Bytes of each GPU process besides its tensors: CUDA context, libraries, NCCL."""
+VLLM_BYTES = 3 * GIB
+"""Bytes of vLLM besides weights and KV cache: activations of its largest batch, CUDA graphs."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens that the times are computed for; memory always takes the longest."""
+
+    prompt: int
+    """Mean."""
+
+    response: int
+    """Mean, responses that are cut at the longest included."""
+
+    sigma: float
+    """Standard deviation of the logarithm of a response's length before the cut; 0: all have the mean."""
+
+    @property
+    def whole(self) -> int:
+        """Prompt and response."""
+        return self.prompt + self.response
+
+    def said(self, cut: int) -> str:
+        """The lengths in words; a mean that is the cut leaves no tail."""
+        if self.response == cut:
+            return (
+                f"every response of {cut} tokens, the longest, after prompts of {self.prompt} (times: an upper bound; "
+                "--response-tokens MEAN gives a rollout with its tail)"
+            )
+        return (
+            f"responses of {self.response} tokens on average, lognormal with sigma {self.sigma:g} and cut at {cut}, "
+            f"after prompts of {self.prompt} (times)"
+        )
 
 
 @dataclass(frozen=True)
@@ -34,7 +117,7 @@ class Phase:
     name: str
 
     where: str
-    """The devices that work: "student GPUs", "teacher GPUs", "every GPU", "driver"."""
+    """The devices that work: "student GPUs", "teacher GPUs", "every GPU", "the device"."""
 
     device: tuple[Item, ...]
     """On each working device, on the fullest one where they differ."""
@@ -116,6 +199,11 @@ class Plan:
         """The phase with the most memory on a device."""
         return max(self.phases, key=lambda phase: phase.size)
 
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of the fullest node."""
+        return sum(item.size for item in self.host)
+
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """The plan as plain values; sizes in bytes, times in seconds."""
@@ -125,81 +213,21 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return values | {"seconds": plan.seconds, "waiting": plan.waiting, "fits": not plan.faults}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What one check of the doctor found."""
-
-    check: str
-    status: Literal["ok", "warn", "fail"]
-    message: str
-    """What was found."""
-
-    remedy: str
-    """What to do; empty when it is ok."""
-
-
-def ok(check: str, message: str) -> Finding:
-    """Nothing to do."""
-    return Finding(check, "ok", message, "")
-
-
-def warn(check: str, message: str, remedy: str) -> Finding:
-    """It may work."""
-    return Finding(check, "warn", message, remedy)
-
-
-def fail(check: str, message: str, remedy: str) -> Finding:
-    """The run would stop here, or be wrong."""
-    return Finding(check, "fail", message, remedy)
-
-
 def plan_text(plan: Plan) -> str:
     """Everything about one run."""
     lines = [plan.title, plan.hardware, "", "batch", *_indented(plan.facts), "", "layout", *_layout(plan.layout), ""]
     lines += ["phases of a step: memory of each device, seconds"]
+    share = "" if plan.capacity is None else f" of {_size(plan.capacity)}"
     for phase in plan.phases:
-        lines += _phase(phase, plan.capacity)
+        lines.append(f"  {phase.name:<18}{_size(phase.size) + share:>26} {phase.seconds:>10,.1f} s   {phase.how}")
+        lines += (f"    {line}" for line in _items(phase.device))
     waiting = f"   {plan.waiting:.0%} of the GPUs' time waits in the rollout's tail" if plan.waiting else ""
     lines.append(f"  {'whole step':<18}{plan.seconds:>27,.1f} s{waiting}")
-    lines += ["", "host memory of a node, besides device memory"]
-    lines += [*_items(plan.host), f"  {'together':<28}{_size(sum(item.size for item in plan.host)):>12}"]
+    lines += ["", "host memory of a node, besides device memory", *_items(plan.host)]
+    lines += [f"  {'together':<28}{_size(plan.host_bytes):>12}"]
     lines += ["", f"disk: {_size(plan.checkpoint.size)} a checkpoint ({plan.checkpoint.how})"]
     lines += ["", "assumed", *_indented(plan.assumptions)]
     return "\n".join(lines) + "\n"
-
-
-def side_by_side(columns: Sequence[tuple[str, Plan | str]]) -> str:
-    """Several plans in columns; a text in place of a plan says why there is none."""
-    plans = [(name, plan) for name, plan in columns if isinstance(plan, Plan)]
-    lines = [f"{name}: cannot run: {plan}" for name, plan in columns if not isinstance(plan, Plan)]
-    if plans:
-        names = list(dict.fromkeys(phase.name for _, plan in plans for phase in plan.phases))
-        rows = [["", *(name for name, _ in plans)]]
-        for name in names:
-            rows.append([name, *(_cell(plan, name) for _, plan in plans)])
-        rows.append(["whole step", *(f"{plan.seconds:,.1f} s" for _, plan in plans)])
-        rows.append(["host memory a node", *(_size(sum(item.size for item in plan.host)) for _, plan in plans)])
-        rows.append(["fits", *(f"no, {len(plan.faults)} fault(s)" if plan.faults else "yes" for _, plan in plans)])
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines += [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        ]
-    return "\n".join(["teacher placements side by side", *_indented(lines)]) + "\n"
-
-
-def _cell(plan: Plan, name: str) -> str:
-    phase = next((phase for phase in plan.phases if phase.name == name), None)
-    return "-" if phase is None else f"{phase.seconds:,.1f} s, {_size(phase.size)} on {phase.where}"
-
-
-def _phase(phase: Phase, capacity: int | None) -> list[str]:
-    share = "" if capacity is None else f" of {_size(capacity)}"
-    head = f"  {phase.name:<18}{_size(phase.size) + share:>26} {phase.seconds:>10,.1f} s   {phase.how}"
-    return [head, *(f"      {line.strip()}" for line in _items(phase.device))]
-
-
-def _items(items: Iterable[Item]) -> list[str]:
-    return [f"  {item.name:<28}{_size(item.size):>12}   {item.how}" for item in items]
 
 
 def _layout(lines: Sequence[RankLine]) -> list[str]:
@@ -211,6 +239,36 @@ def _layout(lines: Sequence[RankLine]) -> list[str]:
     if len(shown) < len(lines):
         written.insert(-1, f"  ... {len(lines) - len(shown)} more, all of them with --json ...")
     return written
+
+
+def side_by_side(columns: Mapping[str, Plan | str]) -> str:
+    """Several plans in columns; a text in place of a plan says why there is none."""
+    from rich.console import Console
+    from rich.table import Table
+
+    plans = {name: plan for name, plan in columns.items() if isinstance(plan, Plan)}
+    lines = [f"{name}: cannot run: {plan}" for name, plan in columns.items() if not isinstance(plan, Plan)]
+    if plans:
+        table = Table("", *plans, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in dict.fromkeys(phase.name for plan in plans.values() for phase in plan.phases):
+            table.add_row(name, *(_cell(plan, name) for plan in plans.values()))
+        table.add_row("whole step", *(f"{plan.seconds:,.1f} s" for plan in plans.values()))
+        table.add_row("host memory a node", *(_size(plan.host_bytes) for plan in plans.values()))
+        fits = (f"no, {len(plan.faults)} fault(s)" if plan.faults else "yes" for plan in plans.values())
+        table.add_row("fits", *fits)
+        text = io.StringIO()
+        Console(file=text, width=200).print(table)
+        lines += (line.rstrip() for line in text.getvalue().splitlines())
+    return "\n".join(["teacher placements side by side", *_indented(lines)]) + "\n"
+
+
+def _cell(plan: Plan, name: str) -> str:
+    phase = next((phase for phase in plan.phases if phase.name == name), None)
+    return "-" if phase is None else f"{phase.seconds:,.1f} s, {_size(phase.size)} on {phase.where}"
+
+
+def _items(items: Iterable[Item]) -> list[str]:
+    return [f"  {item.name:<28}{_size(item.size):>12}   {item.how}" for item in items]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import ParallelConfig
 
 __all__ = [
-    "ARCHITECTURES", "BF16", "FP32", "INT64", "KNOWN", "Grid", "ModelShape", "checkpoint_bytes", "checkpointed_bytes",
-    "columns", "forward_bytes", "forward_flops", "fullest_stage", "gathered_bytes", "grid_of", "kept_bytes",
-    "kv_token_bytes", "layer_parameters", "optimizer_bytes", "parameters", "reference_logits_bytes",
-    "scoring_logits_bytes", "shape_of", "shape_of_values", "stage_layers", "stage_parameters", "train_logits_bytes",
+    "ADAM", "ARCHITECTURES", "BF16", "FP32", "INT64", "KNOWN", "Grid", "ModelShape", "Sharded", "forward_flops",
+    "grid_of", "kv_token_bytes", "layer_parameters", "parameters", "shape_of", "shape_of_values",
 ]  # fmt: skip
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -165,115 +163,9 @@ def grid_of(parallel: ParallelConfig, gpus: int) -> Grid:
     return Grid(parallel.tensor, parallel.context, gpus // parallel.ranks, parallel.pipeline, parallel.sequence)
 
 
-def stage_layers(shape: ModelShape, grid: Grid, stage: int) -> range:
-    """Layers of a pipeline stage."""
-    each = shape.layers // grid.pipeline
-    return range(stage * each, (stage + 1) * each)
-
-
-def stage_parameters(shape: ModelShape, grid: Grid, stage: int) -> int:
-    """Parameters that one rank of a pipeline stage holds.
-
-    Norms and the output bias are whole on every tensor rank; matrices and the vocabulary are cut. A tied output layer
-    is the embedding itself with one stage, and a copy on the last of several.
-    """
-    whole = 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0) + (shape.hidden if shape.output_bias else 0)
-    cut = layer_parameters(shape) - whole
-    count = len(stage_layers(shape, grid, stage)) * (whole + cut // grid.tensor)
-    table = columns(shape, grid) * shape.hidden
-    first, last = stage == 0, stage == grid.pipeline - 1
-    if first:
-        count += table
-    if last:
-        count += shape.hidden  # the final norm
-        if not (shape.tied and first):
-            count += table
-    return count
-
-
-def fullest_stage(shape: ModelShape, grid: Grid) -> int:
-    """Parameters that one rank of the fullest pipeline stage holds."""
-    return max(stage_parameters(shape, grid, stage) for stage in range(grid.pipeline))
-
-
-def columns(shape: ModelShape, grid: Grid) -> int:
-    """Vocabulary columns of a tensor rank, padding included."""
-    return -(-shape.vocabulary // grid.tensor)
-
-
-# -- bytes and FLOPs -------------------------------------------------------------------------------------------------
-
-
-def optimizer_bytes(shape: ModelShape, grid: Grid, stage: int) -> int:
-    """Megatron's distributed optimizer: 12 bytes a parameter, shared by the data- and context-parallel ranks."""
-    return ADAM * stage_parameters(shape, grid, stage) // (grid.data * grid.context)
-
-
-def checkpoint_bytes(count: int) -> int:
-    """A Megatron checkpoint: bfloat16 weights, and the optimizer's 12 bytes a parameter."""
-    return (BF16 + ADAM) * count
-
-
 def kv_token_bytes(shape: ModelShape, tensor: int, width: int) -> int:
     """Keys and values of one token on one rank: 2 L max(1, heads / tensor) D values of `width` bytes."""
     return 2 * shape.layers * max(1, shape.kv_heads // tensor) * shape.head_dim * width
-
-
-def residual_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
-    """The hidden states between two layers; sequence parallelism cuts them over the tensor ranks."""
-    return BF16 * shape.hidden * tokens // (grid.tensor if grid.sequence else 1)
-
-
-def gathered_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
-    """What a sequence-parallel output layer gathers before its product: 2 H T, on the last pipeline stage.
-
-    Megatron keeps this buffer in the process until the model leaves the GPU.
-    """
-    return BF16 * shape.hidden * tokens if grid.sequence else 0
-
-
-def kept_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
-    """What the backward pass of one fused Megatron layer keeps: 4 H + (3 query + 3 key-value width + 3 F) / tensor.
-
-    Two residuals and two normalised inputs; projected and normalised queries and keys, values, the attention's
-    output; the gate, the feed-forward input and their product.
-    """
-    cut = 3 * shape.query + 3 * shape.key_value + 3 * shape.feed_forward
-    return 4 * residual_bytes(shape, grid, tokens) + BF16 * tokens * cut // grid.tensor
-
-
-def forward_bytes(shape: ModelShape, grid: Grid, tokens: int) -> int:
-    """The widest moment of a layer without gradient: residual, norm, and the wider of attention and feed-forward."""
-    widest = max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward)
-    return 2 * residual_bytes(shape, grid, tokens) + BF16 * tokens * widest // grid.tensor
-
-
-def checkpointed_bytes(shape: ModelShape, grid: Grid, stage: int, tokens: int) -> int:
-    """Inputs of a stage's layers, kept for its micro-batches in flight: one for each stage from here to the last."""
-    flying = grid.pipeline - stage
-    return flying * len(stage_layers(shape, grid, stage)) * residual_bytes(shape, grid, tokens)
-
-
-def train_logits_bytes(shape: ModelShape, grid: Grid, tokens: int, chunk: int) -> int:
-    """NeMo-RL's chunked log-probability in training.
-
-    bfloat16 logits and their gradient over all tokens, and for one chunk float32 logits and softmax beside two int64
-    one-hot tables: (2 + 2) T V + (4 + 4 + 8 + 8) chunk V, over the tensor ranks.
-    """
-    width = columns(shape, grid)
-    return 2 * BF16 * tokens * width + (2 * FP32 + 2 * INT64) * min(chunk, tokens) * width
-
-
-def scoring_logits_bytes(shape: ModelShape, grid: Grid, tokens: int, chunk: int, *, divided: bool) -> int:
-    """Our scoring pass: bfloat16 logits, one chunk of them, and that chunk divided by a temperature."""
-    width = columns(shape, grid)
-    return BF16 * tokens * width + (2 if divided else 1) * BF16 * min(chunk, tokens) * width
-
-
-def reference_logits_bytes(shape: ModelShape, grid: Grid, tokens: int, chunk: int) -> int:
-    """NeMo-RL's own scoring of the reference: bfloat16 logits, and three float32 buffers of a chunk."""
-    width = columns(shape, grid)
-    return BF16 * tokens * width + 3 * FP32 * min(chunk, tokens) * width
 
 
 def forward_flops(shape: ModelShape, length: int) -> float:
@@ -283,3 +175,100 @@ def forward_flops(shape: ModelShape, length: int) -> float:
     """
     body = shape.layers * layer_parameters(shape)
     return 2.0 * (body + shape.vocabulary * shape.hidden) + 2.0 * shape.layers * shape.query * length
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A model on its GPUs: what one rank of it holds."""
+
+    shape: ModelShape
+    grid: Grid
+
+    def layers(self, stage: int) -> range:
+        """Layers of a pipeline stage."""
+        each = self.shape.layers // self.grid.pipeline
+        return range(stage * each, (stage + 1) * each)
+
+    @property
+    def columns(self) -> int:
+        """Vocabulary columns of a tensor rank, padding included."""
+        return -(-self.shape.vocabulary // self.grid.tensor)
+
+    def parameters(self, stage: int) -> int:
+        """Parameters of a rank of a pipeline stage.
+
+        Norms and the output bias are whole on every tensor rank; matrices and the vocabulary are cut. A tied output
+        layer is the embedding itself with one stage, and a copy on the last of several.
+        """
+        shape = self.shape
+        whole = 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0)
+        whole += shape.hidden if shape.output_bias else 0
+        count = len(self.layers(stage)) * (whole + (layer_parameters(shape) - whole) // self.grid.tensor)
+        table = self.columns * shape.hidden
+        first, last = stage == 0, stage == self.grid.pipeline - 1
+        if first:
+            count += table
+        if last:
+            count += shape.hidden  # the final norm
+            if not (shape.tied and first):
+                count += table
+        return count
+
+    @property
+    def most_parameters(self) -> int:
+        """Parameters of a rank of the fullest pipeline stage."""
+        return max(self.parameters(stage) for stage in range(self.grid.pipeline))
+
+    @property
+    def weight_bytes(self) -> int:
+        """bfloat16 weights of a rank of the fullest pipeline stage."""
+        return BF16 * self.most_parameters
+
+    def optimizer_bytes(self, stage: int) -> int:
+        """Megatron's distributed optimizer: 12 bytes a parameter, shared by the data- and context-parallel ranks."""
+        return ADAM * self.parameters(stage) // (self.grid.data * self.grid.context)
+
+    def residual_bytes(self, tokens: int) -> int:
+        """The hidden states between two layers; sequence parallelism cuts them over the tensor ranks."""
+        return BF16 * self.shape.hidden * tokens // (self.grid.tensor if self.grid.sequence else 1)
+
+    def gathered_bytes(self, tokens: int) -> int:
+        """What a sequence-parallel output layer gathers before its product: 2 H T, on the last pipeline stage.
+
+        Megatron keeps this buffer in the process until the model leaves the GPU.
+        """
+        return BF16 * self.shape.hidden * tokens if self.grid.sequence else 0
+
+    def kept_bytes(self, tokens: int) -> int:
+        """What the backward pass of one fused Megatron layer keeps: 4 H + (3 query + 3 key-value width + 3 F) / tensor.
+
+        Two residuals and two normalised inputs; projected and normalised queries and keys, values, the attention's
+        output; the gate, the feed-forward input and their product.
+        """
+        cut = 3 * self.shape.query + 3 * self.shape.key_value + 3 * self.shape.feed_forward
+        return 4 * self.residual_bytes(tokens) + BF16 * tokens * cut // self.grid.tensor
+
+    def forward_bytes(self, tokens: int) -> int:
+        """The widest moment of a layer without gradient: residual, norm, the wider of attention and feed-forward."""
+        widest = max(2 * self.shape.query + 2 * self.shape.key_value, 3 * self.shape.feed_forward)
+        return 2 * self.residual_bytes(tokens) + BF16 * tokens * widest // self.grid.tensor
+
+    def checkpointed_bytes(self, stage: int, tokens: int) -> int:
+        """Inputs of a stage's layers, kept for its micro-batches in flight: one for each stage from it to the last."""
+        return (self.grid.pipeline - stage) * len(self.layers(stage)) * self.residual_bytes(tokens)
+
+    def train_logits_bytes(self, tokens: int, chunk: int) -> int:
+        """NeMo-RL's chunked log-probability in training.
+
+        bfloat16 logits and their gradient over all tokens, and for one chunk float32 logits and softmax beside two
+        int64 one-hot tables: (2 + 2) T V + (4 + 4 + 8 + 8) chunk V, over the tensor ranks.
+        """
+        return (2 * BF16 * tokens + (2 * FP32 + 2 * INT64) * min(chunk, tokens)) * self.columns
+
+    def scoring_logits_bytes(self, tokens: int, chunk: int, *, divided: bool) -> int:
+        """Our scoring pass: bfloat16 logits, one chunk of them, and that chunk divided by a temperature."""
+        return (BF16 * tokens + (2 if divided else 1) * BF16 * min(chunk, tokens)) * self.columns
+
+    def reference_logits_bytes(self, tokens: int, chunk: int) -> int:
+        """NeMo-RL's own scoring of the reference: bfloat16 logits, and three float32 buffers of a chunk."""
+        return (BF16 * tokens + 3 * FP32 * min(chunk, tokens)) * self.columns

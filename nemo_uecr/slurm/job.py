@@ -24,7 +24,7 @@ from typing import Any
 from nemo_uecr.config.load import backend_of, load_nemo_config
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.files import replace_file
-from nemo_uecr.plan.faults import layout_faults
+from nemo_uecr.plan.faults import layout_faults, refuse
 
 __all__ = ["POLL_S", "Job", "command_words", "last_line", "node_resource", "nodes_of"]
 
@@ -139,8 +139,7 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
             f"cluster.gpus_per_node={asked.gpus_per_node}: each node of the job has {gpus} GPUs; "
             f"give a number from 1 to {gpus}"
         )
-    if faults := layout_faults(loaded, None, None):
-        raise ConfigError("; ".join(faults))
+    refuse(layout_faults(loaded, None, None))
     return ["train", config, *words, "--resume"]
 
 

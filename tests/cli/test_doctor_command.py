@@ -37,7 +37,7 @@ def test_a_failed_check_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> No
     assert entry_point(["doctor", str(DEMO), "run.folder=/proc/run"]) == 1
     printed = capsys.readouterr().out
     assert "fail  run folder" in printed
-    assert "-> choose another run.folder" in printed
+    assert "choose another folder" in printed
 
 
 def test_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,22 +42,22 @@ def test_the_base_alone_lacks_what_a_run_must_give() -> None:
     assert message.endswith("(and 3 more: student.model_name, data.train, train.steps)")
 
 
-def test_scientific_notation_in_a_file_is_a_number(tmp_path: Path) -> None:
-    path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\ntrain: {{learning_rate: 3e-5}}\n")
-    assert load_config(path, []).config.train.learning_rate == 3e-5
-
-
 class TestInheritance:
     """`defaults:`: depth first, later wins, relative to the file that names it."""
 
     def test_later_parent_and_child_win(self, tmp_path: Path) -> None:
         (tmp_path / "parents").mkdir()
-        write(tmp_path, "parents/root.yaml", f"defaults: {DEMO}\nrun: {{seed: 1}}\ntrain: {{steps: 1}}\n")
+        write(
+            tmp_path,
+            "parents/root.yaml",
+            f"defaults: {DEMO}\nrun: {{seed: 1}}\ntrain: {{steps: 1, learning_rate: 3e-5}}\n",
+        )
         write(tmp_path, "parents/a.yaml", "defaults: root.yaml\nrollout: {top_k: 3}\nrun: {seed: 2}\n")
         write(tmp_path, "parents/b.yaml", "run: {seed: 3}\nrollout: {top_k: 4}\n")
         child = write(tmp_path, "child.yaml", "defaults: [parents/a.yaml, parents/b.yaml]\nrollout: {top_k: 5}\n")
         loaded = load_config(child, [])
         assert (loaded.config.train.steps, loaded.config.run.seed, loaded.config.rollout.top_k) == (1, 3, 5)
+        assert loaded.config.train.learning_rate == 3e-5  # which YAML 1.1 takes for a text
         assert loaded.origins["train.steps"] == str(tmp_path / "parents" / "root.yaml")
         assert loaded.origins["run.seed"] == str(tmp_path / "parents" / "b.yaml")
         assert loaded.origins["rollout.top_k"] == child
@@ -87,10 +87,6 @@ class TestInterpolation:
         path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\n{text}")
         # The base asks for prompts_per_step times responses_per_prompt, here 3 times 8.
         assert load_config(path, []).config.train.minibatch_responses == 24
-
-    @pytest.mark.parametrize(("text", "value"), [("${mul:3,4}", 12), ("${max:3,4}", 4)])
-    def test_resolvers(self, text: str, value: int) -> None:
-        assert load_config(DEMO, [f"rollout.top_k={text}"]).config.rollout.top_k == value
 
     def test_what_cannot_be_resolved_is_named(self) -> None:
         assert refusal(DEMO, "run.seed=${nowhere.at_all}").startswith("run.seed: ")
@@ -124,64 +120,39 @@ class TestFiles:
 class TestOverrides:
     """`key=value` of the command line."""
 
-    @pytest.mark.parametrize("text", ["train.steps=3", "+train.steps=3", "++train.steps=3"])
-    def test_every_spelling(self, text: str) -> None:
-        loaded = load_config(DEMO, [text])
-        assert loaded.config.train.steps == 3
-        assert loaded.origins["train.steps"] == "override"
-
-    def test_the_last_one_wins(self) -> None:
-        assert load_config(DEMO, ["train.steps=3", "train.steps=4"]).config.train.steps == 4
-
-    def test_a_key_that_no_file_has(self) -> None:
-        loaded = load_config(DEMO, ["method.std=sample"])
-        assert loaded.config.method.std == "sample"
-        assert (loaded.origins["method.std"], loaded.origins["method.std_floor"]) == ("override", "default")
-
     @pytest.mark.parametrize(
-        ("text", "value"),
+        ("overrides", "key", "value"),
         [
-            ("run.folder=on", "on"),
-            ("run.folder=a=b", "a=b"),
+            (["train.steps=3"], "train.steps", 3),
+            (["+train.steps=3"], "train.steps", 3),
+            (["++train.steps=3", "train.steps=4"], "train.steps", 4),
+            (["method.std=sample"], "method.std", "sample"),  # a key that no file has
+            (["run.folder=on"], "run.folder", "on"),  # text is taken as written
+            (["run.folder=a=b"], "run.folder", "a=b"),
+            (["data.system_prompt='null'"], "data.system_prompt", "null"),
+            (["threads=null"], "threads", None),
+            (["telemetry.tensorboard=off"], "telemetry.tensorboard", "off"),  # a word there, no boolean
+            (["rollout.top_k=${mul:3,4}"], "rollout.top_k", 12),
+            (["rollout.top_k=${max:3,4}"], "rollout.top_k", 4),
+            (["evaluation.benchmarks.a.b=own.jsonl"], "evaluation.benchmarks.a.b", "own.jsonl"),
+            (["evaluation.benchmarks={}", "checkpoint.keep_best=false"], "evaluation.benchmarks", {}),
         ],
+        ids=str,
     )
-    def test_text_is_taken_as_written(self, text: str, value: str) -> None:
-        assert load_config(DEMO, [text]).config.run.folder == value
+    def test_a_value(self, overrides: list[str], key: str, value: object) -> None:
+        loaded = load_config(DEMO, overrides)
+        assert (flat_values(loaded.config)[key], loaded.origins[key]) == (value, "override")
 
-    def test_null(self) -> None:
-        config = load_config(DEMO, ["method.name=grpo", "teacher.model_name=null", "threads=null"]).config
-        assert (config.teacher.model_name, config.threads) == (None, None)
-
-    def test_on_and_off_are_words_there(self) -> None:
-        telemetry = load_config(DEMO, ["telemetry.tensorboard=off", "telemetry.progress=off"]).config.telemetry
-        assert (telemetry.tensorboard, telemetry.progress) == ("off", "off")
-        assert load_config(DEMO, ["telemetry.tensorboard=on"]).config.telemetry.tensorboard == "on"
-
-    def test_a_benchmark_is_added(self) -> None:
-        loaded = load_config(DEMO, ["evaluation.benchmarks.own=own.jsonl"])
-        assert loaded.config.evaluation.benchmarks["own"] == "own.jsonl"
-        assert len(loaded.config.evaluation.benchmarks) > 1
-        assert loaded.origins["evaluation.benchmarks.own"] == "override"
-
-    def test_the_whole_mapping_is_replaced(self) -> None:
-        loaded = load_config(DEMO, ["evaluation.benchmarks={}", "checkpoint.keep_best=false"])
-        assert loaded.config.evaluation.benchmarks == {}
-        assert loaded.origins["evaluation.benchmarks"] == "override"
-
-    def test_a_section_merges(self) -> None:
+    def test_a_section_merges_and_a_benchmark_is_added(self) -> None:
         method = load_config(DEMO, ["method={name: puu, alpha: 2.0}"]).config.method
         assert (method.name, method.alpha, method.rho) == ("puu", 2.0, 0.5)
+        benchmarks = load_config(DEMO, ["evaluation.benchmarks.own=own.jsonl"]).config.evaluation.benchmarks
+        assert len(benchmarks) > 1
 
     def test_what_is_no_override(self) -> None:
         assert refusal(DEMO, "train.steps") == "override 'train.steps': expected key=value, for example train.steps=10"
 
-    @pytest.mark.parametrize(
-        ("text", "nearest"),
-        [
-            ("train.step=3", "train.steps"),
-            ("alpha=1", "method.alpha"),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "nearest"), [("train.step=3", "train.steps"), ("alpha=1", "method.alpha")])
     def test_an_unknown_key_names_the_nearest(self, text: str, nearest: str) -> None:
         assert refusal(DEMO, text).endswith(f"the nearest known key is {nearest}")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.load import load_config, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config
+from nemo_uecr.plan import doctor
+from nemo_uecr.plan.machine import Finding
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 NEMO = CONFIGS / "uecr_qwen3_4b.yaml"
@@ -27,6 +30,11 @@ def nemo(*changes: str) -> NemoConfig:
 def local(*changes: str) -> Config:
     """A run of the local back end."""
     return load_config(CONFIGS / "local" / "demo.yaml", changes).config
+
+
+def made(make: Callable[[], Finding | Iterable[Finding]]) -> list[Finding]:
+    """What the doctor makes of a check: a refusal is a finding."""
+    return list(doctor._made([("check", make)]))
 
 
 def save_model(folder: Path, *, shard: str = "1GB", **changes: Any) -> Path:

@@ -13,49 +13,63 @@ import pytest
 import torch
 
 from nemo_uecr.cli.look import sizes
-from nemo_uecr.plan import models
-from nemo_uecr.plan.records import Finding
-from tests.plan.subjects import change_tokenizer, local, nemo, save_model, save_tokenizer
+from nemo_uecr.config.nemo_schema import AnyConfig
+from nemo_uecr.data.models import load_tokenizer
+from nemo_uecr.plan import doctor
+from nemo_uecr.plan.machine import Finding
+from tests.plan.subjects import change_tokenizer, local, made, nemo, save_model, save_tokenizer
 
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def model(name: object) -> Finding:
+    (found,) = made(lambda: doctor.model_finding(nemo(), "student", str(name)))
+    return found
+
+
 @pytest.mark.parametrize(
     ("damage", "fault"),
     [
         (lambda folder: cut(folder / "model.safetensors"), "truncated"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
-        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: missing shard"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
     ],
 )
 def test_a_damaged_model(damage: Callable[[Path], Any], fault: str, tmp_path: Path) -> None:
     folder = save_model(tmp_path)
     damage(folder)
-    found = models.model_finding("student", str(folder))
-    assert found.status == "fail"
-    assert fault in found.message
+    found = model(folder)
+    assert (found.status, fault in found.message) == ("fail", True)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = save_model(tmp_path, shard="10KB")
     shards = sorted(folder.glob("model-*.safetensors"))
     assert len(shards) > 1
-    assert models.model_finding("teacher", str(folder)).status == "ok"
+    assert model(folder).status == "ok"
     shards[1].unlink()
-    assert shards[1].name in models.model_finding("teacher", str(folder)).message
+    assert shards[1].name in model(folder).message
 
 
 def test_names_that_are_not_here(tmp_path: Path) -> None:
-    assert models.model_finding("teacher", str(tmp_path / "absent")).status == "fail"
-    found = models.model_finding("teacher", "nobody/has-this-model")
+    assert model(tmp_path / "absent").status == "fail"
+    found = model("nobody/has-this-model")
     assert (found.status, found.remedy.partition(" (")[0]) == ("warn", "hf download nobody/has-this-model")
+
+
+def test_a_folder_with_code_of_its_own(tmp_path: Path) -> None:
+    """A run inside NeMo-RL would execute it, even where transformers knows the type."""
+    path = save_model(tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "own.Own"}}))
+    found = model(tmp_path)
+    assert (found.status, "which NeMo-RL would run" in found.message) == ("fail", True)
 
 
 def tokenizers(student: Path, teacher: Path) -> dict[str, Finding]:
     run = nemo(f"student.model_name={student}", f"teacher.model_name={teacher}")
-    return {one.check: one for one in models.tokenizer_findings(run)}
+    return {one.check: one for one in doctor.tokenizer_findings(run)}
 
 
 def test_equal_tokenizers(tmp_path: Path) -> None:
@@ -75,9 +89,9 @@ def test_prompts_are_counted_as_the_run_counts_them(tmp_path: Path) -> None:
     given += ["data.prompt_template={question}", f"teacher.model_name={student}"]
     for change, status, said in (
         ("data.long_prompts=refuse", "fail", "1 of 130 prompts have more than data.max_prompt_tokens=100"),
-        ("data.long_prompts=drop", "ok", "1 of the training prompts are dropped"),
+        ("data.long_prompts=drop", "ok", "1 prompts are dropped"),
     ):
-        found = {one.check: one for one in models.tokenizer_findings(nemo(*given, change))}["prompt length"]
+        found = {one.check: one for one in doctor.tokenizer_findings(nemo(*given, change))}["prompt length"]
         assert (found.status, found.message[: len(said)]) == (status, said)
 
 
@@ -89,11 +103,10 @@ def test_one_different_id_is_a_fail(tmp_path: Path) -> None:
     assert "'</think>' for the student and '</other>' for the teacher" in found.message
 
 
-def test_a_tokenizer_of_the_hub_that_is_not_here_is_to_be_fetched() -> None:
-    (found,) = models.tokenizer_findings(nemo("student.model_name=nobody/nothing"))
-    assert (found.status, found.remedy[:26]) == ("fail", "hf download nobody/nothing")
-    (found,) = models.tokenizer_findings(nemo("student.model_name=path/to/student"))
-    assert (found.status, found.remedy) == ("fail", "give student.model_name a folder or a hub name")
+def test_a_tokenizer_that_is_not_here() -> None:
+    for name, remedy in (("nobody/nothing", "hf download it"), ("path/to/student", "give student.model_name a folder")):
+        (found,) = made(lambda name=name: doctor.tokenizer_findings(nemo(f"student.model_name={name}")))
+        assert (found.status, remedy in found.message) == ("fail", True)
 
 
 @pytest.mark.parametrize(
@@ -106,38 +119,36 @@ def test_a_tokenizer_of_the_hub_that_is_not_here_is_to_be_fetched() -> None:
 )
 def test_templates(template: str | None, statuses: tuple[str, str], fault: str, tmp_path: Path) -> None:
     """Inside NeMo-RL and in the local back end, which also takes plain prompts."""
-    tokenizer = models.load_tokenizer(str(save_tokenizer(tmp_path)))
+    tokenizer = load_tokenizer(str(save_tokenizer(tmp_path)), local_files_only=True)
     tokenizer.chat_template = template
-    found = [models.chat_finding(tokenizer, run) for run in (nemo(), local())]
+    found = [one for run in (nemo(), local()) for one in made(lambda run=run: doctor.chat_finding(tokenizer, run))]
     assert tuple(one.status for one in found) == statuses
     assert fault in found[0].message
 
 
-def test_vocabularies(tmp_path: Path) -> None:
-    student = save_model(tmp_path / "s", vocab_size=300)
-    teacher = save_model(tmp_path / "t", vocab_size=320)
-    named = [f"student.model_name={student}", f"teacher.model_name={teacher}"]
-    found = {one.check: one.status for one in models.vocabulary_findings(nemo(*named, "student.vocabulary=300"), sizes)}
-    assert found == {"student vocabulary": "ok", "teacher vocabulary": "fail"}
-    assert [one.status for one in models.vocabulary_findings(local(*named), sizes)] == ["ok", "fail"]
-    unknown = nemo("student.model_name=nobody/knows", f"teacher.model_name={teacher}", "student.vocabulary=320")
-    assert [one.status for one in models.vocabulary_findings(unknown, sizes)] == ["warn", "ok"]
+def fit(run: AnyConfig) -> dict[str, list[Finding]]:
+    found = made(lambda: doctor.fit_findings(run, sizes, gpu_memory=None, host_memory=2**40))
+    return {one.check: [other for other in found if other.check == one.check] for one in found}
 
 
 def lengths(prompt: int, response: int) -> list[str]:
     return [f"data.max_prompt_tokens={prompt}", f"rollout.max_response_tokens={response}"]
 
 
-def test_limits_of_generation(tmp_path: Path) -> None:
-    """256 positions; 257 tokens are too many. 2 query heads; 3 ranks cannot share them."""
-    student = f"student.model_name={save_model(tmp_path)}"
-
-    def statuses(*changes: str) -> list[str]:
-        return [one.status for one in models.limits_findings(nemo(student, *changes), sizes)]
-
-    assert statuses(*lengths(56, 200)) == ["ok"]
-    ranks = ["rollout.tensor=3", "cluster.gpus_per_node=6", "evaluation.max_tokens=100"]
-    assert statuses(*lengths(57, 200), *ranks) == ["fail", "fail"]
+def test_models_that_do_not_fit_the_run(tmp_path: Path) -> None:
+    """Other output columns, 257 tokens on 256 positions, and 2 query heads on 3 ranks."""
+    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocab_size=320)
+    alone = [f"student.model_name={student}", "student.vocabulary=300", f"teacher.model_name={student}"]
+    short = "evaluation.max_tokens=100"
+    assert [one.status for one in fit(nemo(*alone, *lengths(56, 200), short))["plan"]] == ["ok"]
+    told = fit(nemo(*alone, *lengths(57, 200), short, f"teacher.model_name={teacher}"))["plan"]
+    assert [one.status for one in told] == ["fail"] * 3  # both models are too short
+    ranks = ["rollout.tensor=3", "cluster.gpus_per_node=6"]
+    assert "rollout.tensor: got 3" in made(lambda: doctor.fit_findings(
+        nemo(*alone, *lengths(56, 200), short, *ranks), sizes, gpu_memory=None, host_memory=2**40
+    ))[-1].message  # fmt: skip
+    told = fit(local(f"student.model_name={student}", f"teacher.model_name={teacher}"))["plan"]
+    assert ["the teacher 320" in one.message for one in told] == [True]
 
 
 def test_a_local_run_asks_for_the_prompts_that_there_are(tmp_path: Path) -> None:
@@ -150,14 +161,14 @@ def test_a_local_run_asks_for_the_prompts_that_there_are(tmp_path: Path) -> None
     def found(prompt: int, response: int, evaluation: int, teacher: Path = folder) -> Finding:
         named = [f"student.model_name={folder}", f"teacher.model_name={teacher}"]
         changes = [*named, *lengths(prompt, response), f"evaluation.max_tokens={evaluation}"]
-        (finding,) = models.limits_findings(local(*changes), sizes)
+        (finding,) = fit(local(*changes))["generation length"]
         return finding
 
     assert found(56, 200, 1).status == "ok"
-    assert "= 200, 56 of the student's 256 positions are left for a prompt" in found(57, 200, 1).message
+    assert "56 of the student's 256 positions are left for a prompt" in found(57, 200, 1).message
     assert (found(57, 200, 1).status, found(1, 256, 1).status) == ("warn", "fail")
     assert found(100, 100, 156).status == "ok"
-    assert "beside evaluation.max_tokens = 157, 99 of the student's" in found(100, 100, 157).message
+    assert "beside evaluation.max_tokens, 99 of the student's" in found(100, 100, 157).message
     assert "50 of the teacher's 150 positions are left" in found(100, 100, 1, teacher=small).message
 
 
@@ -176,36 +187,34 @@ def save_distributed(folder: Path) -> Path:
 KEY = "student.megatron_checkpoint"
 
 
+def megatron(folder: Path) -> Finding:
+    (found,) = made(lambda: doctor.megatron_finding(KEY, folder))
+    return found
+
+
 def test_megatron_checkpoints(tmp_path: Path) -> None:
-    assert "no folder" in models.megatron_finding(KEY, str(tmp_path / "absent")).message
-    assert "no iter_ folder" in models.megatron_finding(KEY, str(tmp_path)).message
+    assert "no folder" in megatron(tmp_path / "absent").message
+    assert "no iter_ folder" in megatron(tmp_path).message
     iteration = save_distributed(tmp_path / "iter_0000007")
-    assert models.megatron_finding(KEY, str(tmp_path)).message.endswith("iter_0000007, 1 shards")
-    assert models.megatron_finding(KEY, str(iteration)).status == "ok"
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("8")
-    assert "no iter_0000008" in models.megatron_finding(KEY, str(tmp_path)).message
+    assert megatron(tmp_path).message.endswith("iter_0000007, 1 shards")
+    assert megatron(iteration).status == "ok"
     shard = next(iteration.glob("*.distcp"))
     shard.write_bytes(b"")
-    assert "truncated shard of 0 bytes" in models.megatron_finding(KEY, str(iteration)).message
+    assert "truncated shard of 0 bytes" in megatron(iteration).message
     shard.unlink()
-    assert "missing shard" in models.megatron_finding(KEY, str(iteration)).message
+    assert "missing shard" in megatron(iteration).message
 
 
-def test_a_nemo_rl_run_that_would_be_resumed(tmp_path: Path) -> None:
-    assert models.resume_findings(str(tmp_path), nemo=True) == []
+def test_a_run_that_would_be_resumed(tmp_path: Path) -> None:
+    inside, alone = nemo(f"run.folder={tmp_path}"), local(f"run.folder={tmp_path}")
+    assert list(doctor.resume_findings(inside)) == []
     step = tmp_path / "checkpoints" / "step_20"
     save_distributed(step / "policy" / "weights" / "iter_0000000")
-    (found,) = models.resume_findings(str(tmp_path), nemo=True)
-    assert "no training_info.json" in found.message
+    (found,) = doctor.resume_findings(inside)
+    assert (found.status, "training_info.json" in found.message) == ("fail", True)
     (step / "training_info.json").write_text("{}")
-    (found,) = models.resume_findings(str(tmp_path), nemo=True)
-    assert found.status == "ok"
-
-
-def test_a_folder_with_code_of_its_own(tmp_path: Path) -> None:
-    """A run inside NeMo-RL would execute it, even where transformers knows the type."""
-    path = save_model(tmp_path) / "config.json"
-    assert models.code_findings(nemo(), {"teacher": str(tmp_path)}) == []
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "own.Own"}}))
-    (found,) = models.code_findings(nemo(), {"teacher": str(tmp_path)})
-    assert (found.check, found.status, "which NeMo-RL would run" in found.message) == ("teacher code", "fail", True)
+    assert [one.status for one in doctor.resume_findings(inside)] == ["ok"]
+    (step / "manifest.json").write_text('{"model.safetensors": ""}')
+    assert [one.status for one in doctor.resume_findings(alone)] == ["fail"]
+    (step / "model.safetensors").touch()
+    assert [one.status for one in doctor.resume_findings(alone)] == ["warn"]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.plan.memory import checkpointed_bytes, optimizer_bytes
-from nemo_uecr.plan.shapes import Grid, stage_layers, stage_parameters
+from nemo_uecr.plan.shapes import Grid, Sharded
 from tests.conftest import ROOT
 from tests.plan.test_shapes import tiny_shape
 
@@ -51,12 +50,13 @@ def grid(case: dict[str, Any]) -> Grid:
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[str(list(case.values())[:4]) for case in CASES])
 def test_every_rank_holds_what_the_plan_says(index: int, measured: list[list[dict[str, int]]]) -> None:
-    case, shape = CASES[index], tiny_shape(tied=CASES[index]["tied"])
+    case = CASES[index]
+    model = Sharded(tiny_shape(tied=case["tied"]), grid(case))
     for rank, found in enumerate(measured[index]):
         place = grid(case).place(rank)
         assert (place.tensor, place.data, place.pipeline) == (found["tensor"], found["data"], found["pipeline"])
-        assert stage_parameters(shape, grid(case), place.pipeline) == found["parameters"]
-        assert len(stage_layers(shape, grid(case), place.pipeline)) == found["layers"]
+        assert model.parameters(place.pipeline) == found["parameters"]
+        assert len(model.layers(place.pipeline)) == found["layers"]
 
 
 def test_gradients_and_optimizer_state(measured: list[list[dict[str, int]]]) -> None:
@@ -64,19 +64,19 @@ def test_gradients_and_optimizer_state(measured: list[list[dict[str, int]]]) -> 
     for case, ranks in zip(CASES, measured, strict=True):
         if not case["optimizer"]:
             continue
-        shape = tiny_shape(tied=case["tied"])
+        model = Sharded(tiny_shape(tied=case["tied"]), grid(case))
         for stage in range(case["pipeline"]):
             group = [found for found in ranks if found["pipeline"] == stage and found["tensor"] == 0]
             assert len(group) == case["data"]
             whole = sum(found["optimizer"] for found in group)
-            assert whole == 12 * stage_parameters(shape, grid(case), stage)
-            assert abs(group[0]["optimizer"] - optimizer_bytes(shape, grid(case), stage)) <= 12 * 64
-            excess = group[0]["gradients"] - 4 * stage_parameters(shape, grid(case), stage)
+            assert whole == 12 * model.parameters(stage)
+            assert abs(group[0]["optimizer"] - model.optimizer_bytes(stage)) <= 12 * 64
+            excess = group[0]["gradients"] - 4 * model.parameters(stage)
             assert 0 <= excess <= BUFFER_PADDING
 
 
 def test_checkpointing_keeps_the_input_of_a_layer(built: dict[str, Any]) -> None:
     """Megatron's own full recomputation, one layer at a time, in bfloat16."""
     alone = Grid(1, 1, 1, 1, False)
-    three, two = (checkpointed_bytes(tiny_shape(layers=layers), alone, 0, TOKENS) for layers in (3, 2))
+    three, two = (Sharded(tiny_shape(layers=layers), alone).checkpointed_bytes(0, TOKENS) for layers in (3, 2))
     assert built["kept"] == three - two

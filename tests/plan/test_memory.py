@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.plan import memory
-from nemo_uecr.plan.shapes import KNOWN, Grid, ModelShape, shape_of
+from nemo_uecr.plan import local
+from nemo_uecr.plan.shapes import KNOWN, Grid, ModelShape, Sharded, forward_flops, kv_token_bytes, shape_of
 from tests.plan.live_bytes import LiveBytes, keeping
 from tests.plan.subjects import save_model
 from tests.plan.test_shapes import tiny_shape
@@ -44,14 +44,14 @@ def test_activations_of_a_local_layer_are_exact(sizes: dict[str, int], bfloat16:
     """One layer more keeps exactly what the formula says."""
     fewer, more = tiny_shape(layers=2, **sizes), tiny_shape(layers=3, **sizes)
     difference = kept(more, 48, bfloat16=bfloat16) - kept(fewer, 48, bfloat16=bfloat16)
-    assert difference == memory.local_kept_bytes(more, 48, bfloat16=bfloat16)
+    assert difference == local.kept_bytes(more, 48, bfloat16=bfloat16)
 
 
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
 def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> None:
     """Forward and backward of the back end's own training pass: activations and logits, without weight gradients."""
     from nemo_uecr.local.models import load_model
-    from nemo_uecr.local.scores import CHUNK_BYTES, training_logp
+    from nemo_uecr.local.scores import training_logp
     from nemo_uecr.local.sequences import MicroBatch
 
     sizes = {"vocab_size": 2000, "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 96}
@@ -68,8 +68,8 @@ def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> 
         torch.autograd.backward(training_logp(model, micro, temperature=0.7).sum())
     gradients = sum(parameter.grad.nbytes for parameter in model.module.parameters() if parameter.grad is not None)
     shape, tokens = shape_of(folder, role="student"), rows * length
-    planned = shape.layers * memory.local_kept_bytes(shape, tokens, bfloat16=bfloat16)
-    planned += memory.local_logits_bytes(shape, tokens, CHUNK_BYTES, bfloat16=bfloat16)
+    planned = shape.layers * local.kept_bytes(shape, tokens, bfloat16=bfloat16)
+    planned += local.logits_bytes(shape, tokens, bfloat16=bfloat16)
     assert live.peak - gradients <= planned <= 1.35 * (live.peak - gradients)
 
 
@@ -79,15 +79,15 @@ def test_kv_cache_of_real_generation() -> None:
     with torch.no_grad():
         cache = model(input_ids=torch.zeros(3, 11, dtype=torch.long), use_cache=True).past_key_values
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert held == 3 * 11 * memory.kv_token_bytes(shape, 1, 4)
+    assert held == 3 * 11 * kv_token_bytes(shape, 1, 4)
 
 
 def test_kv_cache_over_tensor_ranks() -> None:
     """2 x 36 layers x 8 heads x 128 x 2 bytes = 147,456 a token; of four ranks each a quarter, never half a head."""
     shape = KNOWN["Qwen/Qwen3-4B"]
-    assert memory.kv_token_bytes(shape, 1, 2) == 147_456
-    assert memory.kv_token_bytes(shape, 4, 2) == 36_864
-    assert memory.kv_token_bytes(shape, 16, 2) == 147_456 // 8
+    assert kv_token_bytes(shape, 1, 2) == 147_456
+    assert kv_token_bytes(shape, 4, 2) == 36_864
+    assert kv_token_bytes(shape, 16, 2) == 147_456 // 8
 
 
 @pytest.mark.parametrize("divided", [False, True])
@@ -103,7 +103,7 @@ def test_scoring_keeps_one_chunk_beside_the_logits(divided: bool) -> None:
     request = ScoreRequest(temperatures, True, shape.vocabulary, chunk)
     with LiveBytes(logits, ids) as live:
         score_columns(logits, micro, request, ModelParallel(None, None))
-    planned = memory.scoring_logits_bytes(shape, ALONE, tokens, chunk, divided=divided) - logits.nbytes
+    planned = Sharded(shape, ALONE).scoring_logits_bytes(tokens, chunk, divided=divided) - logits.nbytes
     rows = 8 * shape.vocabulary * 4  # float32 rows in work
     assert planned <= live.peak <= planned + rows + 64 * tokens
 
@@ -111,9 +111,9 @@ def test_scoring_keeps_one_chunk_beside_the_logits(divided: bool) -> None:
 def test_training_logits_follow_the_stated_buffers() -> None:
     """(2 + 2) T V + 24 chunk V: 4 x 18,432 x 151,936 + 24 x 2048 x 151,936 = 18,669,895,680."""
     shape = KNOWN["Qwen/Qwen3-4B"]
-    assert memory.train_logits_bytes(shape, ALONE, 18_432, 2048) == 18_669_895_680
+    assert Sharded(shape, ALONE).train_logits_bytes(18_432, 2048) == 18_669_895_680
     halves = Grid(2, 1, 1, 1, True)
-    assert memory.train_logits_bytes(shape, halves, 18_432, 2048) == 18_669_895_680 // 2
+    assert Sharded(shape, halves).train_logits_bytes(18_432, 2048) == 18_669_895_680 // 2
 
 
 @pytest.mark.nemo
@@ -139,13 +139,13 @@ def test_logits_are_those_of_nemo_rl(training: bool, monkeypatch: pytest.MonkeyP
                 torch.autograd.backward(found.sum())
     finally:
         dist.destroy_process_group()
-    formula = memory.train_logits_bytes if training else memory.reference_logits_bytes
-    assert live.peak + logits.nbytes == pytest.approx(formula(shape, ALONE, tokens, chunk), rel=0.05)
+    formula = Sharded.train_logits_bytes if training else Sharded.reference_logits_bytes
+    assert live.peak + logits.nbytes == pytest.approx(formula(Sharded(shape, ALONE), tokens, chunk), rel=0.05)
 
 
 def test_flops_of_a_token() -> None:
     """4B at 8192: body 7.27, attention 2.42, head 0.78 GFLOP; 1.7B: 4.38; 8B: 17.55."""
-    giga = {name: memory.forward_flops(KNOWN[f"Qwen/Qwen3-{name}"], 8192) / 1e9 for name in ("1.7B", "4B", "8B")}
+    giga = {name: forward_flops(KNOWN[f"Qwen/Qwen3-{name}"], 8192) / 1e9 for name in ("1.7B", "4B", "8B")}
     assert giga == pytest.approx({"1.7B": 4.38, "4B": 10.46, "8B": 17.55}, abs=0.005)
 
 
@@ -158,7 +158,7 @@ def test_flops_of_a_real_forward() -> None:
     model.config._attn_implementation = "eager"
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(input_ids=torch.zeros(1, length, dtype=torch.long))
-    whole = memory.forward_flops(shape, 2 * length)  # twice the length: no causal half
+    whole = forward_flops(shape, 2 * length)  # twice the length: no causal half
     norms = 2.0 * shape.layers * (2 * shape.hidden + 2 * shape.head_dim)  # counted as parameters, no matrix product
     assert counter.get_total_flops() / length == pytest.approx(whole - norms, rel=0.01)
 
@@ -169,16 +169,15 @@ def test_megatron_layer_counts() -> None:
     Two tensor ranks with sequence parallelism hold half; without it the residuals stay whole: 2,560 + 8,160 / 2.
     """
     shape = tiny_shape()
-    assert memory.kept_bytes(shape, ALONE, 10) == 10_720
-    assert memory.kept_bytes(shape, Grid(2, 1, 1, 1, True), 10) == 5_360
-    assert memory.kept_bytes(shape, Grid(2, 1, 1, 1, False), 10) == 2_560 + 4_080
+    assert Sharded(shape, ALONE).kept_bytes(10) == 10_720
+    assert Sharded(shape, Grid(2, 1, 1, 1, True)).kept_bytes(10) == 5_360
+    assert Sharded(shape, Grid(2, 1, 1, 1, False)).kept_bytes(10) == 2_560 + 4_080
     # Checkpoints: 2 layers of a stage x 640 bytes, two micro-batches in flight on the first of two stages, one after.
     stages = Grid(1, 1, 1, 2, False)
-    assert [memory.checkpointed_bytes(shape, stages, stage, 10) for stage in (0, 1)] == [2_560, 1_280]
+    assert [Sharded(shape, stages).checkpointed_bytes(stage, 10) for stage in (0, 1)] == [2_560, 1_280]
 
 
 def test_the_local_chunk_is_the_back_ends_own() -> None:
     from nemo_uecr.local.scores import CHUNK_BYTES
-    from nemo_uecr.plan import local
 
     assert local.CHUNK_BYTES == CHUNK_BYTES

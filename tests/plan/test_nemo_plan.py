@@ -9,8 +9,7 @@ import pytest
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.plan.nemo import nemo_plan, placements, variant, what_fits
-from nemo_uecr.plan.records import GIB, Plan
-from nemo_uecr.plan.setting import EFFICIENCY, GPUS, Lengths
+from nemo_uecr.plan.records import GIB, GPUS, Lengths, Plan
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 MEBI = 1_048_576
@@ -24,7 +23,7 @@ def config_of(*changes: str) -> NemoConfig:
 
 
 def plan_of(*changes: str) -> Plan:
-    return nemo_plan(config_of(*changes), H200, EFFICIENCY, LENGTHS)
+    return nemo_plan(config_of(*changes), H200, LENGTHS)
 
 
 def item(plan: Plan, phase: str, name: str) -> int:
@@ -96,7 +95,7 @@ def test_seconds_of_decoding() -> None:
 def test_side_by_side() -> None:
     config = config_of()
     (_, together), (_, apart) = placements(config)
-    one, two = (nemo_plan(variant(config, each), H200, EFFICIENCY, LENGTHS) for each in (together, apart))
+    one, two = (nemo_plan(variant(config, each), H200, LENGTHS) for each in (together, apart))
     assert "144 on each of 7 data-parallel ranks" in " ".join(two.facts)
     assert seconds(two, "score teacher") == pytest.approx(8 * (seconds(one, "score teacher") - 0.66), rel=0.01)
     assert two.layout[-1].student == "-"
@@ -117,12 +116,12 @@ def test_layout_of_tensor_and_pipeline_ranks() -> None:
 def test_what_does_not_fit_is_refused_with_what_would() -> None:
     """14B on 80 GB: gradients alone are 55 GiB; two tensor ranks halve them."""
     config = config_of("student.model_name=Qwen/Qwen3-14B", "teacher.model_name=Qwen/Qwen3-14B")
-    plan = nemo_plan(config, GPUS["h100"], EFFICIENCY, LENGTHS)
+    plan = nemo_plan(config, GPUS["h100"], LENGTHS)
     assert any("train needs 132.1 GiB" in fault and "gradients with 55.0 GiB" in fault for fault in plan.faults)
-    advice = what_fits(config, GPUS["h100"], EFFICIENCY, LENGTHS)
+    advice = what_fits(config, GPUS["h100"], LENGTHS)
     assert advice[0] == "student.parallel.tensor=2 student.parallel.sequence=true"
     changed = config_of("student.model_name=Qwen/Qwen3-14B", "teacher.model_name=Qwen/Qwen3-14B", *advice[0].split())
-    assert nemo_plan(changed, GPUS["h100"], EFFICIENCY, LENGTHS).faults == ()
+    assert nemo_plan(changed, GPUS["h100"], LENGTHS).faults == ()
 
 
 def test_a_cache_too_small_for_one_response_is_a_fault() -> None:

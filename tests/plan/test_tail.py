@@ -8,9 +8,10 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from nemo_uecr.plan import memory, seconds
-from nemo_uecr.plan.seconds import response_lengths
-from nemo_uecr.plan.setting import EFFICIENCY, GPUS, Lengths, Setting, setting_of
+from nemo_uecr.plan import nemo
+from nemo_uecr.plan.nemo import Setting, response_lengths, setting_of
+from nemo_uecr.plan.records import DECODE_SHARE, DECODE_STEP, GPUS, Lengths
+from nemo_uecr.plan.shapes import kv_token_bytes
 from tests.plan.test_nemo_plan import config_of
 
 NORMAL = NormalDist()
@@ -49,9 +50,9 @@ def test_lengths_without_spread_or_room_are_all_the_same() -> None:
 def simulated(setting: Setting, at_once: int, batches: int) -> float:
     """Seconds of the slowest engine, each token of each engine in turn, over random batches."""
     draws, mu = random.Random(1), mu_of(MEAN, setting.lengths.sigma, CUT)
-    rate = setting.device.bandwidth * setting.efficiency.decode
-    weights = memory.vllm_bytes(setting)
-    token = memory.kv_token_bytes(setting.student, 1, 2)
+    rate = setting.device.bandwidth * DECODE_SHARE
+    weights = setting.vllm_bytes
+    token = kv_token_bytes(setting.student.shape, 1, 2)
     each = setting.responses // setting.replicas
     ends = []
     for _ in range(batches):
@@ -63,7 +64,7 @@ def simulated(setting: Setting, at_once: int, batches: int) -> float:
             while queue or active:
                 active += [(queue.pop(0), 0) for _ in range(min(at_once - len(active), len(queue)))]
                 read = weights + token * sum(setting.lengths.prompt + place for _, place in active)
-                passed += read / rate + setting.efficiency.decode_step
+                passed += read / rate + DECODE_STEP
                 active = [(length, place + 1) for length, place in active if length > place + 1]
             engines.append(passed)
         ends.append(max(engines))
@@ -74,9 +75,9 @@ def simulated(setting: Setting, at_once: int, batches: int) -> float:
 def test_a_rollout_ends_with_its_slowest_engine(sigma: float, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """128 responses on 8 engines, all at work at once or five at a time."""
     changes = ("rollout.prompts_per_step=16", "train.minibatch_responses=128", f"rollout.max_response_tokens={CUT}")
-    setting = setting_of(config_of(*changes), GPUS["h100"], EFFICIENCY, Lengths(100, MEAN, sigma))
-    monkeypatch.setattr(seconds, "concurrent_responses", lambda *given: at_once)
-    planned, _, waiting = seconds.rollout_seconds(setting)
-    planned -= memory.vllm_bytes(setting) / setting.device.host_link
+    setting = setting_of(config_of(*changes), GPUS["h100"], Lengths(100, MEAN, sigma))
+    monkeypatch.setattr(nemo, "concurrent_responses", lambda *given: at_once)
+    phase = nemo.rollout(setting)
+    planned = phase.seconds - setting.vllm_bytes / setting.device.host_link
     assert planned == pytest.approx(simulated(setting, at_once, 40), rel=0.02)
-    assert 0 < waiting < planned
+    assert 0 < phase.waiting < planned
