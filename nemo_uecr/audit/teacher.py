@@ -6,9 +6,8 @@ Shape legend: B = responses, T = tokens (padded), N = scored tokens of all respo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
-from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -152,7 +151,8 @@ def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
 
 
 def _without_megatron() -> str | None:
-    return None if find_spec("megatron") is not None else "megatron-core is not installed (nemo-uecr[megatron])"
+    there = find_spec("megatron") is not None and find_spec("megatron.bridge") is not None
+    return None if there else "Megatron-Bridge is not installed (nemo-uecr[megatron])"
 
 
 def _without_vllm() -> str | None:
@@ -182,12 +182,24 @@ def _transformers(dtype: str) -> Callable[[str, Request], EngineScores]:
     return score
 
 
+@torch.no_grad()
 def _megatron(model: str, request: Request) -> EngineScores:
-    """In a process of its own, whose torch pretends to have no accelerator."""
-    from nemo_uecr.audit.megatron_engine import score_on_cpu
+    from nemo_uecr.checkpoint.bridge import Bridge
+    from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
+    from nemo_uecr.checkpoint.proof import megatron_logits
+    from nemo_uecr.checkpoint.qwen3 import read_qwen3
+    from nemo_uecr.scoring.dense import score_logits
 
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return EngineScores(*process.submit(score_on_cpu, model, request.prompts, request.whole).result())
+    logp, entropy, folder = [], [], Path(model)
+    with megatron_on_cpu():
+        module = Bridge(folder, read_qwen3(folder)).from_huggingface()
+        for prompt, ids in zip(request.prompts, map(torch.tensor, request.whole), strict=True):
+            logits_NV, target_N = megatron_logits(module, ids[None])[0, len(prompt) - 1 : -1], ids[len(prompt) :]
+            found = score_logits(logits_NV, target_N, temperatures=(1.0,), entropy=True)
+            assert found.entropy_N is not None
+            logp.append(found.logp_KN[0])
+            entropy.append(found.entropy_N)
+    return EngineScores(torch.cat(logp), torch.cat(entropy))
 
 
 def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Request], EngineScores]:

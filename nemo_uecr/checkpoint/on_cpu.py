@@ -51,20 +51,6 @@ def megatron_on_cpu() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def core_on_cpu() -> Iterator[None]:
-    """One rank of megatron-core alone over gloo on the CPU, for a forward pass."""
-    import torch
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(_replaced(torch.cuda, "current_device", lambda: torch.device("cpu")))
-        stack.enter_context(_random_states())
-        stack.enter_context(_one_rank())
-        yield
-
-
 def require_bridge() -> None:
     """Refuse to start without Megatron-Bridge; quiet the libraries otherwise.
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "Agreement", "Scores", "Sequences", "compare", "fixed_sequences", "huggingface_scores", "megatron_scores",
+    "Agreement", "Scores", "Sequences", "compare", "fixed_sequences", "huggingface_scores", "megatron_logits",
+    "megatron_scores",
     "read_recorded",
 ]  # fmt: skip
 
@@ -69,22 +70,23 @@ def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
     return [*(text for text in texts if len(text) > 1), *drawn]
 
 
+def megatron_logits(model: Any, ids_BT: Tensor) -> Tensor:
+    """[B, T, V] logits of megatron-core's model, one rank."""
+    import torch
+
+    width = ids_BT.shape[1]
+    future = torch.triu(torch.ones(1, 1, width, width, dtype=torch.bool), 1)
+    logits: Tensor = model(ids_BT, torch.arange(width).expand_as(ids_BT), future)
+    return logits
+
+
 def megatron_scores(model: Any, sequences: Sequences) -> Scores:
     """Log-probabilities under megatron-core's model, one rank; in nats, from the second token on.
 
     Raises:
         ScoreError: If one is not finite.
     """
-    import torch
-
-    def logits(ids_BT: Tensor) -> Tensor:
-        width = ids_BT.shape[1]
-        positions_BT = torch.arange(width).expand_as(ids_BT)
-        future = torch.triu(torch.ones(1, 1, width, width, dtype=torch.bool), 1)
-        found: Tensor = model(ids_BT, positions_BT, future)
-        return found
-
-    return _scores(logits, sequences)
+    return _scores(lambda ids_BT: megatron_logits(model, ids_BT), sequences)
 
 
 def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
