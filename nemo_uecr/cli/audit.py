@@ -251,7 +251,7 @@ def teacher(
     """One checkpoint scored by several engines: how far log-probabilities and entropies are apart.
 
     SCORES has responses that the teacher scored with transformers in float32; the same tokens are scored again, one
-    response at a time. megatron is megatron-core over gloo in float32; vllm-bf16 and vllm-fp8 need a GPU. An engine
+    response at a time. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8 need a GPU. An engine
     that cannot run here is named with the reason.
 
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start

@@ -194,13 +194,14 @@ def advantages_of(advantages: Advantages) -> dict[str, Tensor]:
 # The advantages of a saved step, computed again
 
 
-def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Advantages:
+def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path, *, detail: bool = False) -> Advantages:
     """Advantages by the method and settings in the header of a saved step.
 
     Args:
         saved: what `load_batch` read.
         batch: its record, or the same responses with other scores.
         path: its file, for the message.
+        detail: also the token quantities that the method computes on the way.
 
     Raises:
         DataError: the header names no method that is known here.
@@ -211,7 +212,7 @@ def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Advantag
         raise DataError(f"{path} names method {saved.method!r}; expected one of {', '.join(METHODS)}")
     settings = saved_settings(saved, path)
     with naming_file(path):
-        return METHODS[saved.method].compute(batch, settings)
+        return METHODS[saved.method].compute(batch, settings, detail=detail)
 
 
 @dataclass(frozen=True)

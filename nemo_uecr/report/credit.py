@@ -6,10 +6,11 @@ Shape legend: B = responses, T = tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from statistics import pvariance
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.batch_file import compute_again, load_batch, saved_settings, scored_batch
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object
 from nemo_uecr.telemetry.run_folder import BatchFiles, RunFolder
@@ -17,7 +18,10 @@ from nemo_uecr.telemetry.run_folder import BatchFiles, RunFolder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+    from nemo_uecr.core.records import Advantages, ScoredBatch
+
+#: The texts of a response in a saved batch, by its row.
+Texts = Mapping[int, Mapping[str, Any]]
 
 #: Responses shown of one batch, saved batches shown of one run, and tokens shown of one response.
 SHOWN_RESPONSES, SHOWN_STEPS, SHOWN_TOKENS = 24, 3, 800
@@ -26,17 +30,6 @@ PAGE_TOKENS = 14_000
 DIGITS = 5
 #: A change of this size is the rounding of float32.
 ROUNDING = 1e-6
-
-
-@dataclass(frozen=True)
-class SavedTexts:
-    """A saved batch: tensors, the method that made its advantages, and the texts of its responses."""
-
-    step: int
-    method: str
-    settings: Settings
-    batch: ScoredBatch
-    texts: dict[int, dict[str, Any]]
 
 
 def credit_data(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
@@ -49,149 +42,50 @@ def credit_data(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
 
 
 def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
-    """The first, middle and last saved batch of a run, ready for the page.
-
-    Args:
-        run: the run.
-        token_budget: tokens that may be shown of it.
+    """The first, middle and last saved batch of a run, ready for the page; each with its share of the tokens.
 
     Raises:
         RunFolderError: The parts of a saved batch disagree.
     """
-    chosen = spread(run.batches, SHOWN_STEPS)
-    return [step_map(read_batch(files), token_budget=token_budget // len(chosen)) for files in chosen]
+    saved = run.batches
+    if len(saved) > SHOWN_STEPS:
+        saved = [saved[round(index * (len(saved) - 1) / (SHOWN_STEPS - 1))] for index in range(SHOWN_STEPS)]
+    return [step_map(files, token_budget=token_budget // len(saved)) for files in saved]
 
 
-def spread(items: list[BatchFiles], count: int) -> list[BatchFiles]:
-    """``count`` items from first to last, evenly spaced."""
-    if len(items) <= count:
-        return items
-    return [items[round(index * (len(items) - 1) / (count - 1))] for index in range(count)]
-
-
-def read_batch(files: BatchFiles) -> SavedTexts:
-    """Read a saved batch with its texts.
+def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
+    """One saved batch as the page's script reads it.
 
     Raises:
-        DataError: If the tensors are truncated or one is missing, or the header's settings are none.
-        RunFolderError: If the format or the texts do not fit.
+        DataError: The tensors are truncated or one is missing, or the header's method or settings are none.
+        RunFolderError: The texts do not fit.
     """
-    from nemo_uecr.data.batch_file import FORMAT, load_batch, saved_settings, scored_batch
-
-    saved = load_batch(files.tensors)
-    if saved.header.get("format") != FORMAT:
-        raise RunFolderError(f"{files.tensors} has format {saved.header.get('format')!r}; expected {FORMAT}")
-    settings, batch = saved_settings(saved, files.tensors), scored_batch(saved, files.tensors)
-    return SavedTexts(files.step, saved.method or "", settings, batch, _read_texts(files, batch))
-
-
-def step_map(saved: SavedTexts, *, token_budget: int) -> dict[str, Any]:
-    """One saved batch as the page's script reads it."""
     from nemo_uecr.core.methods import METHODS
 
-    if saved.method not in METHODS:
-        raise RunFolderError(
-            f"the batch of step {saved.step} names method {saved.method!r}; expected one of {', '.join(METHODS)}"
-        )
-    method = METHODS[saved.method]
-    advantages = method.compute(saved.batch, saved.settings, detail=True)
-    rows = chosen_rows(saved, token_budget=token_budget)
+    saved = load_batch(files.tensors)
+    batch, settings = scored_batch(saved, files.tensors), saved_settings(saved, files.tensors)
+    advantages = compute_again(saved, batch, files.tensors, detail=True)
+    method, texts = METHODS[str(saved.method)], read_texts(files, batch)
     return {
-        "step": saved.step,
+        "step": files.step,
         "method": saved.method,
         "equation": method.equation,
         "conserving": "budget" in method.identities,
-        "settings": {name: getattr(saved.settings, name) for name in sorted(method.core_settings)},
-        "batch": saved.batch.responses,
-        "responses": [response_map(saved, advantages, row) for row in rows],
+        "settings": {name: getattr(settings, name) for name in sorted(method.core_settings)},
+        "batch": batch.responses,
+        "responses": [
+            response_map(batch, texts[row], advantages, row)
+            for row in chosen_rows(batch, texts, token_budget=token_budget)
+        ],
     }
 
 
-def chosen_rows(saved: SavedTexts, *, token_budget: int) -> list[int]:
-    """Whole groups: evenly mixed ones first, every third place for a degenerate one, within the limits."""
-    groups: dict[int, list[int]] = {}
-    for row, label in enumerate(saved.batch.group_B.tolist()):
-        if row in saved.texts:
-            groups.setdefault(label, []).append(row)
-    rewards = saved.batch.task_reward_B.tolist()
-    even = {label: _evenness([rewards[row] for row in rows]) for label, rows in groups.items()}
-    mixed = sorted((label for label in groups if even[label] > 0), key=lambda label: -even[label])
-    flat = sorted((label for label in groups if even[label] == 0), key=lambda label: rewards[groups[label][0]])
-    order: list[int] = []
-    while mixed or flat:
-        wants_flat = flat and (len(order) % 3 == 2 or not mixed)
-        order.append(flat.pop(0) if wants_flat else mixed.pop(0))
-    rows: list[int] = []
-    tokens = 0
-    for row in (row for label in order for row in groups[label]):
-        tokens += min(len(saved.texts[row]["tokens"]), SHOWN_TOKENS)
-        if len(rows) >= SHOWN_RESPONSES or (rows and tokens > token_budget):
-            break
-        rows.append(row)
-    return rows
+def read_texts(files: BatchFiles, batch: ScoredBatch) -> Texts:
+    """The texts beside a saved batch.
 
-
-def response_map(saved: SavedTexts, advantages: Advantages, row: int) -> dict[str, Any]:
-    """One response: its scalars, and a list a token quantity (None where the method has none)."""
-    batch, told = saved.batch, saved.texts[row]
-    valid = batch.mask_BT[row]
-    peers = batch.task_reward_B[batch.group_B == batch.group_B[row]]
-    before = before_redistribution(advantages, row)
-    after = advantages.advantage_BT[row][valid].double()
-    change = None if before is None else after - before
-    moved = change is not None and bool((change.abs() > ROUNDING).any())
-    tokens = {"after": after, "change": change if moved else None, **_token_values(batch, advantages, row)}
-    return {
-        **{key: str(told.get(key, "")) for key in ("id", "problem", "question", "answer", "verdict")},
-        "group": int(batch.group_B[row]),
-        "kind": _kind(peers.tolist()),
-        "reward": float(batch.task_reward_B[row]),
-        "count": int(valid.sum()),
-        "text": [str(token) for token in told["tokens"][:SHOWN_TOKENS]],
-        "before": None if before is None else float(f"{before:.{DIGITS}g}"),
-        **{name: None if values is None else _numbers(values[:SHOWN_TOKENS]) for name, values in tokens.items()},
-        "scalars": {
-            "teacher_reward": _scalar(advantages.teacher_reward_B, row),
-            "task": _scalar(advantages.advantage_task_B, row),
-            "teacher": _scalar(advantages.advantage_teacher_B, row),
-        },
-        "sums": _sums(change, tokens["w"]) if moved and change is not None else None,
-    }
-
-
-def _token_values(batch: ScoredBatch, advantages: Advantages, row: int) -> dict[str, Tensor | None]:
-    """What the page shows of every token of a response besides its advantage."""
-    valid = batch.mask_BT[row]
-    gap = None if batch.teacher_logp_BT is None else (batch.teacher_logp_BT - batch.old_logp_BT)[row][valid]
-    return {
-        "opd": _row(advantages.advantage_opd_BT, row, valid),
-        "delta": gap,
-        "entropy": _row(batch.teacher_entropy_BT, row, valid),
-        "c": _row(advantages.confidence_BT, row, valid),
-        "d": _row(advantages.direction_BT, row, valid),
-        "q": _row(advantages.residual_BT, row, valid),
-        "w": _row(advantages.weight_BT, row, valid),
-    }
-
-
-def before_redistribution(advantages: Advantages, row: int) -> float | None:
-    """The response's one advantage before any token-level step: A^U, or the method's task advantage."""
-    for value_B in (advantages.advantage_unified_B, advantages.advantage_task_B):
-        if value_B is not None:
-            return float(value_B[row])
-    return None
-
-
-def _sums(change: Tensor, weight: Tensor | None) -> dict[str, float | None]:
-    """What the redistribution gave and took over the whole response, and how far the mean weight is from 1."""
-    return {
-        "given": float(change.clamp_min(0).sum()),
-        "taken": float(change.clamp_max(0).sum()),
-        "budget": None if weight is None else float(weight.double().mean() - 1.0),
-    }
-
-
-def _read_texts(files: BatchFiles, batch: ScoredBatch) -> dict[int, dict[str, Any]]:
+    Raises:
+        RunFolderError: They are not those of its tokens.
+    """
     texts = {response["row"]: response for response in read_object(files.texts)["responses"]}
     counts = batch.mask_BT.sum(dim=1).tolist()
     for row, response in texts.items():
@@ -203,9 +97,88 @@ def _read_texts(files: BatchFiles, batch: ScoredBatch) -> dict[int, dict[str, An
     return texts
 
 
-def _evenness(rewards: list[float]) -> float:
-    mean = sum(rewards) / len(rewards)
-    return sum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+def chosen_rows(batch: ScoredBatch, texts: Texts, *, token_budget: int) -> list[int]:
+    """Whole groups: evenly mixed ones first, every third place for a degenerate one, within the limits."""
+    groups: dict[int, list[int]] = {}
+    for row, label in enumerate(batch.group_B.tolist()):
+        if row in texts:
+            groups.setdefault(label, []).append(row)
+    rewards = batch.task_reward_B.tolist()
+    even = {label: pvariance([rewards[row] for row in rows]) for label, rows in groups.items()}
+    mixed = sorted((label for label in groups if even[label] > 0), key=lambda label: -even[label])
+    flat = sorted((label for label in groups if even[label] == 0), key=lambda label: rewards[groups[label][0]])
+    order: list[int] = []
+    while mixed or flat:
+        wants_flat = flat and (len(order) % 3 == 2 or not mixed)
+        order.append(flat.pop(0) if wants_flat else mixed.pop(0))
+    rows: list[int] = []
+    tokens = 0
+    for row in (row for label in order for row in groups[label]):
+        tokens += min(len(texts[row]["tokens"]), SHOWN_TOKENS)
+        if len(rows) >= SHOWN_RESPONSES or (rows and tokens > token_budget):
+            break
+        rows.append(row)
+    return rows
+
+
+def response_map(batch: ScoredBatch, told: Mapping[str, Any], advantages: Advantages, row: int) -> dict[str, Any]:
+    """One response: its scalars, and a list a token quantity (None where the method has none).
+
+    ``before`` is the response's one advantage before any token-level step: A^U, or the method's task advantage.
+    """
+    valid = batch.mask_BT[row]
+
+    def tokens(value_BT: Tensor | None) -> Tensor | None:
+        return None if value_BT is None else value_BT[row][valid]
+
+    def scalar(value_B: Tensor | None) -> float | None:
+        return None if value_B is None else _short(float(value_B[row]))
+
+    unified_B, task_B = advantages.advantage_unified_B, advantages.advantage_task_B
+    before_B = task_B if unified_B is None else unified_B
+    after = advantages.advantage_BT[row][valid].double()
+    change = None if before_B is None else after - float(before_B[row])
+    if change is not None and not (change.abs() > ROUNDING).any():
+        change = None
+    weight = tokens(advantages.weight_BT)
+    gap = None if batch.teacher_logp_BT is None else tokens(batch.teacher_logp_BT - batch.old_logp_BT)
+    shown = {
+        "after": after,
+        "change": change,
+        "opd": tokens(advantages.advantage_opd_BT),
+        "delta": gap,
+        "entropy": tokens(batch.teacher_entropy_BT),
+        "c": tokens(advantages.confidence_BT),
+        "d": tokens(advantages.direction_BT),
+        "q": tokens(advantages.residual_BT),
+        "w": weight,
+    }
+    return {
+        **{key: str(told.get(key, "")) for key in ("id", "problem", "question", "answer", "verdict")},
+        "group": int(batch.group_B[row]),
+        "kind": _kind(batch.task_reward_B[batch.group_B == batch.group_B[row]].tolist()),
+        "reward": float(batch.task_reward_B[row]),
+        "count": int(valid.sum()),
+        "text": [str(token) for token in told["tokens"][:SHOWN_TOKENS]],
+        "before": scalar(before_B),
+        **{
+            name: None if each is None else list(map(_short, each[:SHOWN_TOKENS].tolist()))
+            for name, each in shown.items()
+        },
+        "scalars": {
+            "teacher_reward": scalar(advantages.teacher_reward_B),
+            "task": scalar(task_B),
+            "teacher": scalar(advantages.advantage_teacher_B),
+        },
+        # What the redistribution gave and took over the whole response, and how far the mean weight is from 1.
+        "sums": None
+        if change is None
+        else {
+            "given": float(change.clamp_min(0).sum()),
+            "taken": float(change.clamp_max(0).sum()),
+            "budget": None if weight is None else float(weight.double().mean() - 1.0),
+        },
+    }
 
 
 def _kind(rewards: list[float]) -> str:
@@ -214,13 +187,9 @@ def _kind(rewards: list[float]) -> str:
     return f"all {len(rewards)} {'right' if rewards[0] > 0 else 'wrong'}"
 
 
-def _row(values_BT: Tensor | None, row: int, valid: Tensor) -> Tensor | None:
-    return None if values_BT is None else values_BT[row][valid]
+def _shorts(value_N: Tensor | None) -> list[float] | None:
+    return None if value_N is None else [_short(value) for value in value_N[:SHOWN_TOKENS].tolist()]
 
 
-def _scalar(values_B: Tensor | None, row: int) -> float | None:
-    return None if values_B is None else float(f"{float(values_B[row]):.{DIGITS}g}")
-
-
-def _numbers(values: Tensor) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values.tolist()]
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -15,23 +15,13 @@ DASH, MINUS = "\u2013", "\u2212"
 
 def data_block(name: str, content: Any) -> Markup:
     """A JSON block for the page's script; no text in it can end the block or open a tag."""
-    encoded = json.dumps(finite(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    sayable = json.loads(json.dumps(content), parse_constant=lambda _: None)  # NaN and infinities become null
+    encoded = json.dumps(sayable, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         encoded = encoded.replace(character, f"\\u{ord(character):04x}")
     # Lone surrogates cannot be written as UTF-8; a tokenizer's broken byte may decode to one.
     encoded = encoded.encode("utf-8", "replace").decode("utf-8")
     return Markup(f'<script type="application/json" id="{escape(name)}">{encoded}</script>')
-
-
-def finite(content: Any) -> Any:
-    """The same structure with NaN and infinities as None, which is what JSON can say."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, dict):
-        return {key: finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [finite(value) for value in content]
-    return content
 
 
 def equation(plain: str) -> Markup:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from statistics import variance
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -23,15 +23,13 @@ SHOWN_BESIDE = 2
 AVERAGE = "Average"
 HOLDS, VIOLATED, MONITORED, UNMEASURED = "holds", "violated", "monitored", "not measured"
 MARKS = {HOLDS: "✓", VIOLATED: "✗", MONITORED: "○", UNMEASURED: DASH}
-FIRST_RATIO = "first_ratio"
-FIRST_RATIO_STATEMENT = "the importance ratio of a batch's first update is 1"
+FIRST_RATIO = "first_ratio", "the importance ratio of a batch's first update is 1", "policy/first_ratio_error"
 
 
 # Accuracy
 
 
-@dataclass(frozen=True)
-class Lift:
+class Lift(NamedTuple):
     """Change of the average over sets, as shares; its interval is paired by problem, None where problems differ."""
 
     change: float
@@ -44,15 +42,14 @@ class Lift:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """First and last evaluation of a run.
+class Outcome(NamedTuple):
+    """First and last evaluation of a run, and the change; None where there is none, or only one.
 
     Attributes:
         samples: k of avg@k.
-        before: average of the first evaluation with its interval; None when there is none.
-        after: the same of the last; None when there is only one.
-        lift: the change; None when there is none.
+        before: average of the first with its interval.
+        after: the same of the last.
+        lift: the change.
     """
 
     samples: int | None
@@ -63,28 +60,19 @@ class Outcome:
 
 def outcome_of(run: RunFolder) -> Outcome:
     """What the evaluations of a run say so far."""
-    records = run.evaluations
-    if not records:
+    if not run.evaluations:
         return Outcome(None, None, None, None)
-    if len(records) == 1:
-        return Outcome(int(records[0]["samples"]), records[0]["average"], None, None)
-    lift = _change(run, records[0], run, records[-1])
-    return Outcome(int(records[-1]["samples"]), records[0]["average"], records[-1]["average"], lift)
+    first, last = run.evaluations[0], run.evaluations[-1]
+    if first is last:
+        return Outcome(int(first["samples"]), first["average"], None, None)
+    return Outcome(int(last["samples"]), first["average"], last["average"], lift_of((run, first), (run, last)))
 
 
-def difference_of(run: RunFolder, other: RunFolder) -> Lift | None:
-    """How far ``other`` lies above ``run`` at the last evaluation of each; None when one has none."""
-    if not run.evaluations or not other.evaluations:
-        return None
-    return _change(run, run.evaluations[-1], other, other.evaluations[-1])
-
-
-def _change(run: RunFolder, before: Record, other: RunFolder, after: Record) -> Lift:
-    change = after["average"]["avg"] - before["average"]["avg"]
-    error = _paired_error(_problem_means(run, before["step"]), _problem_means(other, after["step"]))
-    if error is None:
-        return Lift(change, None, None)
-    return Lift(change, change - 1.96 * error, change + 1.96 * error)
+def lift_of(before: tuple[RunFolder, Record], after: tuple[RunFolder, Record]) -> Lift:
+    """How far one evaluation of a run lies above another, of the same run or of another."""
+    change = after[1]["average"]["avg"] - before[1]["average"]["avg"]
+    error = _paired_error(*(_problem_means(run, record["step"]) for run, record in (before, after)))
+    return Lift(change, None, None) if error is None else Lift(change, change - 1.96 * error, change + 1.96 * error)
 
 
 def _problem_means(run: RunFolder, step: int) -> dict[str, dict[str, float]]:
@@ -101,14 +89,13 @@ def _paired_error(before: dict[str, dict[str, float]], after: dict[str, dict[str
     """Standard error of the equal-weight mean over sets of the mean change a problem."""
     if not before or before.keys() != after.keys():
         return None
-    variance = 0.0
+    total = 0.0
     for name, problems in before.items():
         if problems.keys() != after[name].keys() or len(problems) < 2:
             return None
         changes = [after[name][problem] - share for problem, share in problems.items()]
-        mean = sum(changes) / len(changes)
-        variance += sum((change - mean) ** 2 for change in changes) / (len(changes) - 1) / len(changes)
-    return math.sqrt(variance) / len(before)
+        total += variance(changes) / len(changes)
+    return math.sqrt(total) / len(before)
 
 
 def accuracy_tables(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
@@ -196,13 +183,14 @@ def _headline_of_many(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) ->
 def differences(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """How the other runs end against the first, with paired intervals: two points on a scale do not say that."""
     ends = [outcome.after or outcome.before for outcome in outcomes]
-    found = []
+    found: list[dict[str, Any]] = []
     for colour, run in enumerate(runs[1:], start=1):
-        difference, first, last = difference_of(runs[0], run), ends[0], ends[colour]
-        if first is not None and last is not None and difference is not None and difference.low is not None:
+        first, last = ends[0], ends[colour]
+        if first is not None and last is not None:
+            lift = lift_of((runs[0], runs[0].evaluations[-1]), (run, run.evaluations[-1]))
             change = signed_points(shown_change(first["avg"], last["avg"]))
-            found.append({"label": run.label, "colour": colour, "change": change, "lift": difference})
-    return found
+            found.append({"label": run.label, "colour": colour, "change": change, "lift": lift})
+    return [each for each in found if each["lift"].low is not None]
 
 
 def scale(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
@@ -300,8 +288,7 @@ def objective(run: RunFolder) -> list[str]:
 # Identities
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """One identity over a run.
 
     Attributes:
@@ -338,15 +325,13 @@ def verdicts(run: RunFolder) -> list[Verdict]:
         tolerance = 0.0 if name in EXACT else run.tolerances.get(name)
         allowed = tolerance if name in declared else None
         found.append(_verdict(run, name, IDENTITIES[name].statement, identity_name(name), allowed))
-    metric, tolerance = "policy/first_ratio_error", run.tolerances.get(FIRST_RATIO)
-    return [*found, _verdict(run, FIRST_RATIO, FIRST_RATIO_STATEMENT, metric, tolerance)]
+    return [*found, _verdict(run, *FIRST_RATIO, run.tolerances.get(FIRST_RATIO[0]))]
 
 
 def _verdict(run: RunFolder, name: str, statement: str, metric: str, tolerance: float | None) -> Verdict:
     steps, values = run.values(metric)
     if not values:
         return Verdict(name, statement, tolerance, None, None, UNMEASURED)
-    index = max(range(len(values)), key=lambda i: abs(values[i]))
-    worst = abs(values[index])
+    worst, step = max(zip(map(abs, values), steps, strict=True), key=lambda pair: pair[0])
     word = MONITORED if tolerance is None else HOLDS if worst <= tolerance else VIOLATED
-    return Verdict(name, statement, tolerance, worst, steps[index], word)
+    return Verdict(name, statement, tolerance, worst, step, word)

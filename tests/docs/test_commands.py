@@ -81,11 +81,6 @@ def test_a_wrong_command_is_found(line: str, fault: str) -> None:
     assert (fault_of(typed.words[1:]) or "").startswith(fault)
 
 
-def test_output_is_not_taken_for_commands() -> None:
-    shown = Block(ROOT / "x.md", 1, "", "$ nemo-uecr train c.yaml \\\n    a.b=1  # why\nnemo-uecr lies here\n", "")
-    assert [typed.words for typed in commands_in(shown)] == [("nemo-uecr", "train", "c.yaml", "a.b=1")]
-
-
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     typed = [typed for typed in [*TYPED, *NAMED] if typed.words[0] == "make" and len(typed.words) > 1]
@@ -113,12 +108,3 @@ def test_the_page_of_commands_is_current(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sys.argv", ["nemo-uecr"])  # cyclopts asks how the program was started
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert page == commands_page(), "run: make pages"
-
-
-def test_the_page_of_commands_has_every_option() -> None:
-    page = commands_page()
-    for words, command in commands():
-        if words[0] != "slurm":
-            _, _, section = page.partition(f"# nemo-uecr {' '.join(words)}\n")
-            section = section.partition("\n#")[0]
-            assert [name for name in options(command) if name not in section] == [], words

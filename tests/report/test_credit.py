@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.report.credit import chosen_rows, credit_maps, read_batch, step_map
+from nemo_uecr.data.batch_file import load_batch, saved_settings, scored_batch
+from nemo_uecr.report.credit import chosen_rows, credit_maps, read_texts, step_map
 from nemo_uecr.telemetry.run_folder import read_run
 
 RunMaker = Callable[..., Path]
@@ -16,37 +17,33 @@ PLENTY = 100_000
 
 
 def test_numbers_are_those_of_core(make_run: RunMaker) -> None:
-    run = read_run(make_run("uecr"))
-    saved = read_batch(run.batches[0])
-    shown = step_map(saved, token_budget=PLENTY)
-    expected = METHODS["uecr"].compute(saved.batch, saved.settings, detail=True)
-    rows = chosen_rows(saved, token_budget=PLENTY)
+    files = read_run(make_run("uecr")).batches[0]
+    saved = load_batch(files.tensors)
+    batch = scored_batch(saved, files.tensors)
+    texts = read_texts(files, batch)
+    expected = METHODS["uecr"].compute(batch, saved_settings(saved, files.tensors), detail=True)
+    assert batch.teacher_logp_BT is not None
+    gap_BT = batch.teacher_logp_BT - batch.old_logp_BT
+    rows = chosen_rows(batch, texts, token_budget=PLENTY)
     assert len(rows) == 24
-    for row, response in zip(rows, shown["responses"], strict=True):
-        valid = saved.batch.mask_BT[row]
-        assert response["text"] == saved.texts[row]["tokens"]
+    for row, response in zip(rows, step_map(files, token_budget=PLENTY)["responses"], strict=True):
+        valid = batch.mask_BT[row]
+        assert response["text"] == texts[row]["tokens"]
         assert response["before"] == pytest.approx(float(expected.advantage_unified_B[row]), rel=1e-4)
-        assert response["after"] == pytest.approx(expected.advantage_BT[row][valid].tolist(), rel=1e-4)
-        assert response["w"] == pytest.approx(expected.weight_BT[row][valid].tolist(), rel=1e-4)
-        delta = (saved.batch.teacher_logp_BT - saved.batch.old_logp_BT)[row][valid]
-        assert response["delta"] == pytest.approx(delta.tolist(), rel=1e-4)
+        shown = {"after": expected.advantage_BT, "w": expected.weight_BT, "delta": gap_BT}
+        for name, value_BT in shown.items():
+            assert response[name] == pytest.approx(value_BT[row][valid].tolist(), rel=1e-4), name
 
 
-def test_redistribution_sums_to_zero_in_mixed_groups(make_run: RunMaker) -> None:
-    shown = credit_maps(read_run(make_run("uecr")), token_budget=PLENTY)
-    moved = [one for step in shown for one in step["responses"] if one["sums"] is not None]
+def test_redistribution_sums_to_zero_in_mixed_groups_and_moves_nothing_in_others(make_run: RunMaker) -> None:
+    shown = [one for step in credit_maps(read_run(make_run("uecr")), token_budget=PLENTY) for one in step["responses"]]
+    moved, flat = ([one for one in shown if one["kind"].startswith(kind)] for kind in ("mixed", "all"))
     assert moved
+    assert flat
     for one in moved:
-        assert one["kind"].startswith("mixed")
         assert one["sums"]["given"] > 0.001
         assert one["sums"]["given"] + one["sums"]["taken"] == pytest.approx(0.0, abs=2e-6)
         assert abs(one["sums"]["budget"]) <= 1e-6
-
-
-def test_degenerate_group_moves_nothing(make_run: RunMaker) -> None:
-    shown = credit_maps(read_run(make_run("uecr")), token_budget=PLENTY)
-    flat = [one for step in shown for one in step["responses"] if one["kind"].startswith("all")]
-    assert flat
     assert all(one["change"] is None and one["scalars"]["task"] == 0.0 for one in flat)
 
 
@@ -76,9 +73,9 @@ def test_second_surrogate_is_shown_apart(make_run: RunMaker) -> None:
 
 
 def test_chosen_rows_are_whole_groups_with_a_degenerate_one(make_run: RunMaker) -> None:
-    saved = read_batch(read_run(make_run("uecr", before=0.85)).batches[0])
-    rows = chosen_rows(saved, token_budget=PLENTY)
-    labels = saved.batch.group_B[rows].tolist()
+    files = read_run(make_run("uecr", before=0.85)).batches[0]
+    batch = scored_batch(load_batch(files.tensors), files.tensors)
+    labels = batch.group_B[chosen_rows(batch, read_texts(files, batch), token_budget=PLENTY)].tolist()
     assert [labels.count(label) for label in dict.fromkeys(labels)] == [8, 8, 8]
-    spreads = [len(set(saved.batch.task_reward_B[saved.batch.group_B == label].tolist())) for label in set(labels)]
+    spreads = [len(set(batch.task_reward_B[batch.group_B == label].tolist())) for label in set(labels)]
     assert sorted(spreads) == [1, 2, 2]

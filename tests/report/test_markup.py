@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from nemo_uecr.report.markup import data_block, duration, equation, number, points, shown_change, signed_points
+from nemo_uecr.report.markup import DASH, data_block, duration, equation, number, points, shown_change, signed_points
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028'\""
 
@@ -23,32 +23,16 @@ def test_data_block_turns_what_json_cannot_say_into_null() -> None:
     assert '{"a":[null,null,1.5]}' in data_block("n", {"a": (math.nan, -math.inf, 1.5)})
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0.0, "0"),
-        (0.123456, "0.1235"),
-        (1e-6, "1e\u22126"),
-        (math.nan, "\u2013"),
-        (None, "\u2013"),
-    ],
-)
-def test_number(value: float | None, shown: str) -> None:
-    assert number(value) == shown
-
-
-def test_points() -> None:
-    assert points(0.4114) == "41.1"
-    assert signed_points(0.1) == "+10.0"
-    assert signed_points(-0.0312) == "\u22123.1"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(4.25, "4.2 s"), (200.0, "3 min 20 s"), (7500.0, "2 h 05 min")],
-)
-def test_duration(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
+def test_numbers() -> None:
+    assert [number(value) for value in (0.0, 0.123456, 1e-6, math.nan, None)] == [
+        "0",
+        "0.1235",
+        "1e\u22126",
+        DASH,
+        DASH,
+    ]
+    assert (points(0.4114), signed_points(0.1), signed_points(-0.0312)) == ("41.1", "+10.0", "\u22123.1")
+    assert [duration(seconds) for seconds in (4.25, 200.0, 7500.0)] == ["4.2 s", "3 min 20 s", "2 h 05 min"]
 
 
 @pytest.mark.parametrize(

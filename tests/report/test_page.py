@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli.runs import report
 from nemo_uecr.report.page import render_page, write_report
 from nemo_uecr.telemetry.run_folder import read_runs
 
@@ -119,23 +118,6 @@ def test_text_of_a_response_stays_text(make_run: RunMaker) -> None:
     assert first["question"] == first["text"][0] == HOSTILE
 
 
-@pytest.mark.parametrize("file", ["config.yaml", "provenance.json", "origins.json", "evaluation.jsonl"])
-def test_text_of_any_file_stays_text(make_run: RunMaker, file: str) -> None:
-    folder = make_run("hostile")
-    path = folder / file
-    marks = {
-        "config.yaml": "runs/",
-        "provenance.json": "loss = ",
-        "origins.json": "override",
-        "evaluation.jsonl": "two",
-    }
-    assert marks[file] in path.read_text()
-    path.write_text(path.read_text().replace(marks[file], HOSTILE))
-    page = page_of(folder)
-    assert "img" not in outline(page).tags
-    assert "&lt;img src=x" in page or "\\u003cimg src=x" in page
-
-
 def test_several_runs_share_charts_and_keep_their_colours(make_run: RunMaker) -> None:
     page = page_of(make_run("uecr"), make_run("grpo", method="grpo", seed=1))
     charts = json.loads(outline(page).blocks["chart-data"])
@@ -156,15 +138,10 @@ def test_run_in_progress_says_so(make_run: RunMaker) -> None:
     assert "step 23 of 40" in page
     assert "half-written" in page
     assert "complete</span>" not in page
-
-
-def test_stopped_run_says_why(make_run: RunMaker) -> None:
-    folder = make_run("stopped", steps=7)
     (folder / "failure").mkdir()
-    (folder / "failure" / "failure.json").write_text(json.dumps({"step": 8, "error": "identity 'budget' <is> off"}))
-    page = page_of(folder)
-    assert "stopped at step 8" in page
-    assert "identity &#39;budget&#39; &lt;is&gt; off" in page
+    (folder / "failure" / "failure.json").write_text(json.dumps({"step": 24, "error": "identity <is> off"}))
+    assert "stopped at step 24" in page_of(folder)
+    assert "identity &lt;is&gt; off" in page_of(folder)
 
 
 def test_run_before_its_first_step_has_a_page(make_run: RunMaker) -> None:
@@ -173,13 +150,6 @@ def test_run_before_its_first_step_has_a_page(make_run: RunMaker) -> None:
     assert page.count("has been written yet") == 3
     assert "✓" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert "save_batch_every" in page
-
-
-def test_command_writes_beside_the_first_run(make_run: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_run("uecr", steps=2)
-    assert report(folder) == 0
-    assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
-    assert (folder / "report.html").is_file()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no command chromium; NEMO_UECR_CHROMIUM may name the binary")
