@@ -17,9 +17,9 @@ from filelock import FileLock
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import new_folder
 from nemo_uecr.stopping import StopRequest
-from nemo_uecr.study.models import teach_model
+from nemo_uecr.study.models import ModelJob, teach_model
 from nemo_uecr.study.schema import CourseConfig, ModelConfig, RecipeConfig
-from nemo_uecr.study.task import LEVELS, read_questions, write_problems
+from nemo_uecr.study.task import LEVELS, write_problems
 from nemo_uecr.study.workers import work_on
 
 logger = logging.getLogger(__name__)
@@ -148,14 +148,15 @@ def _prepare(folder: Path, recipe: RecipeConfig, seed: int) -> None:
         folder / f"{name}.jsonl": [level] * recipe.bench_problems for name, level in zip(BENCH, LEVELS, strict=True)
     }
     write_problems(random.Random(seed), held_out, folder / "train.jsonl", LEVELS, recipe.train_problems)
-    jobs = [(folder / name, getattr(recipe, name), seed) for name in MODELS]
+    jobs = [
+        ModelJob(folder / name, config, seed, random.Random(f"{seed} {name}"), tuple(held_out))
+        for name, config in zip(MODELS, (recipe.student, recipe.teacher), strict=True)
+    ]
     work_on(_teach, jobs, processes=len(jobs), stop=StopRequest(), report=lambda job, loss: None)
 
 
-def _teach(job: tuple[Path, ModelConfig, int]) -> float:
-    """In a worker process."""
-    folder, config, seed = job
+def _teach(job: ModelJob) -> float:
+    """In a worker process, which says how far it is."""
     logging.basicConfig(format="%(asctime)s demo: %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("nemo_uecr").setLevel(logging.INFO)
-    held_out = read_questions((folder.parent / "bench").glob("*.jsonl"))
-    return teach_model(folder, config, weights_seed=seed, rng=random.Random(f"{seed} {folder.name}"), held_out=held_out)
+    return teach_model(job)

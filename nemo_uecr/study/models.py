@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.data.models import save_pretrained
 from nemo_uecr.files import new_folder
-from nemo_uecr.study.task import LEVELS, build_tokenizer, sample_unseen, worked_solution
+from nemo_uecr.study.task import LEVELS, build_tokenizer, read_questions, sample_unseen, worked_solution
 
 if TYPE_CHECKING:
     import torch
@@ -50,17 +50,27 @@ class Batch:
     response_BT: torch.Tensor
 
 
-def teach_model(
-    folder: Path, config: ModelConfig, *, weights_seed: int, rng: random.Random, held_out: Set[str]
-) -> float:
-    """Teach one model on one thread and save it with its tokenizer; the folder is complete or absent.
+@dataclass(frozen=True)
+class ModelJob:
+    """One model to teach, in a process of its own.
 
-    Args:
-        folder: where it goes; its name stands in the lines of progress.
+    Attributes:
+        folder: where it goes.
         config: its sizes and courses.
         weights_seed: of the random weights that it begins with.
         rng: draws the demonstrations.
-        held_out: questions that it must not see.
+        held_out: files of questions that it must not see.
+    """
+
+    folder: Path
+    config: ModelConfig
+    weights_seed: int
+    rng: random.Random
+    held_out: tuple[Path, ...]
+
+
+def teach_model(job: ModelJob) -> float:
+    """Teach one model on one thread and save it with its tokenizer, whole or not at all.
 
     Returns:
         The last loss, in nats a token.
@@ -71,15 +81,15 @@ def teach_model(
     started = time.monotonic()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
-    tokenizer = build_tokenizer()
-    model = build_model(config, tokenizer, weights_seed)
-    for course in filter(None, (config.course, config.habits)):
-        batches = demonstrations(tokenizer, course, rng, held_out)
+    tokenizer, held_out = build_tokenizer(), read_questions(job.held_out)
+    model = build_model(job.config, tokenizer, job.weights_seed)
+    for course in filter(None, (job.config.course, job.config.habits)):
+        batches = demonstrations(tokenizer, course, job.rng, held_out)
         for step, loss in enumerate(train_supervised(model, batches, course), start=1):
             if step % STEPS_PER_LINE == 0 or step == course.steps:
                 at, seconds = f"step {step} of {course.steps}", time.monotonic() - started
-                logger.info("%s: %s, loss %.4f nats a token, %.0f s", folder.name, at, loss, seconds)
-    with new_folder(folder) as aside:
+                logger.info("%s: %s, loss %.4f nats a token, %.0f s", job.folder.name, at, loss, seconds)
+    with new_folder(job.folder) as aside:
         save_pretrained(model, tokenizer, aside)
         taught = {"seconds": time.monotonic() - started, "last_loss": loss}
         (aside / TEACHING).write_text(json.dumps(taught) + "\n", encoding="utf-8")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.errors import RunFolderError
@@ -26,11 +25,11 @@ from nemo_uecr.study.grid import (
     table_cells,
     task_folder,
 )
-from nemo_uecr.study.models import TEACHING, teach_model
+from nemo_uecr.study.models import TEACHING, ModelJob, teach_model
 from nemo_uecr.study.results import choose_rates, rates_of, read_results, wall_seconds
-from nemo_uecr.study.schema import ModelConfig, StudyConfig
+from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.summary import write_summary
-from nemo_uecr.study.task import read_questions, write_problems
+from nemo_uecr.study.task import write_problems
 from nemo_uecr.study.workers import work_on
 from nemo_uecr.telemetry.run_folder import read_run
 
@@ -94,14 +93,6 @@ def summarise(study: StudyConfig) -> Path:
 # Problems and models
 
 
-@dataclass(frozen=True)
-class _ModelJob:
-    folder: Path
-    config: ModelConfig
-    seed: int
-    held_out: tuple[Path, ...]
-
-
 def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None:
     root, task = task_folder(study), study.task
     described = root / "task.json"
@@ -122,27 +113,18 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
             rng = random.Random(f"{task.seed} problems")
             write_problems(rng, inside, folder / "train.jsonl", task.train_levels, task.train_problems)
         report("problems: ready")
-    jobs = [
-        _ModelJob(folder, config, task.seed, tuple(sets))
-        for name, config in every_model(study).items()
-        if not (folder := model_folder(study, name)).is_dir()
-    ]
+    jobs = []
+    for name, config in every_model(study).items():
+        if not model_folder(study, name).is_dir():
+            rng = random.Random(f"{task.seed} {name}")
+            jobs.append(ModelJob(model_folder(study, name), config, rng.randrange(2**31), rng, tuple(sets)))
     ready = list[Path]()
 
-    def told(job: _ModelJob, loss: float) -> None:
+    def told(job: ModelJob, loss: float) -> None:
         ready.append(job.folder)
         report(f"model {len(ready)} of {len(jobs)}, {job.folder.name}: last loss {loss:.3f} nats a token")
 
-    work_on(_teach, jobs, processes=study.processes, stop=stop, report=told)
-
-
-def _teach(job: _ModelJob) -> float:
-    """In a worker process."""
-    rng = random.Random(f"{job.seed} {job.folder.name}")
-    weights_seed = rng.randrange(2**31)
-    return teach_model(
-        job.folder, job.config, weights_seed=weights_seed, rng=rng, held_out=read_questions(job.held_out)
-    )
+    work_on(teach_model, jobs, processes=study.processes, stop=stop, report=told)
 
 
 # Runs

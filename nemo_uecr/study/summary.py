@@ -104,11 +104,7 @@ def write_summary(
         "costs": [asdict(cost) for cost in seconds],
     }
     replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
-    parts = [
-        *_table_parts(study, compared, results),
-        *_curve_parts(study, compared, results),
-        *_other_parts(study, panels, choices, seconds),
-    ]
+    parts = list(_parts(study, compared, panels, choices, seconds, results))
     for part in parts:
         if part.table is not None:
             for kind, write in FORMATS.items():
@@ -119,48 +115,43 @@ def write_summary(
     return root / "summary.md"
 
 
-def _table_parts(study: StudyConfig, summaries: Sequence[Comparison], results: Sequence[RunResult]) -> Iterator[Part]:
-    """Every table of the study with its differences and its figure."""
-    for name in study.tables:
-        found = [summary for summary in summaries if summary.name == name]
-        for summary in found:
-            title, key = f"{summary.title} ({summary.variant})", f"{name}-{summary.variant}"
-            layout = "ablation" if name == ABLATION else "main"
-            scores = sets_table(summary, layout=layout, samples=results[0].samples)
-            note = f"On the {len(summary.pairs)} pairs that all arms of the table have."
-            yield Part(f"{key}-sets", title, note, scores, None)
-            gaps = difference_table(summary, confidence=study.confidence)
-            yield Part(
-                f"{key}-differences", f"{title}: {summary.reference} minus each arm", DIFFERENCE_NOTE, gaps, None
-            )
-        if found:
-            draw_differences(Path(study.folder) / "figures", name, found)
-            yield Part(name, "", "", None, f"figures/differences-{name}.png")
-
-
-def _curve_parts(study: StudyConfig, summaries: Sequence[Comparison], results: Sequence[RunResult]) -> Iterator[Part]:
-    """Curves of the first table's arms over the pairs that all of them have."""
-    name, table = next(iter(study.tables.items()))
-    evaluated, rewarded = {}, {}
-    for summary in summaries:
-        if summary.name == name and summary.pairs:
-            by_arm = runs_by_arm(results, summary.variant)
-            runs = {line.arm: [by_arm[line.arm][pair] for pair in summary.pairs] for line in summary.lines}
-            evaluated[summary.variant] = {arm: curve(study, found) for arm, found in runs.items()}
-            rewarded[summary.variant] = {arm: reward_curve(study, found) for arm, found in runs.items()}
-    if evaluated:
-        draw_curves(Path(study.folder) / "figures", evaluated, rewarded, reference=table.reference)
-        yield Part("curves", "Learning curves", CURVES_NOTE, None, "figures/curves.png")
-
-
-def _other_parts(
-    study: StudyConfig, panels: Sequence[Comparison], choices: Sequence[Choice], seconds: Sequence[Cost]
+def _parts(
+    study: StudyConfig,
+    compared: Sequence[Comparison],
+    panels: Sequence[Comparison],
+    choices: Sequence[Choice],
+    seconds: Sequence[Cost],
+    results: Sequence[RunResult],
 ) -> Iterator[Part]:
+    """Every table with its differences and its figure, the first one's curves, settings, learning rates, costs."""
     figures = Path(study.folder) / "figures"
+    for name in study.tables:
+        found = [table for table in compared if table.name == name]
+        for table in found:
+            title, key = f"{table.title} ({table.variant})", f"{name}-{table.variant}"
+            scores = sets_table(table, layout="ablation" if name == ABLATION else "main", samples=results[0].samples)
+            note = f"On the {len(table.pairs)} pairs that all arms of the table have."
+            yield Part(f"{key}-sets", title, note, scores, None)
+            title = f"{title}: {table.reference} minus each arm"
+            gaps = difference_table(table, confidence=study.confidence)
+            yield Part(f"{key}-differences", title, DIFFERENCE_NOTE, gaps, None)
+        if found:
+            draw_differences(figures, name, found)
+            yield Part(name, "", "", None, f"figures/differences-{name}.png")
+    first, evaluated, rewarded = next(iter(study.tables)), {}, {}
+    for table in compared:
+        if table.name == first and table.pairs:
+            by_arm = runs_by_arm(results, table.variant)
+            runs = {line.arm: [by_arm[line.arm][pair] for pair in table.pairs] for line in table.lines}
+            evaluated[table.variant] = {arm: curve(study, group) for arm, group in runs.items()}
+            rewarded[table.variant] = {arm: reward_curve(study, group) for arm, group in runs.items()}
+    if evaluated:
+        draw_curves(figures, evaluated, rewarded, reference=study.tables[first].reference)
+        yield Part("curves", "Learning curves", CURVES_NOTE, None, "figures/curves.png")
     if panels:
         draw_sensitivity(figures, study, panels)
-        table = sensitivity_table(study, panels)
-        yield Part("sensitivity", "Settings and degenerate groups", SETTINGS_NOTE, table, "figures/sensitivity.png")
+        values = sensitivity_table(study, panels)
+        yield Part("sensitivity", "Settings and degenerate groups", SETTINGS_NOTE, values, "figures/sensitivity.png")
     yield Part("learning-rates", "Learning rates", RATES_NOTE, selection_table(choices), None)
     if seconds:
         draw_costs(figures, seconds)
