@@ -230,11 +230,8 @@ def _read_mapping(path: str, wanted_by: str) -> dict[str, object]:
         raise ConfigError(f"{path}: cannot be read as YAML: {reason}{wanted_by}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: holds a list, expected a mapping of keys")
-    return _with_text_keys(OmegaConf.to_container(loaded, resolve=False))
-
-
-def _with_text_keys(tree: Mapping[object, object]) -> dict[str, object]:
-    return {str(key): _with_text_keys(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    tree: dict[str, object] = OmegaConf.to_container(loaded, resolve=False)
+    return tree
 
 
 def override_layer(text: str, schema: type[BaseModel]) -> Layer:
@@ -269,10 +266,10 @@ def _override_value(text: str, written: str, annotation: object) -> object:
         quoted = len(written) >= 2 and written[0] in "'\"" and written[-1] == written[0]
         return None if written in NULLS else written[1:-1] if quoted else written
     try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={written}"]), resolve=False)["value"]
+        parsed: dict[str, object] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={written}"]), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"override {text}: the value is not valid YAML") from error
-    return _with_text_keys(value) if isinstance(value, Mapping) else value
+    return parsed["value"]
 
 
 def _takes_text(annotation: object) -> bool:
@@ -422,7 +419,7 @@ def read_written(path: Path) -> dict[str, object]:
         raise RunFolderError(f"{path} cannot be read ({reason}); expected the resolved configuration") from error
     if not isinstance(values, Mapping):
         raise RunFolderError(f"{path} holds no mapping; expected the configuration as the run wrote it")
-    return _with_texts(_with_text_keys(values), lambda found: found[1][: len(found[1]) // 2] + "${")
+    return _with_texts(values, lambda found: found[1][: len(found[1]) // 2] + "${")
 
 
 def written_config(path: Path) -> Config:

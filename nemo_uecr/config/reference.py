@@ -54,8 +54,8 @@ The value is read as YAML (`1e-6` is a number, `[0.9, 0.99]` a list, `null` noth
 expects a text: there it is taken as written. `+key=value` and `++key=value` mean the same. A whole mapping,
 `evaluation.benchmarks={}`, replaces the one in the files; `evaluation.benchmarks.NAME=FILE` adds to it.
 
-Values are strict: `"0.5"` in quotes is a text and no number, `true` is no number, `1.0` is no integer, NaN
-and infinity are refused, and so are `010` and `1:30`, which YAML 1.1 reads as 8 and 90.
+Types are strict: `"0.5"` is a text, `true` is no number, `1.0` is no integer, and NaN and infinity are refused.
+YAML 1.1 reads `010` as 8 and `1:30` as 90.
 
 Keys of `method` and `teacher` say which methods read them; every method reads the keys of the other sections.
 

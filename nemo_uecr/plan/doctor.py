@@ -152,9 +152,7 @@ def _megatron_checkpoints(run: AnyConfig) -> dict[str, str]:
 # -- what the run needs of the machine -------------------------------------------------------------------------------
 
 
-def fit_findings(
-    run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_memory: int
-) -> Iterator[Finding]:  # fmt: skip
+def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_memory: int) -> Iterator[Finding]:
     """The plan of the run against this machine: disk, GPUs and host; and whether the models fit the run.
 
     Args:

@@ -214,16 +214,14 @@ def refit(setting: Setting) -> Phase:
 
 
 def rollout(setting: Setting) -> Phase:
-    """VLLM's share of the device; the slowest engine ends the phase, and the average one waits for it."""
+    """The share of the device that vLLM takes; the slowest engine ends the phase, and the average one waits for it."""
+    share = f"rest of rollout.gpu_memory = {setting.config.rollout.gpu_memory} of the device"
     items = (
         *_processes(setting),
         _vllm_weights(setting),
         Item("vLLM activations and graphs", VLLM_BYTES, "assumed"),
-        Item(
-            "KV cache", cache_bytes(setting), f"rest of rollout.gpu_memory = {setting.config.rollout.gpu_memory} of "
-            "the device",
-        ),
-    )  # fmt: skip
+        Item("KV cache", cache_bytes(setting), share),
+    )
     each = -(-setting.responses // setting.replicas)
     at_once = max(1, min(each, concurrent_responses(setting, setting.lengths.whole)))
     drawn = response_lengths(setting.lengths, setting.config.rollout.max_response_tokens, setting.responses)

@@ -42,6 +42,7 @@ def test_a_methods_own_parameters_are_completed_and_can_be_set() -> None:
     assert loaded.origins["method.parameters.mix"] == "override"
     assert loaded.origins["method.parameters.bound"] == "default"
     assert load_config(DEMO, []).config.method.parameters == {}
+    assert text_of("method.name=rlsd", "method.parameters.mix=0.25").endswith("; mix = 0.25, bound = 0.2")
 
 
 def test_a_wrong_parameter_is_one_line() -> None:
@@ -78,12 +79,6 @@ def test_the_objective_of_uecr() -> None:
     assert text.endswith("; alpha = 1, rho = 0.25, tau_delta = 1, tau_entropy = 1")
 
 
-def test_the_naive_hybrid_has_two_surrogates() -> None:
-    text = text_of("method.name=grpo_plus_opd", "method.opd_coef=0.5", "loss.reference_kl=0")
-    expected = "loss = PG(A; clip 0.2/0.2) + 0.5 PG(A_opd; clip 0.2/0.2); A = A^GRPO, A_opd = clip(delta, -5, 5); "
-    assert text.startswith(expected)
-
-
 def test_the_second_surrogate_of_any_method_is_told_by_its_own_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss knows two advantages; only the method knows what they are."""
     entry = replace(REGISTRY["grpo_plus_opd"], name="rlsd", equation="A = A^GRPO, A_opd = the mean gap of the turn")
@@ -92,10 +87,6 @@ def test_the_second_surrogate_of_any_method_is_told_by_its_own_equation(monkeypa
         "loss = PG(A; clip 0.2/0.2) + 0.5 PG(A_opd; clip 0.2/0.2); A = A^GRPO, A_opd = the mean gap of the turn; "
         "opd_coef = 0.5"
     )
-
-
-def test_a_methods_own_parameters_are_shown() -> None:
-    assert text_of("method.name=rlsd", "method.parameters.mix=0.25").endswith("; mix = 0.25, bound = 0.2")
 
 
 def test_core_settings_leave_only_step_and_seed_to_the_run() -> None:

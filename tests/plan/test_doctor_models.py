@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,28 +27,16 @@ def model(name: object) -> Finding:
     return found
 
 
-@pytest.mark.parametrize(
-    ("damage", "fault"),
-    [
-        (lambda folder: cut(folder / "model.safetensors"), "truncated"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: missing shard"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
-    ],
-)
-def test_a_damaged_model(damage: Callable[[Path], Any], fault: str, tmp_path: Path) -> None:
-    folder = save_model(tmp_path)
-    damage(folder)
-    found = model(folder)
-    assert (found.status, fault in found.message) == ("fail", True)
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+def test_a_damaged_model_and_a_missing_shard(tmp_path: Path) -> None:
     folder = save_model(tmp_path, shard="10KB")
     shards = sorted(folder.glob("model-*.safetensors"))
-    assert len(shards) > 1
     assert model(folder).status == "ok"
+    cut(shards[1])
+    assert f"{shards[1].name}: truncated" in model(folder).message
     shards[1].unlink()
-    assert shards[1].name in model(folder).message
+    assert f"{shards[1].name}: missing shard" in model(folder).message
+    (folder / "config.json").unlink()
+    assert "config.json: cannot be read" in model(folder).message
 
 
 def test_names_that_are_not_here(tmp_path: Path) -> None:
@@ -194,14 +180,10 @@ def megatron(folder: Path) -> Finding:
 
 def test_megatron_checkpoints(tmp_path: Path) -> None:
     assert "no folder" in megatron(tmp_path / "absent").message
-    assert "no iter_ folder" in megatron(tmp_path).message
     iteration = save_distributed(tmp_path / "iter_0000007")
     assert megatron(tmp_path).message.endswith("iter_0000007, 1 shards")
     assert megatron(iteration).status == "ok"
-    shard = next(iteration.glob("*.distcp"))
-    shard.write_bytes(b"")
-    assert "truncated shard of 0 bytes" in megatron(iteration).message
-    shard.unlink()
+    next(iteration.glob("*.distcp")).unlink()
     assert "missing shard" in megatron(iteration).message
 
 
