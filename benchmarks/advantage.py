@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import MEBI, outputs_of, peak_resident, reset_peak
+from benchmarks.measure import MEBI, least_seconds, outputs_of, peak_extra
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch, Settings
@@ -71,17 +70,10 @@ def measure(case: str, responses: int, tokens: int, mean_length: int, repeats: i
     torch.set_num_threads(1)
     batch, compute = made_batch(responses, tokens, mean_length), CASES[case]
     compute(made_batch(GROUP, 64, 32))  # loads and warms what is loaded lazily
-    before = reset_peak()
-    output = compute(batch)
-    peak = peak_resident() - before
-    cpu_s, wall_s = float("inf"), float("inf")
-    for _ in range(repeats):
-        wall, cpu = time.perf_counter(), time.process_time()
-        compute(batch)
-        cpu_s, wall_s = min(cpu_s, time.process_time() - cpu), min(wall_s, time.perf_counter() - wall)
+    output, peak = peak_extra(lambda: compute(batch))
     mean = float(batch.mask_BT.sum() / responses)
-    over = peak / output.nbytes
-    return {"cpu_s": cpu_s, "wall_s": wall_s, "peak_mb": peak / MEBI, "peak_per_output": over, "mean_length": mean}
+    found = {"peak_mb": peak / MEBI, "peak_per_output": peak / output.nbytes, "mean_length": mean}
+    return found | least_seconds(lambda: compute(batch), repeats)
 
 
 def main() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[1]
 MEBI = 1_048_576
+Outcome = TypeVar("Outcome")
 
 
 def outputs_of(
@@ -43,6 +45,25 @@ def outputs_of(
         if process.returncode != 0:
             raise subprocess.CalledProcessError(process.returncode, command)
     return outputs
+
+
+def peak_extra(run: Callable[[], Outcome]) -> tuple[Outcome, int]:
+    """What a call returns, and by how many bytes resident memory rose at most meanwhile."""
+    before = reset_peak()
+    outcome = run()
+    return outcome, max(0, peak_resident() - before)
+
+
+def least_seconds(run: Callable[[], Any], repetitions: int) -> dict[str, float]:
+    """The least processor time of this process, and the least wall time; ranks start together."""
+    cpu_s, wall_s = float("inf"), float("inf")
+    for _ in range(repetitions):
+        if dist.is_initialized():
+            dist.barrier()
+        wall, cpu = time.perf_counter(), time.process_time()
+        run()
+        cpu_s, wall_s = min(cpu_s, time.process_time() - cpu), min(wall_s, time.perf_counter() - wall)
+    return {"cpu_s": cpu_s, "wall_s": wall_s}
 
 
 def reset_peak() -> int:

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,8 +28,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.measure import MEBI, CollectiveCount, outputs_of, peak_resident, reset_peak
+from benchmarks.measure import MEBI, CollectiveCount, least_seconds, outputs_of, peak_extra
 from nemo_uecr.cli.common import write_json
+from nemo_uecr.data.reproducible import installed
 from nemo_uecr.scoring.dense import score_logits
 from nemo_uecr.scoring.fused_linear import score_hidden, tile_for
 from nemo_uecr.scoring.records import TokenScores, VocabShard
@@ -250,18 +249,9 @@ def measure(case: Case, rank: int) -> dict[str, Any]:
     except ImportError as error:
         return {"absent": str(error).splitlines()[0]}
     run = BUILDERS[case.kind](inputs, case.option)
-    before = reset_peak()
-    outcome = run()
+    outcome, peak = peak_extra(run)
     kept = sum(tensor.nbytes for tensor in outcome or ())
-    found: dict[str, Any] = {"peak_extra_mb": max(0, peak_resident() - before - kept) / MEBI}
-    found |= {"cpu_s": float("inf"), "wall_s": float("inf")}
-    for _ in range(case.repetitions):
-        if case.ranks > 1:
-            dist.barrier()
-        wall, cpu = time.perf_counter(), time.process_time()
-        run()
-        found["cpu_s"] = min(found["cpu_s"], time.process_time() - cpu)
-        found["wall_s"] = min(found["wall_s"], time.perf_counter() - wall)
+    found: dict[str, Any] = {"peak_extra_mb": max(0, peak - kept) / MEBI, **least_seconds(run, case.repetitions)}
     with CollectiveCount() as count:  # in a run of its own: counting takes memory and time
         run()
     found |= {"collectives": count.at_backend, "collective_bytes": sum(sent for _, sent in count.seen)}
@@ -289,8 +279,8 @@ def run_case(case: Case) -> dict[str, Any]:
             if case.kind.split("/")[1] in ("ours", "plain", "product"):
                 raise
             return {"absent": f"failed, exit code {error.returncode}"}  # another project's fault loses not the rest
-    found = [json.loads(output.splitlines()[-1]) for output in outputs]
-    return dict(max(found, key=lambda one: one.get("cpu_s", 0.0)))
+    found: list[dict[str, Any]] = [json.loads(output.splitlines()[-1]) for output in outputs]
+    return max(found, key=lambda one: one.get("cpu_s", 0.0))
 
 
 def table(results: dict[Case, dict[str, Any]]) -> str:
@@ -298,7 +288,9 @@ def table(results: dict[Case, dict[str, Any]]) -> str:
     columns = ("cpu_s", "wall_s", "peak_extra_mb", "error_logp", "error_entropy", "collectives")
     lines = [f"| case | {' | '.join(columns)} | over ours |", "|---" * (len(columns) + 2) + "|"]
     for case, found in results.items():
-        ours = results.get(replace(case, kind=f"{case.kind.split('/')[0]}/ours", option="", native="1"), {})
+        ours: dict[str, Any] = results.get(
+            replace(case, kind=f"{case.kind.split('/')[0]}/ours", option="", native="1"), {}
+        )
         if "absent" in found:
             lines.append(f"| {case.name} | absent: {found['absent']} |" + " |" * len(columns))
             continue
@@ -306,17 +298,6 @@ def table(results: dict[Case, dict[str, Any]]) -> str:
         over = f"{found['cpu_s'] / ours['cpu_s']:.3g}" if ours else ""
         lines.append(f"| {case.name} | {' | '.join(cells)} | {over} |")
     return "\n".join(lines) + "\n"
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of what may take part; None for what is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "machine": platform.processor()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
 
 
 def main() -> None:
@@ -342,7 +323,8 @@ def main() -> None:
             results[case] = found | least
             sys.stderr.write(f"{case.name}: {results[case]}\n")
     sys.stdout.write(table(results))
-    write_json(args.json, {"cases": {case.name: found for case, found in results.items()}, "versions": versions()})
+    versions = {"python": platform.python_version(), **{package: installed(package) for package in PACKAGES}}
+    write_json(args.json, {"cases": {case.name: found for case, found in results.items()}, "versions": versions})
 
 
 def _measure_one(case: Case, meeting: str) -> None:
