@@ -5,7 +5,6 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +52,7 @@ class UecrEstimator:
             BatchFactsError: rows or groups do not add up.
             InvariantError: an identity that the method declares does not hold.
         """
-        context, spec, scores = self._context, self._context.spec, self._context.scores
+        context, config, scores = self._context, self._context.config, self._context.scores
         check_same(logprobs_policy, scores.student.logp[0], what="prev_logprobs")
         check_same(mask, scores.token_mask_BS * scores.sample_mask_B.unsqueeze(1), what="the token mask")
         if valid_mask is not None and not bool(valid_mask.all()):
@@ -63,9 +62,9 @@ class UecrEstimator:
             )
         problems = [int(problem) for problem in repeated_batch["idx"]]
         place_of = {problem: place for place, problem in enumerate(dict.fromkeys(problems))}
-        by_problem = spec.conventions.grouping == "paper"
+        by_problem = config.conventions.grouping == "paper"
         teacher, step = scores.teacher, context.completed_steps + 1
-        mask_BS, separator, ids_BS = scores.token_mask_BS.bool(), spec.turn_separator, scores.token_ids_BS
+        mask_BS, separator, ids_BS = scores.token_mask_BS.bool(), config.method.turn_separator, scores.token_ids_BS
         batch = ScoredBatch(
             task_reward_B=rewards.float(),
             group_B=torch.tensor([place_of[problem] for problem in problems]) if by_problem else equal_rows(prompt_ids),
@@ -76,16 +75,15 @@ class UecrEstimator:
             segments_BT=None if separator is None else _turns(ids_BS, mask_BS, separator, context.tokenizer),
             sample_ids=tuple(f"step {step}, problem {problem}, row {row}" for row, problem in enumerate(problems)),
         )
-        settings = spec.settings_of(context.completed_steps)
-        advantages = spec.method.compute(batch, settings, detail=True)
+        settings, tolerances = context.settings, config.tolerances.model_dump()
+        advantages = context.method.compute(batch, settings, detail=True)
         context.outcome = StepOutcome(
             batch=batch,
             settings=settings,
             advantages=advantages,
-            residuals=check_identities(spec.method, batch, settings, advantages, spec.tolerances),
+            residuals=check_identities(context.method, batch, settings, advantages, tolerances),
             truncated_B=torch.as_tensor(repeated_batch["truncated"], dtype=torch.bool),
-            unique_prompts=len(set(problems)),
-            most_responses=max(Counter(problems).values()),
+            problems=problems,
             handed_out_BS=advantages.advantage_BT.clone(),
         )
         return advantages.advantage_BT

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.core.methods import METHODS
 from nemo_uecr.errors import ConfigError, RunFolderError
 from nemo_uecr.files import check_writable
 from nemo_uecr.nemo import run_folder, upstream
-from nemo_uecr.nemo.context import RunSpec, StepContext, run_spec
+from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.loss import UecrLoss
@@ -97,7 +98,7 @@ def _run(
     """Start Ray, set up and train; returns the request to stop and the completed steps."""
     upstream.register_environment(ENVIRONMENT, ENVIRONMENT_FQN)
     parts = upstream.prepare_run(native_config)
-    context = StepContext(run_spec(config), parts.tokenizer, completed_steps=0)
+    context = StepContext(config, parts.tokenizer, completed_steps=0)
     has_teacher = config.method.entry.needs_teacher
     dedicated = has_teacher and config.teacher.dedicated_gpus > 0
 
@@ -133,22 +134,25 @@ def _run(
         context.completed_steps = run.completed_steps
         limit_time(run.config)
         run_folder.drop_later_records(config, completed_steps=run.completed_steps)
-        upstream.run_loop(run, parts, _loss(context.spec))
+        upstream.run_loop(run, parts, training_loss(config))
     return stop, upstream.completed_steps(run.state)
 
 
-def _loss(spec: RunSpec) -> UecrLoss:
+def training_loss(config: NemoConfig) -> UecrLoss:
+    """The loss that NeMo-RL's loop hands to the workers."""
+    loss, method = config.loss, config.method
     loss_type, input_type = upstream.loss_markers()
     native = None
-    if spec.conventions.kl == "nemo_rl":
+    if config.conventions.kl == "nemo_rl":
         native = upstream.native_loss(
             {
-                "reference_policy_kl_penalty": spec.kl_coef,
-                "ratio_clip_min": spec.clip_low,
-                "ratio_clip_max": spec.clip_high,
+                "reference_policy_kl_penalty": loss.reference_kl,
+                "ratio_clip_min": loss.clip_low,
+                "ratio_clip_max": loss.clip_high,
             }
         )
-    return UecrLoss(spec, loss_type=loss_type, input_type=input_type, native=native)
+    opd_coef = method.opd_coef if "opd_coef" in METHODS[method.name].settings else None
+    return UecrLoss(loss, opd_coef=opd_coef, loss_type=loss_type, input_type=input_type, native=native)
 
 
 def limit_time(native_config: Any) -> None:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import PolicyLoss, policy_loss
-from nemo_uecr.nemo.context import RunSpec
 from nemo_uecr.nemo.errors import ContractError
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.schema import LossConfig
 
 #: Columns that the policy adds to the training batch.
 OPD_COLUMN = "uecr_opd_advantages"
@@ -55,11 +57,14 @@ class UecrLoss:
         eq:policy-loss, eq:final-objective.
     """
 
-    def __init__(self, spec: RunSpec, *, loss_type: Any, input_type: Any, native: Any | None) -> None:
+    def __init__(
+        self, loss: LossConfig, *, opd_coef: float | None, loss_type: Any, input_type: Any, native: Any | None
+    ) -> None:
         """Fix the objective.
 
         Args:
-            spec: clipping, KL and the second surrogate's coefficient.
+            loss: clip bounds and the coefficient of the reference KL.
+            opd_coef: coefficient of the second surrogate; None for a method without one.
             loss_type: NeMo-RL's marker of a token-level loss.
             input_type: NeMo-RL's marker of a loss over log-probabilities.
             native: NeMo-RL's own loss where ``conventions.kl`` asks for its form, else None.
@@ -67,9 +72,9 @@ class UecrLoss:
         self.loss_type = loss_type
         self.input_type = input_type
         #: Read by NeMo-RL: whether to hand over unfiltered log-probabilities beside filtered ones.
-        self.reference_policy_kl_penalty = spec.kl_coef
-        self._clip = spec.clip_low, spec.clip_high
-        self._opd_coef = spec.settings.opd_coef if "opd_coef" in spec.method.settings else None
+        self.reference_policy_kl_penalty = loss.reference_kl
+        self._clip = loss.clip_low, loss.clip_high
+        self._opd_coef = opd_coef
         self._native = native
 
     def __call__(

@@ -71,17 +71,17 @@ class PolicyMethods:
 
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:
         """Score the batch with the teacher, then with the student; NeMo-RL gets the column at T_r for its PPO ratio."""
-        context, spec = self._context, self._context.spec
+        context = self._context
         teacher_scores = None
         if self._teacher is not None:
             with self._timed("score_teacher"):
                 self._teacher.load()
-                teacher_scores = score(self._teacher, data, spec.teacher_request(), name="teacher")
+                teacher_scores = score(self._teacher, data, context.teacher_request, name="teacher")
                 self._teacher.offload()
         with self._timed("score_student"):
             self._bring_student()
-            student_scores = score(cast(Scorer, self), data, spec.student_request(), name="student")
-            if spec.conventions.filters == "nemo_rl":
+            student_scores = score(cast(Scorer, self), data, context.student_request, name="student")
+            if context.config.conventions.filters == "nemo_rl":
                 filtered = super().get_logprobs(self._padded(data), timer=timer)["logprobs"]  # type: ignore[misc]
                 at_rollout = filtered[: data["input_ids"].shape[0]]
                 student_scores = replace(student_scores, logp=(at_rollout, student_scores.logp[1]))
@@ -117,7 +117,7 @@ class PolicyMethods:
         columns = dict(data) if second is None else dict(data) | {OPD_COLUMN: second}
         packed = self.cfg["sequence_packing"]["enabled"] or self.cfg["dynamic_batching"]["enabled"]
         rounding = self.data_parallel_size * (1 if packed else self.cfg["train_micro_batch_size"])
-        batch, padded = padded_minibatches(columns, context.spec.minibatch_responses, rounding)
+        batch, padded = padded_minibatches(columns, context.config.train.minibatch_responses, rounding)
         with self._timed("update"):
             result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
         check_facts(context, data, result)

@@ -5,6 +5,7 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,13 @@ def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -
     Raises:
         BatchFactsError: naming the count that is off.
     """
-    spec, outcome, metrics = context.spec, context.outcome, result["all_mb_metrics"]
-    dropped = int(outcome.truncated_B.sum()) if spec.overlong_filter else 0
+    config, outcome, metrics = context.config, context.outcome, result["all_mb_metrics"]
+    dropped = int(outcome.truncated_B.sum()) if config.rollout.overlong_filter else 0
     # NeMo-RL divides every metric by the number of optimizer steps, so that their sum is the mean over steps.
-    steps = spec.optimizer_steps
+    steps = context.optimizer_steps
     facts = {
-        "responses generated": (outcome.batch.responses, spec.responses),
-        "responses trained": (_trained_rows(data), spec.responses - dropped),
+        "responses generated": (outcome.batch.responses, context.responses),
+        "responses trained": (_trained_rows(data), context.responses - dropped),
         "responses in the workers' losses": (round(sum(metrics["num_valid_samples"]) * steps), _trained_rows(data)),
         "tokens in the workers' losses": (
             round(sum(metrics[f"{PREFIX}trained_tokens"]) * steps),
@@ -45,11 +46,11 @@ def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -
         ),
         "optimizer steps": (int(result["loss"].numel()), steps),
         # The data loader draws without replacement, and never over the end of an epoch.
-        "different problems": (outcome.unique_prompts, spec.prompts_per_step),
-        "responses to one problem": (outcome.most_responses, spec.responses_per_prompt),
+        "different problems": (len(set(outcome.problems)), config.rollout.prompts_per_step),
+        "responses to one problem": (max(Counter(outcome.problems).values()), config.rollout.responses_per_prompt),
     }
-    if spec.conventions.grouping == "paper":
-        facts["prompt groups"] = (_groups(context), spec.prompts_per_step)
+    if config.conventions.grouping == "paper":
+        facts["prompt groups"] = (_groups(context), config.rollout.prompts_per_step)
     for name, (found, expected) in facts.items():
         if found != expected:
             raise BatchFactsError(
@@ -64,8 +65,7 @@ def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) 
     Raises:
         InvariantError: the ratio of the first update is further from 1 than ``tolerances.first_ratio``.
     """
-    spec, outcome = context.spec, context.outcome
-    batch = outcome.batch
+    outcome, batch = context.outcome, context.outcome.batch
     return {
         **method_metrics(
             batch,
@@ -73,36 +73,37 @@ def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) 
             outcome.settings,
             outcome.residuals,
             truncated_B=outcome.truncated_B,
-            noise=spec.scoring_noise,
+            noise=context.config.method.scoring_noise,
         ),
         **_policy(context, result),
         "count/prompts": float(_groups(context)),
-        "count/unique_prompts": float(outcome.unique_prompts),
+        "count/unique_prompts": float(len(set(outcome.problems))),
         "count/trajectories": float(batch.responses),
         "count/rewarded": float(batch.task_reward_B.numel()),
         "count/trained": float(_trained_rows(data)),
         "count/valid_tokens": float(_trained_tokens(data)),
         "count/global_steps": float(context.completed_steps + 1),
-        "count/optimizer_steps": float((context.completed_steps + 1) * spec.optimizer_steps),
+        "count/optimizer_steps": float((context.completed_steps + 1) * context.optimizer_steps),
         **{f"time/{name}_s": seconds for name, seconds in context.seconds.items()},
     }
 
 
 def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
     """Write the step's batch when it is due, in the project's one format, for replay and the credit map."""
-    spec, step = context.spec, context.completed_steps + 1
-    if spec.save_every == 0 or step % spec.save_every:
+    config, step = context.config, context.completed_steps + 1
+    every = config.telemetry.save_batch_every
+    if every == 0 or step % every:
         return
     tensors = tensors_of(context.outcome.batch) | advantages_of(context.outcome.advantages)
     tensors |= {"old_logp_rollout": context.scores.student.logp[0], "token_ids": context.scores.token_ids_BS}
-    if spec.kl_coef > 0:
+    if config.loss.reference_kl > 0:
         tensors["ref_logp"] = data["reference_policy_logprobs"]
-    folder = Path(spec.folder) / "batches"
+    folder = Path(config.run.folder) / "batches"
     folder.mkdir(parents=True, exist_ok=True)
     save_batch(
         folder / f"step-{step:06d}.safetensors",
         tensors,
-        method=spec.method_name,
+        method=config.method.name,
         settings=vars(context.outcome.settings),
         step=step,
         arithmetic=arithmetic(),
@@ -110,17 +111,17 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
 
 
 def _policy(context: StepContext, result: Any) -> dict[str, float]:
-    spec, metrics = context.spec, result["all_mb_metrics"]
+    config, metrics = context.config, result["all_mb_metrics"]
 
     def mean(name: str) -> float:
         return float(sum(metrics[name]))
 
     # torch's maximum keeps a NaN, Python's loses it behind any number.
     error = float(torch.tensor(metrics[f"{PREFIX}first_ratio_error_max"]).max())
-    if not error <= spec.tolerances["first_ratio"]:
+    if not error <= config.tolerances.first_ratio:
         raise InvariantError(
             f"the PPO ratio of the first update is off 1 by {error:.3g}; expected at most "
-            f"tolerances.first_ratio={spec.tolerances['first_ratio']:g}, because nothing was updated yet"
+            f"tolerances.first_ratio={config.tolerances.first_ratio:g}, because nothing was updated yet"
         )
     values = {
         "policy/loss": mean("loss"),
@@ -137,8 +138,8 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
     entropy_BS = context.scores.student.entropy_BS
     if entropy_BS is not None:
         values["policy/entropy"] = float(entropy_BS[context.outcome.batch.mask_BT].double().mean())
-    if spec.kl_coef > 0:
-        values["policy/ref_kl"] = mean(f"{PREFIX}ref_kl" if spec.conventions.kl == "paper" else "kl_penalty")
+    if config.loss.reference_kl > 0:
+        values["policy/ref_kl"] = mean(f"{PREFIX}ref_kl" if config.conventions.kl == "paper" else "kl_penalty")
     return values
 
 

@@ -102,7 +102,7 @@ def check_offload(policy: Any, vocabulary: int) -> None:
         teacher.load()
         loaded = call_all(teacher._policy, "gpu_memory", seconds=600)[0]
         for length in range(16, 321, 16):
-            teacher.score_tokens(random_batch([length] * 2, vocabulary), policy._context.spec.teacher_request())
+            teacher.score_tokens(random_batch([length] * 2, vocabulary), policy._context.teacher_request)
         teacher.offload()
         after = call_all(teacher._policy, "gpu_memory", seconds=600)[0]
         detail = f"{before / MEBI:.1f} MiB off, {loaded / MEBI:.1f} on, {after / MEBI:.1f} off again"
@@ -120,7 +120,7 @@ def check_scores(policy: Any, vocabulary: int) -> None:
     data = random_batch(lengths.tolist(), vocabulary)
     upstream.policy_class().prepare_for_lp_inference(policy)
     native = upstream.policy_class().get_logprobs(policy, data)["logprobs"]
-    ours = policy.score_tokens(data, policy._context.spec.student_request())["logp_0"]
+    ours = policy.score_tokens(data, policy._context.student_request)["logp_0"]
     inside = (torch.arange(64)[None] < lengths[:, None]) & (torch.arange(64)[None] > 0)
     worst = float((ours - native).abs()[inside].max())
     report(

@@ -11,15 +11,16 @@ from unittest.mock import MagicMock, patch
 
 import torch
 
-from nemo_uecr.config.nemo_schema import ConventionsConfig
-from nemo_uecr.core.records import Settings
-from nemo_uecr.method_registry import REGISTRY
+from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.core.methods import METHODS
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.context import RunSpec, StepContext
+from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.estimator import UecrEstimator
-from nemo_uecr.nemo.loss import UecrLoss
+from nemo_uecr.nemo.launcher import training_loss
 from nemo_uecr.nemo.policy import make_uecr_policy
 from nemo_uecr.stopping import StopRequest
+from tests.config.test_nemo import CONFIGS
 from tests.nemo.tiny_world import (
     TEMPERATURE,
     VOCABULARY,
@@ -34,48 +35,35 @@ from tests.nemo.tiny_world import (
 )
 
 PROMPTS, GROUP = 4, 8
-PAPER = ConventionsConfig(kl="paper", grouping="paper", filters="paper")
-NATIVE = ConventionsConfig(kl="nemo_rl", grouping="nemo_rl", filters="nemo_rl")
-TOLERANCES = {
-    "budget": 1e-6, "decomposition": 1e-6, "residual_bound": 1e-6, "log_weight": 1e-6, "first_ratio": 1e-5,
-}  # fmt: skip
+#: NeMo-RL's forms in place of the paper's.
+NATIVE = [f"conventions.{name}=nemo_rl" for name in ("kl", "grouping", "filters")]
+SMALL = [
+    "run.seed=1", f"rollout.prompts_per_step={PROMPTS}", f"rollout.responses_per_prompt={GROUP}",
+    f"train.minibatch_responses={PROMPTS * GROUP}", f"rollout.temperature={TEMPERATURE}", "loss.reference_kl=0.001",
+    f"student.vocabulary={VOCABULARY}", "scoring.chunk_tokens=64", "cluster.gpus_per_node=1", "method.rho=0.5",
+    "tolerances.first_ratio=1e-5", "telemetry.save_batch_every=0",
+]  # fmt: skip
 
 
-def spec_of(method: str, **changes: Any) -> RunSpec:
+def config_of(method: str, *changes: str) -> NemoConfig:
     """A run of the tiny world."""
-    settings = Settings(
-        alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, opd_coef=1.0,
-        sample_std=changes.pop("sample_std", False),
-        parameters={name: parameter.default for name, parameter in REGISTRY[method].parameters.items()},
-    )  # fmt: skip
-    values: dict[str, Any] = {
-        "method_name": method, "settings": settings, "seed": 1, "prompts_per_step": PROMPTS,
-        "responses_per_prompt": GROUP, "minibatch_responses": PROMPTS * GROUP, "temperature": TEMPERATURE,
-        "clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.001, "vocabulary": VOCABULARY, "chunk_tokens": 64,
-        "overlong_filter": False, "turn_separator": None, "scoring_noise": 1e-3, "tolerances": TOLERANCES,
-        "conventions": PAPER, "save_every": 0, "folder": "unused",
-    }  # fmt: skip
-    return RunSpec(**(values | changes))
+    teacher = "teacher" if METHODS[method].needs_teacher else "null"
+    given = [f"method.name={method}", f"teacher.model_name={teacher}", *SMALL, *changes]
+    return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", given)
 
 
-def loss_of(spec: RunSpec) -> UecrLoss:
-    """Our loss with NeMo-RL's markers."""
-    loss_type, input_type = upstream.loss_markers()
-    native = upstream.native_loss(native_settings(spec)) if spec.conventions.kl == "nemo_rl" else None
-    return UecrLoss(spec, loss_type=loss_type, input_type=input_type, native=native)
-
-
-def native_settings(spec: RunSpec) -> dict[str, Any]:
+def native_settings(config: NemoConfig) -> dict[str, Any]:
     """NeMo-RL's loss configuration for the same objective."""
+    loss = config.loss
     return {
-        "reference_policy_kl_penalty": spec.kl_coef,
-        "ratio_clip_min": spec.clip_low,
-        "ratio_clip_max": spec.clip_high,
+        "reference_policy_kl_penalty": loss.reference_kl,
+        "ratio_clip_min": loss.clip_low,
+        "ratio_clip_max": loss.clip_high,
     }
 
 
 def train_ours(
-    spec: RunSpec,
+    config: NemoConfig,
     *,
     steps: int,
     teacher: TinyTeacher | None,
@@ -84,9 +72,9 @@ def train_ours(
     parallel: int = 1,
 ) -> Run:
     """Our estimator, policy and loss in the real loop."""
-    context = StepContext(spec, completed_steps=0, tokenizer=TinyTokenizer())
+    context = StepContext(config, completed_steps=0, tokenizer=TinyTokenizer())
     made = make_uecr_policy(TinyPolicy)(
-        TinyModel(0), minibatch=spec.minibatch_responses, context=context, teacher=teacher, parallel=parallel
+        TinyModel(0), minibatch=config.train.minibatch_responses, context=context, teacher=teacher, parallel=parallel
     )
     if teacher is not None:
         teacher.events = made.events
@@ -96,18 +84,18 @@ def train_ours(
         evaluation=None,
         stop=stop or StopRequest(),
     ):
-        metrics = _loop(made, loss_of(spec), spec, steps, problems or TinyProblems())
+        metrics = _loop(made, training_loss(config), config, steps, problems or TinyProblems())
     return Run(made, metrics, teacher)
 
 
-def train_native(spec: RunSpec, *, steps: int) -> Run:
+def train_native(config: NemoConfig, *, steps: int) -> Run:
     """NeMo-RL's estimator and loss in the same loop."""
-    policy = TinyPolicy(TinyModel(0), minibatch=spec.minibatch_responses)
-    loss = upstream.native_loss(native_settings(spec))
-    return Run(policy, _loop(policy, loss, spec, steps, TinyProblems()), None)
+    policy = TinyPolicy(TinyModel(0), minibatch=config.train.minibatch_responses)
+    loss = upstream.native_loss(native_settings(config))
+    return Run(policy, _loop(policy, loss, config, steps, TinyProblems()), None)
 
 
-def _loop(policy: Any, loss: Any, spec: RunSpec, steps: int, problems: TinyProblems) -> list[dict[str, Any]]:
+def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: TinyProblems) -> list[dict[str, Any]]:
     from nemo_rl.data.collate_fn import rl_collate_fn
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -115,7 +103,7 @@ def _loop(policy: Any, loss: Any, spec: RunSpec, steps: int, problems: TinyProbl
     torch.manual_seed(5)
     loader = StatefulDataLoader(
         problems,
-        batch_size=spec.prompts_per_step,
+        batch_size=config.rollout.prompts_per_step,
         shuffle=False,
         collate_fn=rl_collate_fn,
         drop_last=True,
@@ -131,7 +119,7 @@ def _loop(policy: Any, loss: Any, spec: RunSpec, steps: int, problems: TinyProbl
     ):
         grpo.grpo_train(
             policy, generation, loader, None, TinyTokenizer(), loss, {"t": make_environment()}, None, logger,
-            MagicMock(), _fresh_state(grpo), _master_config(grpo, spec, steps),
+            MagicMock(), _fresh_state(grpo), _master_config(grpo, config, steps),
         )  # fmt: skip
     calls = [call for call in logger.log_metrics.call_args_list if call.kwargs.get("prefix") == "train"]
     return [call.args[0] for call in calls if "loss" in call.args[0]]
@@ -143,28 +131,28 @@ def _fresh_state(grpo: Any) -> Any:
     return named() if named is not None else grpo._default_grpo_save_state()
 
 
-def _master_config(grpo: Any, spec: RunSpec, steps: int) -> Any:
+def _master_config(grpo: Any, config: NemoConfig, steps: int) -> Any:
     from nemo_rl.algorithms.loss import ClippedPGLossConfig
 
     return grpo.MasterConfig.model_construct(
         # A mapping in NeMo-RL 0.7, a pydantic model since.
         grpo=grpo.GRPOConfig(
-            max_num_steps=steps, max_num_epochs=1, num_prompts_per_step=spec.prompts_per_step,
-            num_generations_per_prompt=spec.responses_per_prompt, max_rollout_turns=1, val_period=0,
+            max_num_steps=steps, max_num_epochs=1, num_prompts_per_step=config.rollout.prompts_per_step,
+            num_generations_per_prompt=config.rollout.responses_per_prompt, max_rollout_turns=1, val_period=0,
             val_batch_size=1, val_at_start=False, val_at_end=False, max_val_samples=1, seed=1,
             use_leave_one_out_baseline=False, normalize_rewards=True,
             adv_estimator={"name": "grpo", "normalize_rewards": True, "use_leave_one_out_baseline": False},
-            overlong_filtering=spec.overlong_filter, reward_scaling={"enabled": False},
+            overlong_filtering=config.rollout.overlong_filter, reward_scaling={"enabled": False},
             reward_shaping={"enabled": False}, use_dynamic_sampling=False, seq_logprob_error_threshold=None,
-            skip_reference_policy_logprobs_calculation=spec.kl_coef == 0,
+            skip_reference_policy_logprobs_calculation=config.loss.reference_kl == 0,
         ),
         policy={
             "precision": "float32",
             "make_sequence_length_divisible_by": 1, "max_total_sequence_length": 64,
-            "train_global_batch_size": spec.minibatch_responses,
+            "train_global_batch_size": config.train.minibatch_responses,
             "generation": {"backend": "vllm", "colocated": {"enabled": True}, "vllm_cfg": {"async_engine": False}},
         },
-        loss_fn=ClippedPGLossConfig(**native_settings(spec)),
+        loss_fn=ClippedPGLossConfig(**native_settings(config)),
         checkpointing={"enabled": False, "checkpoint_must_save_by": None, "save_period": 100},
         cluster={"num_nodes": 1, "gpus_per_node": 1},
         logger={"num_val_samples_to_print": 0, "wandb_enabled": False},

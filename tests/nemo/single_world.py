@@ -27,8 +27,9 @@ from nemo_rl.experience.rollout_manager import RolloutManager
 from nemo_rl.models.policy.tq_policy import TQPolicy
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.context import RunSpec, StepContext, StepScores
+from nemo_uecr.nemo.context import StepContext, StepScores
 from nemo_uecr.nemo.contract import score
 from nemo_uecr.nemo.estimator import UecrEstimator, equal_rows
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
@@ -92,9 +93,9 @@ class Worker(TQWorkerMixin):
         return dict.fromkeys(("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel"), 0)
 
     def get_logprobs(self, data: Any, micro_batch_size: Any = None) -> Any:
-        spec = self.context.spec
-        teacher = score(Scorer(self.teacher), data, spec.teacher_request(), name="teacher")
-        student = score(Scorer(self.model), data, spec.student_request(), name="student")
+        context = self.context
+        teacher = score(Scorer(self.teacher), data, context.teacher_request, name="teacher")
+        student = score(Scorer(self.model), data, context.student_request, name="student")
         masks = data["token_mask"], data["sample_mask"]
         self.context.scores = StepScores(student, teacher, *masks, data["input_ids"])
         return BatchedDataDict(logprobs=student.logp[0])
@@ -144,7 +145,7 @@ class Trainer(TQPolicy):
         names = ["pipeline_parallel", "data_parallel", "context_parallel", "tensor_parallel"]
         self.sharding_annotations = NamedSharding(layout=np.zeros((1, 1, 1, 1), dtype=int), names=names)
         self.worker_group, self.dp_client, self.tq_partition_id = Workers(worker), client, PARTITION
-        self.cfg = {"train_global_batch_size": worker.context.spec.responses, "train_micro_batch_size": 1}
+        self.cfg = {"train_global_batch_size": worker.context.responses, "train_micro_batch_size": 1}
         self._router_replay_enabled, self.flops_tracker = False, None
         self.chunks, self.record, self.steps = chunks, record, []
 
@@ -182,15 +183,16 @@ class Generation:
     def shutdown(self) -> None: ...
 
 
-def actor_arguments(spec: RunSpec, client: Any, *, steps: int, folder: str) -> tuple[Any, SingleControllerActorArgs]:
+def actor_arguments(run: NemoConfig, client: Any, *, steps: int, folder: str) -> tuple[Any, SingleControllerActorArgs]:
     """Configuration and arguments of NeMo-RL's actor, on policy, trained as soon as one group is there."""
     torch.manual_seed(5)
-    prompts, group = spec.prompts_per_step, spec.responses_per_prompt
+    prompts, group = run.rollout.prompts_per_step, run.rollout.responses_per_prompt
     model, chunks = TinyModel(0), list[Any]()
-    context = StepContext(spec, completed_steps=0, tokenizer=TinyTokenizer())
+    context = StepContext(run, completed_steps=0, tokenizer=TinyTokenizer())
     generation, environments = Generation(model), {"t": make_environment()}
     buffer = TQReplayBuffer(client, partition_id=PARTITION, pad_value_dict={"token_ids": 0, "input_ids": 0})
     loss_type, input_type = upstream.loss_markers()
+    opd_coef = run.method.opd_coef if run.method.name == "grpo_plus_opd" else None
     config = MasterConfig.model_construct(
         policy={"train_global_batch_size": prompts * group, "generation": {"colocated": {"enabled": False}}},
         grpo=GRPOConfig(
@@ -220,7 +222,7 @@ def actor_arguments(spec: RunSpec, client: Any, *, steps: int, folder: str) -> t
         ),
         weight_synchronizer=SimpleNamespace(sync_weights=generation.sync_weights, shutdown=generation.shutdown),
         advantage_estimator=Estimator(context, chunks),
-        loss_fn=Loss(spec, loss_type=loss_type, input_type=input_type, native=None),
+        loss_fn=Loss(run.loss, opd_coef=opd_coef, loss_type=loss_type, input_type=input_type, native=None),
         rollout_manager=RolloutManager(
             tokenizer=TinyTokenizer(), task_to_env=environments, num_generations_per_prompt=group, max_seq_len=64,
             max_rollout_turns=1, policy_generation=generation, use_nemo_gym=False, tq_buffer=buffer,

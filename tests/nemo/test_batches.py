@@ -17,10 +17,11 @@ from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.contract import score
 from nemo_uecr.nemo.errors import BatchFactsError, ContractError
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
-from tests.nemo.loop import spec_of, train_ours
+from tests.nemo.loop import config_of, train_ours
 from tests.nemo.tiny_world import (
     PROMPT,
     TEMPERATURE,
@@ -87,8 +88,8 @@ def test_1007_rows_on_two_and_four_ranks(nemo_rl: str, parallel: int, packed: bo
 @pytest.mark.usefixtures("ray_cluster")
 def test_15_responses_train_on_four_ranks() -> None:
     """5 prompts of 3 responses: a masked row completes the batch for scoring and for the update."""
-    spec = spec_of("uecr", prompts_per_step=5, responses_per_prompt=3, minibatch_responses=15)
-    run = train_ours(spec, steps=1, teacher=TinyTeacher(TinyModel(9), [], parallel=4), parallel=4)
+    batch = ["rollout.prompts_per_step=5", "rollout.responses_per_prompt=3", "train.minibatch_responses=15"]
+    run = train_ours(config_of("uecr", *batch), steps=1, teacher=TinyTeacher(TinyModel(9), [], parallel=4), parallel=4)
     assert run.teacher is not None
     assert run.teacher.rows == [16]
     trained = run.policy.trained[0]
@@ -101,8 +102,8 @@ def test_15_responses_train_on_four_ranks() -> None:
 @pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd"])
 def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> None:
     """The adapter's first loss equals that of `replay`'s advantages, of `core`, and of the local loop's own update."""
-    spec = spec_of(method, save_every=1, folder=str(tmp_path))
-    run = train_ours(spec, steps=1, teacher=TinyTeacher(TinyModel(9), []))
+    config = config_of(method, "telemetry.save_batch_every=1", f"run.folder={tmp_path}")
+    run = train_ours(config, steps=1, teacher=TinyTeacher(TinyModel(9), []))
     path = tmp_path / "batches" / "step-000001.safetensors"
     saved = load_batch(path)
     assert recompute(path) == Recomputed(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
@@ -112,15 +113,15 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> 
     subprocess.run([*command, "--out", str(out)], check=True, cwd=Path(__file__).resolve().parents[2])
     from safetensors.torch import load_file
 
-    replayed = load_file(out)
+    replayed, kl_coef = load_file(out), config.loss.reference_kl
     assert torch.equal(replayed["advantage"], run.policy.trained[0]["advantages"])
-    assert loss_of(saved.tensors, replayed, spec.kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
-    direct = METHODS[method].compute(_scored(saved, path), spec.settings_of(0))
-    assert loss_of(saved.tensors, direct.named_tensors(), spec.kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
-    assert local_loss(saved.tensors, replayed, spec) == pytest.approx(run.policy.losses[0], abs=1e-6)
+    assert loss_of(saved.tensors, replayed, kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
+    direct = METHODS[method].compute(_scored(saved, path), StepContext(config, None, completed_steps=0).settings)
+    assert loss_of(saved.tensors, direct.named_tensors(), kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
+    assert local_loss(saved.tensors, replayed, config) == pytest.approx(run.policy.losses[0], abs=1e-6)
 
 
-def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], spec: Any) -> float:
+def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> float:
     """The loss that the local back end's update takes its step on: its sequences, micro-batches, forward and sums."""
     from nemo_uecr.local.sequences import Prompt, Response, Sequences, micro_slices
     from nemo_uecr.local.update import UpdateInputs, update
@@ -137,7 +138,7 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], spec: 
     names = ["advantage", *(["advantage_opd"] if "advantage_opd" in advantages else [])]
     inputs = UpdateInputs(
         sequences=sequences, sample_ids=tuple(map(str, range(len(rows)))),
-        slices=micro_slices(len(rows), minibatch=spec.minibatch_responses, microbatch=8),
+        slices=micro_slices(len(rows), minibatch=run.train.minibatch_responses, microbatch=8),
         loss_mask_BT=mask[:, here], old_logp_BT=tensors["old_logp_rollout"][:, here],
         surrogates=tuple((advantages[name][:, here], 1.0) for name in names),
         ref_logp_BT=tensors["ref_logp"][:, here],
@@ -145,7 +146,7 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], spec: 
     config: Any = SimpleNamespace(
         train=SimpleNamespace(learning_rate=1e-3, warmup_steps=0, max_grad_norm=1.0),
         rollout=SimpleNamespace(temperature=TEMPERATURE),
-        loss=SimpleNamespace(clip_low=spec.clip_low, clip_high=spec.clip_high, reference_kl=spec.kl_coef),
+        loss=run.loss,
     )
     model: Any = LocalTiny(TinyModel(0))
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-3)
@@ -203,7 +204,7 @@ def test_a_teacher_that_repeats_the_terms_but_divides_otherwise_stops_the_run() 
             return super().score_tokens(data, warm) | {"terms": [request.terms] * data["input_ids"].shape[0]}
 
     with pytest.raises(ContractError, match=r"the teacher's worker divided by the temperatures \[\(0\.7,\)\]"):
-        train_ours(spec_of("uecr"), steps=1, teacher=Warm(TinyModel(9), []))
+        train_ours(config_of("uecr"), steps=1, teacher=Warm(TinyModel(9), []))
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -213,14 +214,14 @@ def test_one_problem_in_every_place_stops_the_run() -> None:
             return super().__getitem__(5) | {"idx": 5}
 
     with pytest.raises(BatchFactsError, match="number of different problems is 1; expected 4"):
-        train_ours(spec_of("grpo"), steps=1, teacher=None, problems=Same())
+        train_ours(config_of("grpo"), steps=1, teacher=None, problems=Same())
 
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_filter_in_generation_does_not_leak_into_training() -> None:
     """The generator's own log-probabilities may be filtered; ratio and loss do not read them."""
-    spec = spec_of("grpo")
-    plain = train_ours(spec, steps=1, teacher=None)
+    config = config_of("grpo")
+    plain = train_ours(config, steps=1, teacher=None)
     honest = TinyGeneration.generate
 
     def filtered(self: Any, data: Any, greedy: bool = False) -> Any:
@@ -229,7 +230,7 @@ def test_a_filter_in_generation_does_not_leak_into_training() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TinyGeneration, "generate", filtered)
-        other = train_ours(spec, steps=1, teacher=None)
+        other = train_ours(config, steps=1, teacher=None)
     assert other.policy.losses == plain.policy.losses
     assert other.metrics[0]["policy/first_ratio_error"] == 0.0
     assert other.metrics[0]["token_mult_prob_error"] > 1.01
@@ -245,7 +246,7 @@ def test_the_overlong_filter_drops_from_the_loss_only(monkeypatch: pytest.Monkey
         return type(answer)({**answer, "truncated": torch.arange(answer["truncated"].shape[0]) % 4 == 0})
 
     monkeypatch.setattr(TinyGeneration, "generate", truncating)
-    run = train_ours(spec_of("uecr", overlong_filter=True), steps=1, teacher=TinyTeacher(TinyModel(9), []))
+    run = train_ours(config_of("uecr", "rollout.overlong_filter=true"), steps=1, teacher=TinyTeacher(TinyModel(9), []))
     assert run.metrics[0]["count/trained"] == 24
     assert run.metrics[0]["response/truncated_share"] == 0.25
     assert run.policy.trained[0]["sample_mask"].sum() == 24

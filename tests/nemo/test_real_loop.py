@@ -11,7 +11,7 @@ import torch
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.names import METRICS
-from tests.nemo.loop import GROUP, NATIVE, PROMPTS, spec_of, train_native, train_ours
+from tests.nemo.loop import GROUP, NATIVE, PROMPTS, config_of, train_native, train_ours
 from tests.nemo.tiny_world import TinyModel, TinyProblems, TinyTeacher
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -23,7 +23,7 @@ def teacher_of(method: str) -> TinyTeacher | None:
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.needs_initial])
 def test_every_method_trains(method: str) -> None:
-    run = train_ours(spec_of(method), steps=2, teacher=teacher_of(method))
+    run = train_ours(config_of(method), steps=2, teacher=teacher_of(method))
     assert len(run.metrics) == 2
     assert all(math.isfinite(loss) for loss in run.policy.losses)
     last = run.metrics[-1]
@@ -40,8 +40,8 @@ def test_every_method_trains(method: str) -> None:
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.05])
 def test_without_teacher_it_is_native_grpo(kl_coef: float) -> None:
-    spec = spec_of("grpo", sample_std=True, conventions=NATIVE, kl_coef=kl_coef)
-    ours, native = train_ours(spec, steps=2, teacher=None), train_native(spec, steps=2)
+    config = config_of("grpo", "method.std=sample", *NATIVE, f"loss.reference_kl={kl_coef}")
+    ours, native = train_ours(config, steps=2, teacher=None), train_native(config, steps=2)
     for mine, theirs in zip(ours.policy.losses, native.policy.losses, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-6)
     for mine, theirs in zip(ours.policy.gradients, native.policy.gradients, strict=True):
@@ -51,16 +51,16 @@ def test_without_teacher_it_is_native_grpo(kl_coef: float) -> None:
 
 def test_the_papers_form_without_kl_has_native_gradients() -> None:
     """With the KL off the only difference left is our own arithmetic, which must not show."""
-    spec = spec_of("grpo", sample_std=True, kl_coef=0.0)
-    ours, native = train_ours(spec, steps=2, teacher=None), train_native(spec, steps=2)
+    config = config_of("grpo", "method.std=sample", "loss.reference_kl=0")
+    ours, native = train_ours(config, steps=2, teacher=None), train_native(config, steps=2)
     for mine, theirs in zip(ours.policy.gradients, native.policy.gradients, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
 
 
 def test_the_papers_form_with_kl_has_the_native_loss_but_another_gradient() -> None:
     """At the first step the reference is the policy: KL and its plain gradient are 0; later NeMo-RL's differs."""
-    spec = spec_of("grpo", sample_std=True, kl_coef=0.5)
-    ours, native = train_ours(spec, steps=2, teacher=None), train_native(spec, steps=2)
+    config = config_of("grpo", "method.std=sample", "loss.reference_kl=0.5")
+    ours, native = train_ours(config, steps=2, teacher=None), train_native(config, steps=2)
     assert ours.policy.losses[1] == pytest.approx(native.policy.losses[1], abs=1e-5)
     assert float((ours.policy.gradients[1] - native.policy.gradients[1]).abs().max()) > 1e-6
 
@@ -68,11 +68,11 @@ def test_the_papers_form_with_kl_has_the_native_loss_but_another_gradient() -> N
 def test_a_request_ends_the_real_loop_after_the_step() -> None:
     stop = StopRequest()
     stop.ask("a test")
-    assert len(train_ours(spec_of("grpo"), steps=4, teacher=None, stop=stop).metrics) == 1
+    assert len(train_ours(config_of("grpo"), steps=4, teacher=None, stop=stop).metrics) == 1
 
 
 def test_order_of_a_step() -> None:
-    run = train_ours(spec_of("uecr"), steps=1, teacher=teacher_of("uecr"))
+    run = train_ours(config_of("uecr"), steps=1, teacher=teacher_of("uecr"))
     assert run.policy.events == [
         "generation sleeps", "teacher on", "teacher scores", "teacher off", "student on", "student scores",
         "student trains",
@@ -83,8 +83,8 @@ def test_order_of_a_step() -> None:
 
 
 def test_several_optimizer_steps_a_batch() -> None:
-    spec = spec_of("uecr", minibatch_responses=8)
-    run = train_ours(spec, steps=2, teacher=teacher_of("uecr"))
+    config = config_of("uecr", "train.minibatch_responses=8")
+    run = train_ours(config, steps=2, teacher=teacher_of("uecr"))
     last = run.metrics[-1]
     assert len(run.policy.losses) == 8
     assert last["count/optimizer_steps"] == 8.0
@@ -97,8 +97,8 @@ def test_several_optimizer_steps_a_batch() -> None:
 def test_equal_prompts_stay_apart() -> None:
     """Problems 0 and 1 have the same tokens: the paper's grouping keeps them apart, NeMo-RL's merges them."""
     twins = TinyProblems(seed_of=lambda index: max(index, 1))
-    ours = train_ours(spec_of("uecr"), steps=1, teacher=teacher_of("uecr"), problems=twins)
-    merged = train_ours(spec_of("uecr", conventions=NATIVE), steps=1, teacher=teacher_of("uecr"), problems=twins)
+    ours = train_ours(config_of("uecr"), steps=1, teacher=teacher_of("uecr"), problems=twins)
+    merged = train_ours(config_of("uecr", *NATIVE), steps=1, teacher=teacher_of("uecr"), problems=twins)
     assert ours.metrics[0]["group/count"] == PROMPTS
     assert merged.metrics[0]["group/count"] == PROMPTS - 1
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.core.records import ScoredBatch
-from tests.nemo.loop import GROUP, PROMPTS, spec_of
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import ScoredBatch, Settings
+from tests.nemo.loop import GROUP, PROMPTS, config_of
 
 STEPS = 2
 IN_THE_ACTOR = """
@@ -65,7 +66,7 @@ def run_actor(method: str, client: Any, folder: Path) -> list[Any]:
     )  # fmt: skip
     (folder / "sitecustomize.py").write_text(IN_THE_ACTOR)
     paths = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
-    arguments = actor_arguments(spec_of(method, kl_coef=0.0), client, steps=STEPS, folder=str(folder))
+    arguments = actor_arguments(config_of(method, "loss.reference_kl=0"), client, steps=STEPS, folder=str(folder))
     actor = SingleControllerActor.options(runtime_env={"env_vars": {"PYTHONPATH": paths}}).remote(
         *arguments, SetupTimingMetrics()
     )
@@ -97,12 +98,12 @@ def joined(chunks: list[Any]) -> tuple[ScoredBatch, torch.Tensor]:
 
 def test_group_by_group_is_the_whole_batch(client: Any, tmp_path: Path) -> None:
     steps = run_actor("uecr", client, tmp_path)
-    spec = spec_of("uecr")
+    settings = Settings(**config_of("uecr").method.core_settings(), step=0, seed=0)
     assert len(steps) == STEPS
     for chunks, _ in steps:
         batch, advantage_BT = joined(chunks)
         assert batch.responses == PROMPTS * GROUP
-        assert torch.equal(spec.method.compute(batch, spec.settings_of(0)).advantage_BT, advantage_BT)
+        assert torch.equal(METHODS["uecr"].compute(batch, settings).advantage_BT, advantage_BT)
     # On policy the ratio is 1: the first loss is the token mean of -A.
     chunks, loss = steps[0]
     batch, advantage_BT = joined(chunks)

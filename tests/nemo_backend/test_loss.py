@@ -19,11 +19,8 @@ from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, Largest, 
 
 def loss_of(*, kl_coef: float = 0.0, opd_coef: float | None = None) -> UecrLoss:
     """Of ``grpo``, or with a coefficient of ``grpo_plus_opd``."""
-    spec: Any = SimpleNamespace(
-        clip_low=0.2, clip_high=0.2, kl_coef=kl_coef, settings=Settings(opd_coef=opd_coef),
-        method=METHODS["grpo" if opd_coef is None else "grpo_plus_opd"],
-    )  # fmt: skip
-    return UecrLoss(spec, loss_type=None, input_type=None, native=None)
+    loss: Any = SimpleNamespace(clip_low=0.2, clip_high=0.2, reference_kl=kl_coef)
+    return UecrLoss(loss, opd_coef=opd_coef, loss_type=None, input_type=None, native=None)
 
 
 def data_of(rows: int = 2, width: int = 5, **changes: Tensor) -> dict[str, Tensor]:

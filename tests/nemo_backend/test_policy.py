@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.nemo.context import StepContext, StepScores, run_spec
+from nemo_uecr.nemo.context import StepContext, StepScores
 from nemo_uecr.nemo.contract import Scores, score, with_masked_rows
 from nemo_uecr.nemo.errors import BatchFactsError, ContractError
 from nemo_uecr.nemo.estimator import UecrEstimator
@@ -30,7 +30,7 @@ def small(*changes: str) -> Any:
         "rollout.prompts_per_step=2", "rollout.responses_per_prompt=3", "train.minibatch_responses=6",
         "cluster.gpus_per_node=1", "rollout.temperature=0.61",
     ]  # fmt: skip
-    return run_spec(load_nemo_config(BASE, [*GIVEN["1p7b"], *given, *changes]))
+    return load_nemo_config(BASE, [*GIVEN["1p7b"], *given, *changes])
 
 
 def scored_step(*changes: str) -> tuple[StepContext, dict[str, torch.Tensor]]:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo import telemetry
+from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.errors import BatchFactsError
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.nemo.telemetry import check_facts
+from tests.config.test_nemo import CONFIGS, GRPO
 
 PROMPTS, GROUP, TOKENS = 4, 8, 3
 ROWS = PROMPTS * GROUP
@@ -22,19 +25,17 @@ DIFFERENT = [problem for problem in range(PROMPTS) for _ in range(GROUP)]
 
 def step(problems: list[int], grouping: str = "paper") -> tuple[Any, Any, Any]:
     """Context, columns and result of a step in which nothing was lost."""
-    outcome = SimpleNamespace(
+    given = [f"rollout.prompts_per_step={PROMPTS}", f"rollout.responses_per_prompt={GROUP}"]
+    changes = [*GRPO, *given, f"train.minibatch_responses={ROWS // 2}", f"conventions.grouping={grouping}"]
+    context: Any = StepContext(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", changes), None, completed_steps=0)
+    context.outcome = SimpleNamespace(
         batch=SimpleNamespace(responses=len(problems), group_B=torch.tensor(problems)),
-        truncated_B=torch.zeros(ROWS), unique_prompts=len(set(problems)),
-        most_responses=max(problems.count(problem) for problem in problems),
-    )  # fmt: skip
-    spec = SimpleNamespace(
-        responses=ROWS, prompts_per_step=PROMPTS, responses_per_prompt=GROUP, overlong_filter=False,
-        optimizer_steps=2, conventions=SimpleNamespace(grouping=grouping), tolerances={"first_ratio": 0.5},
+        truncated_B=torch.zeros(ROWS), problems=problems,
     )  # fmt: skip
     data = {"token_mask": torch.ones(ROWS, TOKENS), "sample_mask": torch.ones(ROWS)}
     metrics = {"num_valid_samples": [ROWS / 2], f"{PREFIX}trained_tokens": [ROWS * TOKENS / 2]}
     result = {"all_mb_metrics": metrics, "loss": torch.zeros(2)}
-    return SimpleNamespace(spec=spec, outcome=outcome, completed_steps=0), data, result
+    return context, data, result
 
 
 @pytest.mark.parametrize("grouping", ["paper", "nemo_rl"])

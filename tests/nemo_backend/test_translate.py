@@ -9,7 +9,7 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.nemo.context import run_spec
+from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.translate import master_config, teacher_policy
 from tests.config.test_nemo import CONFIGS, GIVEN, OTHERS, given
 
@@ -39,8 +39,6 @@ def test_every_number_arrives() -> None:
     assert native["policy"]["uecr"]["temperature"] == 0.61
     loss = native["loss_fn"]
     assert (loss["ratio_clip_min"], loss["ratio_clip_max"], loss["reference_policy_kl_penalty"]) == (0.11, 0.29, 0.007)
-    spec = run_spec(configuration(*VALUES))
-    assert (spec.temperature, spec.clip_low, spec.clip_high, spec.kl_coef) == (0.61, 0.11, 0.29, 0.007)
 
 
 def test_what_would_change_the_method_is_off() -> None:
@@ -57,22 +55,22 @@ def test_what_would_change_the_method_is_off() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_configuration_has_what_its_method_needs(name: str) -> None:
-    spec = run_spec(load_nemo_config(BASE, given("1p7b", name)))
-    assert all(getattr(spec.settings_of(3), setting) is not None for setting in METHODS[name].core_settings)
-    assert spec.responses == 1008
-    assert spec.teacher_request().temperatures == (1.0,)
-    assert spec.student_request().temperatures == (0.7, 1.0)
+    context = StepContext(load_nemo_config(BASE, given("1p7b", name)), None, completed_steps=3)
+    assert all(getattr(context.settings, setting) is not None for setting in METHODS[name].core_settings)
+    assert (context.responses, context.optimizer_steps) == (1008, 1)
+    assert context.teacher_request.temperatures == (1.0,)
+    assert context.student_request.temperatures == (0.7, 1.0)
 
 
 def test_an_added_method_hands_its_own_parameters_over() -> None:
-    spec = run_spec(configuration("method.name=rlsd", "method.parameters.mix=0.25"))
-    assert spec.settings_of(0).parameters == {"mix": 0.25, "bound": 0.2}
+    config = configuration("method.name=rlsd", "method.parameters.mix=0.25")
+    assert StepContext(config, None, completed_steps=0).settings.parameters == {"mix": 0.25, "bound": 0.2}
 
 
 def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:
-    spec = run_spec(configuration())
-    assert spec.settings_of(0).step == 0
-    assert spec.settings_of(0).seed != spec.settings_of(1).seed
+    first, second = (StepContext(configuration(), None, completed_steps=step).settings for step in (0, 1))
+    assert (first.step, second.step) == (0, 1)
+    assert first.seed != second.seed
 
 
 def test_a_dedicated_teacher_leaves_the_other_gpus() -> None:
