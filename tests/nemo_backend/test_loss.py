@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import policy_loss
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Settings
 from nemo_uecr.nemo.errors import ContractError
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, Largest, UecrLoss
 
