@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from nemo_uecr.audit.alpha_sweep import (
     GRID_A,
     alpha_sweep_audit,
     conflict_rate,
-    first_alpha,
     grid_mismatches,
     margin,
     sign_changes,
@@ -66,14 +64,6 @@ def test_tie_points_foretell_the_grid(correct_C: np.ndarray, wrong_W: np.ndarray
     if tie_G[0] < 7:  # and a state that contradicts the tie point is found
         assert grid_mismatches(tie_G, ~safe_GA, inverted_GA, GRID_A) > 0
         assert grid_mismatches(2 * tie_G + 1, safe_GA, inverted_GA, GRID_A) > 0
-
-
-def test_first_alpha_completes_the_share() -> None:
-    ties = np.asarray([5.0, math.inf, 3.0, 4.0, math.inf, 9.0, 8.0, 7.0, 6.0, math.inf])
-    assert first_alpha(ties, 0.1) == 3.0  # one of ten
-    assert first_alpha(ties, 0.11) == 4.0  # two of ten
-    assert first_alpha(ties, 0.8) == math.inf
-    assert first_alpha(np.asarray([2.0, 4.0, 8.0]), 0.1) == 2.0
 
 
 def test_sign_changes_by_hand(tmp_path: Path) -> None:
@@ -157,14 +147,3 @@ def test_a_replicate_without_a_group_of_a_checkpoint_does_not_count_as_zero(tmp_
     # A replicate draws (a, a), (a, b) or (b, b): each average over the checkpoints that it has is 1.
     conflict = numbers_of(write_scores(tmp_path, made))["overall"]["conflict"]
     assert (conflict["value"][-1], conflict["low"][-1], conflict["high"][-1]) == (1.0, 1.0, 1.0)
-
-
-@pytest.mark.slow
-def test_the_papers_size_takes_less_than_a_minute(tmp_path: Path) -> None:
-    samples = {step: 24 if step <= 240 else 12 for step in (*range(30, 481, 30), 515)}
-    scores = make_scores(tmp_path / "s", samples, problems=40, tokens=64, seed=0)
-    began = time.perf_counter()
-    whole = numbers_of(scores, replicates=2000)["overall"]
-    assert time.perf_counter() - began < 60
-    assert whole["pairs"] > 20_000
-    assert whole["mixed_groups"] > 400

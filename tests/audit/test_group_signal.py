@@ -12,15 +12,14 @@ import pytest
 from nemo_uecr.audit.group_signal import exact_integer_rewards, group_signal_audit, pseudo_groups
 from nemo_uecr.audit.groups import teacher_rewards
 from nemo_uecr.audit.store import Scores
-from nemo_uecr.errors import DataError
 from tests.audit.made import Made, make_scores, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
 
-def numbers_of(scores: Scores, *, integer_verdicts: bool = False, anchor: str = "base") -> dict[str, Any]:
+def numbers_of(scores: Scores, *, integer_verdicts: bool = False) -> dict[str, Any]:
     return group_signal_audit(
-        scores, anchor=anchor, sizes=(8, 4), integer_verdicts=integer_verdicts, replicates=30, seed=42
+        scores, anchor="base", sizes=(8, 4), integer_verdicts=integer_verdicts, replicates=30, seed=42
     ).numbers
 
 
@@ -60,16 +59,10 @@ def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
     assert len({own for _, own in of[0] if len(own) == 8}) > 1  # and not the same for every problem
 
 
-def test_another_number_of_responses_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has 8 responses at checkpoint 0; expected a multiple of 12"):
-        numbers_of(made(tmp_path, {0: 8}, 2))
-
-
-@pytest.mark.parametrize("anchor", ["base", "student"])
-def test_against_a_slow_version(tmp_path: Path, anchor: str) -> None:
+def test_against_a_slow_version(tmp_path: Path) -> None:
     scores = made(tmp_path, {0: 12}, 30)
-    row = numbers_of(scores, anchor=anchor)["checkpoints"][0]
-    reward_B = teacher_rewards(scores, anchor, clip=5.0)[0]
+    row = numbers_of(scores)["checkpoints"][0]
+    reward_B = teacher_rewards(scores, "base", clip=5.0)[0]
     group_B = pseudo_groups(scores.responses, (8, 4), seed=42)
     coverage: dict[str, list[float]] = {"degenerate": [], "all_wrong": [], "std_above": [], "range_above": []}
     sizes: dict[str, list[float]] = {"grpo": [], "unified": [], "task": [], "teacher": []}

@@ -63,13 +63,10 @@ def with_value(name: str, value: float) -> Callable[[Steps], Steps]:
     ("change", "step", "fault"),
     [
         (with_value("count/prompts", 1), 2, "prompts: 1, expected 2"),
-        (with_value("count/unique_prompts", 1), 2, "problems: 1, expected 2"),
         (with_value("count/trajectories", 7), 2, "generated: 7, expected 8"),
-        (with_value("count/rewarded", 7), 2, "rewarded: 7, expected 8"),
         (with_value("count/trained", 6), 2, "in the loss: 6, expected 8"),
         (with_value("count/valid_tokens", 1), 2, "saved batch: "),
         # a loop that counts its micro-batches as steps
-        (with_value("count/global_steps", 4), 2, "global steps: 4, expected 2"),
         (with_value("count/optimizer_steps", 6), 2, "optimizer steps: 6, expected 4"),
         (lambda steps: [steps[0], steps[2]], 2, "step 2 is missing in the record"),
         (lambda steps: steps[:2], 3, "step 3 is missing in the record"),
@@ -106,14 +103,6 @@ def test_faults_of_a_saved_batch(copy: Path) -> None:
     assert "saved batch: groups of [3, 5] responses, 2 of them" in found
     assert "saved batch: response 3 is empty" in found
     assert any(text.startswith("saved batch: group 1 has responses to") for text in found)
-
-
-def test_another_reward_than_the_record_is_a_fault(copy: Path) -> None:
-    def flip(tensors: dict[str, Any]) -> None:
-        tensors["task_reward"][0] = 1 - tensors["task_reward"][0]
-
-    changed_batch(copy, flip)
-    assert [text.split(" reward")[0] for step, text in faults(copy) if step == 2] == ["saved batch: mean"]
 
 
 def test_a_problem_drawn_twice_and_another_order(copy: Path) -> None:
@@ -199,15 +188,3 @@ def test_what_grpo_does_not_have_is_absent() -> None:
     assert cost["scorer_overhead"] is None
     assert "score teacher" not in cost["phase_s"]
     assert cost["overhead_against_baseline"] is None
-
-
-def test_longer_responses_do_not_count_as_overhead() -> None:
-    """Twice the tokens in twice the time: nothing per token, everything per step."""
-    longer = [each | {"response/length_mean": 40.0, "time/step_s": 8.0} for each in GRPO]
-    cost = efficiency_audit([costed("a", longer), costed("b", GRPO)], "b").numbers["runs"]["a"]
-    assert cost["overhead_against_baseline"] == pytest.approx({"per_token": 0.0, "per_step": 1.0})
-
-
-def test_memory_of_a_gpu() -> None:
-    run = [each | {"memory/peak_gpu_mb": 10.0 * each["step"]} for each in GRPO]
-    assert efficiency_audit([costed("b", run)], None).numbers["runs"]["b"]["peak_memory_mb"]["gpu"] == 20.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nemo_uecr.audit.store import Scores, Tokens
-from nemo_uecr.audit.token_credit import entropy_boundaries, largest, token_credit_audit
+from nemo_uecr.audit.token_credit import entropy_boundaries, token_credit_audit
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import DataError
 from tests.audit.made import Made, make_scores, write_scores
@@ -30,11 +30,6 @@ def test_strata_by_hand() -> None:
     # the 2nd, 4th, 6th and 8th smallest values are 0, 0, 0 and 2: three collapse
     assert boundaries.tolist() == [0.0, 2.0]
     assert entropy_boundaries(np.asarray([1.0, 1.0]), 5).tolist() == []
-
-
-def test_largest_takes_ties() -> None:
-    among, threshold = largest(np.asarray([3.0, 1.0, 2.0, 2.0]), 0.5)
-    assert (among.tolist(), threshold) == ([True, False, True, True], 2.0)
 
 
 def test_means_by_hand(tmp_path: Path) -> None:

@@ -154,42 +154,35 @@ def _evaluation(folder: Path, story: Story, step: int, dice: random.Random) -> d
 
 
 def _write_batch(folder: Path, story: Story, step: int) -> None:
-    """Responses that compute step by step; the teacher dislikes the token where a step goes wrong."""
+    """Responses of digits; the teacher dislikes one token of each that is wrong."""
     import torch
     from safetensors.torch import save_file
+    from torch.nn.utils.rnn import pad_sequence
 
     dice = random.Random(f"{story.seed}-{step}")
     level = _level(story, step)
-    told, gaps, entropies, rewards, labels = [], [], [], [], []
+    told, values, labels = [], [], []
     for prompt in range(story.prompts):
         skill = min(0.98, max(0.02, dice.betavariate(8 * level, 8 * (1 - level))))
-        question, chain = _problem(dice)
         for sample in range(story.responses):
-            right = dice.random() < skill
-            tokens, gap, entropy = _response(chain, right, dice)
-            row = len(told)
-            told.append({"row": row, "id": f"s{step}-p{prompt}-r{sample}", "problem": f"train-{prompt}",
-                         "question": question, "answer": str(chain[-1][2]), "response": "".join(tokens),
+            right, size = dice.random() < skill, dice.randint(12, 40)
+            gaps, tokens = [dice.gauss(0.1, 0.15) for _ in range(size)], [str(dice.randrange(10)) for _ in range(size)]
+            if not right:
+                gaps[dice.randrange(size)] = dice.gauss(-2.4, 0.8)
+            told.append({"row": len(told), "id": f"s{step}-p{prompt}-r{sample}", "problem": f"train-{prompt}",
+                         "question": "47+8*3-5 = ?", "answer": "60", "response": "".join(tokens),
                          "verdict": "correct" if right else "wrong", "tokens": tokens})  # fmt: skip
-            gaps.append(gap)
-            entropies.append(entropy)
-            rewards.append(float(right))
+            old = [-0.2 - 0.4 * dice.random() for _ in gaps]
+            entropies = [abs(dice.gauss(0.2, 0.2)) for _ in gaps]
+            values.append(torch.tensor([old, [x + gap for x, gap in zip(old, gaps, strict=True)], entropies]).T)
             labels.append(prompt)
-    rows, width = len(told), max(map(len, gaps))
-    mask = torch.zeros(rows, width, dtype=torch.bool)
-    old, teacher, entropy_BT = torch.full((rows, width), math.nan), torch.full((rows, width), math.nan), None
-    entropy_BT = torch.full((rows, width), math.nan)
-    for row, gap in enumerate(gaps):
-        length = len(gap)
-        mask[row, :length] = True
-        old[row, :length] = torch.tensor([-0.2 - 0.4 * dice.random() for _ in gap])
-        teacher[row, :length] = old[row, :length] + torch.tensor(gap)
-        entropy_BT[row, :length] = torch.tensor(entropies[row])
-    tensors = {"task_reward": torch.tensor(rewards), "group": torch.tensor(labels), "mask": mask, "old_logp": old}
+    old_BT, teacher_BT, entropy_BT = pad_sequence(values, batch_first=True, padding_value=math.nan).unbind(-1)
+    rewards = torch.tensor([float(each["verdict"] == "correct") for each in told])
+    tensors = {"task_reward": rewards, "group": torch.tensor(labels), "mask": ~old_BT.isnan(), "old_logp": old_BT}
     if story.method not in TEACHERLESS:
-        tensors |= {"teacher_logp": teacher, "teacher_entropy": entropy_BT}
+        tensors |= {"teacher_logp": teacher_BT, "teacher_entropy": entropy_BT}
     if "initial_logp" in REGISTRY[story.method].scores:
-        tensors["initial_logp"] = old - 0.1
+        tensors["initial_logp"] = old_BT - 0.1
     own = {name: parameter.default for name, parameter in REGISTRY[story.method].parameters.items()}
     header = {
         "format": "nemo_uecr.batch/1",
@@ -197,47 +190,6 @@ def _write_batch(folder: Path, story: Story, step: int) -> None:
         "settings": json.dumps(SETTINGS | {"parameters": own}),
         "step": str(step),
     }
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / f"step-{step:06d}.safetensors", metadata=header)
     (folder / f"step-{step:06d}.json").write_text(json.dumps({"step": step, "responses": told}))
-
-
-def _problem(dice: random.Random) -> tuple[str, list[tuple[int, str, int]]]:
-    value = dice.randint(2, 99)
-    question, chain = str(value), []
-    for _ in range(dice.randint(2, 6)):
-        sign, operand = dice.choice("+-*"), dice.randint(2, 9)
-        after = {"+": value + operand, "-": value - operand, "*": value * operand}[sign] % 100
-        question += f"{sign}{operand}"
-        chain.append((value, f"{sign}{operand}", after))
-        value = after
-    return f"{question} = ? (left to right, mod 100)", chain
-
-
-def _response(
-    chain: list[tuple[int, str, int]], right: bool, dice: random.Random
-) -> tuple[list[str], list[float], list[float]]:
-    wrong_at = -1 if right else dice.randrange(len(chain))
-    shift = 0
-    tokens: list[str] = []
-    gap: list[float] = []
-    entropy: list[float] = []
-    for place, (value, operation, after) in enumerate(chain):
-        before = (value + shift) % 100
-        if place == wrong_at:
-            shift = dice.choice((1, 10, 97))
-        for text in (*f"{before}{operation}=",):
-            tokens.append(text)
-            gap.append(dice.gauss(0.03, 0.05))
-            entropy.append(abs(dice.gauss(0.02, 0.02)))
-        for text in str((after + shift) % 100):
-            tokens.append(text)
-            gap.append(dice.gauss(-2.4, 0.8) if place == wrong_at else dice.gauss(0.25, 0.15))
-            entropy.append(abs(dice.gauss(0.45, 0.2)))
-        tokens.append("; ")
-        gap.append(dice.gauss(0, 0.02))
-        entropy.append(0.01)
-    tail = ["\\boxed{", *str((chain[-1][2] + shift) % 100), "}", "<|im_end|>"]
-    tokens += tail
-    gap += [dice.gauss(0, 0.05) for _ in tail]
-    entropy += [0.01 for _ in tail]
-    return tokens, gap, entropy
