@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from cyclopts import Parameter, validators
 
@@ -41,7 +41,7 @@ Words = Annotated[
         help="The method's settings as `key=value`: alpha, rho, tau_delta, tau_entropy; they win over those of --run.",
     ),
 ]
-ENGINES = ("transformers", "transformers-bf16", "megatron", "vllm", "vllm-bf16", "vllm-fp8")
+Engine = Literal["transformers", "transformers-bf16", "megatron", "vllm", "vllm-bf16", "vllm-fp8"]
 
 
 @app.command
@@ -244,7 +244,7 @@ def teacher(
     /,
     *,
     teacher: str | None = None,
-    engines: tuple[str, ...] = ENGINES,
+    engines: tuple[Engine, ...] = get_args(Engine),
     responses: AtLeastOne | None = None,
     out: Out = None,
 ) -> None:
