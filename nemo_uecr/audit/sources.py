@@ -92,11 +92,6 @@ def _step_of(name: str) -> int | None:
 # A run
 
 
-def is_run(path: Path) -> bool:
-    """Whether the folder is a run of `local`."""
-    return (path / "config.yaml").is_file() and (path / "provenance.json").is_file()
-
-
 def run_source(run: Path, *, take: Literal["evaluations", "batches"], steps: frozenset[int] | None) -> Source:
     """Responses of a run of `local`.
 
@@ -236,8 +231,6 @@ def _evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
 
 # A JSONL file
 
-#: Taken over from a row as they are.
-ROW = ("benchmark", "problem", "question", "answer", "response", "token_ids", "truncated")
 #: As the scores keep them: int32.
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -293,7 +286,7 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
             raise DataError(
                 f"{place}: no 'checkpoint'; expected the generating policy's step in each row, or STEP=FILE"
             )
-        group = "/".join((f"{checkpoint}/{row.benchmark}/{row.problem}", *([row.group] if row.group else [])))
+        group = f"{checkpoint}/{row.benchmark}/{row.problem}" + f"/{row.group}" * (row.group is not None)
         sample = counts[group] if row.sample is None else row.sample
         counts[group] += 1
         reward = row.reward
@@ -350,7 +343,7 @@ def source_of(text: str, *, take: Literal["evaluations", "batches"], steps: froz
     """
     number, equals, name = text.partition("=")
     step, path = (int(number), Path(name)) if equals and number.isdecimal() else (None, Path(text))
-    if is_run(path):
+    if (path / "config.yaml").is_file() and (path / "provenance.json").is_file():
         if step is not None:
             raise DataError(f"{text}: a run folder knows its steps; expected it without {step}=. Choose with --steps")
         return run_source(path, take=take, steps=steps)
