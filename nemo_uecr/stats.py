@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, isfinite, nan
+from math import comb, nan
 
 import numpy as np
 
@@ -246,13 +246,6 @@ def cluster_totals(value_N: Array, cluster_N: Array, clusters: int) -> Array:
     total_K = np.zeros((clusters, *value_N.shape[1:]))
     np.add.at(total_K, cluster_N, value_N)
     return total_K
-
-
-def percent(share: Share) -> str:
-    """``41.3 [38.0, 44.9]``, in percent."""
-    if not isfinite(share["value"]):
-        return "-"
-    return f"{100 * share['value']:.1f} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
 
 
 # Independent pairs

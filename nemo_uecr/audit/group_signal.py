@@ -20,7 +20,7 @@ from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.puu import unified_advantage
 from nemo_uecr.core.records import GAP_CLIP
 from nemo_uecr.errors import DataError
-from nemo_uecr.stats import ClusterBootstrap, Share
+from nemo_uecr.stats import ClusterBootstrap
 from nemo_uecr.verifier.extract import last_boxed
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def group_signal_audit(
     }  # fmt: skip
     magnitude = {name: value_B.abs().numpy() for name, value_B in components.items()}
     checkpoints = [
-        _coverage(step, table, spread, sampler)
-        | _composition(step, table, magnitude, sampler)
+        _checkpoint(step, table, spread, magnitude, sampler)
         | {"nonfinite_tokens": int(nonfinite_B[responses.checkpoint_B == step].sum())}
         for step in responses.checkpoints
     ]
@@ -132,30 +131,23 @@ def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> A
     return group_B
 
 
-def _coverage(step: int, table: GroupTable, spread: dict[str, Array], sampler: ClusterBootstrap) -> Numbers:
+def _checkpoint(
+    step: int, table: GroupTable, spread: dict[str, Array], magnitude: dict[str, Array], sampler: ClusterBootstrap
+) -> Numbers:
+    """Shares of all groups; response means over mixed groups, and the teacher's share of the summed components."""
     here_P = table.checkpoint_P == step
-
-    def share(value_P: Array) -> Share:
-        return sampler.mean(value_P, here_P, table.problem_P)
-
+    kept_B = (here_P & table.mixed_P)[table.index_B]
+    problem = table.problem_P[table.index_B][kept_B]
+    chosen = {name: value_B[kept_B] for name, value_B in magnitude.items()}
+    ones = np.ones(int(kept_B.sum()))
+    kinds = {
+        "degenerate": ~table.mixed_P, "all_wrong": table.all_wrong_P, "all_right": table.all_right_P, **spread,
+    }  # fmt: skip
     return {
         "checkpoint": step,
         "groups": int(here_P.sum()),
         "groups_by_size": {str(size): int((table.size_P[here_P] == size).sum()) for size in np.unique(table.size_P)},
-        "degenerate": share(~table.mixed_P),
-        "all_wrong": share(table.all_wrong_P),
-        "all_right": share(table.all_right_P),
-        **{name: share(above_P) for name, above_P in spread.items()},
-    }
-
-
-def _composition(step: int, table: GroupTable, magnitude: dict[str, Array], sampler: ClusterBootstrap) -> Numbers:
-    """Response means over mixed groups, and the teacher's share of the summed components."""
-    kept_B = ((table.checkpoint_P == step) & table.mixed_P)[table.index_B]
-    problem = table.problem_P[table.index_B][kept_B]
-    chosen = {name: value_B[kept_B] for name, value_B in magnitude.items()}
-    ones = np.ones(int(kept_B.sum()))
-    return {
+        **{name: sampler.mean(value_P, here_P, table.problem_P) for name, value_P in kinds.items()},
         "mixed_responses": len(ones),
         "mean_absolute": {name: sampler.ratio(value, ones, problem) for name, value in chosen.items()},
         "teacher_share": sampler.ratio(chosen["teacher"], chosen["task"] + chosen["teacher"], problem),
@@ -166,17 +158,14 @@ def exact_integer_rewards(scores: Scores) -> Array:
     r"""[B] 1 where the boxed answer is the very integer of the reference answer, 0 otherwise.
 
     Raises:
-        DataError: If a reference answer is no integer.
+        DataError: A reference answer is no integer.
     """
-    rewards = []
-    for name, response, answer in zip(
-        scores.responses.ids, scores.column("response"), scores.column("answer"), strict=True
-    ):
-        expected = integer(answer)
-        if expected is None:
-            raise DataError(f"the reference answer of {name!r} is {answer!r}; expected an integer for this verdict")
-        rewards.append(float(integer(last_boxed(response)) == expected))
-    return np.asarray(rewards)
+    expected = [integer(answer) for answer in scores.column("answer")]
+    if None in expected:
+        name = scores.responses.ids[expected.index(None)]
+        raise DataError(f"the reference answer of {name!r} is no integer, which this verdict needs")
+    found = [integer(last_boxed(response)) for response in scores.column("response")]
+    return np.asarray([float(own == right) for own, right in zip(found, expected, strict=True)])
 
 
 def integer(text: str | None) -> int | None:

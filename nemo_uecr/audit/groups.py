@@ -32,6 +32,9 @@ class GroupTable:
         correct_B: [B] bool, verifier reward 1.
         size_P: [P] responses.
         correct_P: [P] correct responses.
+        all_wrong_P: [P] bool, no response is correct.
+        all_right_P: [P] bool, every response is correct.
+        mixed_P: [P] bool, both verdicts are there.
         checkpoint_P: [P] checkpoint of the group.
         problem_P: [P] problem, the cluster of the bootstrap.
     """
@@ -40,26 +43,11 @@ class GroupTable:
     correct_B: Array
     size_P: Array
     correct_P: Array
+    all_wrong_P: Array
+    all_right_P: Array
+    mixed_P: Array
     checkpoint_P: Array
     problem_P: Array
-
-    @property
-    def mixed_P(self) -> Array:
-        """[P] bool, both verdicts are there."""
-        mixed_P: Array = ~(self.all_wrong_P | self.all_right_P)
-        return mixed_P
-
-    @property
-    def all_wrong_P(self) -> Array:
-        """[P] bool, no response is correct."""
-        wrong_P: Array = self.correct_P == 0
-        return wrong_P
-
-    @property
-    def all_right_P(self) -> Array:
-        """[P] bool, every response is correct."""
-        right_P: Array = self.correct_P == self.size_P
-        return right_P
 
     def range(self, value_B: Array) -> Array:
         """[P] largest minus smallest value of each group."""
@@ -98,9 +86,10 @@ def group_table(responses: Responses, reward_B: Array | None = None, group_B: Ar
         )
     correct_B = reward_B == 1.0
     correct_P = np.bincount(index_B[correct_B], minlength=len(size_P))
-    return GroupTable(
-        index_B, correct_B, size_P, correct_P, responses.checkpoint_B[first_P], responses.problem_B[first_P]
-    )
+    wrong_P, right_P = correct_P == 0, correct_P == size_P
+    mixed_P = ~(wrong_P | right_P)
+    checkpoint_P, problem_P = responses.checkpoint_B[first_P], responses.problem_B[first_P]
+    return GroupTable(index_B, correct_B, size_P, correct_P, wrong_P, right_P, mixed_P, checkpoint_P, problem_P)
 
 
 def rows_of(group_B: Array) -> list[Array]:

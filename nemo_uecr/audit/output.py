@@ -53,12 +53,6 @@ class Audit:
     draw: Callable[[Figure, Numbers], None]
     size: tuple[float, float]
 
-    def text(self) -> str:
-        """The table for a terminal."""
-        lines = [self.heads, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
-
 
 def write_audit(out: Path, audit: Audit) -> None:
     """Write the four files of an audit into a folder that is complete or absent.
@@ -113,6 +107,13 @@ def _draw(audit: Audit, numbers: Numbers, folder: Path) -> None:
 
 
 # What the audits' tables and figures share
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a terminal."""
+    lines = [heads, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
 
 
 def shown(value: float | None, form: str = ".1f") -> str:

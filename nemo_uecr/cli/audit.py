@@ -345,8 +345,8 @@ def _settings(run: Path | None, given: Sequence[str], needed: Sequence[str]) -> 
 
 def _finish(audit: Audit, out: Path | None, beside: Path) -> None:
     """Write the audit, print its table, say where it is."""
-    from nemo_uecr.audit.output import write_audit
+    from nemo_uecr.audit.output import text_table, write_audit
 
     folder = beside / "audits" / audit.name if out is None else out
     write_audit(folder, audit)
-    sys.stdout.write(f"{audit.title}\n{audit.text()}\naudit: {folder}\n")
+    sys.stdout.write(f"{audit.title}\n{text_table(audit.heads, audit.rows)}\naudit: {folder}\n")

@@ -184,17 +184,17 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
 
 
 def _table(effects: list[Effect], *, method: str) -> str:
+    from nemo_uecr.audit.output import shown, text_table
+
     heads = ("quantity", "unit", "spread", "bias", "mean |d|", "99% |d|", "max |d|", "sign changed")
     rows = [
         (
             effect.quantity,
             effect.unit,
             *(f"{value:.4g}" for value in (effect.spread, effect.bias, effect.mean, effect.high, effect.largest)),
-            "-" if effect.flipped is None else f"{100 * effect.flipped:.2f}%",
+            shown(effect.flipped, ".2%"),
         )
         for effect in effects
     ]
-    lines = ["".join(f"{cell:>13}" for cell in row) for row in (heads, *rows)]
-    return "\n".join(
-        [*lines, f"d = second - first; spread: standard deviation of the first; advantages of {method}", ""]
-    )
+    note = f"d = second - first; spread: standard deviation of the first; advantages of {method}"
+    return f"{text_table(heads, rows)}\n{note}\n"
