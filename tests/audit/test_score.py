@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,14 +224,8 @@ def test_a_run_of_the_training_loop(tmp_path: Path) -> None:
 
 def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path) -> None:
     source = rollouts(tmp_path, rows=4)
-    rows = [json.loads(line) for line in source.files[0].read_text().splitlines()]
-    path = tmp_path / "text.jsonl"
-    path.write_text(
-        "".join(json.dumps({**row, "token_ids": None, "truncated": False}) + "\n" for row in rows).replace(
-            '"token_ids": null, ', ""
-        )
-    )
-    by_text = scored(tmp_path / "t", jsonl_source(path, step=None))
+    texts = [replace(each, token_ids=None, truncated=False) for each in source.rollouts]
+    by_text = score_rollouts(tmp_path / "t", texts, [], scoring())
     assert by_text.responses.from_text_B.all()
     expected = by_response(scored(tmp_path / "i", source), "student")
     for name, tokens in by_response(by_text, "student").items():

@@ -26,13 +26,6 @@ def panel(*series: Series, points: bool = False, zero: bool = False) -> Panel:
     return Panel("name", "Title", "unit", series, points=points, zero=zero)
 
 
-def test_axes_place_first_and_last_mark_on_the_frame() -> None:
-    axes = axes_of(panel(Series("a", 0, [1, 11], [0.45, 0.85])))
-    assert (axes.x(1), axes.x(11)) == (LEFT, WIDTH - RIGHT)
-    assert (axes.y(axes.y_marks[-1]), axes.y(axes.y_marks[0])) == (TOP, HEIGHT - BOTTOM)
-    assert axes.x(6) == pytest.approx((LEFT + WIDTH - RIGHT) / 2)
-
-
 @pytest.mark.parametrize("values", [[0.0, 0.0], [3.0, 3.0], [1e-9, 1e-9], [0.0, 1e-17]])
 def test_constant_values_still_have_axes(values: list[float]) -> None:
     axes = axes_of(panel(Series("a", 0, [1, 2], values)))

@@ -65,13 +65,6 @@ def test_method_without_teacher_shows_what_there_is(make_run: RunMaker) -> None:
     assert set(one["after"]) == {one["before"]}
 
 
-def test_second_surrogate_is_shown_apart(make_run: RunMaker) -> None:
-    step = credit_maps(read_run(make_run("naive", method="grpo_plus_opd")), token_budget=PLENTY)[0]
-    one = step["responses"][0]
-    assert one["opd"] == one["delta"]  # every gap lies inside the clip here
-    assert one["change"] is None
-
-
 def test_chosen_rows_are_whole_groups_with_a_degenerate_one(make_run: RunMaker) -> None:
     files = read_run(make_run("uecr", before=0.85)).batches[0]
     batch = scored_batch(load_batch(files.tensors), files.tensors)

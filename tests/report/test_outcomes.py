@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,10 +25,6 @@ def plain(html: str) -> str:
 
 def section(runs: list[RunFolder], name: str) -> str:
     return render_page(runs).split(f'<section id="{name}">')[1].split("</section>")[0]
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
 
 
 def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *, samples: int) -> None:
@@ -55,15 +50,6 @@ def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *
         ]
         (folder / "evaluations" / f"step-{step:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
-
-
-def test_table_shows_the_figures_of_the_file(make_run: RunMaker) -> None:
-    folder = make_run("one")
-    shown = plain(section(read_runs([folder]), "accuracy"))
-    for record in records(folder):
-        for cell in (*record["sets"].values(), record["average"]):
-            expected = f"{100 * cell['avg']:.1f} {100 * cell['low']:.1f}\u2013{100 * cell['high']:.1f}"
-            assert expected in shown
 
 
 def test_lift_and_its_paired_interval_by_hand(make_run: RunMaker) -> None:
@@ -92,15 +78,6 @@ def test_difference_of_two_runs_by_hand(make_run: RunMaker) -> None:
     assert difference.change == pytest.approx(-0.25, abs=1e-12)
     assert (difference.low, difference.high) == (pytest.approx(-0.25 - 0.49), pytest.approx(-0.25 + 0.49))
     assert "other \u221225.0 points (\u221274.0 to +24.0, no clear difference)" in plain(render_page(runs))
-
-
-def test_lift_without_samples_has_no_interval(make_run: RunMaker) -> None:
-    folder = make_run("bare")
-    (folder / "evaluations" / "step-000000.jsonl").unlink()
-    lift = outcome_of(read_run(folder)).lift
-    assert lift is not None
-    assert lift.low is None
-    assert not lift.clear
 
 
 @pytest.mark.parametrize(
