@@ -211,7 +211,7 @@ class ConventionsConfig(Section):
     """Reference KL: plain k3, or with a score-function factor and clamps."""
 
     grouping: Form
-    """Groups: by the prompt's place in the step, or by equal prompt token rows."""
+    """Groups: by problem, or by equal prompt token rows."""
 
     filters: Form
     """Training log-probabilities: at T_r only, or with generation's top-p and top-k as well."""
