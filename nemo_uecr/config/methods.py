@@ -8,7 +8,7 @@ from nemo_uecr.config.load import DEFAULT
 from nemo_uecr.config.nemo_schema import AnyConfig
 from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, MethodConfig
 
-__all__ = ["objective", "unused_line", "unused_settings"]
+__all__ = ["objective", "unused_line"]
 
 
 def objective(config: AnyConfig) -> str:
@@ -42,8 +42,8 @@ def _value(value: float | str) -> str:
     return f"{value:g}"
 
 
-def unused_settings(config: AnyConfig, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Keys that a file or an override states and that the method does not use, in the order of the schema.
+def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:
+    """What a file or an override states and the method does not use, on one line; None when everything is used.
 
     Args:
         config: the validated configuration.
@@ -55,10 +55,4 @@ def unused_settings(config: AnyConfig, origins: Mapping[str, str]) -> tuple[str,
     stated = [key for key in idle if origins[key] != DEFAULT]
     if not entry.needs_teacher and config.teacher.model_name is not None:
         stated.insert(0, "teacher.model_name")
-    return tuple(stated)
-
-
-def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:
-    """The report on one line, `not used by method grpo: method.alpha, ...`; None when everything is used."""
-    unused = unused_settings(config, origins)
-    return f"not used by method {config.method.name}: {', '.join(unused)}" if unused else None
+    return f"not used by method {config.method.name}: {', '.join(stated)}" if stated else None

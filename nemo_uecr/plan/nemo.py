@@ -54,7 +54,6 @@ __all__ = [
     "Setting",
     "nemo_plan",
     "other_placements",
-    "placements",
     "response_lengths",
     "rollout",
     "setting_of",
@@ -558,24 +557,16 @@ def variant(config: NemoConfig, changes: Mapping[str, Any]) -> NemoConfig:
         raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
 
 
-def placements(config: NemoConfig) -> list[tuple[str, dict[str, Any]]]:
-    """Where the teacher can be on these GPUs: with the student, or on GPUs of its own; empty without such a choice."""
-    one = 1 if config.cluster.nodes == 1 else config.cluster.gpus_per_node
-    own = config.teacher.dedicated_gpus or one
-    if own >= config.gpus or not config.method.entry.needs_teacher:
-        return []
-    return [
-        (f"colocated, {config.gpus} GPUs", {"teacher.dedicated_gpus": 0}),
-        (f"{config.gpus - own} + {own} GPUs", {"teacher.dedicated_gpus": own}),
-    ]
-
-
 def other_placements(config: NemoConfig, device: Device, lengths: Lengths) -> dict[str, Plan | str]:
-    """The same run with its teacher elsewhere, by place; the reason where a placement is refused."""
+    """The run with its teacher on the student's GPUs and on GPUs of its own, by place; why, where one is refused."""
+    gpus, cluster = config.gpus, config.cluster
+    own = config.teacher.dedicated_gpus or (1 if cluster.nodes == 1 else cluster.gpus_per_node)
+    if own >= gpus or not config.method.entry.needs_teacher:
+        return {}
     found: dict[str, Plan | str] = {}
-    for name, changes in placements(config):
+    for name, dedicated in ((f"colocated, {gpus} GPUs", 0), (f"{gpus - own} + {own} GPUs", own)):
         try:
-            found[name] = nemo_plan(variant(config, changes), device, lengths)
+            found[name] = nemo_plan(variant(config, {"teacher.dedicated_gpus": dedicated}), device, lengths)
         except ConfigError as error:
             found[name] = str(error)
     return found

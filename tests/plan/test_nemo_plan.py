@@ -8,7 +8,7 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.plan.nemo import nemo_plan, placements, variant, what_fits
+from nemo_uecr.plan.nemo import nemo_plan, other_placements, what_fits
 from nemo_uecr.plan.records import GIB, GPUS, Lengths, Plan
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
@@ -94,9 +94,9 @@ def test_seconds_of_decoding() -> None:
 
 
 def test_side_by_side() -> None:
-    config = config_of()
-    (_, together), (_, apart) = placements(config)
-    one, two = (nemo_plan(variant(config, each), H200, LENGTHS) for each in (together, apart))
+    one, two = other_placements(config_of(), H200, LENGTHS).values()
+    assert isinstance(one, Plan)
+    assert isinstance(two, Plan)
     assert "144 on each of 7 data-parallel ranks" in " ".join(two.facts)
     assert seconds(two, "score teacher") == pytest.approx(8 * (seconds(one, "score teacher") - 0.66), rel=0.01)
     assert two.layout[-1].student == "-"
