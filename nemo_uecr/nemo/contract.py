@@ -12,11 +12,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo.errors import ContractError
+from nemo_uecr.errors import ScoreError, UecrError
 from nemo_uecr.nemo.two_temperatures import ScoreRequest, row_hash, witnessed_token
 
 #: How far two ways to normalise the same logits in float32 may end from each other.
 WITNESS_NATS = 1e-3
+
+
+class ContractError(ScoreError):
+    """Scores do not belong to the tokens, the temperature or the vocabulary they are about to be used for."""
+
+
+class BatchFactsError(UecrError, RuntimeError):
+    """What was generated, rewarded and trained in a step does not add up."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import Tensor
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.nemo.context import StepContext, StepOutcome
-from nemo_uecr.nemo.contract import check_same
-from nemo_uecr.nemo.errors import BatchFactsError
+from nemo_uecr.nemo.contract import BatchFactsError, check_same
 
 
 class UecrEstimator:

@@ -16,7 +16,7 @@ from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.loss import UecrLoss
-from nemo_uecr.nemo.policy import make_uecr_policy, scoring_policy_class
+from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.preflight import (
     check_conversion,
     check_models,
@@ -24,7 +24,7 @@ from nemo_uecr.nemo.preflight import (
     check_visible_models,
     long_prompts,
 )
-from nemo_uecr.nemo.teacher import RayTeacher, teacher_cluster
+from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.translate import ENVIRONMENT, ENVIRONMENT_FQN, master_config, teacher_gpus_of_nodes
 from nemo_uecr.nemo.upstream import Evaluate
 from nemo_uecr.stopping import RunStopped, StopRequest, listening, seconds_left
@@ -98,7 +98,7 @@ def _run(
     """Start Ray, set up and train; returns the request to stop and the completed steps."""
     upstream.register_environment(ENVIRONMENT, ENVIRONMENT_FQN)
     parts = upstream.prepare_run(native_config)
-    context = StepContext(config, parts.tokenizer, completed_steps=0)
+    context = StepContext(config, parts[0], completed_steps=0)
     has_teacher = config.method.entry.needs_teacher
     dedicated = has_teacher and config.teacher.dedicated_gpus > 0
 
@@ -107,12 +107,21 @@ def _run(
         upstream.register_worker()
         teacher = None
         if has_teacher:
-            cluster = teacher_cluster(teacher_gpus_of_nodes(config)) if dedicated else given["cluster"]
+            cluster = upstream.teacher_cluster(teacher_gpus_of_nodes(config)) if dedicated else given["cluster"]
             teacher = RayTeacher(
                 config, student=given["config"], cluster=cluster, tokenizer=given["tokenizer"], stays=dedicated
             )
-        policy_class = make_uecr_policy(scoring_policy_class(timeout_s=config.scoring.timeout_s))
+        policy_class = type("UecrPolicy", (PolicyMethods, upstream.policy_class()), {})
         return policy_class(context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given)
+
+    def before_the_loop(final: Any, completed_steps: int) -> None:
+        if evaluation is not None:
+            # The loop takes the first step of any epoch for the start, also after a resume.
+            at_start = config.evaluation.at_start and completed_steps == 0
+            upstream.schedule_validation(final, every=config.evaluation.every, at_start=at_start)
+        context.completed_steps = completed_steps
+        limit_time(final)
+        run_folder.drop_later_records(config, completed_steps=completed_steps)
 
     # Listening begins here: starting Ray sets a handler of its own for SIGTERM.
     with (
@@ -126,16 +135,10 @@ def _run(
         ),
     ):
         run_folder.write_run_files(config, **records)
-        run = upstream.set_up(native_config, parts, make_policy)
-        if evaluation is not None:
-            # The loop takes the first step of any epoch for the start, also after a resume.
-            at_start = config.evaluation.at_start and run.completed_steps == 0
-            upstream.schedule_validation(run.config, every=config.evaluation.every, at_start=at_start)
-        context.completed_steps = run.completed_steps
-        limit_time(run.config)
-        run_folder.drop_later_records(config, completed_steps=run.completed_steps)
-        upstream.run_loop(run, parts, training_loss(config))
-    return stop, upstream.completed_steps(run.state)
+        completed = upstream.run_loop(
+            native_config, parts, training_loss(config), make_policy=make_policy, before=before_the_loop
+        )
+    return stop, completed
 
 
 def training_loss(config: NemoConfig) -> UecrLoss:

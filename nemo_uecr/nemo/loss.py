@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import PolicyLoss, policy_loss
-from nemo_uecr.nemo.errors import ContractError
+from nemo_uecr.nemo.contract import ContractError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import LossConfig

@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemo_uecr.errors import UecrError
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.errors import GpuMemoryError
 from nemo_uecr.nemo.teacher_offload import clear_forward_caches, free_gathered, host_copy, move_frozen_model
 from nemo_uecr.nemo.two_temperatures import Columns, ModelParallel, ScoreRequest, score_tokens
 
 MEBI, GIB = 2**20, 2**30
+
+
+class GpuMemoryError(UecrError, RuntimeError):
+    """A worker holds or finds other memory on its GPU than the next part of the step counts on."""
 
 
 class WorkerMethods:

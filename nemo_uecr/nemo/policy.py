@@ -9,50 +9,24 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.context import StepContext, StepScores
-from nemo_uecr.nemo.contract import Scorer, check_rows, check_same, score, with_masked_rows
+from nemo_uecr.nemo.contract import check_rows, check_same, score, with_masked_rows
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.telemetry import check_facts, save_step, step_metrics
 from nemo_uecr.nemo.two_temperatures import ScoreRequest, row_hash
 
 
-def scoring_policy_class(*, timeout_s: float) -> Any:
-    """NeMo-RL's policy with a ``score_tokens`` over its workers and a look at the GPU before vLLM wakes."""
-
-    class ScoringPolicy(upstream.policy_class()):  # type: ignore[misc]
-        def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
-            """Columns of the request."""
-            return upstream.score_on_workers(self, data, request, seconds=timeout_s)
-
-        def offload_before_refit(self) -> None:
-            """NeMo-RL's own, the last thing before vLLM wakes; an error where the GPU has too little room for it."""
-            super().offload_before_refit()
-            share = self.cfg["generation"]["vllm_cfg"]["gpu_memory_utilization"]
-            upstream.call_all(self, "assert_room", seconds=timeout_s, share=share)
-
-    return ScoringPolicy
-
-
-def make_uecr_policy(base_cls: Any) -> Any:
-    """NeMo-RL's policy with our methods.
-
-    Args:
-        base_cls: NeMo-RL's policy with a ``score_tokens`` method, or a stand-in with the same methods.
-    """
-    return type("UecrPolicy", (PolicyMethods, base_cls), {})
-
-
 class PolicyMethods:
     """What our policy adds to NeMo-RL's: both temperatures, the teacher, and the method's columns.
 
-    Mixed in before a base with a ``score_tokens`` method, whose own methods it calls.
+    Mixed in before NeMo-RL's policy, whose own methods it calls.
     """
 
     cfg: Mapping[str, Any]
@@ -61,6 +35,7 @@ class PolicyMethods:
     def __init__(self, *args: Any, context: StepContext, teacher: RayTeacher | None, **kwargs: Any) -> None:
         """Take the step to share and the teacher, off its device, before the student is built."""
         self._context = context
+        self._seconds = context.config.scoring.timeout_s
         self._teacher = teacher
         self._student_waits = False
         super().__init__(*args, **kwargs)
@@ -80,7 +55,7 @@ class PolicyMethods:
                 self._teacher.offload()
         with self._timed("score_student"):
             self._bring_student()
-            student_scores = score(cast(Scorer, self), data, context.student_request, name="student")
+            student_scores = score(self, data, context.student_request, name="student")
             if context.config.conventions.filters == "nemo_rl":
                 filtered = super().get_logprobs(self._padded(data), timer=timer)["logprobs"]  # type: ignore[misc]
                 at_rollout = filtered[: data["input_ids"].shape[0]]
@@ -88,6 +63,10 @@ class PolicyMethods:
         scores = StepScores(student_scores, teacher_scores, data["token_mask"], data["sample_mask"], data["input_ids"])
         context.scores = scores
         return type(data)({"logprobs": student_scores.logp[0]})
+
+    def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
+        """Columns of the request."""
+        return upstream.score_on_workers(self, data, request, seconds=self._seconds)
 
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
         """NeMo-RL's own, with masked rows where the batch does not divide."""
@@ -108,6 +87,12 @@ class PolicyMethods:
         """NeMo-RL's own; it brings the student to the GPU itself."""
         self._student_waits = False
         return super().prepare_for_training(*args, **kwargs)  # type: ignore[misc]
+
+    def offload_before_refit(self) -> None:
+        """NeMo-RL's own, the last thing before vLLM wakes; an error where the GPU has too little room for it."""
+        super().offload_before_refit()  # type: ignore[misc]
+        share = self.cfg["generation"]["vllm_cfg"]["gpu_memory_utilization"]
+        upstream.call_all(self, "assert_room", seconds=self._seconds, share=share)
 
     def train(self, data: Any, loss_fn: Any, *args: Any, timer: Any = None, **kwargs: Any) -> Any:
         """Train on the columns that were scored, audit what was trained, and add the step's telemetry."""

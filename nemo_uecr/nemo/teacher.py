@@ -92,17 +92,6 @@ class RayTeacher:
         return bool(self._policy.shutdown())
 
 
-def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
-    """GPUs for a teacher alone: how many on each of its nodes, the same everywhere."""
-    return upstream.cluster_class()(
-        bundle_ct_per_node_list=gpus_of_nodes,
-        use_gpus=True,
-        max_colocated_worker_groups=1,
-        num_gpus_per_node=gpus_of_nodes[0],
-        name="uecr_teacher_cluster",
-    )
-
-
 def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     """Write the batch with the scores of the configuration's teacher, alone on the cluster, in place of those it had.
 
@@ -128,7 +117,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     native.policy["megatron_cfg"]["train_iters"] = 1  # as the loop's set-up would; a scorer makes no training step
     tokenizer = upstream.start(native)
     upstream.register_worker()
-    cluster = teacher_cluster([config.cluster.gpus_per_node] * config.cluster.nodes)
+    cluster = upstream.teacher_cluster([config.cluster.gpus_per_node] * config.cluster.nodes)
     # It stays where it is: an offload that fails would lose the scores.
     teacher = RayTeacher(config, student=native.policy, cluster=cluster, tokenizer=tokenizer, stays=True)
     request = ScoreRequest((1.0,), True, config.student.vocabulary, config.scoring.chunk_tokens)

@@ -16,7 +16,7 @@ from torch import Tensor
 from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo.context import StepContext
-from nemo_uecr.nemo.errors import BatchFactsError
+from nemo_uecr.nemo.contract import BatchFactsError
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.telemetry.metrics import method_metrics
 

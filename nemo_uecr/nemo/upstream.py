@@ -14,12 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
-from nemo_uecr.errors import first_line
-from nemo_uecr.nemo.errors import UpstreamError, WorkerError
+from nemo_uecr.errors import DependencyError, UecrError, first_line
 from nemo_uecr.nemo.two_temperatures import Columns, MicroBatch, ScoreRequest
 from nemo_uecr.stopping import StopRequest
 
@@ -36,25 +35,12 @@ REASON = 300
 Evaluate = Callable[[Any, int], tuple[dict[str, float], dict[str, float]]]
 
 
-class Prepared(NamedTuple):
-    """What NeMo-RL needs before its set-up."""
-
-    tokenizer: Any
-    dataset: Any
-    environments: Any
+class UpstreamError(DependencyError):
+    """The installed NeMo-RL is not the one this back end was written for."""
 
 
-class SetUp(NamedTuple):
-    """What NeMo-RL's set-up returned, as far as the loop takes it, and the steps that a checkpoint brought."""
-
-    policy: Any
-    generation: Any
-    dataloader: Any
-    logger: Any
-    checkpointer: Any
-    state: Any
-    config: Any
-    completed_steps: int
+class WorkerError(UecrError, RuntimeError):
+    """A worker died or did not answer in time; the message names it."""
 
 
 def check() -> str:
@@ -212,11 +198,17 @@ def policy_class() -> Any:
     return Policy
 
 
-def cluster_class() -> Any:
-    """NeMo-RL's Ray cluster."""
+def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
+    """GPUs for a teacher alone: how many on each of its nodes, the same everywhere."""
     from nemo_rl.distributed.virtual_cluster import RayVirtualCluster
 
-    return RayVirtualCluster
+    return RayVirtualCluster(
+        bundle_ct_per_node_list=gpus_of_nodes,
+        use_gpus=True,
+        max_colocated_worker_groups=1,
+        num_gpus_per_node=gpus_of_nodes[0],
+        name="uecr_teacher_cluster",
+    )
 
 
 def batch_class() -> Any:
@@ -266,22 +258,45 @@ def start(config: Any) -> Any:
     return tokenizer
 
 
-def prepare_run(config: Any) -> Prepared:
-    """Start Ray, and load tokenizer, problems and environment, in NeMo-RL's own order."""
+def prepare_run(config: Any) -> tuple[Any, Any, Any]:
+    """Start Ray, and load tokenizer, problems and environments, in NeMo-RL's own order."""
     tokenizer = start(config)
     from nemo_rl.data.utils import setup_response_data
 
     dataset, _, environments, _ = setup_response_data(tokenizer, config.data, config.env)
-    return Prepared(tokenizer, dataset, environments)
+    return tokenizer, dataset, environments
 
 
-def set_up(config: Any, parts: Prepared, make_policy: Callable[..., Any]) -> SetUp:
-    """NeMo-RL's own set-up with our policy."""
-    from nemo_rl.algorithms.grpo import setup
+def run_loop(
+    config: Any,
+    parts: tuple[Any, Any, Any],
+    loss: Any,
+    *,
+    make_policy: Callable[..., Any],
+    before: Callable[[Any, int], None],
+) -> int:
+    """NeMo-RL's own set-up with our policy, and its own training loop, unmodified.
 
-    made = setup(config, parts.tokenizer, parts.dataset, None, policy_factory=make_policy)
-    policy, generation, _, _, dataloader, _, _, logger, checkpointer, state, final, *_ = made
-    return SetUp(policy, generation, dataloader, logger, checkpointer, state, final, completed_steps(state))
+    Args:
+        config: NeMo-RL's.
+        parts: tokenizer, problems and environments.
+        loss: what the workers call.
+        make_policy: called in place of NeMo-RL's policy.
+        before: called between the two, with the configuration that the set-up returns and the completed steps.
+
+    Returns:
+        The completed steps.
+    """
+    from nemo_rl.algorithms.grpo import grpo_train, setup
+
+    tokenizer, dataset, environments = parts
+    made = setup(config, tokenizer, dataset, None, policy_factory=make_policy)
+    policy, generation, _, _, dataloader, _, _, logger, checkpointer, state, config, *_ = made
+    before(config, completed_steps(state))
+    grpo_train(
+        policy, generation, dataloader, None, tokenizer, loss, environments, None, logger, checkpointer, state, config
+    )
+    return completed_steps(state)
 
 
 def completed_steps(state: Any) -> int:
@@ -299,16 +314,6 @@ def schedule_validation(config: Any, *, every: int, at_start: bool) -> None:
             config.grpo[name] = value
         else:
             setattr(config.grpo, name, value)
-
-
-def run_loop(run: SetUp, parts: Prepared, loss: Any) -> None:
-    """NeMo-RL's own training loop, unmodified."""
-    from nemo_rl.algorithms.grpo import grpo_train
-
-    grpo_train(
-        run.policy, run.generation, run.dataloader, None, parts.tokenizer, loss, parts.environments, None,
-        run.logger, run.checkpointer, run.state, run.config,
-    )  # fmt: skip
 
 
 def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float) -> Any:

@@ -179,7 +179,7 @@ def apex_finding(python: str) -> Finding:
 def nemo_rl_finding() -> Finding:
     """NeMo-RL itself: its version and every signature that this project calls or replaces."""
     from nemo_uecr.nemo import upstream
-    from nemo_uecr.nemo.errors import UpstreamError
+    from nemo_uecr.nemo.upstream import UpstreamError
 
     try:
         return ok("nemo_rl", f"{upstream.check()}, signatures as expected")

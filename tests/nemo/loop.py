@@ -18,7 +18,7 @@ from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.launcher import training_loss
-from nemo_uecr.nemo.policy import make_uecr_policy
+from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.stopping import StopRequest
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.tiny_world import (
@@ -62,6 +62,12 @@ def native_settings(config: NemoConfig) -> dict[str, Any]:
     }
 
 
+class OurTinyPolicy(PolicyMethods, TinyPolicy):
+    """Our policy over the tiny one, which scores in this process."""
+
+    score_tokens = TinyPolicy.score_tokens
+
+
 def train_ours(
     config: NemoConfig,
     *,
@@ -73,7 +79,7 @@ def train_ours(
 ) -> Run:
     """Our estimator, policy and loss in the real loop."""
     context = StepContext(config, completed_steps=0, tokenizer=TinyTokenizer())
-    made = make_uecr_policy(TinyPolicy)(
+    made: Any = OurTinyPolicy(
         TinyModel(0), minibatch=config.train.minibatch_responses, context=context, teacher=teacher, parallel=parallel
     )
     if teacher is not None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,11 +13,10 @@ from torch import Tensor
 
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute
+from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute, scored_batch
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.context import StepContext
-from nemo_uecr.nemo.contract import score
-from nemo_uecr.nemo.errors import BatchFactsError, ContractError
+from nemo_uecr.nemo.contract import BatchFactsError, ContractError, score
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 from tests.nemo.loop import config_of, train_ours
 from tests.nemo.tiny_world import (
@@ -101,25 +98,29 @@ def test_15_responses_train_on_four_ranks() -> None:
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd"])
 def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> None:
-    """The adapter's first loss equals that of `replay`'s advantages, of `core`, and of the local loop's own update."""
+    """The adapter's first loss equals that of `core` over the saved batch, and of the local loop's own update."""
     config = config_of(method, "telemetry.save_batch_every=1", f"run.folder={tmp_path}")
     run = train_ours(config, steps=1, teacher=TinyTeacher(TinyModel(9), []))
     path = tmp_path / "batches" / "step-000001.safetensors"
     saved = load_batch(path)
     assert recompute(path) == Recomputed(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
-    chosen = {name: value for name, value in saved.settings.items() if value not in (None, {}, False)}
-    settings = [f"{name}={value}" for name, value in chosen.items()]  # the population's deviation is the default
-    out = tmp_path / "advantages.safetensors"
-    command = [sys.executable, "-m", "nemo_uecr", "replay", str(path), "--method", method, "--set", *settings]
-    subprocess.run([*command, "--out", str(out)], check=True, cwd=Path(__file__).resolve().parents[2])
-    from safetensors.torch import load_file
+    settings = StepContext(config, None, completed_steps=0).settings
+    advantages = METHODS[method].compute(scored_batch(saved, path), settings).named_tensors()
+    assert torch.equal(advantages["advantage"], run.policy.trained[0]["advantages"])
+    for loss in (core_loss, local_loss):
+        assert loss(saved.tensors, advantages, config) == pytest.approx(run.policy.losses[0], abs=1e-6)
 
-    replayed, kl_coef = load_file(out), config.loss.reference_kl
-    assert torch.equal(replayed["advantage"], run.policy.trained[0]["advantages"])
-    assert loss_of(saved.tensors, replayed, kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
-    direct = METHODS[method].compute(_scored(saved, path), StepContext(config, None, completed_steps=0).settings)
-    assert loss_of(saved.tensors, direct.named_tensors(), kl_coef) == pytest.approx(run.policy.losses[0], abs=1e-6)
-    assert local_loss(saved.tensors, replayed, config) == pytest.approx(run.policy.losses[0], abs=1e-6)
+
+def core_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> float:
+    """The loss of a saved step at the model it was sampled from, token columns as they are: no shift, no NeMo-RL."""
+    mask = tensors["mask"]
+    logp = torch.cat((torch.zeros(mask.shape[0], 1), training_logp(TinyModel(0), tensors["token_ids"])), 1)
+    second = (advantages["advantage_opd"], 1.0) if "advantage_opd" in advantages else None
+    loss = policy_loss(
+        logp, tensors["old_logp_rollout"], advantages["advantage"], mask, denominator=float(mask.sum()),
+        ref_logp=tensors["ref_logp"], kl_coef=run.loss.reference_kl, second=second,
+    )  # fmt: skip
+    return float(loss.total.detach())
 
 
 def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> float:
@@ -132,8 +133,11 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
     assert bool((mask.long().argmax(dim=1) == PROMPT).all())
     rows = [row.tolist() for row in ids]
     sequences = Sequences(
-        [made(Prompt, token_ids=row[:PROMPT]) for row in rows],
-        [made(Response, token_ids=row[PROMPT : PROMPT + length]) for row, length in zip(rows, lengths, strict=True)],
+        [cast(Prompt, SimpleNamespace(token_ids=row[:PROMPT])) for row in rows],
+        [
+            cast(Response, SimpleNamespace(token_ids=row[PROMPT : PROMPT + length]))
+            for row, length in zip(rows, lengths, strict=True)
+        ],
     )
     here = slice(PROMPT, PROMPT + sequences.width)
     names = ["advantage", *(["advantage_opd"] if "advantage_opd" in advantages else [])]
@@ -154,14 +158,6 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
     return update(model, optimizer, inputs, config, steps_done=0).loss[0]
 
 
-def made(kind: type, **fields: Any) -> Any:
-    """A record of the local back end with the fields that its update reads."""
-    record = object.__new__(kind)
-    for name, value in fields.items():
-        object.__setattr__(record, name, value)
-    return record
-
-
 class LocalTiny:
     """The tiny model as the local back end sees one: features, and an output layer over them."""
 
@@ -177,24 +173,6 @@ class LocalTiny:
     def head(self, features_NF: Tensor) -> Tensor:
         logits: Tensor = self.module.output(features_NF)
         return logits
-
-
-def _scored(saved: Any, path: Path) -> Any:
-    from nemo_uecr.data.batch_file import scored_batch
-
-    return scored_batch(saved, path)
-
-
-def loss_of(tensors: dict[str, Tensor], advantages: dict[str, Tensor], kl_coef: float) -> float:
-    """The loss of a saved step at the model it was sampled from, token columns as they are: no shift, no NeMo-RL."""
-    mask = tensors["mask"]
-    logp = torch.cat((torch.zeros(mask.shape[0], 1), training_logp(TinyModel(0), tensors["token_ids"])), 1)
-    second = (advantages["advantage_opd"], 1.0) if "advantage_opd" in advantages else None
-    loss = policy_loss(
-        logp, tensors["old_logp_rollout"], advantages["advantage"], mask, denominator=float(mask.sum()),
-        ref_logp=tensors["ref_logp"], kl_coef=kl_coef, second=second,
-    )  # fmt: skip
-    return float(loss.total.detach())
 
 
 @pytest.mark.usefixtures("ray_cluster")

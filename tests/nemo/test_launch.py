@@ -126,16 +126,21 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append(given)
         return SimpleNamespace(**given)
 
+    def score_here(policy: Any, data: Any, request: Any, *, seconds: float) -> Any:
+        return TinyPolicy.score_tokens(policy, data, request)
+
     checked = upstream.check()  # before the stand-ins, which it would refuse
     monkeypatch.setattr(upstream, "check", lambda: checked)
     monkeypatch.setattr(grpo, "RayVirtualCluster", cluster)
     monkeypatch.setattr(grpo, "VllmGeneration", Answering)
     monkeypatch.setattr(grpo, "refit_policy_generation", lambda *args, **given: None)
     monkeypatch.setattr(grpo, "maybe_gpu_profile_step", lambda *args, **given: None)
-    monkeypatch.setattr(importlib.import_module("nemo_rl.distributed.virtual_cluster"), "init_ray", lambda: None)
+    virtual_cluster = importlib.import_module("nemo_rl.distributed.virtual_cluster")
+    monkeypatch.setattr(virtual_cluster, "RayVirtualCluster", cluster)
+    monkeypatch.setattr(virtual_cluster, "init_ray", lambda: None)
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
-    monkeypatch.setattr(upstream, "cluster_class", lambda: cluster)
-    monkeypatch.setattr(launcher, "scoring_policy_class", lambda timeout_s: LaunchedPolicy)
+    monkeypatch.setattr(upstream, "policy_class", lambda: LaunchedPolicy)
+    monkeypatch.setattr(upstream, "score_on_workers", score_here)
     monkeypatch.setattr(launcher, "check_models", lambda config: None)
     monkeypatch.setattr(launcher, "check_conversion", lambda role, model: None)
     monkeypatch.setattr(launcher, "long_prompts", lambda config, tokenizer: [])

@@ -11,7 +11,6 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.teacher import teacher_cluster
 from nemo_uecr.nemo.translate import master_config, teacher_gpus_of_nodes
 from nemo_uecr.stopping import StopRequest
 from tests.config.test_nemo import CONFIGS, GIVEN
@@ -96,7 +95,7 @@ def test_a_dedicated_teacher_has_a_gpu_of_its_own() -> None:
     """Two and one of three, as the paper's seven and one of eight."""
     config = configuration("cluster.gpus_per_node=3", "teacher.dedicated_gpus=1")
     with policy_cluster(config, 2) as cluster:
-        own = teacher_cluster(teacher_gpus_of_nodes(config))
+        own = upstream.teacher_cluster(teacher_gpus_of_nodes(config))
         students, teachers = [*group_on(cluster, 2), *group_on(cluster, 2)], group_on(own, 1)
         at, alone = gpus_of(students, seconds=120), gpus_of(teachers, seconds=120)
         assert at is not None

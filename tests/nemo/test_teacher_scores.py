@@ -13,9 +13,9 @@ import torch
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.nemo import teacher, upstream
-from nemo_uecr.nemo.errors import WorkerError
 from nemo_uecr.nemo.translate import teacher_policy
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
+from nemo_uecr.nemo.upstream import WorkerError
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.test_launch import make_tokenizer
 from tests.nemo.tiny_world import TinyModel, TinyTeacher, columns_of
@@ -60,7 +60,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return StuckTeacher(TinyModel(9, vocabulary=VOCABULARY), [], parallel=2)
 
     monkeypatch.setattr(teacher, "RayTeacher", make)
-    monkeypatch.setattr(teacher, "teacher_cluster", lambda gpus: gpus)
+    monkeypatch.setattr(upstream, "teacher_cluster", lambda gpus: gpus)
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
     monkeypatch.setattr(importlib.import_module("nemo_rl.distributed.virtual_cluster"), "init_ray", lambda: None)
     return found

@@ -13,9 +13,8 @@ import pytest
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.errors import UpstreamError
 from nemo_uecr.nemo.translate import master_config
-from nemo_uecr.nemo.upstream import expected_signatures
+from nemo_uecr.nemo.upstream import UpstreamError, expected_signatures
 from tests.config.test_nemo import CONFIGS, GIVEN, SCALES
 
 

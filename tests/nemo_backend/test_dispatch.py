@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.nemo.errors import WorkerError
-from nemo_uecr.nemo.upstream import call_all, score_on_workers, wait
+from nemo_uecr.nemo.upstream import WorkerError, call_all, score_on_workers, wait
 from tests.nemo_backend.local_ray import local_ray
 
 pytestmark = pytest.mark.real

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nemo_uecr.nemo.errors import WorkerError
-from nemo_uecr.nemo.upstream import wait
+from nemo_uecr.nemo.upstream import WorkerError, wait
 from nemo_uecr.slurm.replicas import ReplicaError, outcome_of
 from tests.nemo_backend.local_ray import local_ray
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nemo_uecr.evaluation.engines import Decoding, Request
-from nemo_uecr.nemo.errors import WorkerError
 from nemo_uecr.nemo.evaluation import WorkersEngine
+from nemo_uecr.nemo.upstream import WorkerError
 from tests.nemo_backend.local_ray import local_ray
 from tests.nemo_backend.test_vllm import ENVIRONMENT, make_model
 

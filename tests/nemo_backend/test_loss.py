@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import policy_loss
-from nemo_uecr.nemo.errors import ContractError
+from nemo_uecr.nemo.contract import ContractError
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, Largest, UecrLoss
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.context import StepContext, StepScores
-from nemo_uecr.nemo.contract import Scores, score, with_masked_rows
-from nemo_uecr.nemo.errors import BatchFactsError, ContractError
+from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, score, with_masked_rows
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN
-from nemo_uecr.nemo.policy import make_uecr_policy, padded_minibatches
+from nemo_uecr.nemo.policy import PolicyMethods, padded_minibatches
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, row_hash, score_columns
 from tests.config.test_nemo import CONFIGS, GIVEN
 
@@ -113,21 +113,24 @@ class Base:
         raise LookupError("it trained")
 
 
-def test_the_loop_gets_the_column_at_the_rollout_temperature() -> None:
+class Policy(PolicyMethods, Base):
+    """Ours over it."""
+
+
+def test_the_loop_gets_the_column_at_the_rollout_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the record keeps the one at temperature 1 beside it, from the same forward."""
     logits = torch.randn(ROWS, WIDTH, 9, generator=torch.Generator().manual_seed(1))
     _, data = scored_step()
 
-    class Scorer:
-        data_parallel_size = 1
+    def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float) -> dict[str, Any]:
+        micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+        answer = score_columns(logits, micro, request, ModelParallel(None, None))
+        return answer | {"terms": [request.terms] * ROWS}
 
-        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
-            micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
-            answer = score_columns(logits, micro, request, ModelParallel(None, None))
-            return answer | {"terms": [request.terms] * ROWS}
+    monkeypatch.setattr(upstream, "score_on_workers", score_on_workers)
 
     context = StepContext(small("student.vocabulary=9"), completed_steps=0, tokenizer=None)
-    policy = make_uecr_policy(Scorer)(context=context, teacher=None)
+    policy = Policy(context=context, teacher=None)
     handed = policy.get_logprobs(data)["logprobs"]
 
     def by_definition(temperature: float) -> torch.Tensor:
@@ -141,7 +144,7 @@ def test_the_loop_gets_the_column_at_the_rollout_temperature() -> None:
 @pytest.mark.parametrize("name", ["prev_logprobs", "advantages", "token_mask", "sample_mask", "input_ids"])
 def test_columns_that_changed_before_training_stop_it(name: str) -> None:
     context, data = estimated()
-    policy = make_uecr_policy(Base)(context=context, teacher=None)
+    policy = Policy(context=context, teacher=None)
     with pytest.raises(LookupError, match="it trained"):
         policy.train(data, None)
     data[name] = data[name].clone()

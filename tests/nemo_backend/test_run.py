@@ -15,9 +15,8 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.nemo import launcher, upstream
 from nemo_uecr.nemo.context import StepContext
-from nemo_uecr.nemo.errors import UpstreamError
 from nemo_uecr.nemo.launcher import SAVING_S, limit_time, report_early_end
-from nemo_uecr.nemo.upstream import SetUp
+from nemo_uecr.nemo.upstream import UpstreamError
 from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest
 from tests.config.test_nemo import CONFIGS, GRPO
 from tests.nemo_backend.test_preflight import world
@@ -71,21 +70,25 @@ def test_the_job_s_end_becomes_nemo_rl_s_deadline(monkeypatch: pytest.MonkeyPatc
     assert native.checkpointing["checkpoint_must_save_by"] == "00:00:00:00"
 
 
-def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The schedules of alpha and the seeds of the shuffles are functions of the completed steps, here seven."""
-    made = SetUp(None, None, None, SimpleNamespace(), None, {"total_steps": 7}, SimpleNamespace(checkpointing={}), 7)
+    contexts: list[StepContext] = []
     found: list[int] = []
     real = launcher.StepContext
 
     def watched(*args: Any, **given: Any) -> StepContext:
-        context = real(*args, **given)
-        monkeypatch.setattr(upstream, "run_loop", lambda *loop: found.append(context.completed_steps))
-        return context
+        contexts.append(real(*args, **given))
+        return contexts[-1]
+
+    def run_loop(*args: Any, make_policy: Any, before: Any) -> int:
+        before(SimpleNamespace(checkpointing={}), 7)
+        found.append(contexts[-1].completed_steps)
+        return 7
 
     monkeypatch.setattr(launcher, "StepContext", watched)
     monkeypatch.setattr(upstream, "register_environment", lambda name, actor: None)
-    monkeypatch.setattr(upstream, "prepare_run", lambda native: SimpleNamespace(tokenizer=None))
-    monkeypatch.setattr(upstream, "set_up", lambda *parts: made)
+    monkeypatch.setattr(upstream, "prepare_run", lambda native: (None, None, None))
+    monkeypatch.setattr(upstream, "run_loop", run_loop)
     monkeypatch.setattr(upstream, "loss_markers", lambda: (None, None))
     monkeypatch.setattr(upstream, "substitutions", lambda **given: contextlib.nullcontext())
     config = load_nemo_config(BASE, world(tmp_path))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.errors import UpstreamError
-from nemo_uecr.nemo.upstream import check_signatures
+from nemo_uecr.nemo.upstream import UpstreamError, check_signatures
 
 
 @pytest.mark.parametrize("names", ["text prefix predicate", "text prefix ...", "text ..."])

@@ -8,7 +8,8 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.policy import scoring_policy_class
+from nemo_uecr.nemo.context import StepContext
+from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 from tests.config.test_nemo import CONFIGS, GIVEN
@@ -41,13 +42,17 @@ def test_every_call_of_a_worker_waits_as_long_as_the_configuration_says(monkeypa
     waits: dict[str, float] = {}
 
     class Policy:
-        def __init__(self, **given: object) -> None:
-            """As NeMo-RL's, which takes many."""
-            self.cfg = {"generation": {"vllm_cfg": {"gpu_memory_utilization": 0.6}}}
+        """NeMo-RL's, as far as the calls of workers need it."""
+
+        cfg = {"generation": {"vllm_cfg": {"gpu_memory_utilization": 0.6}}}  # noqa: RUF012
+
+        def __init__(self, **given: object) -> None: ...
 
         def offload_before_refit(self) -> None:
-            """As NeMo-RL's, right before vLLM wakes."""
             waits["offload_before_refit"] = 0.0
+
+    class UecrPolicy(PolicyMethods, Policy):
+        """Ours over it."""
 
     monkeypatch.setattr(upstream, "policy_class", lambda: Policy)
     monkeypatch.setattr(upstream, "call_all", lambda policy, method, **given: waits.update({method: given["seconds"]}))
@@ -59,10 +64,11 @@ def test_every_call_of_a_worker_waits_as_long_as_the_configuration_says(monkeypa
     teacher.offload()
     methods = ("offload_after_refit", "assert_offloaded", "prepare_for_lp_inference", "score")
     assert waits == dict.fromkeys(methods, 7.0)
-    scoring_policy_class(timeout_s=8.0)().score_tokens({}, REQUEST)
-    assert waits["score"] == 8.0
-    scoring_policy_class(timeout_s=9.0)().offload_before_refit()
-    assert list(waits.items())[-2:] == [("offload_before_refit", 0.0), ("assert_room", 9.0)]
+    waits.clear()
+    policy = UecrPolicy(context=StepContext(config, None, completed_steps=0), teacher=None)
+    policy.score_tokens({}, REQUEST)
+    policy.offload_before_refit()
+    assert list(waits.items()) == [("score", 7.0), ("offload_before_refit", 0.0), ("assert_room", 7.0)]
 
 
 def test_a_dedicated_teacher_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

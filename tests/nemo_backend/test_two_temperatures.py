@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.nemo import two_temperatures
-from nemo_uecr.nemo.contract import check_same, verified
-from nemo_uecr.nemo.errors import ContractError
+from nemo_uecr.nemo.contract import ContractError, check_same, verified
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, row_hash, score_columns
 from nemo_uecr.scoring.records import NonFiniteScoreError
 

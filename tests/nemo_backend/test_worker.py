@@ -11,8 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from nemo_uecr.nemo import megatron_worker, upstream
-from nemo_uecr.nemo.errors import GpuMemoryError
-from nemo_uecr.nemo.megatron_worker import GIB, MEBI, WorkerMethods, mask_padding
+from nemo_uecr.nemo.megatron_worker import GIB, MEBI, GpuMemoryError, WorkerMethods, mask_padding
 from nemo_uecr.nemo.teacher_offload import host_copy, move_frozen_model
 from tests.plan.live_bytes import LiveBytes
 
