@@ -152,7 +152,6 @@ def packed(responses: Sequence[Response], dtype: torch.dtype = torch.float64) ->
 
 def valid(batch: ScoredBatch, tokens: Tensor | None) -> Tensor:
     """The sampled tokens' values in response order, the same for padded and packed batches."""
-    assert tokens is not None
     return tokens[batch.mask_BT]
 
 

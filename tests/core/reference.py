@@ -326,11 +326,3 @@ METHODS: dict[str, Callable[[Sequence[Response], Scalars], Result]] = {
     "rlsd": rlsd,
     "g_opd": g_opd,
 }
-
-
-def clipped_surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
-    return -min(ratio * advantage, clip(ratio, 1.0 - low, 1.0 + high) * advantage)
-
-
-def low_variance_kl(logp: float, ref: float) -> float:
-    return math.exp(ref - logp) - (ref - logp) - 1.0

@@ -41,7 +41,6 @@ RESPONSE_PAIRS = {"unified": "advantage_unified_B", "task": "advantage_task_B", 
 def permuted(responses: Sequence[Response], batch: ScoredBatch, seed: int) -> list[Response]:
     """The responses with the package's permutation of their entropies."""
     shuffled = with_shuffled_entropy(batch, seed=seed).teacher_entropy_BT
-    assert shuffled is not None
     out, cursor = [], 0
     for row, r in enumerate(responses):
         length = len(r.mask)

@@ -124,16 +124,11 @@ def test_ecr_on_three_tokens(task: tuple[float, float]) -> None:
     up, _ = three_token_parts()
     got = METHODS["uecr"].compute(two_responses(DELTA, ENTROPY, task), PLAIN, detail=True)
     q = s * f64(5 / 28, -9 / 56, -1 / 56)
-    assert got.residual_BT is not None
-    assert got.weight_BT is not None
-    assert got.centre_B is not None
     torch.testing.assert_close(got.residual_BT[0], q, rtol=0, atol=1e-15)
     torch.testing.assert_close(got.weight_BT[0], 1.0 + 0.5 * q, rtol=0, atol=1e-15)
     torch.testing.assert_close(got.centre_B[0], torch.tensor(s / 7, dtype=torch.float64), rtol=0, atol=1e-15)
     torch.testing.assert_close(got.advantage_BT[0], s * up * (1.0 + 0.5 * q), rtol=0, atol=1e-14)
-    assert got.direction_BT is not None
     torch.testing.assert_close(got.direction_BT[0], s * f64(0.5, -0.5, 0.0), rtol=0, atol=1e-15)
-    assert got.confidence_BT is not None
     torch.testing.assert_close(got.confidence_BT[0], f64(1.0, 0.5, 0.25), rtol=0, atol=1e-15)
 
 
@@ -153,7 +148,6 @@ def test_token_credit_ablations_on_three_tokens(name: str, q: tuple[float, ...])
     got = METHODS[name].compute(two_responses(DELTA, ENTROPY), PLAIN)
     torch.testing.assert_close(got.advantage_BT[0], up * (1.0 + 0.5 * f64(*q)), rtol=0, atol=1e-14)
     if name == "ecr_no_gap":
-        assert got.centre_B is not None
         assert got.centre_B[0].item() == pytest.approx(7 / 12, abs=1e-15)
 
 
@@ -176,7 +170,6 @@ def test_gap_scale_and_entropy_scale() -> None:
     # H = 2 ln 2 gives c = 1/2.
     batch = two_responses([2 * LN3, -2 * LN3, 0.0], [0.0, 2 * math.log(2.0), 2 * math.log(4.0)])
     got = METHODS["uecr"].compute(batch, replace(PLAIN, tau_delta=2.0, tau_entropy=2.0), detail=True)
-    assert got.residual_BT is not None
     torch.testing.assert_close(got.residual_BT[0], f64(5 / 28, -9 / 56, -1 / 56), rtol=0, atol=1e-15)
 
 
@@ -185,8 +178,6 @@ def test_the_clip_is_for_the_teacher_reward_only() -> None:
     got = METHODS["ecr_no_projection"].compute(
         two_responses([20.0, 0.0], [0.0, 0.0]), replace(PLAIN, tau_delta=20.0), detail=True
     )
-    assert got.teacher_reward_B is not None
-    assert got.direction_BT is not None
     assert got.teacher_reward_B[0] == 2.5
     torch.testing.assert_close(got.direction_BT[0], f64(math.tanh(0.5), 0.0), rtol=0, atol=1e-15)
 
@@ -195,7 +186,6 @@ def test_pg_opd_and_naive_hybrid() -> None:
     batch = two_responses([6.0, -7.5, 0.25], [0.0, 0.0, 0.0])
     torch.testing.assert_close(advantage("pg_opd", batch)[0], f64(5.0, -5.0, 0.25), rtol=0, atol=0)
     both = METHODS["grpo_plus_opd"].compute(batch, PLAIN)
-    assert both.advantage_opd_BT is not None
     torch.testing.assert_close(both.advantage_BT[0], f64(*(0.5 / 0.500001,) * 3), rtol=1e-15, atol=0)
     torch.testing.assert_close(both.advantage_opd_BT[0], f64(5.0, -5.0, 0.25), rtol=0, atol=0)
 
@@ -244,7 +234,6 @@ def test_atod_with_three_turns() -> None:
         segments_BT=torch.tensor([[7, 7, 2, 5], [1, 1, 1, 1]]),
     )
     got = METHODS["atod"].compute(batch, PLAIN, detail=True)
-    assert got.weight_BT is not None
     torch.testing.assert_close(
         got.weight_BT, torch.stack((f64(1, 1, 1, 0.5), f64(0.75, 0.75, 0.75, 0.75))), rtol=0, atol=1e-15
     )

@@ -132,9 +132,6 @@ def test_a_degenerate_group_keeps_only_the_teacher() -> None:
     batch = padded([replace(r, task=1.0 / 3.0) for r in random_responses(8, (3, 7))], torch.float32)
     for name in ECR_FAMILY:
         got = METHODS[name].compute(batch, SETTINGS, detail=True)
-        assert got.advantage_task_B is not None
-        assert got.advantage_unified_B is not None
-        assert got.residual_BT is not None
         assert not bool(got.advantage_task_B.any()), name
         assert name == "ecr_no_projection" or not bool(got.residual_BT.any()), name
         expected = got.advantage_unified_B.unsqueeze(1).expand_as(batch.mask_BT)[batch.mask_BT]
@@ -162,8 +159,5 @@ def test_decomposition_survives_a_nearly_degenerate_group() -> None:
         for i, r in enumerate(random_responses(10, (4,), 1))
     ]
     got = METHODS["puu"].compute(padded(responses), SETTINGS)
-    assert got.advantage_unified_B is not None
-    assert got.advantage_task_B is not None
-    assert got.advantage_teacher_B is not None
     error = got.advantage_unified_B - (got.advantage_task_B + 1.3 * got.advantage_teacher_B)
     assert float(error.abs().max()) <= 1e-12

@@ -35,7 +35,6 @@ def test_float32_against_float64(tokens: int, vocab: int) -> None:
         logp, entropy = float64_scores(logits, target, temperature)
         assert (scores.logp_KN[row] - logp).abs().max() <= 1e-5
         if row == 0:
-            assert scores.entropy_N is not None
             assert (scores.entropy_N - entropy).abs().max() <= 1e-5
     assert scores.top1_N is not None
     assert torch.equal(scores.top1_N, logits.argmax(1) == target)
@@ -55,7 +54,6 @@ def test_float32_logits_remove_the_rounding_of_bfloat16() -> None:
     rounded = score_hidden(hidden, weight, target, **options)
     kept = score_hidden(hidden, weight, target, logits_dtype=torch.float32, **options)
     assert (kept.logp_KN[0] - logp).abs().max() <= 1e-5
-    assert kept.entropy_N is not None
     assert (kept.entropy_N - entropy).abs().max() <= 1e-5
     assert (rounded.logp_KN[0] - logp).abs().max() > 1e-3
 
@@ -106,7 +104,6 @@ def test_over_shards(on_ranks: Callable[..., list[Any]], widths: list[int], vali
     padded = torch.cat([weight, torch.full((sum(widths) - 5003, HIDDEN), 9.0)])
     whole = score_hidden(hidden, weight, target, temperatures=(1.0, 0.7), entropy=True, top1=True)
     results = on_ranks(len(widths), fused_shard, (hidden, padded, target), widths, valid)
-    assert whole.entropy_N is not None
     for logp, entropy, top1 in results:
         assert (logp - whole.logp_KN).abs().max() <= 1e-5
         assert (entropy - whole.entropy_N).abs().max() <= 1e-5

@@ -64,7 +64,6 @@ def scored(rank: int, *, tensor: int, pipeline: int, sequence: bool) -> dict[str
                 ("logits", score_logits(logits_BSV.reshape(-1, columns), target_N, **options)),
                 ("hidden", score_hidden(hidden_NH, model.output_layer.weight.detach(), target_N, **options)),
             ):
-                assert scores.entropy_N is not None
                 found[form].append(torch.cat([scores.logp_KN, scores.entropy_N.unsqueeze(0)]))
             return torch.zeros(()), {}
 

@@ -124,7 +124,6 @@ def test_gradient_over_shards(on_ranks: OnRanks, padding: int) -> None:
     leaf = logits.clone().requires_grad_()
     (token_logp(leaf, target, temperature=0.7) * weight).sum().backward()
     gathered = torch.cat([gradient for _, _, gradient in results], 1)
-    assert leaf.grad is not None
     assert (gathered[:, :1000] - leaf.grad).abs().max() <= 1e-6
     assert (gathered[:, 1000:] == 0).all()
     for trained, scored, _ in results:
