@@ -8,12 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[1]
 MEBI = 1_048_576
@@ -82,47 +80,9 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
-class CollectiveCount(TorchDispatchMode):
-    """Sees every operation on a process group at torch's dispatcher, and counts the default group's at its backend.
-
-    Attributes:
-        seen: name and bytes sent of the operations of this thread, from the dispatcher, in order.
-        at_backend: how many collectives the backend of the default group began between entry and exit; those
-            are counted in C++, below every Python name, whichever thread began them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[tuple[str, int]] = []
-        self.at_backend = 0
-
-    def __enter__(self) -> Self:
-        super().__enter__()  # type: ignore[no-untyped-call]
-        self.at_backend -= _backend_count()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self.at_backend += _backend_count()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = str(func.overloadpacket.__name__).strip("_")
-        if func.namespace in ("c10d", "_c10d_functional") and name != "wait_tensor":
-            input_second = ("allgather", "gather", "reduce_scatter", "alltoall", "scatter")
-            self.seen.append((name, _bytes(args[1 if name.startswith(input_second) and len(args) > 1 else 0])))
-        return func(*args, **(kwargs or {}))
-
-
-def _backend_count() -> int:
+def collectives_begun() -> int:
+    """Collectives that the default group's backend has begun so far, counted in C++ below every Python name."""
     if not dist.is_initialized():
         return 0
     backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
     return int(backend._get_sequence_number_for_group())
-
-
-def _bytes(brought: Any) -> int:
-    if isinstance(brought, Tensor):
-        return brought.numel() * brought.element_size()
-    return sum(_bytes(part) for part in brought) if isinstance(brought, list | tuple) else 0

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.measure import MEBI, CollectiveCount, least_seconds, outputs_of, peak_extra
+from benchmarks.measure import MEBI, collectives_begun, least_seconds, outputs_of, peak_extra
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.data.reproducible import installed
 from nemo_uecr.scoring.dense import score_logits
@@ -252,9 +252,9 @@ def measure(case: Case, rank: int) -> dict[str, Any]:
     outcome, peak = peak_extra(run)
     kept = sum(tensor.nbytes for tensor in outcome or ())
     found: dict[str, Any] = {"peak_extra_mb": max(0, peak - kept) / MEBI, **least_seconds(run, case.repetitions)}
-    with CollectiveCount() as count:  # in a run of its own: counting takes memory and time
-        run()
-    found |= {"collectives": count.at_backend, "collective_bytes": sum(sent for _, sent in count.seen)}
+    begun = collectives_begun()
+    run()
+    found["collectives"] = collectives_begun() - begun
     if outcome is not None and case.ranks == 1:
         some = inputs.first(CHECKED_TOKENS)
         fused = case.kind.startswith("fused")

@@ -30,8 +30,7 @@ def test_a_scoring_case_measures_itself(name: str) -> None:
         assert max(result["error_logp"], result["error_entropy"]) <= 5e-6
         assert result["collectives"] == 0
     if name == "sharded/ours/float32":
-        # 8 tokens of 16 bytes in one collective
-        assert (result["collectives"], result["collective_bytes"]) == (1, 8 * 16)
+        assert result["collectives"] == 1
 
 
 def test_a_fault_of_our_own_is_no_absence() -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.measure import CollectiveCount
+from benchmarks.measure import collectives_begun
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.records import VocabShard
@@ -79,30 +79,26 @@ def test_shard_of_minus_infinity_adds_exactly_nothing(on_ranks: OnRanks) -> None
         assert torch.equal(result[1], whole.entropy_N)
 
 
-def counted(rank: int, size: int, logits: Tensor, target: Tensor) -> list[Any]:
-    """Collectives of a call, and of a log-probability alone."""
+def counted(rank: int, size: int, logits: Tensor, target: Tensor) -> list[int]:
+    """Collectives begun after a call, a log-probability alone, its gradient, and two reductions."""
     own, shard = cut(logits, [500, 500], rank)
-    calls: list[Callable[[], Any]] = [
-        lambda: score_logits(own, target, shard=shard, **BOTH),
-        lambda: token_logp(own, target, temperature=0.7, shard=shard),
-        # Past torch.distributed and past the dispatcher: the count must see it all the same.
-        lambda: dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([torch.ones(3)]).wait(),
-    ]
-    counts = []
-    for call in calls:
-        with CollectiveCount() as count:
-            call()
-        counts.append((count.at_backend, count.seen))
-    return counts
+    leaf = own.clone().requires_grad_()
+    counts = [collectives_begun()]
+    score_logits(own, target, shard=shard, **BOTH)
+    counts.append(collectives_begun())
+    logp = token_logp(leaf, target, temperature=0.7, shard=shard)
+    counts.append(collectives_begun())
+    logp.sum().backward()
+    counts.append(collectives_begun())
+    for _ in range(2):
+        dist.all_reduce(torch.ones(3))
+    return [*counts, collectives_begun()]
 
 
-def test_one_collective_a_call(on_ranks: OnRanks) -> None:
+def test_one_collective_a_call_and_none_for_the_gradient(on_ranks: OnRanks) -> None:
     logits, target = peaked_logits(30, 1000, 9.0, seed=3)
-    for scores, logp, past_the_dispatcher in on_ranks(2, counted, logits, target):
-        # 5 statistics of 4 bytes a token. A log-probability alone sends 3: the largest logit, the target's, one sum.
-        assert scores == (1, [("allgather_base", 30 * 20)])
-        assert logp == (1, [("allgather_base", 30 * 12)])
-        assert past_the_dispatcher[0] == 1
+    for start, *later in on_ranks(2, counted, logits, target):
+        assert [count - start for count in later] == [1, 2, 2, 4]
 
 
 def sharded_gradient(rank: int, size: int, logits: Tensor, target: Tensor, weight: Tensor, padding: int) -> Any:
