@@ -41,7 +41,7 @@ from nemo_uecr.files import check_writable, read_object
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.nemo.preflight import check_problems, long_prompts
 from nemo_uecr.plan import machine
-from nemo_uecr.plan.faults import vocabulary_faults
+from nemo_uecr.plan.faults import layout_faults, vocabulary_faults
 from nemo_uecr.plan.local import local_plan
 from nemo_uecr.plan.machine import Finding, fail, ok, warn
 from nemo_uecr.plan.nemo import nemo_plan
@@ -165,16 +165,18 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
         shapes = {role: sizes(name, role) for role, name in _models(run).items()}
     except UecrError as error:
         yield warn("plan", f"memory, disk and lengths are not checked: {error}", "name a folder that is here")
+        faults = layout_faults(run, None, None) if isinstance(run, NemoConfig) else []
+        yield from (fail("plan", fault, "see nemo-uecr plan") for fault in faults)
         return
     if isinstance(run, NemoConfig):
         here = None if gpu_memory is None else replace(GPUS["h200"], name="GPU of this node", memory=gpu_memory)
         plan = nemo_plan(run, here or GPUS["h200"], LENGTHS)
-        needed, kept, faults = plan.host_bytes, run.checkpoint.keep_last + 1, plan.faults
+        needed, kept, faults = plan.host_bytes, run.checkpoint.keep_last + 1, [*plan.faults]
     else:
         plan = local_plan(run, CPU, LENGTHS, sizes=sizes)
         needed = 0 if run.device == "cuda" else plan.fullest.size
         kept = run.checkpoint.keep_last + 1 + run.checkpoint.keep_best
-        faults = vocabulary_faults(run, shapes["student"], shapes.get("teacher"))
+        faults = [*vocabulary_faults(run, shapes["student"], shapes.get("teacher"))]
         yield _length_finding(run, shapes)
     yield from (fail("plan", fault, "see nemo-uecr plan") for fault in faults)
     if not faults:

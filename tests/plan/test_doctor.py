@@ -132,8 +132,9 @@ def test_the_plan_is_held_against_this_machine() -> None:
     assert (found["plan"].status, "train needs 53.2 GiB" in found["plan"].message) == ("fail", True)
     assert (found["host memory"].status, found["host memory"].message) == ("fail", "64.0 GiB, the run needs 347.5")
     assert {one.status for one in fit(local()).values()} == {"ok"}
-    (unknown,) = fit(nemo("student.model_name=nobody/knows")).values()
-    assert (unknown.check, unknown.status) == ("plan", "warn")
+    assert fit(nemo("student.model_name=nobody/knows"))["plan"].status == "warn"
+    cut = fit(nemo("student.model_name=nobody/knows", "cluster.gpus_per_node=5"))["plan"]
+    assert (cut.status, "5 data-parallel ranks" in cut.message) == ("fail", True)
 
 
 def test_checkpoints_that_do_not_fit_are_a_fail(tmp_path: Path) -> None:
