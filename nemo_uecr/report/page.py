@@ -17,7 +17,7 @@ from nemo_uecr.config.load import flattened
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.report import curves, outcomes
-from nemo_uecr.report.charts import Panel, draw, reading
+from nemo_uecr.report.charts import draw, reading
 from nemo_uecr.report.credit import credit_data
 from nemo_uecr.report.markup import DASH, data_block, equation, number, points, signed_points
 from nemo_uecr.telemetry.run_folder import RunFolder, read_runs
@@ -50,10 +50,12 @@ def render_page(runs: list[RunFolder]) -> str:
     environment.filters |= {"equation": equation, "number": number, "points": points, "signed": signed_points}
     environment.globals["draw"] = draw
     named, others = curves.curves(runs)
-    groups = [group for colour, run in enumerate(runs) if _has_chart(group := curves.groups(run, colour))]
+    groups = [curves.groups(run, colour) for colour, run in enumerate(runs)]
+    groups = [group for group in groups if group["shares"] or group["components"]]
     panels = [*named, *others, *(group[part] for group in groups for part in ("shares", "components") if group[part])]
     ends = [outcomes.outcome_of(run) for run in runs]
     credit = credit_data(runs)
+    blocks = {"chart-data": {panel.name: reading(panel) for panel in panels}, "credit-data": credit}
     script = Markup("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("charts.js", "credit.js")))
     template = environment.from_string((ASSETS / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
@@ -61,7 +63,7 @@ def render_page(runs: list[RunFolder]) -> str:
         policy=_policy(script),
         script=script,
         style=Markup("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "credit.css"))),
-        blocks=_blocks(panels, credit),
+        blocks=[data_block(name, content) for name, content in blocks.items() if content is not None],
         runs=runs,
         headline=outcomes.headline(runs, ends),
         scale=outcomes.scale(ends),
@@ -84,10 +86,6 @@ def render_page(runs: list[RunFolder]) -> str:
     )
 
 
-def _has_chart(group: Mapping[str, Any]) -> bool:
-    return group["shares"] is not None or group["components"] is not None
-
-
 def _policy(script: str) -> str:
     """Nothing is fetched or sent, and no script runs but the page's own, whatever a response contains."""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
@@ -95,12 +93,6 @@ def _policy(script: str) -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _blocks(panels: Sequence[Panel], credit: Mapping[str, Any] | None) -> list[Markup]:
-    """What the script reads: the values of the charts, and the credit map."""
-    blocks = [data_block("chart-data", {panel.name: reading(panel) for panel in panels})]
-    return blocks if credit is None else [*blocks, data_block("credit-data", credit)]
 
 
 def _card(run: RunFolder, outcome: outcomes.Outcome) -> dict[str, Any]:
