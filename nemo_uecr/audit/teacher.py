@@ -150,7 +150,7 @@ def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
 
 def _without_megatron() -> str | None:
     there = find_spec("megatron") is not None and find_spec("megatron.bridge") is not None
-    return None if there else "Megatron-Bridge is not installed (nemo-uecr[megatron])"
+    return None if there else "Megatron-Bridge is not installed (nemo-uecr[convert])"
 
 
 def _without_vllm() -> str | None:
