@@ -130,16 +130,19 @@ def resolve(name: str) -> str:
     known = [f"{SCHEME}{part}" for part in (*MODELS, "train", *BENCH)]
     if name not in known:
         raise DataError(f"{name}: no such part of the demo; expected one of {', '.join(known)}")
-    ensure_demo(cache_root(), RECIPE, seed=SEED)
-    return locate(name)
+    return _part(ensure_demo(cache_root(), RECIPE, seed=SEED), name)
 
 
 def locate(name: str) -> str:
     """Like `resolve`, but the demo is never prepared: the path may lead nowhere."""
     if not name.startswith(SCHEME):
         return name
+    return _part(demo_folder(cache_root(), RECIPE, seed=SEED), name)
+
+
+def _part(folder: Path, name: str) -> str:
     part = name.removeprefix(SCHEME)
-    return str(demo_folder(cache_root(), RECIPE, seed=SEED) / (part if part in MODELS else f"{part}.jsonl"))
+    return str(folder / (part if part in MODELS else f"{part}.jsonl"))
 
 
 def _prepare(folder: Path, recipe: RecipeConfig, seed: int) -> None:
