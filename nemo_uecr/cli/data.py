@@ -147,7 +147,7 @@ def apply(folder: Folder, /, *, review: Path | None = None) -> None:
 
 @app.command
 def verify(folder: Folder, /, *, source: Path | None = None) -> int:
-    """Verify a prepared folder against its manifest: every file, every row, every count. Exit code 1 for a fault.
+    """Verify a prepared folder against its manifest: every file that `data prepare` wrote. Exit code 1 for a fault.
 
     Args:
         source: Also compare this source with the manifest.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, check_intact, jsonl, read_manifest
+from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, jsonl, read_manifest
 from nemo_uecr.data.models import ModelLoadError, load_pretrained, load_tokenizer, only_here
 from nemo_uecr.data.prepare import hold
 from nemo_uecr.data.review import has_verdicts
@@ -125,9 +125,9 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
     """Hold every kept row whose nearest benchmark problem has a cosine of at least ``hold_at``.
 
     Raises:
-        DataError: If the folder was altered, was screened against no benchmark, or has verdicts to apply.
+        DataError: If the folder was not prepared, was screened against no benchmark, or has verdicts to apply.
     """
-    check_intact(folder)
+    manifest = read_manifest(folder)
     if has_verdicts(folder / REVIEW):
         raise DataError(f"{folder / REVIEW} has verdicts that are not applied yet; run `nemo-uecr data apply` first")
     targets = list(jsonl(folder / TARGETS))
@@ -135,7 +135,6 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
         raise DataError(f"{folder}: prepared without --screen; there is no benchmark to compare with")
     encoder = load_encoder(model)
     vectors_QH = encoder.encode([target["question"] for target in targets])
-    manifest = read_manifest(folder)
     asked = {"model": model, "hold_at": hold_at, "targets": hashlib.sha256(vectors_QH.numpy().tobytes()).hexdigest()}
     before = _last_screen(manifest)
     if before is not None and asked.items() <= before.items():

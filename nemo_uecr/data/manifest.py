@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.problems import data_files
 from nemo_uecr.data.review import held_lines, review_fault
 from nemo_uecr.errors import DataError
@@ -22,8 +21,6 @@ HELD = "screening/held.jsonl"
 REMOVED = "screening/removed.jsonl"
 REVIEW = "screening/review.csv"
 TARGETS = "screening/targets.jsonl"
-#: The manifest's own key for the digest of the rest of it.
-OWN_DIGEST = "sha256"
 #: Row sets by name, and the files they are in.
 ROW_SETS = {"kept": KEPT, "held": HELD, "removed": REMOVED}
 
@@ -38,7 +35,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         digests = [row["digest"] for row in jsonl(folder / file)]
         manifest["row_sets"][name] = {"rows": len(digests), "sha256": row_set_digest(digests)}
         manifest["counts"][name] = len(digests)
-    manifest[OWN_DIGEST] = content_digest(manifest)
     text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
@@ -47,7 +43,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared folder.
 
     Raises:
-        DataError: If there is none, it is of another format, or it was altered.
+        DataError: If there is none, or it is of another format.
     """
     recover_folder(folder)
     path = folder / MANIFEST
@@ -56,11 +52,6 @@ def read_manifest(folder: Path) -> Manifest:
     manifest = read_object(path)
     if manifest.get("format") != FORMAT:
         raise DataError(f"{path}: format {manifest.get('format')!r}; expected {FORMAT!r}")
-    if content_digest(manifest) != manifest.get(OWN_DIGEST):
-        raise DataError(
-            f"{path}: its content does not have the digest that stands in it; the manifest was altered. "
-            "Prepare the folder again"
-        )
     return manifest
 
 
@@ -96,17 +87,7 @@ def faults(folder: Path) -> list[str]:
     Raises:
         DataError: If its manifest cannot be read.
     """
-    found = content_faults(folder)
-    if found:
-        return found
-    fault = review_fault(folder / REVIEW, held_lines(jsonl(folder / HELD)))
-    return [] if fault is None else [f"{REVIEW}: {fault}"]
-
-
-def content_faults(folder: Path) -> list[str]:
-    """The same without the review file, which a person may have taken elsewhere to fill it in."""
-    manifest = read_manifest(folder)
-    files: dict[str, Any] = manifest["files"]
+    files: dict[str, Any] = read_manifest(folder)["files"]
     found = [f"{name}: not in the manifest" for name in sorted(_names(folder) - files.keys())]
     for name, expected in files.items():
         path = folder / name
@@ -114,18 +95,8 @@ def content_faults(folder: Path) -> list[str]:
             found.append(f"{name}: missing")
         elif describe_file(path) != expected:
             found.append(f"{name}: changed (sha256 {file_sha256(path)[:12]}, expected {expected['sha256'][:12]})")
-    return found or list(_row_faults(folder, manifest["row_sets"]))
-
-
-def check_intact(folder: Path) -> None:
-    """Refuse a prepared folder that is not as its manifest says, but for the review file.
-
-    Raises:
-        DataError: with the first fault.
-    """
-    found = content_faults(folder)
-    if found:
-        raise DataError(f"{folder}: {found[0]}; the folder was altered after it was made. Prepare it again")
+    fault = None if found else review_fault(folder / REVIEW, held_lines(jsonl(folder / HELD)))
+    return found if fault is None else [f"{REVIEW}: {fault}"]
 
 
 def source_faults(manifest: Manifest, source: Path) -> list[str]:
@@ -147,32 +118,10 @@ def row_set_digest(digests: Iterable[str]) -> str:
     return whole.hexdigest()
 
 
-def content_digest(manifest: Mapping[str, object]) -> str:
-    """Digest of everything in a manifest but the digest itself, however it is laid out as text."""
-    content = {key: value for key, value in manifest.items() if key != OWN_DIGEST}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 def jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file of our own."""
     with path.open(encoding="utf-8") as lines:
         yield from map(json.loads, lines)
-
-
-def _row_faults(folder: Path, row_sets: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
-    """Rows whose digest is not that of their text, and sets of rows that are not the manifest's."""
-    every: list[str] = []
-    for name, file in ROW_SETS.items():
-        rows = list(jsonl(folder / file))
-        for row in rows:
-            if "question" in row and row_digest(row["question"], row["answer"]) != row["digest"]:
-                yield f"{file}: row {row['row']} does not match its digest"
-        digests = [row["digest"] for row in rows]
-        every += digests
-        if row_set_digest(digests) != row_sets[name]["sha256"]:
-            yield f"{name} rows: another row set than the manifest's"
-    if row_set_digest(every) != row_sets["source"]["sha256"]:
-        yield "kept, held and removed rows together are not the source's rows"
 
 
 def _names(folder: Path) -> set[str]:

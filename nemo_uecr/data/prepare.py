@@ -21,7 +21,6 @@ from nemo_uecr.data.manifest import (
     ROW_SETS,
     TARGETS,
     Manifest,
-    check_intact,
     describe_file,
     jsonl,
     read_manifest,
@@ -207,10 +206,9 @@ def apply_verdicts(folder: Path, review: Path) -> Manifest:
     """Return the held rows judged `keep` to the kept ones and remove those judged `drop`.
 
     Raises:
-        DataError: If the folder was altered, or a held row has no verdict.
+        DataError: If the folder was not prepared, or a held row has no verdict.
     """
-    check_intact(folder)
-    rows: RowSets = {name: list(jsonl(folder / file)) for name, file in ROW_SETS.items()}
+    rows = _read(folder)
     held = rows["held"]
     if not held:
         raise DataError(f"{folder}: no row is held; there is nothing to apply")
@@ -241,12 +239,16 @@ def hold(folder: Path, findings: Mapping[int, list[Row]], stage: Manifest) -> Ma
         findings: what was found, by row.
         stage: what the manifest says about the stage.
     """
-    check_intact(folder)
-    rows: RowSets = {name: list(jsonl(folder / file)) for name, file in ROW_SETS.items()}
+    rows = _read(folder)
     near = [row | {"findings": findings[row["row"]]} for row in rows["kept"] if row["row"] in findings]
     rows["kept"] = [row for row in rows["kept"] if row["row"] not in findings]
     rows["held"] = sorted([*rows["held"], *near], key=_number)
     return _rewrite(folder, rows, stage, {})
+
+
+def _read(folder: Path) -> RowSets:
+    read_manifest(folder)  # so that another folder is called that
+    return {name: list(jsonl(folder / file)) for name, file in ROW_SETS.items()}
 
 
 def _number(row: Row) -> int:
