@@ -70,7 +70,39 @@ def train(
     try:
         with locked(folder):
             _check_folder(folder, config, resume=resume)
-            _train_in(folder, config, resume=resume, origins=origins, objective=objective, locate=locate, stop=stop)
+            checkpoints = Checkpoints(folder / "checkpoints", config)
+            start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
+            student = locate(config.student.model_name) if start is None else str(start[0])
+            models = _models(config, student, locate)
+            prompts, benchmarks = _problems(config, models, locate)
+            inputs = input_hashes(config, locate)  # after loading: a model of the hub is then on this machine
+            check_same_inputs(folder, inputs)
+            optimizer = build_optimizer(models.student, config)
+            position = Position(0, 0, None, None)
+            if start is not None:
+                restore_optimizer(optimizer, start[1])
+                position = start[2]
+                checkpoints.prune(position)
+                log.info("resuming after step %d from %s", position.step, start[0])
+            clients = open_clients(folder, config.telemetry, flat_values(config))
+            write_run_files(folder, config, objective=objective, origins=origins, inputs=inputs)
+            _retire_failure(folder)
+            for name in (*GROWING, ARTIFACTS):
+                truncate_records(folder / name, last_step=-1 if start is None else position.step)
+            list_files(folder, position.step, "config.yaml", "origins.json", "tolerances.json", DIFF)
+            trainer = Trainer(
+                config,
+                models=models,
+                optimizer=optimizer,
+                prompts=prompts,
+                benchmarks=benchmarks,
+                folder=folder,
+                steps_log=StepLog(folder, clients),
+                checkpoints=checkpoints,
+                position=position,
+                stop=stop,
+            )
+            trainer.run(Progress(total=config.train.steps, style=config.telemetry.progress))
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror or error}; complete checkpoints are intact. "
@@ -86,50 +118,6 @@ def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
     if not resume:
         raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
     check_same_configuration(written, config, written_config(written).model_dump(mode="json"))
-
-
-def _train_in(
-    folder: Path,
-    config: Config,
-    *,
-    resume: bool,
-    origins: Mapping[str, str],
-    objective: str,
-    locate: Locate,
-    stop: StopRequest,
-) -> None:
-    checkpoints = Checkpoints(folder / "checkpoints", config)
-    start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
-    models = _models(config, locate(config.student.model_name) if start is None else str(start[0]), locate)
-    prompts, benchmarks = _problems(config, models, locate)
-    inputs = input_hashes(config, locate)  # after loading: a model of the hub is then on this machine
-    check_same_inputs(folder, inputs)
-    optimizer = build_optimizer(models.student, config)
-    position = Position(0, 0, None, None)
-    if start is not None:
-        restore_optimizer(optimizer, start[1])
-        position = start[2]
-        checkpoints.prune(position)
-        log.info("resuming after step %d from %s", position.step, start[0])
-    clients = open_clients(folder, config.telemetry, flat_values(config))
-    write_run_files(folder, config, objective=objective, origins=origins, inputs=inputs)
-    _retire_failure(folder)
-    for name in (*GROWING, ARTIFACTS):
-        truncate_records(folder / name, last_step=-1 if start is None else position.step)
-    list_files(folder, position.step, "config.yaml", "origins.json", "tolerances.json", DIFF)
-    trainer = Trainer(
-        config,
-        models=models,
-        optimizer=optimizer,
-        prompts=prompts,
-        benchmarks=benchmarks,
-        folder=folder,
-        steps_log=StepLog(folder, clients),
-        checkpoints=checkpoints,
-        position=position,
-        stop=stop,
-    )
-    trainer.run(Progress(total=config.train.steps, style=config.telemetry.progress))
 
 
 def _retire_failure(folder: Path) -> None:

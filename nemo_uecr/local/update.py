@@ -96,58 +96,51 @@ def update(
         InvariantError: If a loss or a gradient is not finite; the parameters are then untouched by that step. If a
             parameter is not finite after a step.
     """
-    totals: list[tuple[float, float, float, float]] = []
+    totals: list[list[float]] = []
     ratios: list[Tensor] = []
+    trained: list[int] = []
     for slices in inputs.slices:
         rows = slice(slices[0].start, slices[-1].stop)
-        if not bool(inputs.loss_mask_BT[rows].any()):  # the overlong filter left nothing of this mini-batch
+        tokens = int(inputs.loss_mask_BT[rows].sum())
+        if tokens == 0:  # the overlong filter left nothing of this mini-batch
             continue
         for group in optimizer.param_groups:
             group["lr"] = warmed_rate(config, steps_done + len(totals))
-        numbers, ratio_N = _optimizer_step(model, optimizer, inputs, slices, config)
-        totals.append(numbers)
+        optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(3, dtype=torch.float64)
+        for micro_rows in slices:
+            losses, ratio_N = _accumulate(model, inputs, micro_rows, config, tokens)
+            sums += losses
+            ratios.append(ratio_N)
+        norm = float(torch.nn.utils.clip_grad_norm_(model.module.parameters(), config.train.max_grad_norm))
+        if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
+            culprit = _culprit(model, optimizer, inputs, rows, config, tokens)
+            raise InvariantError(
+                f"loss {float(sums[0])} and gradient norm {norm} at {culprit}; expected finite numbers. "
+                "Lower train.learning_rate or look at the saved batch"
+            )
+        optimizer.step()
+        totals.append([*sums.tolist(), norm])
+        trained.append(tokens)
         _check_weights(model, steps_done + len(totals))
-        ratios.append(ratio_N)
     if not totals:
         raise InvariantError(
             "the batch has no token in the loss; expected some. Every response was truncated and "
             "rollout.overlong_filter is on: raise rollout.max_response_tokens"
         )
-    losses, surrogates, kls, norms = (list(column) for column in zip(*totals, strict=True))
+    losses_of_steps, surrogates, kls, norms = (list(column) for column in zip(*totals, strict=True))
+    all_ratios_N = torch.cat(ratios)
     return UpdateOutcome(
-        loss=losses,
+        loss=losses_of_steps,
         surrogate=surrogates,
         reference_kl=kls,
         grad_norm=norms,
         learning_rate=optimizer.param_groups[0]["lr"],
-        ratio_N=torch.cat(ratios),
-        first_ratio_N=ratios[0],
+        ratio_N=all_ratios_N,
+        first_ratio_N=all_ratios_N[: trained[0]],
         place_N2=inputs.loss_mask_BT.nonzero(),  # mini-batches are rows in their order; one without a token adds none
         optimizer_steps=steps_done + len(totals),
     )
-
-
-def _optimizer_step(
-    model: TokenModel, optimizer: torch.optim.AdamW, inputs: UpdateInputs, slices: list[slice], config: Config
-) -> tuple[tuple[float, float, float, float], Tensor]:
-    rows = slice(slices[0].start, slices[-1].stop)
-    tokens = int(inputs.loss_mask_BT[rows].sum())
-    optimizer.zero_grad(set_to_none=True)
-    sums = torch.zeros(3, dtype=torch.float64)
-    ratios = []
-    for micro_rows in slices:
-        losses, ratio_N = _accumulate(model, inputs, micro_rows, config, tokens)
-        sums += losses
-        ratios.append(ratio_N)
-    norm = float(torch.nn.utils.clip_grad_norm_(model.module.parameters(), config.train.max_grad_norm))
-    if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
-        culprit = _culprit(model, optimizer, inputs, rows, config, tokens)
-        raise InvariantError(
-            f"loss {float(sums[0])} and gradient norm {norm} at {culprit}; expected finite numbers. "
-            "Lower train.learning_rate or look at the saved batch"
-        )
-    optimizer.step()
-    return (float(sums[0]), float(sums[1]), float(sums[2]), norm), torch.cat(ratios)
 
 
 def _check_weights(model: TokenModel, optimizer_step: int) -> None:
