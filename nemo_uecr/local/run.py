@@ -85,6 +85,7 @@ def train(
                 checkpoints.prune(position)
                 log.info("resuming after step %d from %s", position.step, start[0])
             clients = open_clients(folder, config.telemetry, flat_values(config))
+            progress = Progress(total=config.train.steps, style=config.telemetry.progress)
             write_run_files(folder, config, objective=objective, origins=origins, inputs=inputs)
             _retire_failure(folder)
             for name in (*GROWING, ARTIFACTS):
@@ -97,12 +98,12 @@ def train(
                 prompts=prompts,
                 benchmarks=benchmarks,
                 folder=folder,
-                steps_log=StepLog(folder, clients),
+                log=StepLog(folder, clients, progress),
                 checkpoints=checkpoints,
                 position=position,
                 stop=stop,
             )
-            trainer.run(Progress(total=config.train.steps, style=config.telemetry.progress))
+            trainer.run()
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror or error}; complete checkpoints are intact. "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from nemo_uecr.local.sequences import Prompt, Sequences, micro_slices
 from nemo_uecr.local.step_metrics import Stopwatch, step_metrics
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.stopping import RunStopped, StopRequest
-from nemo_uecr.telemetry.sinks import Progress, StepLog, check_record
+from nemo_uecr.telemetry.sinks import StepLog, check_record
 from nemo_uecr.verifier.extract import Checked
 from nemo_uecr.verifier.pool import check_response
 
@@ -52,7 +51,7 @@ class Trainer:
         prompts: encoded training problems.
         benchmarks: encoded problems of each benchmark.
         folder: run folder.
-        steps_log: takes the metrics of every step.
+        log: takes the metrics of every step.
         checkpoints: the run's checkpoints.
         position: where the run stands; it moves on with every step.
         stop: read after each step.
@@ -64,7 +63,7 @@ class Trainer:
     prompts: Sequence[Prompt]
     benchmarks: Mapping[str, Sequence[Prompt]]
     folder: Path
-    steps_log: StepLog
+    log: StepLog
     checkpoints: Checkpoints
     position: Position
     stop: StopRequest
@@ -79,7 +78,7 @@ class Trainer:
             microbatch=training.microbatch_responses,
         )
 
-    def run(self, progress: Progress) -> None:
+    def run(self) -> None:
         """Train to the last step.
 
         Raises:
@@ -87,13 +86,12 @@ class Trainer:
         """
         config = self.config
         saving = 0.0
-        with self.steps_log, contextlib.closing(progress):
+        with self.log:
             if self.position.step == 0 and config.evaluation.at_start and self.benchmarks:
-                self._evaluate(0, progress)
+                self._evaluate(0)
             for step in range(self.position.step + 1, config.train.steps + 1):
-                metrics = self._step(step, progress) | {"time/save_s": saving}
-                self.steps_log.write(step, metrics)
-                progress.step(step, metrics)
+                metrics = self._step(step) | {"time/save_s": saving}
+                self.log.step(step, metrics)
                 # After the record: a checkpoint of a step must never exist without the step's record.
                 started = time.perf_counter()
                 asked = self.stop.asked
@@ -105,7 +103,7 @@ class Trainer:
                         f"{self.checkpoints.path(step)} is complete. Run again with --resume to continue"
                     )
 
-    def _step(self, step: int, progress: Progress) -> dict[str, float]:
+    def _step(self, step: int) -> dict[str, float]:
         watch = Stopwatch()
         batch, fault = self._rollout(step, watch)
         settings = method_settings(self.config.method, step=step, seed=self.config.run.seed)
@@ -127,7 +125,7 @@ class Trainer:
             leave_failure(self.folder, batch, self.config.method, settings, error)
             raise
         self._keep(step, batch, settings, advantages)
-        self._advance(step, outcome, watch, progress)
+        self._advance(step, outcome, watch)
         return metrics | watch.metrics(int(batch.scored.mask_BT.sum()))
 
     def _rollout(self, step: int, watch: Stopwatch) -> tuple[StepBatch, Fault | None]:
@@ -214,20 +212,19 @@ class Trainer:
         batch.save_texts(self.folder / texts, self.models.student.tokenizer)
         list_files(self.folder, step, tensors, texts)
 
-    def _advance(self, step: int, outcome: UpdateOutcome, watch: Stopwatch, progress: Progress) -> None:
+    def _advance(self, step: int, outcome: UpdateOutcome, watch: Stopwatch) -> None:
         best_step, best_average = self.position.best_step, self.position.best_average
         if self.benchmarks and self._due(step, self.config.evaluation.every):
             with watch.phase("evaluate"):
-                average = self._evaluate(step, progress)
+                average = self._evaluate(step)
             if best_average is None or average > best_average:
                 best_step, best_average = step, average
         self.position = Position(step, outcome.optimizer_steps, best_step, best_average)
 
-    def _evaluate(self, step: int, progress: Progress) -> float:
+    def _evaluate(self, step: int) -> float:
         result = evaluate(self.models.student, self.benchmarks, self.config, step=step, folder=self.folder)
         list_files(self.folder, step, f"evaluations/step-{step:06d}.jsonl")
-        self.steps_log.evaluation(result.record)
-        progress.evaluation(result.record)
+        self.log.evaluation(result.record)
         return result.average.avg
 
     def _save_checkpoint(self, step: int, *, asked: bool) -> None:

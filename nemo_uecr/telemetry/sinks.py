@@ -66,39 +66,6 @@ def check_record(step: int, metrics: Mapping[str, float]) -> None:
             raise InvariantError(f"metric {name} is {value} at step {step}; expected a finite number")
 
 
-class StepLog:
-    """Writes one record a step under the names of `nemo_uecr.telemetry.names`, as a context manager."""
-
-    def __init__(self, folder: Path, clients: Sequence[Client]) -> None:
-        """Write into a run folder and tell the clients."""
-        self._folder = folder
-        self._clients = clients
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for client in self._clients:
-            client.close(failed=kind is not None)
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write a step's metrics."""
-        check_record(step, metrics)
-        append_record(self._folder / STEPS, {"step": step, **metrics})
-        self._tell(step, metrics)
-
-    def evaluation(self, record: Mapping[str, Any]) -> None:
-        """Write an evaluation's record into ``evaluation.jsonl``; the clients are told the average."""
-        append_record(self._folder / EVALUATIONS, record)
-        self._tell(record["step"], {f"evaluation/{name}": record["average"][name] for name in ("avg", "low", "high")})
-
-    def _tell(self, step: int, metrics: Mapping[str, float]) -> None:
-        for client in self._clients:
-            client.write(step, metrics)
-
-
 class Progress:
     """Reports steps and evaluations: below a bar on a terminal, as plain lines elsewhere."""
 
@@ -146,3 +113,39 @@ class Progress:
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
+
+
+class StepLog:
+    """Writes what a run says of its steps under the names of `nemo_uecr.telemetry.names`, as a context manager."""
+
+    def __init__(self, folder: Path, clients: Sequence[Client], progress: Progress) -> None:
+        """Write into a run folder, tell the clients, and show progress."""
+        self._folder = folder
+        self._clients = clients
+        self._progress = progress
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.close()
+        for client in self._clients:
+            client.close(failed=kind is not None)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write a step's metrics into ``metrics.jsonl``."""
+        check_record(step, metrics)
+        append_record(self._folder / STEPS, {"step": step, **metrics})
+        for client in self._clients:
+            client.write(step, metrics)
+        self._progress.step(step, metrics)
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """Write an evaluation's record into ``evaluation.jsonl``; the clients are told the average."""
+        append_record(self._folder / EVALUATIONS, record)
+        average = {f"evaluation/{name}": record["average"][name] for name in ("avg", "low", "high")}
+        for client in self._clients:
+            client.write(record["step"], average)
+        self._progress.evaluation(record)

@@ -13,9 +13,10 @@ import pytest
 from nemo_uecr.config.schema import TelemetryConfig
 from nemo_uecr.errors import DependencyError, InvariantError
 from nemo_uecr.telemetry.clients import Client, open_clients, run_key
-from nemo_uecr.telemetry.sinks import StepLog
+from nemo_uecr.telemetry.sinks import Progress, StepLog
 
-EVALUATION = {"step": 2, "average": {"avg": 0.5, "low": 0.25, "high": 0.75}}
+AVERAGE = {"avg": 0.5, "low": 0.25, "high": 0.75}
+EVALUATION = {"step": 2, "samples": 1, "sets": {}, "average": AVERAGE, "seconds": 0.0}
 
 
 def clients(folder: Path, **wanted: Any) -> list[Client]:
@@ -24,11 +25,21 @@ def clients(folder: Path, **wanted: Any) -> list[Client]:
     return open_clients(folder, TelemetryConfig(**modes), {"run.seed": 7, "threads": None})
 
 
+def log_of(folder: Path, told: list[Client]) -> StepLog:
+    return StepLog(folder, told, Progress(total=4, style="off"))
+
+
+def step_of(loss: float) -> dict[str, float]:
+    """What progress shows, and the loss."""
+    shown = ("reward/task_mean", "group/mixed_share", "response/length_mean", "policy/grad_norm", "time/step_s")
+    return dict.fromkeys(shown, 1.0) | {"policy/loss": loss}
+
+
 def two_steps(folder: Path, **wanted: Any) -> None:
-    with StepLog(folder, clients(folder, **wanted)) as log:
-        log.write(1, {"policy/loss": 0.5})
+    with log_of(folder, clients(folder, **wanted)) as log:
+        log.step(1, step_of(0.5))
         log.evaluation(EVALUATION)
-        log.write(2, {"policy/loss": 0.25})
+        log.step(2, step_of(0.25))
 
 
 def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
@@ -88,16 +99,16 @@ def test_wandb_offline_run_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_wandb_is_told_that_a_run_failed(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    with pytest.raises(ZeroDivisionError), StepLog(tmp_path, clients(tmp_path, wandb="offline")):
+    with pytest.raises(ZeroDivisionError), log_of(tmp_path, clients(tmp_path, wandb="offline")):
         raise ZeroDivisionError
     assert wandb_records(tmp_path)[2] == [1]
 
 
 def continued(folder: Path) -> None:
     """A third step, and one that stops the run."""
-    with StepLog(folder, clients(folder, mlflow="offline")) as log:
-        log.write(3, {"policy/loss": 0.125})
-        log.write(4, {"policy/loss": float("nan")})
+    with log_of(folder, clients(folder, mlflow="offline")) as log:
+        log.step(3, step_of(0.125))
+        log.step(4, step_of(float("nan")))
 
 
 @pytest.mark.real
@@ -125,9 +136,9 @@ def test_a_server_that_fails_does_not_stop_the_run(tmp_path: Path, caplog: pytes
     pytest.importorskip("sqlalchemy")
     (client,) = clients(tmp_path, mlflow="offline")
     client._id = "no such run"  # type: ignore[attr-defined]
-    with StepLog(tmp_path, [client]) as log:
-        log.write(1, {"policy/loss": 0.5})
-        log.write(2, {"policy/loss": 0.25})
+    with log_of(tmp_path, [client]) as log:
+        log.step(1, step_of(0.5))
+        log.step(2, step_of(0.25))
     assert [record.message.partition(" (")[0] for record in caplog.records if "MLflow" in record.message] == [
         "MLflow fails"
     ]

@@ -53,11 +53,11 @@ def test_truncation_drops_later_steps_and_half_a_line(tmp_path: Path) -> None:
 
 
 def test_unknown_name_and_infinite_number_are_refused(tmp_path: Path) -> None:
-    log = StepLog(tmp_path, [])
+    log = StepLog(tmp_path, [], Progress(total=3, style="off"))
     with pytest.raises(InvariantError, match="metric 'policy/lose' is not in the table"):
-        log.write(1, {"policy/lose": 1.0})
+        log.step(1, {"policy/lose": 1.0})
     with pytest.raises(InvariantError, match="metric policy/loss is inf at step 3"):
-        log.write(3, {"policy/loss": float("inf")})
+        log.step(3, {"policy/loss": float("inf")})
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
