@@ -16,7 +16,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from nemo_uecr.data.models import ModelLoadError, check_objects, load_pretrained, load_tokenizer, only_here
+from nemo_uecr.data.models import (
+    ModelLoadError,
+    check_objects,
+    check_same_tokenizer,
+    load_pretrained,
+    load_tokenizer,
+    only_here,
+)
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import context_of
 
@@ -172,19 +179,15 @@ def _splits(module: Any) -> bool:
 
 
 def check_same_tokens(student: TokenModel, teacher: TokenModel) -> None:
-    """Compare tokenizers id by id; the teacher scores the student's token ids.
+    """Compare tokenizers id by id, and the output layers; the teacher scores the student's token ids.
 
     Raises:
-        DataError: Naming the first id whose text differs, or the two vocabulary sizes.
+        DataError: Naming the models, and the first id whose text differs or the two vocabulary sizes.
     """
-    ours = {index: text for text, index in student.tokenizer.get_vocab().items()}
-    theirs = {index: text for text, index in teacher.tokenizer.get_vocab().items()}
-    for index in sorted(ours.keys() | theirs.keys()):
-        if ours.get(index) != theirs.get(index):
-            raise DataError(
-                f"token id {index} is {ours.get(index)!r} for the {student.name} and {theirs.get(index)!r} for the "
-                f"{teacher.name}; expected one tokenizer, because the teacher scores the student's token ids"
-            )
+    try:
+        check_same_tokenizer(student.tokenizer, teacher.tokenizer)
+    except DataError as error:
+        raise DataError(f"{student.name}, {teacher.name}: {error}") from error
     if student.vocabulary != teacher.vocabulary:
         raise DataError(
             f"the {student.name} has {student.vocabulary} output columns and the {teacher.name} {teacher.vocabulary}; "

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.local.tiny import Assets, assets, every, run
-
-
-@pytest.fixture(scope="session")
-def tiny() -> Assets:
-    """Folders of the tiny student and teacher, the problems and the configuration."""
-    return assets()
+from tests.local.tiny import every, run
 
 
 @pytest.fixture(scope="session")

@@ -50,13 +50,13 @@ def test_checkpoint_is_an_ordinary_model_folder(folder: Path) -> None:
 
     saved = folder / "checkpoints" / "step-000002"
     trained = AutoModelForCausalLM.from_pretrained(saved)
-    initial = AutoModelForCausalLM.from_pretrained(tiny.assets().student)
+    initial = AutoModelForCausalLM.from_pretrained(tiny.STUDENT)
     moved = [
         float((a - b).detach().abs().max()) for a, b in zip(trained.parameters(), initial.parameters(), strict=True)
     ]
     # four AdamW steps of 0.003 move a weight by at most about 4 * 0.003
     assert 0.003 < max(moved) < 0.015
-    theirs, ours = (AutoTokenizer.from_pretrained(folder) for folder in (tiny.assets().student, saved))
+    theirs, ours = (AutoTokenizer.from_pretrained(folder) for folder in (tiny.STUDENT, saved))
     assert ours("12")["input_ids"] == theirs("12")["input_ids"]
 
 

@@ -17,7 +17,6 @@ from nemo_uecr.core import ecr
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import InvariantError, ScoreError
 from tests.local import tiny
-from tests.local.tiny import Assets
 
 
 def failure(folder: Path, kept: str = "batch.safetensors") -> dict[str, str]:
@@ -44,12 +43,10 @@ def replay(record: dict[str, str]) -> int:
     return entry_point(words[1:])
 
 
-def test_nan_in_the_teacher(tmp_path: Path, tiny: Assets, capsys: pytest.CaptureFixture[str]) -> None:
-    broken = with_nan(tiny.teacher, tmp_path / "broken")
-    from tests.local.tiny import run
-
+def test_nan_in_the_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = with_nan(tiny.TEACHER, tmp_path / "broken")
     with pytest.raises(ScoreError) as error:
-        run(tmp_path / "run", f"teacher.model_name={broken}")
+        tiny.run(tmp_path / "run", f"teacher.model_name={broken}")
     assert str(error.value).startswith("teacher_logp of response 0 (step 1, problem p")
     assert "at token 0 is nan; expected a finite number of nats" in str(error.value)
     record = failure(tmp_path / "run")
@@ -84,15 +81,11 @@ def test_violated_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (tmp_path / "run" / "failure" / "advantages.safetensors").is_file()
 
 
-def test_student_that_cannot_be_sampled_leaves_its_batch(
-    tmp_path: Path, tiny: Assets, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_student_that_cannot_be_sampled_leaves_its_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing can be drawn from logits that are not finite: the batch ends there, and replay finds the place."""
-    broken = with_nan(tiny.student, tmp_path / "broken")
-    from tests.local.tiny import run
-
+    broken = with_nan(tiny.STUDENT, tmp_path / "broken")
     with pytest.raises(ScoreError, match=r"^the student .* gives logits .* \(step 1, problem p\d, row 0\) at token 0;"):
-        run(tmp_path / "run", f"student.model_name={broken}")
+        tiny.run(tmp_path / "run", f"student.model_name={broken}")
     record = failure(tmp_path / "run")
     assert record["sample"].endswith("row 0")
     left = load_batch(tmp_path / "run" / "failure" / "batch.safetensors").tensors

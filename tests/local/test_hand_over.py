@@ -14,7 +14,6 @@ from nemo_uecr.local.models import load_model
 from nemo_uecr.local.sequences import Response, Sequences, encode_prompts
 from tests.local import tiny
 from tests.local.test_scores import by_hand, worst
-from tests.local.tiny import Assets
 
 CPU = torch.device("cpu")
 #: One optimizer step for each batch, so that every ratio of a step is 1.
@@ -30,19 +29,17 @@ def texts(folder: Path, step: int) -> list[dict[str, str]]:
     return rows
 
 
-def test_each_model_is_scored_at_its_temperature(tmp_path: Path, tiny: Assets) -> None:
+def test_each_model_is_scored_at_its_temperature(tmp_path: Path) -> None:
     """T_r = 0.8 for the ratio and the reference, 1 for the gap and the entropy: four float64 forwards of the models."""
-    from tests.local.tiny import configured, run
-
     overrides = (*ONE_UPDATE, "train.steps=1", "loss.reference_kl=0.1")
-    folder = run(tmp_path / "run", *overrides)
+    folder = tiny.run(tmp_path / "run", *overrides)
     found = saved(folder, 1).tensors
     student, teacher = (
         load_model(str(path), role=role, dtype="float32", device=CPU, trained=False)
-        for path, role in ((tiny.student, "student"), (tiny.teacher, "teacher"))
+        for path, role in ((tiny.STUDENT, "student"), (tiny.TEACHER, "teacher"))
     )
     problems = [Problem(row["problem"], row["question"], row["answer"]) for row in texts(folder, 1)]
-    prompts = encode_prompts(problems, student.tokenizer, configured(folder, *overrides).config.data)
+    prompts = encode_prompts(problems, student.tokenizer, tiny.configured(folder, *overrides).config.data)
     mask_BT = found["mask"]
     ids = [tuple(row[kept].tolist()) for row, kept in zip(found["token_ids"], mask_BT, strict=True)]
     sequences = Sequences(prompts, [Response(each, "", truncated=False) for each in ids])

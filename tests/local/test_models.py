@@ -14,7 +14,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
-from tests.local.tiny import Assets, new_model, save_model
+from tests.local.tiny import new_model, save_model
 
 CPU = torch.device("cpu")
 
@@ -24,9 +24,9 @@ def load(folder: Path | str, role: str = "teacher") -> TokenModel:
 
 
 @pytest.fixture
-def teacher(tiny: Assets, tmp_path: Path) -> Path:
+def teacher(tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    return Path(shutil.copytree(tiny.teacher, tmp_path / "teacher"))
+    return Path(shutil.copytree(tiny.TEACHER, tmp_path / "teacher"))
 
 
 def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
@@ -57,24 +57,22 @@ def test_pickled_weights_are_not_opened(teacher: Path) -> None:
     refused(teacher, "cannot be loaded")
 
 
-def test_sequences_beyond_the_models_context_are_refused_before_the_run(tmp_path: Path, tiny: Assets) -> None:
-    from tests.local.tiny import run
-
-    folder = Path(shutil.copytree(tiny.teacher, tmp_path / "teacher"))
+def test_sequences_beyond_the_models_context_are_refused_before_the_run(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny.TEACHER, tmp_path / "teacher"))
     changes = (f"teacher.model_name={folder}", "train.steps=1")
     edit(folder / "config.json", lambda config: config.update(max_position_embeddings=12))
     message = r"a prompt of (\d+) tokens, and with rollout.max_response_tokens=6 .* the teacher .* reads at most 12 "
     with pytest.raises(DataError, match=message) as error:
-        run(tmp_path / "run", *changes)
+        tiny.run(tmp_path / "run", *changes)
     prompt = int(str(error.value).split("a prompt of ")[1].split()[0])
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     edit(folder / "config.json", lambda config: config.update(max_position_embeddings=prompt + 6))
-    run(tmp_path / "fits", *changes)
+    tiny.run(tmp_path / "fits", *changes)
 
 
-def test_other_tokenizer_is_refused_by_id(tiny: Assets, teacher: Path, tmp_path: Path) -> None:
+def test_other_tokenizer_is_refused_by_id(teacher: Path, tmp_path: Path) -> None:
     """One id whose text differs is enough, and no run begins."""
-    check_same_tokens(load(tiny.student, "student"), load(teacher))
+    check_same_tokens(load(tiny.STUDENT, "student"), load(teacher))
 
     def rename(content: dict[str, object]) -> None:
         vocabulary = content["model"]["vocab"]  # type: ignore[index]
@@ -84,22 +82,20 @@ def test_other_tokenizer_is_refused_by_id(tiny: Assets, teacher: Path, tmp_path:
         content["model"]["merges"] = []  # type: ignore[index]
 
     edit(teacher / "tokenizer.json", rename)
-    said = r"token id 40 is '.*' for the student .* and '§§' for the teacher"
+    said = r"token id 40 is '.*' for the student and '§§' for the teacher"
     with pytest.raises(DataError, match=said):
-        check_same_tokens(load(tiny.student, "student"), load(teacher))
-    from tests.local.tiny import run
-
+        check_same_tokens(load(tiny.STUDENT, "student"), load(teacher))
     with pytest.raises(DataError, match=said):
-        run(tmp_path / "run", f"teacher.model_name={teacher}")
+        tiny.run(tmp_path / "run", f"teacher.model_name={teacher}")
     assert not (tmp_path / "run").exists()
 
 
-def test_other_vocabulary_size_is_refused(tiny: Assets, tmp_path: Path) -> None:
+def test_other_vocabulary_size_is_refused(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     folder = save_model(new_model(tokenizer, seed=1, vocab_size=len(tokenizer) + 4), tokenizer, tmp_path / "padded")
     expected = rf"has {len(tokenizer)} output columns and the teacher .* {len(tokenizer) + 4}"
     with pytest.raises(DataError, match=expected):
-        check_same_tokens(load(tiny.student, "student"), load(folder))
+        check_same_tokens(load(tiny.STUDENT, "student"), load(folder))
 
 
 def test_grpo_never_touches_the_teacher(tmp_path: Path) -> None:
@@ -116,14 +112,13 @@ def test_grpo_never_touches_the_teacher(tmp_path: Path) -> None:
         tiny.run(tmp_path / "uecr", "teacher.model_name=/impossible/teacher")
 
 
-def test_frozen_models_do_not_move(tmp_path: Path, tiny: Assets) -> None:
+def test_frozen_models_do_not_move(tmp_path: Path) -> None:
     """The teacher's file is as it was, and the reference stays the initial student: the KL leaves 0."""
     from nemo_uecr.files import file_sha256
-    from tests.local.tiny import metrics, run
 
-    before = file_sha256(tiny.teacher / "model.safetensors"), file_sha256(tiny.student / "model.safetensors")
-    folder = run(tmp_path / "run", "train.steps=3", "train.minibatch_responses=8", "loss.reference_kl=0.1")
-    found = [record["policy/ref_kl"] for record in metrics(folder)]
+    before = file_sha256(tiny.TEACHER / "model.safetensors"), file_sha256(tiny.STUDENT / "model.safetensors")
+    folder = tiny.run(tmp_path / "run", "train.steps=3", "train.minibatch_responses=8", "loss.reference_kl=0.1")
+    found = [record["policy/ref_kl"] for record in tiny.metrics(folder)]
     assert found[0] == 0.0  # one update a batch: the first is taken at the reference itself
     assert min(found[1:]) > 1e-4
-    assert (file_sha256(tiny.teacher / "model.safetensors"), file_sha256(tiny.student / "model.safetensors")) == before
+    assert (file_sha256(tiny.TEACHER / "model.safetensors"), file_sha256(tiny.STUDENT / "model.safetensors")) == before

@@ -20,15 +20,14 @@ from nemo_uecr.local.rollout import Decoding, draw
 from nemo_uecr.local.sequences import Prompt, Response, encode_prompts
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
-from tests.local.tiny import Assets
 
 CPU = torch.device("cpu")
 PLAIN = Decoding(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
 
 
 @pytest.fixture(scope="module")
-def student(tiny: Assets) -> TokenModel:
-    return load_model(str(tiny.student), role="student", dtype="float32", device=CPU, trained=True)
+def student() -> TokenModel:
+    return load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, trained=True)
 
 
 def sample(

@@ -19,7 +19,7 @@ from nemo_uecr.local.scores import score, training_logp
 from nemo_uecr.local.sequences import Sequences
 from nemo_uecr.study.task import build_tokenizer
 from tests.local.test_update import ragged
-from tests.local.tiny import Assets, new_model, save_model
+from tests.local.tiny import STUDENT, TEACHER, new_model, save_model
 
 CPU = torch.device("cpu")
 WHOLE = [slice(0, 8)]
@@ -116,17 +116,17 @@ def test_training_sees_the_same_numbers(model: TokenModel) -> None:
     assert trained.requires_grad
 
 
-def test_one_forward_for_all_temperatures_and_the_entropy(tiny: Assets) -> None:
-    model = load_model(str(tiny.student), role="student", dtype="float32", device=CPU, trained=True)
+def test_one_forward_for_all_temperatures_and_the_entropy() -> None:
+    model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, trained=True)
     calls = []
     model.module.base_model.register_forward_hook(lambda *_: calls.append(1))
     score(model, ragged(), [slice(0, 4), slice(4, 8)], temperatures=(0.7, 1.0, 1.3), entropy=True)
     assert len(calls) == 2  # one for each micro-batch
 
 
-def test_bad_token_stays_nan_and_leaves_the_others_alone(tiny: Assets) -> None:
+def test_bad_token_stays_nan_and_leaves_the_others_alone() -> None:
     """One row of the input embedding is NaN: the tokens after it in that response have no score, all others do."""
-    model = load_model(str(tiny.student), role="student", dtype="float32", device=CPU, trained=True)
+    model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, trained=True)
     sequences = ragged()
     clean = score(model, sequences, WHOLE, temperatures=(1.0,), entropy=True)
     # an id that stands in the prompt of row 0 and nowhere else, given a vector that overflows in float32
@@ -146,10 +146,10 @@ def test_bad_token_stays_nan_and_leaves_the_others_alone(tiny: Assets) -> None:
     assert torch.equal(found.logp[0][1:][mask_BT[1:]], clean.logp[0][1:][mask_BT[1:]])
 
 
-def test_low_precision_scores_are_close_and_float32(tiny: Assets) -> None:
-    full = load_model(str(tiny.teacher), role="teacher", dtype="float32", device=CPU, trained=False)
-    low = load_model(str(tiny.teacher), role="teacher", dtype="bfloat16", device=CPU, trained=False)
-    kept = load_model(str(tiny.teacher), role="student", dtype="bfloat16", device=CPU, trained=True)
+def test_low_precision_scores_are_close_and_float32() -> None:
+    full = load_model(str(TEACHER), role="teacher", dtype="float32", device=CPU, trained=False)
+    low = load_model(str(TEACHER), role="teacher", dtype="bfloat16", device=CPU, trained=False)
+    kept = load_model(str(TEACHER), role="student", dtype="bfloat16", device=CPU, trained=True)
     assert (low.module.dtype, kept.module.dtype) == (torch.bfloat16, torch.float32)  # small updates need float32
     exact = score(full, ragged(), WHOLE, temperatures=(1.0,), entropy=True)
     for model in (low, kept):

@@ -13,7 +13,7 @@ import pytest
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.stopping import STOPPED, RunStopped, StopRequest
 from tests.local import tiny
-from tests.local.tiny import Assets, metrics, outcome, same, train_words
+from tests.local.tiny import metrics, outcome, same, train_words
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,8 +35,8 @@ def test_asked_before_it_starts_it_ends_after_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path, tiny: Assets, number: signal.Signals) -> None:
-    arguments = train_words(tiny, tmp_path / "run", "train.steps=4000")
+def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path, number: signal.Signals) -> None:
+    arguments = train_words(tiny.assets(), tmp_path / "run", "train.steps=4000")
     process = subprocess.Popen(
         [sys.executable, "-m", "nemo_uecr", *arguments],
         cwd=ROOT,
@@ -56,5 +56,5 @@ def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path, tiny: Asse
     assert 2 <= steps < 4000
     assert error.splitlines()[-1].startswith(f"nemo-uecr: stopped by {number.name} after step {steps} of 4000; ")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
-    assert entry_point([*train_words(tiny, tmp_path / "run", f"train.steps={steps + 1}"), "--resume"]) == 0
+    assert entry_point([*train_words(tiny.assets(), tmp_path / "run", f"train.steps={steps + 1}"), "--resume"]) == 0
     assert len(metrics(tmp_path / "run")) == steps + 1

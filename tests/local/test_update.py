@@ -21,15 +21,14 @@ from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Response, Sequences, micro_slices
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, build_optimizer, update, warmed_rate
 from tests.local import tiny
-from tests.local.tiny import Assets
 
 LENGTHS = (3, 7, 1, 5, 2, 6, 4, 4)
 PROMPTS = (5, 2, 9, 3, 3, 4, 6, 1)
 
 
 @pytest.fixture
-def student(tiny: Assets) -> TokenModel:
-    return load_model(str(tiny.student), role="student", dtype="float32", device=torch.device("cpu"), trained=True)
+def student() -> TokenModel:
+    return load_model(str(tiny.STUDENT), role="student", dtype="float32", device=torch.device("cpu"), trained=True)
 
 
 def ragged(seed: int = 0, lengths: Sequence[int] = LENGTHS, prompts: Sequence[int] = PROMPTS) -> Sequences:

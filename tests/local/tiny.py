@@ -28,7 +28,7 @@ from nemo_uecr.local.run import train
 from nemo_uecr.stopping import StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = ROOT / "tools" / "oracle" / "models"
+STUDENT, TEACHER = (ROOT / "tools" / "oracle" / "models" / name for name in ("student", "teacher"))
 BASE = ROOT / "examples" / "configs" / "local" / "base.yaml"
 DIGITS = 4
 LIKED = 2
@@ -107,13 +107,13 @@ def assets() -> Assets:
     paths = {
         "defaults": str(BASE),
         "run": {"folder": str(folder / "unused")},
-        "student": {"model_name": str(MODELS / "student")},
-        "teacher": {"model_name": str(MODELS / "teacher")},
+        "student": {"model_name": str(STUDENT)},
+        "teacher": {"model_name": str(TEACHER)},
         "data": {"train": str(problems)},
         "train": {"steps": 1},
     }
     config.write_text(json.dumps(paths))  # JSON is YAML
-    return Assets(MODELS / "student", MODELS / "teacher", problems, config)
+    return Assets(STUDENT, TEACHER, problems, config)
 
 
 def every() -> tuple[str, ...]:
