@@ -17,8 +17,6 @@ from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
 from nemo_uecr.telemetry.metrics import method_metrics, ratio_metrics
 
-MEBI = 1_048_576
-
 
 class Stopwatch:
     """Seconds of a step and of each of its phases."""
@@ -55,55 +53,33 @@ def step_metrics(
     config: Config,
 ) -> dict[str, float]:
     """Every metric of the step but the times."""
-    clip = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
-    return {
-        **method_metrics(
-            batch.scored,
-            advantages,
-            settings,
-            residuals,
-            truncated_B=batch.truncated(),
-            noise=config.method.scoring_noise,
-        ),
-        **ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, **clip),
-        **_policy(batch, outcome, with_kl=config.loss.reference_kl > 0),
-        **_counts(batch, outcome, config),
-        **_memory(),
-    }
-
-
-def _policy(batch: StepBatch, outcome: UpdateOutcome, *, with_kl: bool) -> dict[str, float]:
+    scored, responses = batch.scored, len(batch.sequences.responses)
+    truncated_B = batch.truncated()
+    noise, clip = config.method.scoring_noise, {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
+    dropped = int(truncated_B.sum()) if config.rollout.overlong_filter else 0
+    kibi = 1 / 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, Linux kibibytes
     metrics = {
+        **method_metrics(scored, advantages, settings, residuals, truncated_B=truncated_B, noise=noise),
+        **ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, **clip),
         "policy/loss": statistics.fmean(outcome.loss),
         "policy/pg_loss": statistics.fmean(outcome.surrogate),
         "policy/grad_norm": statistics.fmean(outcome.grad_norm),
         "policy/learning_rate": outcome.learning_rate,
-    }
-    if batch.student.entropy_BT is not None:
-        metrics["policy/entropy"] = float(batch.student.entropy_BT[batch.scored.mask_BT].double().mean())
-    if with_kl:
-        metrics["policy/ref_kl"] = statistics.fmean(outcome.reference_kl)
-    return metrics
-
-
-def _counts(batch: StepBatch, outcome: UpdateOutcome, config: Config) -> dict[str, float]:
-    dropped = int(batch.truncated().sum()) if config.rollout.overlong_filter else 0
-    return {
         "count/prompts": float(torch.unique(batch.group_B).numel()),
         "count/unique_prompts": float(len({prompt.problem.id for prompt in batch.sequences.prompts})),
-        "count/trajectories": float(len(batch.sequences.responses)),
+        "count/trajectories": float(responses),
         "count/rewarded": float(len(batch.checked)),
-        "count/trained": float(len(batch.sequences.responses) - dropped),
+        "count/trained": float(responses - dropped),
         "count/valid_tokens": float(outcome.ratio_N.numel()),
         "count/optimizer_steps": float(outcome.optimizer_steps),
         "count/global_steps": float(batch.step),
+        "memory/peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kibi / 1024,
     }
-
-
-def _memory() -> dict[str, float]:
-    unit = 1 if sys.platform == "darwin" else 1024  # Linux reports kibibytes, macOS bytes
-    metrics = {"memory/peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEBI}
+    if batch.student.entropy_BT is not None:
+        metrics["policy/entropy"] = float(batch.student.entropy_BT[scored.mask_BT].double().mean())
+    if config.loss.reference_kl > 0:
+        metrics["policy/ref_kl"] = statistics.fmean(outcome.reference_kl)
     if torch.cuda.is_available():
-        metrics["memory/peak_gpu_mb"] = torch.cuda.max_memory_allocated() / MEBI
+        metrics["memory/peak_gpu_mb"] = torch.cuda.max_memory_allocated() / 1024**2
         torch.cuda.reset_peak_memory_stats()
     return metrics
