@@ -299,6 +299,6 @@ def _compare_files(folder: Path) -> Iterator[Finding]:
 def _compare_values(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[Finding]:
     for name in sorted(before.keys() | now.keys()):
         ours, theirs = (str(values.get(name, "not recorded")) for values in (before, now))
-        if name.endswith("sha256") or name == "source.commit":
-            ours, theirs = ours[:12], theirs[:12]
-        yield ("same", name) if ours == theirs else ("changed", f"{name}: {ours} in the run, {theirs} here")
+        width = 12 if name.endswith("sha256") or name == "source.commit" else None
+        text = f"{name}: {ours[:width]} in the run, {theirs[:width]} here"
+        yield ("same", name) if ours == theirs else ("changed", text)

@@ -75,7 +75,6 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda r: flipped(r / "student" / "model.safetensors"),
         "input 'student/model.safetensors': sha256",
     ),
-    "tokenizer": (lambda r: appended(r / "student" / "tokenizer.json"), "input 'student/tokenizer.json': sha256"),
     "training problems": (lambda r: appended(r / "problems.jsonl", "\n"), "input 'train': sha256"),
     "configuration": (lambda r: replaced(r / "run" / "config.yaml", "rho: 0.5", "rho: 0.6"), "config.yaml: content"),
     "seed": (lambda r: replaced(r / "run" / "config.yaml", "  seed: 0", "  seed: 1"), "seeds.run: 0 in the run"),
