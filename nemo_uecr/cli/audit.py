@@ -113,7 +113,7 @@ def token_credit(
     """
     from nemo_uecr.audit.token_credit import token_credit_audit
 
-    settings = _settings(run, words, ("alpha", "rho", "tau_delta", "tau_entropy"))
+    settings = _settings("uecr", run, words)
     audit = token_credit_audit(_read(scores), settings, checkpoint=checkpoint, replicates=replicates, seed=seed)
     _finish(audit, out, scores.resolve().parent)
 
@@ -224,7 +224,7 @@ def localization(
         return
     if judge is None or key is None:
         raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
-    settings = _settings(run, words, ("rho", "tau_delta", "tau_entropy"))
+    settings = _settings("ecr_alpha_zero", run, words)
     audit = localization_audit(
         found,
         read_labels(judge, key),
@@ -328,19 +328,11 @@ def _read(scores: Path) -> Scores:
     return read_scores(scores)
 
 
-def _settings(run: Path | None, given: Sequence[str], needed: Sequence[str]) -> Settings:
-    """The method's settings: those of a run, then those given one by one; nothing has a default."""
+def _settings(method: str, run: Path | None, given: Sequence[str]) -> Settings:
+    """The settings that a method needs: those of a run, then those given one by one."""
     from nemo_uecr.config.load import written_config
 
-    settings = method_settings(given, None if run is None else written_config(run / "config.yaml").method)
-    missing = [name for name in needed if getattr(settings, name) is None]
-    if missing:
-        words = " ".join(f"{name}=VALUE" for name in missing)
-        raise DataError(
-            f"{', '.join(missing)} of the method: not given; expected --run RUN, whose config.yaml has the settings, "
-            f"or --set {words}"
-        )
-    return settings
+    return method_settings(method, given, None if run is None else written_config(run / "config.yaml").method)
 
 
 def _finish(audit: Audit, out: Path | None, beside: Path) -> None:

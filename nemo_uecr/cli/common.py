@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,9 +24,6 @@ __all__ = [
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
-
-#: The method's numbers that `--set` may give.
-SCALARS = ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef")
 
 
 def _shown_default(value: object) -> object:
@@ -76,34 +73,23 @@ def load_and_report(config: str, overrides: Sequence[str]) -> LoadedConfig:
     return loaded
 
 
-def method_settings(words: Sequence[str], run: MethodConfig | None = None) -> Settings:
+def method_settings(name: str, words: Sequence[str], run: MethodConfig | None = None) -> Settings:
     """Settings of a method from ``key=value`` words; what is not given is the run's, or the configuration's default.
 
     Raises:
-        ConfigError: an unknown key, or a value that is no number.
+        ConfigError: an unknown method or key, a value out of range, or a setting that the method needs is missing.
     """
-    from nemo_uecr.config.schema import MethodConfig
+    from nemo_uecr.config.load import load_method
     from nemo_uecr.core.records import Settings
 
-    defaults = {name: MethodConfig.model_fields[name].default for name in ("std_floor", "opd_coef")}
-    given = {**defaults, "sample_std": False, "parameters": {}} if run is None else run.core_settings()
-    parameters = dict(given.pop("parameters"))
-    kinds: dict[str, Callable[[str], float]] = {**dict.fromkeys(SCALARS, float), "step": int, "seed": int}
-    for word in words:
-        key, _, text = word.partition("=")
-        try:
-            if key == "std":
-                given["sample_std"] = {"population": False, "sample": True}[text]
-            elif key.startswith("parameters."):
-                parameters[key.removeprefix("parameters.")] = float(text)
-            else:
-                given[key] = kinds[key](text)
-        except (KeyError, ValueError):
-            raise ConfigError(
-                f"--set {word}: expected key=value with a number, or std=population|sample; keys: "
-                f"{', '.join(sorted(kinds))}, std, parameters.NAME"
-            ) from None
-    return Settings(**given, parameters=parameters)
+    of_the_run = [word for word in words if word.startswith(("step=", "seed="))]
+    overrides = [f"method.{word}" for word in words if word not in of_the_run]
+    try:
+        given = load_method(name, overrides, run).core_settings()
+        given |= {key: int(text) for key, _, text in (word.partition("=") for word in of_the_run)}
+        return Settings(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (on this command: --set key=value, without 'method.')") from error
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

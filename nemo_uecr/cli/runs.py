@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -122,24 +121,15 @@ def replay(
 def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) -> None:
     from safetensors.torch import save
 
-    from nemo_uecr.config.schema import check_parameters
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
     from nemo_uecr.files import replace_file
 
-    if name not in METHODS:
-        raise ConfigError(f"method {name!r} is unknown; expected one of {', '.join(METHODS)}")
     refuse_output(out, path)
-    method, settings = METHODS[name], method_settings(words)
-    check_parameters(name, dict(settings.parameters))
-    own = {key: parameter.default for key, parameter in method.parameters.items()}
-    settings = replace(settings, parameters={**own, **settings.parameters})
+    settings = method_settings(name, words)
     batch = scored_batch(load_batch(path), path)
-    try:
-        with naming_file(path):
-            tensors = method.compute(batch, settings, detail=True).named_tensors()
-    except ConfigError as error:
-        raise ConfigError(f"{error} (on this command: --set key=value)") from error
+    with naming_file(path):
+        tensors = METHODS[name].compute(batch, settings, detail=True).named_tensors()
     for key, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise DataError(f"{key} is not finite with these settings; expected finite numbers. Use moderate settings")

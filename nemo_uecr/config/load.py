@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import Config, nearest_name
+from nemo_uecr.config.schema import Config, MethodConfig, Section, nearest_name
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
 
 __all__ = [
@@ -121,6 +121,28 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
     layer = reduce(overlay, [override_layer(text, schema) for text in overrides], read_chain(shown))
     config = _validated(schema, _resolved(layer, shown), layer.origins, shown)
     return Loaded(config, {key: layer.origins.get(key, DEFAULT) for key in flat_values(config)})
+
+
+class _MethodAlone(Section):
+    """The one section that commands on saved batches and scores need."""
+
+    method: MethodConfig
+
+
+def load_method(name: str, overrides: Sequence[str], run: MethodConfig | None = None) -> MethodConfig:
+    """A method's section of a configuration.
+
+    Args:
+        name: the method.
+        overrides: `method.key=value` texts.
+        run: the section that they change; None: the schema's defaults.
+
+    Raises:
+        ConfigError: as `load_as`; also where the method needs a setting that nobody gives.
+    """
+    base = _layer({"method": {**({} if run is None else run.model_dump()), "name": name}}, OVERRIDE)
+    layer = reduce(overlay, [override_layer(text, _MethodAlone) for text in overrides], base)
+    return _validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method
 
 
 def _resolved(layer: Layer, path: str) -> dict[str, object]:

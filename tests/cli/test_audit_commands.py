@@ -98,7 +98,7 @@ def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.Ca
     [
         (["audit", "signal", "nowhere"], "no scores.json"),
         (["audit", "signal", "s", "--judge", "x"], "--judge and --key go together"),
-        (["audit", "token-credit", "s"], "alpha, rho, tau_delta, tau_entropy of the method: not given"),
+        (["audit", "token-credit", "s"], "method.alpha, method.rho, method.tau_delta, method.tau_entropy: missing"),
         (["score", "nowhere", "--out", "o"], "expected responses to score"),
         (["score", "rows.jsonl", "--out", "o"], "give --teacher"),
     ],

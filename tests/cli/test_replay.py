@@ -95,11 +95,11 @@ BAD = {
         ALL,
         "teacher_logp of response",
     ),
-    "unknown method": (made(), "uerc", ALL, "method 'uerc' is unknown; expected one of grpo"),
-    "unknown setting": (made(), "uecr", (*ALL, "alhpa=1"), "--set alhpa=1: expected key=value with a number"),
+    "unknown method": (made(), "uerc", ALL, "the nearest method is 'uecr'"),
+    "unknown setting": (made(), "uecr", (*ALL, "alhpa=1"), "the nearest known key is method.alpha"),
     "unknown parameter": (made(), "rlsd", ("parameters.mixx=1",), "the nearest is 'mix'"),
-    "out of range": (made(), "uecr", (*ALL, "rho=1"), "rho is 1.0; expected 0 <= rho < 1"),
-    "not given": (made(), "uecr", ("alpha=1", "rho=.5", "tau_delta=1"), "needs tau_entropy"),
+    "out of range": (made(), "uecr", (*ALL, "rho=1"), "method.rho: got 1"),
+    "not given": (made(), "uecr", ("alpha=1", "rho=.5", "tau_delta=1"), "method.tau_entropy: missing"),
 }
 
 
