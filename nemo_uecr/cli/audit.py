@@ -38,7 +38,7 @@ Words = Annotated[
     tuple[str, ...],
     Parameter(
         name="--set",
-        help="The method's settings as `key=value`: alpha, rho, tau_delta, tau_entropy; they win over those of --run.",
+        help="The method's settings as `key=value`: alpha, rho, tau_delta, tau_entropy; they override those of --run.",
     ),
 ]
 Engine = Literal["transformers", "transformers-bf16", "megatron", "vllm", "vllm-bf16", "vllm-fp8"]
@@ -59,20 +59,21 @@ def signal(
 ) -> None:
     """What the teacher's score adds to the verifier's verdict, and how often it contradicts it, by checkpoint.
 
-    SCORES has several responses to each prompt by one or several checkpoints, each with its own student's scores.
+    SCORES has several responses to each prompt by one or more checkpoints, scored by the checkpoint that generated
+    them.
 
         nemo-uecr audit signal runs/demo/scores
         nemo-uecr audit signal runs/demo/scores --write-pairs judging --pairs 350
         nemo-uecr audit signal runs/demo/scores --judge verdicts.jsonl --key judging/key.jsonl
 
-    The judge gets judging/pairs.jsonl, blinded pairs of equally judged responses, and writes one line a pair:
+    The judge gets judging/pairs.jsonl, blinded pairs of responses with equal verdicts, and writes one line a pair:
     {"pair": "...", "preferred": "first", "second", "tie" or "unjudgeable"}.
 
     Args:
         judge: A judge's verdicts on pairs (JSONL).
-        key: The key of the pairs.
-        write_pairs: Write blinded pairs for a judge into this folder, and stop.
-        pairs: How many to write.
+        key: The key that was written with the pairs.
+        write_pairs: Only write blinded pairs for a judge, into this folder.
+        pairs: Number of pairs to write.
     """
     from nemo_uecr.audit import judging
     from nemo_uecr.audit.signal import signal_audit
@@ -100,16 +101,16 @@ def token_credit(
     seed: BootstrapSeed = 42,
     out: Out = None,
 ) -> None:
-    """Where the teacher's token signals are large, how sure it is there, and what the weights do to a budget.
+    """Where the teacher's token signals are large, how certain it is there, and what the weights do to the budget.
 
-    SCORES has responses of the initial student in groups, for example the batch of a run's first step. With the exact
-    ranks of the tokens (`score --ranks`), their means and medians are given too.
+    SCORES has groups of responses of the initial student, for example the batch of a run's first step. If the tokens'
+    exact ranks are recorded (`score --ranks`), their means and medians are reported too.
 
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
         nemo-uecr audit token-credit runs/demo/scores-start --run runs/demo
 
     Args:
-        checkpoint: Whose responses, by its step (default: the first).
+        checkpoint: Step of the checkpoint whose responses are audited (default: the first).
     """
     from nemo_uecr.audit.token_credit import token_credit_audit
 
@@ -132,15 +133,15 @@ def group_signal(
 ) -> None:
     """PUU's signal in pseudo-groups of eight and four, against a fixed base model, by checkpoint.
 
-    SCORES has 12 responses (or a multiple) to each problem, scored with the base model as an anchor.
+    SCORES has 12 responses (or a multiple of 12) to each problem, scored with the base model as an anchor.
 
         nemo-uecr score runs/demo --anchor base=demo:student --out runs/demo/scores
         nemo-uecr audit group-signal runs/demo/scores
 
     Args:
-        anchor: The fixed anchor.
+        anchor: Name of the base model's anchor.
         sizes: Sizes of the pseudo-groups.
-        integer_verdicts: Judge anew by the boxed integer, as the paper does on AMC.
+        integer_verdicts: Verify again by the boxed integer, as the paper does on AMC.
     """
     from nemo_uecr.audit.group_signal import group_signal_audit
 
@@ -161,9 +162,9 @@ def alpha_sweep(
 ) -> None:
     """At which weight of the teacher a wrong response overtakes a right one, on fixed rollouts, by checkpoint.
 
-    The teacher score is that of the checkpoint that generated the response, clipped at 5 nats. Conflicts and fully
-    safe groups over alpha in [0, 8], ten values of alpha below each checkpoint's first one with a tenth of its mixed
-    groups inverted, tie points, sign changes, intervals over problems.
+    The gap is taken against the checkpoint that generated the response, clipped at 5 nats. Reports conflicts and fully
+    safe groups over alpha in [0, 8], ten values of alpha below the first that inverts a tenth of a checkpoint's mixed
+    groups, tie points, sign changes, and intervals over problems.
 
         nemo-uecr audit alpha-sweep runs/demo/scores
     """
@@ -190,7 +191,7 @@ def localization(
     seed: BootstrapSeed = 42,
     out: Out = None,
 ) -> None:
-    r"""Whether ECR puts the blame of a failed response on the steps that a judge calls invalid.
+    r"""Whether ECR blames a failed response on the steps that a judge calls invalid.
 
     First write the steps for the judge, then audit with the judge's labels.
 
@@ -203,13 +204,13 @@ def localization(
     {"item": NAME, "labels": [valid|invalid|uncertain|not_reasoning, one a step], "first_error": NUMBER or null}.
 
     Args:
-        write_steps: Write blinded steps for a judge into this folder, and stop.
-        limit: How many responses to write.
+        write_steps: Only write blinded steps for a judge, into this folder.
+        limit: Number of responses to write.
         judge: The judge's labels (JSONL).
-        key: The key of the steps.
-        checkpoint: Whose responses, by its step.
+        key: The key that was written with the steps.
+        checkpoint: Step of the checkpoint whose responses are audited.
         tokenizer: Model with the tokenizer of the responses (default: the teacher).
-        shuffles: Within-response shuffles.
+        shuffles: Number of shuffles within each response.
     """
     from nemo_uecr.audit.judging import STEPS, read_labels, write_items
     from nemo_uecr.audit.localization import items_to_judge, localization_audit
@@ -248,19 +249,19 @@ def teacher(
     responses: AtLeastOne | None = None,
     out: Out = None,
 ) -> None:
-    """One checkpoint scored by several engines: how far log-probabilities and entropies are apart.
+    """How far log-probabilities and entropies of one checkpoint differ between engines.
 
     SCORES has responses that the teacher scored with transformers in float32; the same tokens are scored again, one
-    response at a time. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8 need a GPU. An engine
-    that cannot run here is named with the reason.
+    response at a time. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8 need a GPU. For an
+    engine that cannot run here, the reason is given.
 
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
         nemo-uecr audit teacher runs/demo/scores-start
 
     Args:
-        teacher: Where the teacher lies now (default: where it was scored).
+        teacher: The teacher's folder (default: where it was when it scored).
         engines: Engines to compare.
-        responses: The first N responses (default: all).
+        responses: Only the first N responses.
     """
     require_extra("local")
     from nemo_uecr.audit.teacher import teacher_audit
@@ -277,7 +278,7 @@ def teacher(
 
 @app.command
 def batch(run: Run, /, *, out: Out = None) -> int:
-    """Batch facts of a run: prompts, trajectories, tokens and steps, and every fault in them.
+    """Count prompts, trajectories, tokens and steps of a run, and report every fault in them.
 
     Exit code 1 when there is a fault.
 
@@ -300,7 +301,9 @@ def batch(run: Run, /, *, out: Out = None) -> int:
 
 @app.command
 def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) -> None:
-    """What a run costs in time and memory, and what the teacher's scoring adds to GRPO.
+    """What a run costs in time and memory, and what scoring by the teacher adds to GRPO.
+
+    The overhead against the baseline is per token, because two methods write responses of different lengths.
 
         nemo-uecr audit efficiency runs/demo --baseline runs/grpo
 

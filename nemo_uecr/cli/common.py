@@ -41,8 +41,8 @@ def family(name: str, summary: str | None = None) -> App:
 
 
 ConfigFile = Annotated[str, Parameter(help="YAML configuration file.")]
-Override = Annotated[str, Parameter(help="`key=value` changes one value, for example method.name=grpo train.steps=10.")]
-Json = Annotated[Path | None, Parameter(name="--json", help="Also write the result to this file.")]
+Override = Annotated[str, Parameter(help="`key=value` changes one value, for example train.steps=10.")]
+Json = Annotated[Path | None, Parameter(name="--json", help="Also write the result to this JSON file.")]
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Seed = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**63))]
 

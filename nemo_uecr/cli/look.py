@@ -34,21 +34,21 @@ def plan(
     length_sigma: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=3))] = 0.9,
     json: Json = None,
 ) -> None:
-    """Layout, memory and time of a run, from its configuration alone; nothing is loaded and no GPU is needed.
+    """Predict layout, memory and time of a run from its configuration alone, without a GPU.
 
-    The sizes of a model come from its folder's config.json, or from a table for the hub names of Qwen3. For a teacher
-    that is yet to be made, name the model that it is made from. A run that cannot fit or divide is refused with what
-    would: exit code 2.
+    A model's sizes come from its folder's config.json, or from a table for the hub names of Qwen3. If the teacher does
+    not exist yet, name the model that it is made from. A run that does not fit ends with exit code 2 and with what
+    would fit.
 
         nemo-uecr plan examples/configs/uecr_qwen3_4b.yaml teacher.model_name=Qwen/Qwen3-8B data.subset=null
         nemo-uecr plan CONFIG cluster.nodes=2 --response-tokens 5000 --json plan.json
 
     Args:
         device: Device of the run (default: h200; for a local run on a CPU: cpu).
-        memory: Memory of each device in GiB, in place of the table's.
-        response_tokens: Mean response for the times (default: the longest).
-        prompt_tokens: Mean prompt (default: the longest).
-        length_sigma: Spread of ln(response length) before the cut, for the times; 0: all have the mean.
+        memory: Memory of each device in GiB (default: from a table).
+        response_tokens: Mean response length, for the times (default: the longest allowed).
+        prompt_tokens: Mean prompt length (default: the longest allowed).
+        length_sigma: Standard deviation of ln(response length) before truncation; 0: all have the mean.
     """
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.plan.local import local_plan
@@ -132,16 +132,16 @@ def doctor(
     ray_port: Annotated[int, Parameter(validator=validators.Number(gte=1024, lt=65535))] = 9900,
     json: Json = None,
 ) -> int:
-    """Check this machine, and with CONFIG everything that the configuration names. One line a check: ok, warn or fail.
+    """Check this machine and, with CONFIG, everything that the configuration names. One line a check: ok, warn or fail.
 
-    Run it where the run will run: on a compute node, inside the container. Nothing is downloaded. Exit code: 0 when
-    nothing fails, 1 when a check fails, 2 when the configuration cannot be used.
+    Call it where the run will run: on a compute node, inside the container. It downloads nothing. Exit code 1 when a
+    check fails, 2 when the configuration is not valid.
 
         nemo-uecr doctor
         nemo-uecr doctor examples/configs/uecr_qwen3_4b.yaml teacher.model_name=/models/teacher data.subset=null
 
     Args:
-        ray_port: Port of the Ray head; the default is that of slurm/*.sbatch.
+        ray_port: Port of the Ray head, as in slurm/*.sbatch.
     """
     from nemo_uecr.plan.doctor import examine
 
@@ -162,8 +162,8 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     """Show or check a configuration.
 
     Args:
-        action: `show`: the complete configuration as YAML, every value with the file it comes from. `check`: validate
-            it, see that the problem files are there, and print the objective as one equation.
+        action: `show` prints the complete configuration as YAML, every value with the file it comes from. `check`
+            validates it, looks for the problem files, and prints the objective as one equation.
     """
     from nemo_uecr.config.load import annotated_yaml
     from nemo_uecr.config.methods import objective, unused_line

@@ -31,16 +31,16 @@ def report(
     verify: bool = False,
     open_: Annotated[bool, Parameter(name="--open")] = False,
 ) -> int:
-    """One self-contained HTML page about one run, or several side by side; or a check of a run against its record.
+    """Write one self-contained HTML page about one or several runs, or check runs against their own record.
 
-    `--verify` compares the run folder's files, the models and data that the run read, the code and the versions with
-    the run's own record, and names everything that changed. Exit code 1 when something did.
+    `--verify` compares the run folder's files, the models and data that the run read, the code and the package versions
+    with the run's record, and names everything that changed. Exit code 1 when something did.
 
     Args:
         run: Run folder.
         others: Further runs, side by side.
-        out: The page (default: report.html in the first run).
-        verify: Write no page; name what changed since the run.
+        out: HTML file to write (default: report.html in the first run).
+        verify: Check against the record instead of writing a page.
         open_: Open the page in the browser.
     """
     if verify:
@@ -89,16 +89,16 @@ def replay(
 ) -> int:
     r"""Recompute a method's advantages from a saved batch, or check those that a run saved.
 
-    BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and what the method reads
-    of teacher_logp, teacher_entropy, initial_logp and segments [B, T]. OUT gets advantage [B, T] (0 where the mask is
-    0) and the method's intermediate quantities.
+    BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and those of teacher_logp,
+    teacher_entropy, initial_logp and segments [B, T] that the method reads. OUT gets advantage [B, T] (0 where the mask
+    is 0) and the method's intermediate quantities.
 
         nemo-uecr replay runs/demo/batches/step-000010.safetensors --method uecr \
             --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.safetensors
 
-    With `--check`, BATCH is a saved step or a run folder. Method and settings come from the file, and the saved
-    advantages must come out again: bit for bit with the run's own versions and kind of processor, within 1e-6
-    elsewhere. Exit code 1 when one does not.
+    With `--check`, BATCH is a saved step or a run folder. The file names method and settings, and recomputing must
+    reproduce the saved advantages: bit for bit with the run's package versions and kind of processor, within 1e-6
+    elsewhere. Exit code 1 when it does not.
 
         nemo-uecr replay runs/demo --check
 
@@ -169,16 +169,16 @@ def _check_steps(path: Path) -> int:
 
 
 def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
-    """Pack a run folder into one archive (.tar.gz), to be unpacked and replayed elsewhere.
+    """Pack a run folder into one archive (.tar.gz), to unpack and replay elsewhere.
 
-    Every file goes in with its sha256. Equal folders give equal archives.
+    The archive records every file's sha256. Equal folders give equal archives.
 
         nemo-uecr pack runs/demo demo.tar.gz --without-checkpoints
 
     Args:
         run: Run folder.
         out: Archive to write.
-        without_checkpoints: Leave checkpoints/ out.
+        without_checkpoints: Leave out checkpoints/.
     """
     from nemo_uecr.data.archive import pack as write_archive
     from nemo_uecr.files import in_use
@@ -194,13 +194,13 @@ def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
 def unpack(archive: Path, folder: Path, /, *, max_gib: AtLeastOne = 64) -> None:
     """Unpack an archive that `nemo-uecr pack` wrote into a new folder.
 
-    Every file is compared with its sha256. An archive with links, with a name that leads outside the folder, or with
-    more than `--max-gib` of files, is refused as a whole.
+    Checks every file's sha256. Refuses an archive with links, with names that lead outside the folder, or with more
+    than `--max-gib` of files.
 
     Args:
         archive: File that `pack` wrote.
         folder: Folder to make.
-        max_gib: Most that the files may take, GiB.
+        max_gib: Largest total size of the files, GiB.
     """
     from nemo_uecr.data.archive import unpack as read_archive
 
@@ -223,27 +223,28 @@ def convert(
 ) -> None:
     """Convert a checkpoint between Megatron and Hugging Face, and prove that the result is the same model.
 
-    CKPT is a step that NeMo-RL saved (step_N), a Megatron distributed checkpoint (iter_0000000 or the folder above),
-    or a Hugging Face model; it is converted into the other format. Both models then score fixed sequences in float32;
-    OUT appears only when their log-probabilities agree. It holds conversion.json with the evidence.
+    CKPT is a step that NeMo-RL saved (step_N), a Megatron distributed checkpoint (iter_0000000 or the folder above it),
+    or a Hugging Face model. Both models then score fixed sequences in float32; OUT appears only if their
+    log-probabilities agree, and holds the evidence in conversion.json.
 
         nemo-uecr convert runs/uecr/checkpoints/step_100 --to models/uecr-step-100
         nemo-uecr convert models/Qwen3-4B --to models/Qwen3-4B-megatron
         nemo-uecr convert models/uecr-step-100 --check
 
-    An interrupted conversion leaves no OUT; the same command starts over.
+    An interrupted conversion leaves no OUT; run the same command again.
 
     Args:
         ckpt: The checkpoint.
         to: Folder to make; it must not exist.
-        check: Verify again a folder that was converted; makes nothing.
-        dry_run: Look at everything that is named; make nothing.
-        into: Format of the result (default: the other one).
+        check: Verify a converted folder again instead.
+        dry_run: Check everything that is named; write nothing.
+        into: Format of the result (default: the one that CKPT does not have).
         hf: Hugging Face model of CKPT's architecture (default: what CKPT names).
         tokenizer: Folder of the tokenizer (default: CKPT's, else the model's).
-        expect: Log-probabilities that the trained model gave (safetensors: token_ids, lengths, logp); must be met.
-        tolerance: Largest difference of two log-probabilities, nats.
-        shard_gb: Most gigabytes of a weight file.
+        expect: Log-probabilities of the trained model that the result must match (safetensors: token_ids, lengths,
+            logp).
+        tolerance: Largest allowed difference of two log-probabilities, nats.
+        shard_gb: Largest weight file, GB.
     """
     from nemo_uecr.checkpoint.convert import Request, prepare, read_record
     from nemo_uecr.checkpoint.convert import check as check_again

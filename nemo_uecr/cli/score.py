@@ -47,21 +47,20 @@ def score(
     """Score responses with a teacher and with the policies that they are compared to, for the audits.
 
     ROLLOUTS is a run folder of `nemo-uecr train` (back end local), a folder of `nemo-uecr evaluate`, or a JSONL file.
-    An evaluation folder or a file may be given as STEP=PATH, STEP being the training steps of the policy that
-    generated it.
+    Before an evaluation folder or a file, STEP= says how many steps the policy that generated it had been trained.
 
         nemo-uecr score runs/demo --out runs/demo/scores
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
         nemo-uecr score 0=evaluations/start 30=evaluations/step-30 --teacher T --anchor base=B --out scores
         nemo-uecr score rollouts.jsonl --teacher T --student 'checkpoints/step-{step:06d}' --out scores
 
-    A line of a file has "problem", "response", "prompt" (the whole text that the model read) or "prompt_ids", and
-    "token_ids" (sampled, the end token included) or "truncated"; and, as far as known, "checkpoint", "reward" or
-    "answer" (then it is verified), "question", "benchmark", "sample", "group", "id".
+    Each line of a file has "problem", "response", "prompt" (the whole text that the model read) or "prompt_ids", and
+    "token_ids" (as sampled, with the end token) or "truncated"; and, where known, "checkpoint", "reward" or "answer"
+    (which is then verified), "question", "benchmark", "sample", "group", "id".
 
-    OUT gets log-probabilities of every response token at temperature 1 under the teacher, the checkpoint that
-    generated it and each anchor, the teacher's full-vocabulary entropy, and whether the token is the teacher's first
-    choice. Run the same command again after an interruption, or a longer one to add to it: what is scored is kept.
+    OUT gets, for every response token, its log-probability at temperature 1 under the teacher, under the checkpoint
+    that generated it and under each anchor, the teacher's full-vocabulary entropy, and whether the token is the
+    teacher's first choice. Run the same command again after an interruption, or a longer one to add scores.
 
     Args:
         rollouts: Run, evaluation folder or JSONL file, each as PATH or STEP=PATH.
@@ -70,13 +69,13 @@ def score(
         student: Model that generated the responses, {step} in it if it varies (default: a run's checkpoints, an
             evaluation's model).
         anchor: A further, fixed policy as NAME=MODEL; may be repeated.
-        take: What of a run.
-        steps: Evaluations or batches of these steps of a run: N,N,... (default: all).
-        max_length: Tokens of prompt and response; longer ones keep their head (default: all).
-        dtype: Of the models.
-        batch: Responses of one forward pass.
-        part: Responses written at once.
-        ranks: Also the exact rank of every token, in a second pass.
+        take: Which responses of a run.
+        steps: Only these steps of a run: N,N,... (default: all).
+        max_length: Longest sequence, in tokens; longer ones are truncated at the end (default: no limit).
+        dtype: Precision of the models.
+        batch: Responses in one forward pass.
+        part: Responses between two writes.
+        ranks: Also record the exact rank of every token, in a second pass.
     """
     require_extra("local", "data")
     import torch
@@ -132,8 +131,8 @@ def _anchor(text: str) -> tuple[str, str]:
 def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out: Path) -> None:
     """Score a saved batch with the teacher of a configuration and write the batch with those scores.
 
-    Scored twice, with and without FP8, it shows what FP8 changes. Needs the GPUs that the configuration names, all of
-    them for the teacher. OUT has no advantages: those of the batch belong to the teacher of the run.
+    Score a batch twice, with and without FP8, to see what FP8 changes. The teacher takes all GPUs that the
+    configuration names. OUT has no advantages: those of the batch belong to the teacher of the run.
 
         nemo-uecr teacher score CONFIG --batch BATCH --out bf16.safetensors teacher.fp8=false
         nemo-uecr teacher score CONFIG --batch BATCH --out fp8.safetensors  teacher.fp8=true
@@ -162,7 +161,7 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
     """What FP8, or another layout, changes in a teacher's scores: gap, entropy and advantages, token by token.
 
     Args:
-        first: Batch that `nemo-uecr teacher score` wrote; its scores count as right.
+        first: Batch that `nemo-uecr teacher score` wrote, the reference.
         second: The same batch with the scores in question.
     """
     import torch

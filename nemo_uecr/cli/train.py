@@ -140,13 +140,16 @@ def with_free_folder(overrides: Sequence[str]) -> list[str]:
 
 
 def smoke(
-    config: ConfigFile, /, *overrides: Override, steps: Annotated[str, Parameter(help="Steps of each run: 1,5,10.")]
+    config: ConfigFile,
+    /,
+    *overrides: Override,
+    steps: Annotated[str, Parameter(help="Steps of each run: 1,5,10.")],
 ) -> None:
-    """Short runs with every check on, before a long one.
+    """Train for a few steps with every check on, before a long run.
 
-    One run for each number of steps, in a new folder beside the configured one, with every batch saved. A run whose
-    identities do not hold stops with an error and leaves the batch behind. Each run's batches are then recomputed
-    with rho = 0 and with alpha = rho = 0, which must give PUU and GRPO bit for bit.
+    Each number of steps gets a run of its own, in a new folder beside the configured one, with every batch saved. A
+    run whose identities do not hold stops with an error and keeps the batch. Afterwards every batch is recomputed with
+    rho = 0 and with alpha = rho = 0, which must give PUU and GRPO bit for bit.
     """
     from nemo_uecr.config.load import load_config
     from nemo_uecr.config.methods import objective
@@ -196,14 +199,14 @@ def study(
 ) -> None:
     """Run a grid of methods on several students, with tables and figures.
 
-    The budget is printed first. Interrupted or repeated, the command does what is missing: finished runs are kept,
-    half-done ones continue from their checkpoints. SIGTERM (exit code 75) and Ctrl-C (130) end its processes too.
+    Prints the budget first. Run it again after an interruption: finished runs are kept, unfinished ones continue from
+    their checkpoints. SIGTERM (exit code 75) and Ctrl-C (130) end its processes too.
 
         nemo-uecr study examples/configs/study/small.yaml
 
     Args:
         budget: Print the budget and stop.
-        tables_only: Make tables and figures again from the finished runs; train nothing.
+        tables_only: Rebuild tables and figures from the finished runs; train nothing.
     """
     require_extra("local", "study")
     from nemo_uecr.files import locked
