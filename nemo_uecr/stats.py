@@ -1,7 +1,7 @@
 """Estimates with intervals and paired tests: the one home of the statistics behind tables, audits and studies.
 
-What an interval is about differs by its user: evaluation and audits resample problems (clusters of responses that are
-not independent), a study takes its pairs of student and seed as independent draws.
+What an interval is about differs by its user: of evaluations and audits it is problems (clusters of responses that are
+not independent), of a study its pairs of student and seed, the problems held fixed.
 
 Shape legend: N = observations, K = clusters (problems), S = bootstrap replicates; values may have further axes.
 """
