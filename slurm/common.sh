@@ -27,8 +27,8 @@ source "$ROOT/slurm/dry_run.sh"
 source "$ROOT/slurm/start.sh"
 # shellcheck source=slurm/step.sh
 source "$ROOT/slurm/step.sh"
-# shellcheck source=slurm/end.sh
-source "$ROOT/slurm/end.sh"
+# shellcheck source=slurm/end_or_requeue.sh
+source "$ROOT/slurm/end_or_requeue.sh"
 
 # --- what is printed -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Write docs/metrics.md from the table of names in `nemo_uecr/telemetry/names.py`; a test holds the page current.
+"""Write docs/metrics.md from `nemo_uecr/telemetry/metric_table.py`; a test holds the page current.
 
 python tools/metrics_page.py > docs/metrics.md
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from nemo_uecr.telemetry.names import METRICS, Metric
+from nemo_uecr.telemetry.metric_table import METRICS, Metric
 
 _OPENING = """\
 # Metrics
 
 Every metric of a training step, by its name in `metrics.jsonl`, TensorBoard, Weights & Biases and MLflow; NeMo-RL's
 own logger puts `train/` before it. `python tools/metrics_page.py` writes this page from
-`nemo_uecr/telemetry/names.py`: edit the table, not the page.
+`nemo_uecr/telemetry/metric_table.py`: edit the table, not the page.
 
 A metric that a run does not have is absent, never zero: `grpo` has no line under `teacher/` or `ecr/`, a step without
 mixed groups has no `advantage/sign_flip_share`, and a part of a split without tokens has no mean. In the local back

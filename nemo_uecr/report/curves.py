@@ -12,7 +12,7 @@ from typing import Any
 
 from nemo_uecr.report.charts import LARGE, SMALL, SMOOTH_FROM, Panel, Series, smoothing_window
 from nemo_uecr.report.markup import points
-from nemo_uecr.telemetry.names import METRICS
+from nemo_uecr.telemetry.metric_table import METRICS
 from nemo_uecr.telemetry.run_folder import RunFolder
 
 #: (metric, title, unit, metrics of the band's two ends, shown in percent)

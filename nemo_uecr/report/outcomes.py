@@ -12,7 +12,7 @@ from markupsafe import Markup
 from nemo_uecr.evaluation.samples import read_samples, rewards_by_benchmark
 from nemo_uecr.report.charts import ticks
 from nemo_uecr.report.markup import DASH, duration, points, shown_change, signed_points
-from nemo_uecr.telemetry.names import identity_name
+from nemo_uecr.telemetry.metric_table import identity_name
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import Record
 

@@ -1,6 +1,6 @@
 """The numbers of one step, from the records that `core` reads and returns: the same for both back ends.
 
-The table in `names.py` decides which statistics of a quantity are recorded: to record the smallest entropy, give
+The table in `metric_table.py` decides which statistics of a quantity are recorded: to record the smallest entropy, give
 ``teacher/entropy_min`` a line there.
 
 Shape legend: B = responses, P = groups, T = tokens, N = sampled tokens.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
-from nemo_uecr.telemetry.names import ENTROPY_EDGES, METRICS, SPLITS, identity_name
+from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name
 
 #: The teacher tells the responses of a group apart when their rewards R^T range over more than this, nats (the paper).
 TEACHER_RANGE = 0.05

@@ -13,7 +13,7 @@ from typing import Any, Self, TextIO
 from nemo_uecr.errors import InvariantError, RunFolderError
 from nemo_uecr.files import append_whole, replace_file
 from nemo_uecr.telemetry.clients import Client
-from nemo_uecr.telemetry.names import METRICS
+from nemo_uecr.telemetry.metric_table import METRICS
 
 STEPS, EVALUATIONS = "metrics.jsonl", "evaluation.jsonl"
 Record = dict[str, Any]
@@ -61,7 +61,7 @@ def check_record(step: int, metrics: Mapping[str, float]) -> None:
     """
     for name, value in metrics.items():
         if name not in METRICS:
-            raise InvariantError(f"metric {name!r} is not in the table of names; add it to telemetry/names.py")
+            raise InvariantError(f"metric {name!r} is not in the table of names; add it to telemetry/metric_table.py")
         if not math.isfinite(value):
             raise InvariantError(f"metric {name} is {value} at step {step}; expected a finite number")
 
@@ -116,7 +116,7 @@ class Progress:
 
 
 class StepLog:
-    """Writes what a run says of its steps under the names of `nemo_uecr.telemetry.names`, as a context manager."""
+    """Writes what a run says of its steps under the names of `telemetry.metric_table`, as a context manager."""
 
     def __init__(self, folder: Path, clients: Sequence[Client], progress: Progress) -> None:
         """Write into a run folder, tell the clients, and show progress."""

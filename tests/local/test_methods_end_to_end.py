@@ -12,7 +12,7 @@ import torch
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.files import file_sha256
-from nemo_uecr.telemetry.names import METRICS
+from nemo_uecr.telemetry.metric_table import METRICS
 from tests.data.made import deepmath_row, prepare_folder, write_benchmark, write_jsonl
 from tests.local import tiny
 from tests.local.tiny import DIGITS, LIKED, metrics, records

@@ -10,7 +10,7 @@ import torch
 
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.stopping import StopRequest
-from nemo_uecr.telemetry.names import METRICS
+from nemo_uecr.telemetry.metric_table import METRICS
 from tests.nemo.loop import GROUP, NATIVE, PROMPTS, config_of, train_native, train_ours
 from tests.nemo.tiny_world import TinyModel, TinyProblems, TinyTeacher
 

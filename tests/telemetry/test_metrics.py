@@ -11,7 +11,7 @@ import torch
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.telemetry import metrics
-from nemo_uecr.telemetry.names import METRICS
+from nemo_uecr.telemetry.metric_table import METRICS
 
 T, F = True, False
 

@@ -8,16 +8,17 @@ from collections import Counter
 from pathlib import Path
 
 from nemo_uecr.core.invariants import IDENTITIES
-from nemo_uecr.telemetry import names
 
 
 def test_names_are_unique() -> None:
-    counted = Counter([row[0] for row in names._TABLE] + [metric.name for metric in names._split_metrics()])
+    counted = Counter(
+        [row[0] for row in metric_table._TABLE] + [metric.name for metric in metric_table._split_metrics()]
+    )
     assert [name for name, count in counted.items() if count > 1] == []
 
 
 def test_every_identity_has_a_metric() -> None:
-    assert {names.identity_name(identity) for identity in IDENTITIES} <= names.METRICS.keys()
+    assert {metric_table.identity_name(identity) for identity in IDENTITIES} <= metric_table.METRICS.keys()
 
 
 def test_the_page_is_current() -> None:
