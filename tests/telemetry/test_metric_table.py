@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from nemo_uecr.core.invariants import IDENTITIES
+from nemo_uecr.telemetry import metric_table
 
 
 def test_names_are_unique() -> None:
