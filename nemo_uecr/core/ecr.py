@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.puu import gap
-from nemo_uecr.core.records import Names, ScoredBatch, check_finite, not_empty, rows
+from nemo_uecr.core.records import Names, ScoredBatch, check_finite, check_scores, not_empty, rows
 from nemo_uecr.errors import ScoreError
 
 #: Rounding may leave an entropy this far below zero; anything lower is a sign error in the scorer.
@@ -52,6 +52,7 @@ def ecr_residual(
     References:
         eq:local-signal, eq:projection-weights, prop:projection.
     """
+    check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp, teacher_entropy=teacher_entropy)
     names = Names()
     teacher, old, entropy, mask_bt = (rows(each) for each in (teacher_logp, old_logp, teacher_entropy, mask.bool()))
     not_empty(mask_bt.sum(dim=1), names.row)

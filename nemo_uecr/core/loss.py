@@ -82,34 +82,37 @@ def policy_loss(
         advantage: [..., T] token advantages.
         mask: [..., T] bool or integer, the sampled tokens.
         denominator: sampled tokens of the whole optimizer step's batch on all ranks (token mean); by default those of
-            this call, where it is the whole step.
+            this call, where it is the whole step; without any the loss is 0.
         clip: lower and upper clip bound, epsilon_l and epsilon_h.
         ref_logp: [..., T] reference policy at T_r; None exactly when ``kl_coef`` is 0.
         kl_coef: beta_ref. The KL enters here once and no reward.
         second: token advantages and coefficient of a second clipped surrogate.
 
     Raises:
-        ScoreError: If the denominator is not positive or the reference and its coefficient disagree.
+        ScoreError: If shapes differ, the denominator is not positive, or the reference and its coefficient disagree.
 
     References:
         eq:policy-loss, eq:final-objective.
     """
+    for name, each in (("old_logp", old_logp), ("advantage", advantage), ("mask", mask), ("ref_logp", ref_logp)):
+        if each is not None and each.shape != logp.shape:
+            raise ScoreError(f"{name} has shape {list(each.shape)}; expected {list(logp.shape)}, the shape of logp")
     mask = mask.bool()
     if denominator is None:
-        denominator = float(mask.sum())
+        denominator = max(float(mask.sum()), 1.0)
     if denominator <= 0:
         raise ScoreError(
             f"the loss denominator is {denominator}; expected the optimizer step's count of sampled tokens"
         )
     if (ref_logp is None) != (kl_coef == 0):
         raise ScoreError(f"reference log-probabilities and kl_coef={kl_coef} disagree; expected both or neither")
-    ratio = importance_ratio(logp, old_logp, mask)
+    ratio = importance_ratio(logp, old_logp.detach(), mask)
     surrogate = torch.zeros((), dtype=torch.float64, device=logp.device)
     for each, coefficient in ((advantage, 1.0), *((second,) if second else ())):
         tokens = clipped_surrogate(ratio, each, mask, clip_low=clip[0], clip_high=clip[1])
         surrogate = surrogate + coefficient * tokens.sum(dtype=torch.float64) / denominator
     kl = torch.zeros_like(surrogate)
     if ref_logp is not None:
-        kl = low_variance_kl(logp, ref_logp, mask).sum(dtype=torch.float64) / denominator
+        kl = low_variance_kl(logp, ref_logp.detach(), mask).sum(dtype=torch.float64) / denominator
     total = surrogate + kl_coef * kl if ref_logp is not None else surrogate
     return PolicyLoss(total, surrogate.detach(), kl.detach(), ratio.detach())

@@ -5,13 +5,14 @@ Shape legend: B = responses, b x t = some responses by their tokens.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nemo_uecr.core.groups import Groups, denominator
-from nemo_uecr.core.records import GAP_CLIP, Names, check_finite, not_empty, rows
+from nemo_uecr.core.records import GAP_CLIP, Names, check_finite, check_scores, not_empty, numbered, rows
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def teacher_reward(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor, *, clip
     References:
         eq:unified-reward; the clip is that of eq:app-puu-audit-reward.
     """
+    check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp)
     teacher, old, mask_bt = (rows(field) for field in (teacher_logp, old_logp, mask.bool()))
     names = Names()
     counts_b = not_empty(mask_bt.sum(dim=1).to(torch.float64), names.row)
@@ -87,7 +89,7 @@ def clipped_sum(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor, clip: floa
 def unified_advantage(
     task_reward: Tensor,
     teacher_reward: Tensor,
-    group: Tensor | Groups,
+    group: Tensor | Sequence[Hashable] | Groups,
     *,
     alpha: float,
     std_floor: float = 0.0,
@@ -105,7 +107,7 @@ def unified_advantage(
     Args:
         task_reward: [...] verifier reward.
         teacher_reward: [...] teacher reward, nats.
-        group: [...] integer prompt identity.
+        group: [...] prompt identities, or a flat sequence of hashable ones.
         alpha: teacher weight.
         std_floor: lower bound of the standard deviation; 0 is the paper.
         sample_std: divide the variance by G - 1 instead of G.
@@ -119,7 +121,7 @@ def unified_advantage(
     References:
         eq:unified-advantage, eq:unified-components, prop:adv-decomposition.
     """
-    groups = group if isinstance(group, Groups) else Groups.of(group.reshape(-1))
+    groups = group if isinstance(group, Groups) else Groups.of(numbered(group, task_reward.device))
     # Centring is linear. Centring each part before the sum keeps the decomposition exact in nearly degenerate groups,
     # where eps alone divides and would raise the rounding of R^task + alpha R^T by a factor of a million.
     task_B, teacher_B = groups.centre(task_reward.reshape(-1)), groups.centre(teacher_reward.reshape(-1))

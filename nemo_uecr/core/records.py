@@ -56,6 +56,33 @@ def rows(tokens: Tensor) -> Tensor:
     return tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
 
 
+def numbered(group: Tensor | Sequence[Hashable], device: torch.device) -> Tensor:
+    """[B] integer prompt identities: a tensor of them, of any shape, or the numbers of hashable ones."""
+    if isinstance(group, Tensor):
+        return group.reshape(-1)
+    numbers: dict[Hashable, int] = {}
+    keys = [each.item() if isinstance(each, Tensor) else each for each in group]
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.long, device=device)
+
+
+def check_scores(mask: Tensor, **scores: Tensor | None) -> None:
+    """Refuse scores of another shape than the mask, or of a type that loses the gap.
+
+    Raises:
+        ScoreError: naming the field.
+    """
+    given = {name: tensor for name, tensor in scores.items() if tensor is not None}
+    dtype = next(iter(given.values())).dtype
+    for name, tensor in given.items():
+        if tensor.shape != mask.shape:
+            raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
+        if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != dtype:
+            raise ScoreError(
+                f"{name} has dtype {tensor.dtype}; expected float32 (or float64 throughout), because bf16 scores lose "
+                "the gap between teacher and student"
+            )
+
+
 def not_empty(counts_B: Tensor, name: Callable[[int], str]) -> Tensor:
     """Return the counts of sampled tokens; refuse a response without any."""
     empty = (counts_B == 0).nonzero()
@@ -150,12 +177,9 @@ class ScoredBatch:
         Raises:
             ScoreError: as the record does.
         """
-        if not isinstance(group, Tensor):
-            numbers: dict[Hashable, int] = {}
-            group = torch.tensor([numbers.setdefault(each, len(numbers)) for each in group], device=mask.device)
         return cls(
             task_reward_B=task_reward.reshape(-1),
-            group_B=group.reshape(-1),
+            group_B=numbered(group, mask.device),
             mask_BT=rows(mask.bool()),
             old_logp_BT=rows(old_logp),
             teacher_logp_BT=None if teacher_logp is None else rows(teacher_logp),
@@ -362,15 +386,6 @@ def _check_tokens(batch: ScoredBatch) -> None:
                 f"offsets run {ends[:1]} to {ends[-1:]} in {len(ends)} values; expected {batch.responses + 1} "
                 f"ascending values from 0 to the {mask.shape[0]} tokens of a packed mask [N]"
             )
-    for name in (*SCORE_FIELDS, "segments"):
-        tensor = getattr(batch, f"{name}_BT")
-        if tensor is not None and tensor.shape != mask.shape:
-            raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
-    for name in SCORE_FIELDS:
-        tensor = getattr(batch, f"{name}_BT")
-        wanted = (torch.float32, torch.float64)
-        if tensor is not None and (tensor.dtype not in wanted or tensor.dtype != batch.old_logp_BT.dtype):
-            raise ScoreError(
-                f"{name} has dtype {tensor.dtype}; expected float32 (or float64 throughout), because bf16 scores "
-                "lose the gap between teacher and student"
-            )
+    if batch.segments_BT is not None and batch.segments_BT.shape != mask.shape:
+        raise ScoreError(f"segments has shape {list(batch.segments_BT.shape)}; expected {list(mask.shape)}")
+    check_scores(mask, **{name: getattr(batch, f"{name}_BT") for name in SCORE_FIELDS})

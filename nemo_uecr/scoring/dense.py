@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.records import (
     MAX_ROW,
     StatisticsLayout,
@@ -133,6 +134,12 @@ def token_logp(
 
 
 def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    if logits.shape[:-1] != tokens.shape or (mask is not None and mask.shape != tokens.shape):
+        raise ScoreError(
+            f"logits have shape {list(logits.shape)}, tokens {list(tokens.shape)}"
+            + ("" if mask is None else f" and mask {list(mask.shape)}")
+            + "; expected one row of logits a token, that of the position before it"
+        )
     if mask is None:
         return logits.reshape(tokens.numel(), logits.shape[-1]), tokens.reshape(-1)
     return logits[mask.bool()], tokens[mask.bool()]

@@ -101,6 +101,8 @@ def test_missing_settings_are_named_together_and_a_wrong_method_has_the_list() -
     record = ScoredBatch.of(torch.ones(2), ["a", "a"], torch.ones(2, 3), -torch.ones(2, 3), -torch.ones(2, 3))
     with pytest.raises(ConfigError, match="method uecr needs alpha, rho, tau_delta, tau_entropy"):
         nemo_uecr.method_advantage("uecr", record)
+    with pytest.raises(ConfigError, match="unusable is 'zeros'"):
+        nemo_uecr.method_advantage("uecr", record, unusable="zeros", **SCALARS)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no method 'urec'; expected one of grpo, "):
         nemo_uecr.method_advantage("urec", record)
     default = nemo_uecr.method_advantage("rlsd", record).advantage_BT
@@ -134,3 +136,32 @@ def test_scores_of_any_leading_shape_are_those_of_the_rows() -> None:
     assert torch.equal(nemo_uecr.token_logp(leaf.detach(), tokens)[mask], found.logp_KN[0][mask])
     nothing = nemo_uecr.token_scores(logits[:0], tokens[:0], entropy=True)
     assert nothing.logp_KN.shape == (1, 0, 3, 4)
+
+
+def test_shapes_that_would_broadcast_are_refused() -> None:
+    """Two temperatures' rows where one is meant, one advantage a response, and a logit too many."""
+    logp, mask = torch.zeros(3, 3, requires_grad=True), torch.ones(3, 3)
+    for wrong in ({"old_logp": torch.zeros(2, 3, 3)}, {"advantage": torch.ones(3)}, {"mask": torch.ones(3, 1)}):
+        fields = {"old_logp": torch.zeros(3, 3), "advantage": torch.ones(3, 3), "mask": mask} | wrong
+        with pytest.raises(ScoreError, match=f"{next(iter(wrong))} has shape .* the shape of logp"):
+            nemo_uecr.policy_loss(logp, **fields)
+    with pytest.raises(ScoreError, match="one row of logits a token"):
+        nemo_uecr.token_scores(torch.zeros(3, 4, 9), torch.zeros(3, 3, dtype=torch.long))
+    with pytest.raises(ScoreError, match="bf16 scores lose the gap"):
+        nemo_uecr.teacher_reward(torch.zeros(3, 3, dtype=torch.bfloat16), torch.zeros(3, 3), mask)
+
+
+def test_a_batch_without_a_token_has_a_loss_of_zero() -> None:
+    logp = torch.zeros(2, 3, requires_grad=True)
+    out = nemo_uecr.policy_loss(logp, torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3))
+    out.total.backward()
+    assert out.total.item() == 0
+    assert logp.grad is not None
+    assert not logp.grad.any()
+
+
+def test_old_log_probabilities_are_constants() -> None:
+    logp = torch.full((1, 1), -1.0, requires_grad=True)
+    nemo_uecr.policy_loss(logp, logp, torch.ones(1, 1), torch.ones(1, 1)).total.backward()
+    assert logp.grad is not None
+    assert logp.grad.item() == -1.0

@@ -73,6 +73,8 @@ def method_advantage(
     method = METHODS[name]
     parameters = {key: settings.pop(key, parameter.default) for key, parameter in method.parameters.items()}
     scalars = Settings(**{"std_floor": 0.0, "sample_std": False, **settings}, parameters=parameters)
+    if unusable not in ("error", "zero"):
+        raise ConfigError(f"unusable is {unusable!r}; expected 'error' or 'zero'")
     if unusable == "error":
         return method.compute(batch, scalars, detail=detail)
     usable_B = _usable(batch)
