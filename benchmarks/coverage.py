@@ -13,18 +13,24 @@ import numpy as np
 from nemo_uecr.stats import score_interval
 
 SHAPES = {"bimodal": 0.3, "broad": 3.0}
-MEANS = ((0.02,), (0.1,), (0.5,), (0.9,), (0.98,), (0.02,) * 5, (0.02, 0.1, 0.3, 0.5, 0.9))
+#: Means of the benchmarks, and their numbers of problems.
+SETS = (
+    *(((mean,), (30,)) for mean in (0.02, 0.08, 0.5, 0.92, 0.98)),
+    ((0.02,) * 5, (30,) * 5),
+    ((0.02, 0.1, 0.3, 0.5, 0.9), (30,) * 5),
+    ((0.03,) * 4 + (0.9,), (30,) * 4 + (500,)),
+)
 
 
 def coverage(
-    means: tuple[float, ...], concentration: float, *, problems: int, samples: int, sets: int, seed: int
+    means: tuple[float, ...], problems: tuple[int, ...], concentration: float, *, samples: int, sets: int, seed: int
 ) -> tuple[float, float]:
     """Share of simulated evaluations whose interval holds the true average, and the intervals' mean width.
 
     Args:
         means: true avg@k of each benchmark.
+        problems: problems of each benchmark.
         concentration: sum of the Beta distribution's parameters.
-        problems: problems of a benchmark.
         samples: k.
         sets: evaluations to simulate.
         seed: of the simulation.
@@ -33,9 +39,9 @@ def coverage(
     covered, width = 0, 0.0
     for _ in range(sets):
         rewards = {}
-        for index, mean in enumerate(means):
-            chance = generator.beta(mean * concentration, (1 - mean) * concentration, size=(problems, 1))
-            rewards[str(index)] = (generator.random((problems, samples)) < chance).astype(float).tolist()
+        for index, (mean, count) in enumerate(zip(means, problems, strict=True)):
+            chance = generator.beta(mean * concentration, (1 - mean) * concentration, size=(count, 1))
+            rewards[str(index)] = (generator.random((count, samples)) < chance).astype(float).tolist()
         found = score_interval(rewards)
         covered += found.low <= truth <= found.high
         width += found.high - found.low
@@ -44,14 +50,14 @@ def coverage(
 
 def main() -> None:
     """Print the table in Markdown."""
-    lines = ["| true avg@12, 30 problems a set | " + " | ".join(f"{shape}, covers (width)" for shape in SHAPES) + " |"]
+    lines = ["| true avg@12 (problems) | " + " | ".join(f"{shape}, covers (width)" for shape in SHAPES) + " |"]
     lines.append("|---|" + "---:|" * len(SHAPES))
-    for means in MEANS:
+    for means, problems in SETS:
         cells = []
         for concentration in SHAPES.values():
-            covered, width = coverage(means, concentration, problems=30, samples=12, sets=4000, seed=1)
+            covered, width = coverage(means, problems, concentration, samples=12, sets=4000, seed=1)
             cells.append(f"{100 * covered:.1f} % ({100 * width:.1f})")
-        name = ", ".join(f"{mean:g}" for mean in dict.fromkeys(means)) + (", five sets" if len(means) > 1 else "")
+        name = ", ".join(f"{mean:g} ({count})" for mean, count in zip(means, problems, strict=True))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.puu import gap
-from nemo_uecr.core.records import Names, ScoredBatch, check_finite, check_scores, not_empty, rows
+from nemo_uecr.core.records import Names, ScoredBatch, Settings, check_finite, check_scores, not_empty, rows
 from nemo_uecr.errors import ScoreError
 
 #: Rounding may leave an entropy this far below zero; anything lower is a sign error in the scorer.
 ENTROPY_ROUNDING = 1e-4
 
 
+@torch.no_grad()
 def ecr_residual(
     teacher_logp: Tensor,
     old_logp: Tensor,
@@ -47,11 +48,13 @@ def ecr_residual(
         [..., T] in the dtype of the scores, 0 where the mask is False.
 
     Raises:
+        ConfigError: If a setting is out of range.
         ScoreError: If a masked-in score is not finite, an entropy is negative, or a response is empty.
 
     References:
         eq:local-signal, eq:projection-weights, prop:projection.
     """
+    Settings(tau_delta=tau_delta, tau_entropy=tau_entropy)
     check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp, teacher_entropy=teacher_entropy)
     names = Names()
     teacher, old, entropy, mask_bt = (rows(each) for each in (teacher_logp, old_logp, teacher_entropy, mask.bool()))

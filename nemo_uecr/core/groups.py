@@ -25,12 +25,12 @@ class Groups:
         Raises:
             ScoreError: If a group has one member, whose advantage does not exist.
         """
-        labels, index_B, size_P = torch.unique(group_B, return_inverse=True, return_counts=True)
+        _, index_B, size_P = torch.unique(group_B, return_inverse=True, return_counts=True)
         if bool((size_P < 2).any()):
-            label = int(labels[int((size_P < 2).nonzero()[0])])
+            row = int((size_P[index_B] < 2).nonzero()[0])
             raise ScoreError(
-                f"group {label} has one response; expected at least 2, since an advantage compares responses to one "
-                "prompt. Raise responses_per_prompt or drop the prompt"
+                f"response {row} is alone in its group; expected at least 2, since an advantage compares responses to "
+                "one prompt. Raise responses_per_prompt or drop the prompt"
             )
         return cls(index_B, size_P)
 

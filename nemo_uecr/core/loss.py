@@ -114,5 +114,5 @@ def policy_loss(
     kl = torch.zeros_like(surrogate)
     if ref_logp is not None:
         kl = low_variance_kl(logp, ref_logp.detach(), mask).sum(dtype=torch.float64) / denominator
-    total = surrogate + kl_coef * kl if ref_logp is not None else surrogate
+    total = surrogate + kl_coef * kl
     return PolicyLoss(total, surrogate.detach(), kl.detach(), ratio.detach())

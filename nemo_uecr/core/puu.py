@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.groups import Groups, denominator
-from nemo_uecr.core.records import GAP_CLIP, Names, check_finite, check_scores, not_empty, numbered, rows
+from nemo_uecr.core.records import GAP_CLIP, Names, Settings, check_finite, check_scores, not_empty, numbered, rows
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ def gap(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     return (teacher_logp - old_logp).masked_fill_(~mask, 0.0)
 
 
+@torch.no_grad()
 def teacher_reward(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor, *, clip: float = GAP_CLIP) -> Tensor:
     """Teacher reward of each response: the token mean of the clipped gap.
 
@@ -86,6 +87,7 @@ def clipped_sum(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor, clip: floa
     return delta.clamp_(-clip, clip).sum(dim=1, dtype=torch.float64)
 
 
+@torch.no_grad()
 def unified_advantage(
     task_reward: Tensor,
     teacher_reward: Tensor,
@@ -116,11 +118,13 @@ def unified_advantage(
         Components of the rewards' shape.
 
     Raises:
+        ConfigError: If a setting is out of range.
         ScoreError: If a group has one response.
 
     References:
         eq:unified-advantage, eq:unified-components, prop:adv-decomposition.
     """
+    Settings(alpha=alpha, std_floor=std_floor)
     groups = group if isinstance(group, Groups) else Groups.of(numbered(group, task_reward.device))
     # Centring is linear. Centring each part before the sum keeps the decomposition exact in nearly degenerate groups,
     # where eps alone divides and would raise the rounding of R^task + alpha R^T by a factor of a million.

@@ -177,6 +177,10 @@ class ScoredBatch:
         Raises:
             ScoreError: as the record does.
         """
+        if task_reward.shape != mask.shape[:-1]:
+            raise ScoreError(
+                f"task_reward has shape {list(task_reward.shape)}; expected {list(mask.shape[:-1])}, one a response"
+            )
         return cls(
             task_reward_B=task_reward.reshape(-1),
             group_B=numbered(group, mask.device),

@@ -247,7 +247,10 @@ def hold(folder: Path, findings: Mapping[int, list[Row]], stage: Manifest) -> Ma
 
 
 def _read(folder: Path) -> RowSets:
-    read_manifest(folder)  # so that another folder is called that
+    files = read_manifest(folder)["files"]
+    for name in ROW_SETS.values():
+        if describe_file(folder / name) != files[name]:
+            raise DataError(f"{folder / name} is not the one of the manifest; prepare the folder again")
     return {name: list(jsonl(folder / file)) for name, file in ROW_SETS.items()}
 
 

@@ -59,6 +59,8 @@ def lines_of(differences: Mapping[str, Difference]) -> list[str]:
     ]
     for name, each in differences.items():
         diff, low, high = (f"{round(100 * value, 9):+z6.2f}" for value in (each.difference, each.low, each.high))
+        if name == "average" and len(sets) == 1:
+            continue
         lines.append(
             f"  {name:<12} {100 * each.first:6.2f} {100 * each.second:6.2f} {diff} [{low}, {high}] {each.p_value:7.4f} "
             f"{f'{corrected[name]:6.4f}' if name in corrected else '':6}  {each.better:>6} {each.worse:>5} of "
@@ -98,14 +100,13 @@ def select(results: Sequence[Result], rule: str, benchmarks: Sequence[str]) -> i
     check_rule(rule, names, list(results[0]["sets"]))
     if rule == "last":
         return len(results) - 1
-    scores, lows = (
-        [sum(result["sets"][name][figure] for name in names) / len(names) for result in results]
-        for figure in ("avg", "low")
-    )
+    scores = [sum(result["sets"][name]["avg"] for name in names) / len(names) for result in results]
     best = scores.index(max(scores))
     if rule == "best":
         return best
-    return next(index for index, score in enumerate(scores) if score >= lows[best])
+    sets = [results[best]["sets"][name] for name in names]
+    low = scores[best] - sum((each["avg"] - each["low"]) ** 2 for each in sets) ** 0.5 / len(sets)
+    return next(index for index, score in enumerate(scores) if score >= low)
 
 
 def check_rule(rule: str, benchmarks: Sequence[str], evaluated: Sequence[str]) -> None:

@@ -140,7 +140,7 @@ def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor
             + ("" if mask is None else f" and mask {list(mask.shape)}")
             + "; expected one row of logits a token, that of the position before it"
         )
-    if mask is None:
+    if mask is None or bool(mask.all()):  # without a copy of the logits
         return logits.reshape(tokens.numel(), logits.shape[-1]), tokens.reshape(-1)
     return logits[mask.bool()], tokens[mask.bool()]
 

@@ -95,6 +95,20 @@ def test_what_cannot_be_used_is_an_error_or_zero() -> None:
     assert uecr(nothing, group[:0]).shape == (0, G, T)
     empty = data | {"mask": torch.zeros_like(data["mask"])}
     assert not uecr(empty, group, unusable="zero").any()
+    alone = ScoredBatch.of(
+        data["task_reward"], torch.arange(P * G), data["mask"], data["old_logp"], data["teacher_logp"]
+    )
+    found = nemo_uecr.method_advantage("grpo_plus_opd", alone, unusable="zero")
+    assert found.advantage_opd_BT is not None
+    assert not found.advantage_opd_BT.any()
+    with pytest.raises(ConfigError, match="method uecr needs alpha"):
+        nemo_uecr.method_advantage("uecr", alone, unusable="zero")
+
+
+def test_groups_may_be_tensors_in_a_list() -> None:
+    data = batch()
+    numbers = torch.arange(P).repeat_interleave(G)
+    assert torch.equal(uecr(data, list(numbers), unusable="zero"), uecr(data, numbers))
 
 
 def test_missing_settings_are_named_together_and_a_wrong_method_has_the_list() -> None:

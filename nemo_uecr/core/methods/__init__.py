@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal
 
@@ -61,8 +62,8 @@ def method_advantage(
         detail: also return direction, confidence, residual and weight as [B, T] tensors.
         unusable: "error" refuses an empty response and a group of one; with "zero" an empty response takes no part in
             its group, and it and a response that is left alone get advantage 0. For padded batches.
-        settings: the method's scalars and parameters by name; ``std_floor`` is 0, ``sample_std`` False and a parameter
-            its default where they are not given.
+        settings: the method's scalars and parameters by name, those it does not use ignored; ``std_floor`` is 0,
+            ``sample_std`` False and a parameter its default where they are not given.
 
     Raises:
         ConfigError: If there is no such method, or a setting is missing or out of range.
@@ -75,21 +76,27 @@ def method_advantage(
     scalars = Settings(**{"std_floor": 0.0, "sample_std": False, **settings}, parameters=parameters)
     if unusable not in ("error", "zero"):
         raise ConfigError(f"unusable is {unusable!r}; expected 'error' or 'zero'")
-    if unusable == "error":
+    usable_B = _usable(batch) if unusable == "zero" else None
+    if usable_B is None or bool(usable_B.all()):
         return method.compute(batch, scalars, detail=detail)
-    usable_B = _usable(batch)
-    if bool(usable_B.all()):
-        return method.compute(batch, scalars, detail=detail)
-    if not bool(usable_B.any()):
-        return Advantages(torch.zeros_like(batch.old_logp_BT))
-    found = method.compute(batch.select(usable_B), scalars, detail=detail)
+    nothing = not bool(usable_B.any())
+    found = method.compute(_stand_in(batch) if nothing else batch.select(usable_B), scalars, detail=detail)
     whole = {}
     for field, part in vars(found).items():
         if part is not None:
             make = torch.ones if field == "weight_BT" else torch.zeros
             whole[field] = make(len(usable_B), *part.shape[1:], dtype=part.dtype, device=part.device)
-            whole[field][usable_B] = part
+            if not nothing:
+                whole[field][usable_B] = part
     return Advantages(**whole)
+
+
+def _stand_in(batch: ScoredBatch) -> ScoredBatch:
+    """Two equal responses, for the fields that a method returns where no response is usable."""
+    first = batch.select(torch.arange(batch.responses, device=batch.mask_BT.device) < 1)
+    tensors = {name: value for name, value in vars(first).items() if isinstance(value, Tensor)}
+    twice = {name: torch.zeros_like(value).repeat(2, *[1] * (value.ndim - 1)) for name, value in tensors.items()}
+    return replace(first, **twice | {"mask_BT": torch.ones_like(twice["mask_BT"])}, sample_ids=None)
 
 
 def _usable(batch: ScoredBatch) -> Tensor:
@@ -144,7 +151,7 @@ def uecr_advantage(
     References:
         eq:unified-advantage, eq:final-advantage.
     """
-    if mask.numel() == 0:
+    if mask.shape[:-1].numel() == 0:
         return torch.zeros_like(old_logp)
     batch = ScoredBatch.of(task_reward, group, mask, old_logp, teacher_logp, teacher_entropy)
     found = method_advantage(
