@@ -75,6 +75,8 @@ def _verdicts(verdicts: Path, key: Path, kind: type[Verdict]) -> Iterator[tuple[
             raise DataError(f"{place}: {row.name!r} was judged above; expected one verdict each")
         seen.add(row.name)
         yield place, row, known[row.name]
+    if not seen:
+        raise DataError(f"{verdicts}: no verdict in it; expected one a line")
 
 
 def _write(folder: Path, name: str, shown: Sequence[Mapping[str, Any]], key: Sequence[Mapping[str, Any]]) -> None:
@@ -83,10 +85,14 @@ def _write(folder: Path, name: str, shown: Sequence[Mapping[str, Any]], key: Seq
     Raises:
         DataError: The folder has another judgement, whose verdicts would be lost without its key.
     """
-    lines = ("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode() for rows in (key, shown))
-    for path, content in zip((folder / KEY, folder / name), lines, strict=True):
+    files = {
+        folder / file: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        for file, rows in ((KEY, key), (name, shown))
+    }
+    for path, content in files.items():
         if path.exists() and path.read_bytes() != content:
             raise DataError(f"{path} belongs to another judgement; choose another folder")
+    for path, content in files.items():
         replace_file(path, content)
 
 

@@ -279,6 +279,12 @@ def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[d
     if not done:
         return joined, done
     written = _read_plan(folder)
+    lost = set(written[ASKED]) - done - ids
+    if lost:
+        raise RunFolderError(
+            f"{folder} lacks {len(lost)} responses of an interrupted `nemo-uecr score`, {min(lost)!r} for one, and so "
+            "does this call; finish that one first, or choose another --out"
+        )
     for key, own in plan.items():
         known = written[key]
         if key in GROWING:

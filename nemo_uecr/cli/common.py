@@ -86,7 +86,10 @@ def method_settings(name: str, words: Sequence[str], run: MethodConfig | None = 
     overrides = [f"method.{word}" for word in words if word not in of_the_run]
     try:
         given = load_method(name, overrides, run).core_settings()
-        given |= {key: int(text) for key, _, text in (word.partition("=") for word in of_the_run)}
+        for key, _, text in (word.partition("=") for word in of_the_run):
+            if not text.isdecimal():
+                raise ConfigError(f"{key}: got {text!r}, expected a whole number")
+            given[key] = int(text)
         return Settings(**given)
     except ConfigError as error:
         raise ConfigError(f"{error} (on this command: --set key=value, without 'method.')") from error

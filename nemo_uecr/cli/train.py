@@ -156,6 +156,8 @@ def smoke(
     from nemo_uecr.telemetry.run_folder import worst_residuals
 
     counts = whole_numbers("--steps", steps)
+    if 0 in counts or len(set(counts)) < len(counts):
+        raise ConfigError(f"--steps: got {steps}, expected different whole numbers above 0, such as 1,5,10")
     loaded = load_and_report(config, overrides).config
     sys.stdout.write(f"objective: {objective(loaded)}\n")
     for name, value in loaded.tolerances.model_dump().items():

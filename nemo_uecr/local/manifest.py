@@ -276,6 +276,9 @@ def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: L
 
 
 def _compare_files(folder: Path) -> Iterator[Finding]:
+    if not (folder / ARTIFACTS).is_file():
+        yield "changed", f"{ARTIFACTS}: missing, so no file of the run can be compared"
+        return
     listed = _listed(folder)
     checkpoints = sorted(name for name in listed if name.startswith("checkpoints/"))
     gone = {name for name in checkpoints if not (folder / name).parent.is_dir()}

@@ -41,7 +41,7 @@ from nemo_uecr.files import check_writable, read_object
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.nemo.preflight import check_problems, long_prompts
 from nemo_uecr.plan import machine
-from nemo_uecr.plan.faults import layout_faults, vocabulary_faults
+from nemo_uecr.plan.faults import layout_faults, mismatches_of, vocabulary_faults
 from nemo_uecr.plan.local import local_plan
 from nemo_uecr.plan.machine import Finding, fail, ok, warn
 from nemo_uecr.plan.nemo import nemo_plan
@@ -122,8 +122,8 @@ def _of_the_machine(run: AnyConfig | None, ray_port: int) -> Iterator[Check]:
 
 
 def _of_the_run(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
-    memory, total = machine.gpu_memory(), psutil.virtual_memory().total
-    yield "plan", lambda: fit_findings(run, sizes, gpu_memory=memory, host_memory=total)
+    total = psutil.virtual_memory().total
+    yield "plan", lambda: fit_findings(run, sizes, gpu_memory=machine.gpu_memory(), host_memory=total)
     yield "run folder", lambda: _writable_finding(Path(run.run.folder))
     yield "shared folders", lambda: shared_findings(run)
     yield "problems", lambda: problems_finding(run)
@@ -161,12 +161,20 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
         gpu_memory: bytes of the smallest GPU here; None: no GPU here, an H200 is assumed.
         host_memory: bytes of this machine.
     """
-    try:
-        shapes = {role: sizes(name, role) for role, name in _models(run).items()}
-    except UecrError as error:
-        yield warn("plan", f"memory, disk and lengths are not checked: {error}", "name a folder that is here")
-        faults = layout_faults(run, None, None) if isinstance(run, NemoConfig) else []
-        yield from (fail("plan", fault, "see nemo-uecr plan") for fault in faults)
+    shapes: dict[str, ModelShape] = {}
+    for role, name in _models(run).items():
+        try:
+            shapes[role] = sizes(name, role)
+        except UecrError as error:
+            yield warn("plan", f"memory and disk are not checked: {error}", "name a folder that is here")
+    if shapes.keys() < _models(run).keys():
+        student, teacher = shapes.get("student"), shapes.get("teacher")
+        known: list[str] = []
+        if isinstance(run, NemoConfig):
+            known = [*layout_faults(run, student, teacher), *mismatches_of(run, student, teacher)]
+        elif student is not None:
+            yield _length_finding(run, shapes)
+        yield from (fail("plan", fault, "see nemo-uecr plan") for fault in known)
         return
     if isinstance(run, NemoConfig):
         here = None if gpu_memory is None else replace(GPUS["h200"], name="GPU of this node", memory=gpu_memory)
@@ -179,7 +187,7 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
         faults = [*vocabulary_faults(run, shapes["student"], shapes.get("teacher"))]
         yield _length_finding(run, shapes)
     yield from (fail("plan", fault, "see nemo-uecr plan") for fault in faults)
-    if not faults:
+    if not faults and (isinstance(run, NemoConfig) or run.device != "cuda"):  # a local plan knows no GPU's memory
         yield ok("plan", f"{plan.hardware}: {plan.fullest.name} takes the most, {plan.fullest.size / GIB:.1f} GiB")
     message = f"{host_memory / GIB:.1f} GiB, the run needs {needed / GIB:.1f}"
     remedy = "take smaller models, or nodes with more memory"
@@ -377,10 +385,14 @@ def resume_findings(run: AnyConfig) -> Iterator[Finding]:
     try:
         if isinstance(run, NemoConfig):
             read_object(newest / "training_info.json")
-            megatron_finding("resume", newest / "policy" / "weights")
+            weights = megatron_finding("resume", newest / "policy" / "weights")
+            if weights.status == "fail":
+                raise DataError(weights.message)
         else:
             for name in read_object(newest / "manifest.json"):
                 (newest / name).stat()
+                if name.endswith(".safetensors"):
+                    read_header(newest / name)
     except (UecrError, FileNotFoundError) as error:
         yield fail("resume", f"it was not saved to its end: {error}", f"move {newest} away to continue from an earlier")
         return

@@ -91,7 +91,12 @@ def kernel() -> Any | None:
         logger.info("no native scoring: needs an x86-64 processor and a C compiler")
         return None
     try:
-        reduce_rows = ctypes.CDLL(str(_built(compiler))).uecr_reduce_rows
+        library = _built(compiler)
+        try:
+            reduce_rows = ctypes.CDLL(str(library)).uecr_reduce_rows
+        except (OSError, AttributeError):  # cut short in the cache, as by a full disk
+            library.unlink()
+            reduce_rows = ctypes.CDLL(str(_built(compiler))).uecr_reduce_rows
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:  # RuntimeError: no home folder
         logger.info("no native scoring: %s", error)
         return None

@@ -123,7 +123,8 @@ def _wait_for_cluster(job: Job, ray: subprocess.Popen[bytes], address: str) -> N
     while True:
         found: dict[str, int] = {}
         if _listens(address):
-            job.write("head-address", address)
+            if not job.has("head-address"):  # once: a file replaced while NFS reads it would fail the reader
+                job.write("head-address", address)
             found = _members(address) or {}
         status = _status_line(job, found)
         log.info(status)

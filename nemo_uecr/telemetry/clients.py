@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nemo_uecr.config.schema import TelemetryConfig
-from nemo_uecr.errors import ConfigError, DependencyError
+from nemo_uecr.errors import ConfigError, DependencyError, first_line
 from nemo_uecr.files import replace_file
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def open_clients(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str,
         parameters: the resolved configuration, dotted keys.
 
     Raises:
-        DependencyError: A client is not installed.
+        DependencyError: A client is not installed, or does not start.
         ConfigError: MLflow is asked for online and no server is named.
     """
     kinds: dict[str, Callable[[Path, TelemetryConfig, Mapping[str, object]], Client]] = {
@@ -64,6 +64,15 @@ def open_clients(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str,
                     f"telemetry.{name} is {mode}, but {missing.name or name} is not installed; "
                     f"pip install 'nemo-uecr[{name}]', or set telemetry.{name}=off"
                 ) from missing
+        except Exception as error:
+            if (
+                type(error).__module__.partition(".")[0] != name
+            ):  # the client's own errors, none of which is imported here
+                raise
+            raise DependencyError(
+                f"telemetry.{name} is {mode}, but {name} does not start ({first_line(error)}); repair that, or set "
+                f"telemetry.{name}=off"
+            ) from error
     return clients
 
 
@@ -102,6 +111,7 @@ class Wandb:
         """Start or continue the run."""
         import wandb
 
+        self._errors, self._alive = wandb.errors.Error, True
         self._run = wandb.init(
             project=wanted.project,
             name=folder.resolve().name,
@@ -114,8 +124,13 @@ class Wandb:
         )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step; W&B's own process retries where the service does not answer."""
-        self._run.log(dict(metrics), step=step)
+        """Log the step; W&B's own process retries where the service does not answer. A failing one is left alone."""
+        if self._alive:
+            try:
+                self._run.log(dict(metrics), step=step)
+            except self._errors as error:
+                self._alive = False
+                log.warning("W&B fails (%s); the run goes on without it", error)
 
     def close(self, *, failed: bool) -> None:
         """Finish the run."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nemo_uecr.cli.look import sizes
 from nemo_uecr.config.nemo_schema import AnyConfig
@@ -199,4 +200,9 @@ def test_a_run_that_would_be_resumed(tmp_path: Path) -> None:
     (step / "manifest.json").write_text('{"model.safetensors": ""}')
     assert [one.status for one in doctor.resume_findings(alone)] == ["fail"]
     (step / "model.safetensors").touch()
+    assert [one.status for one in doctor.resume_findings(alone)] == ["fail"]  # cut short
+    save_file({"weight": torch.zeros(2)}, step / "model.safetensors")
     assert [one.status for one in doctor.resume_findings(alone)] == ["warn"]
+    shutil.rmtree(step / "policy" / "weights")
+    (found,) = doctor.resume_findings(inside)
+    assert (found.status, "no folder" in found.message) == ("fail", True)
