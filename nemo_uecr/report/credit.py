@@ -187,9 +187,5 @@ def _kind(rewards: list[float]) -> str:
     return f"all {len(rewards)} {'right' if rewards[0] > 0 else 'wrong'}"
 
 
-def _shorts(value_N: Tensor | None) -> list[float] | None:
-    return None if value_N is None else [_short(value) for value in value_N[:SHOWN_TOKENS].tolist()]
-
-
 def _short(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
