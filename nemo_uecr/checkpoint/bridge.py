@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes
 
-__all__ = ["Bridge", "names_alone", "write_weights"]
 
 #: Norms where Transformer Engine does not fuse them into the layer behind; the bridge names the fused ones only.
 NORMS = {
@@ -34,12 +33,7 @@ class Bridge:
     """Megatron-Bridge for one Hugging Face folder. Lives within `on_cpu.megatron_on_cpu`."""
 
     def __init__(self, folder: Path, model: Qwen3) -> None:
-        """Read the folder's configuration.
-
-        Args:
-            folder: config.json, and the weights if they are to be read.
-            model: its architecture.
-        """
+        """Read the folder's config.json; it needs weights only if they are to be read."""
         from megatron.bridge import AutoBridge
 
         self._architecture = model
@@ -48,11 +42,7 @@ class Bridge:
         _name_the_norms()
 
     def from_megatron(self, weights: Path) -> Any:
-        """The model with the weights of a distributed checkpoint, whatever its tensor and pipeline parallelism.
-
-        Raises:
-            CheckpointError: If megatron-core cannot load them.
-        """
+        """The model with the weights of a distributed checkpoint, whatever its tensor and pipeline parallelism."""
         from megatron.core import dist_checkpointing
         from megatron.core.dist_checkpointing.core import CheckpointingException
         from torch.distributed.checkpoint.api import CheckpointException
@@ -102,12 +92,7 @@ class Bridge:
         }  # fmt: skip
 
     def save(self, model: Any, folder: Path) -> None:
-        """Write the model as Megatron does, with the run_config.yaml that a trainer starts from.
-
-        Args:
-            model: from `from_huggingface`, in the dtype to be stored. Its configuration becomes the trainer's.
-            folder: gets `iter_0000000` and the trackers.
-        """
+        """Write the model, in the dtype to be stored, as Megatron does, with the run_config.yaml of a trainer."""
         for name, value in self._before.items():
             setattr(model.config, name, value)
         self._auto.save_megatron_model([model], folder)
@@ -143,12 +128,7 @@ def _name_the_norms() -> None:
 
 @contextlib.contextmanager
 def names_alone(config: Path, model: Qwen3) -> Iterator[Path]:
-    """A temporary folder with a configuration and the names of its tensors: all that the bridge reads to export.
-
-    Args:
-        config: config.json of the model.
-        model: its architecture.
-    """
+    """A temporary folder with a config.json and the names of its tensors: all that the bridge reads to export."""
     index = {"metadata": {}, "weight_map": dict.fromkeys(hf_shapes(model), SINGLE)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -160,18 +140,7 @@ def names_alone(config: Path, model: Qwen3) -> Iterator[Path]:
 def write_weights(
     tensors: Iterable[tuple[str, Tensor]], shapes: Shapes, dtype: str, folder: Path, shard_bytes: int
 ) -> None:
-    """Write every tensor once, into safetensors files of bounded size with an index.
-
-    Args:
-        tensors: names and values, in any order.
-        shapes: what is expected, in the order of the files.
-        dtype: to store.
-        folder: where to.
-        shard_bytes: most bytes of a file, unless one tensor alone has more.
-
-    Raises:
-        CheckpointError: If a tensor is missing, unknown, misshapen or not finite.
-    """
+    """Write every tensor once, in the order of ``shapes``, into safetensors files of at most ``shard_bytes``."""
     import torch
     from huggingface_hub import save_torch_state_dict
 

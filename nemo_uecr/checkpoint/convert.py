@@ -12,18 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import nemo_uecr
+from nemo_uecr.checkpoint import proof
 from nemo_uecr.checkpoint.bridge import Bridge, names_alone, write_weights
 from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
-from nemo_uecr.checkpoint.proof import (
-    Agreement,
-    Scores,
-    Sequences,
-    compare,
-    fixed_sequences,
-    huggingface_scores,
-    megatron_scores,
-    read_recorded,
-)
+from nemo_uecr.checkpoint.proof import Agreement, Scores, Sequences
 from nemo_uecr.checkpoint.qwen3 import Qwen3, hf_shapes, read_qwen3
 from nemo_uecr.checkpoint.reading import (
     ASSETS,
@@ -39,8 +31,6 @@ from nemo_uecr.data.models import check_objects
 from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import CheckpointError
 from nemo_uecr.files import check_writable, file_sha256, new_folder, read_object
-
-__all__ = ["Job", "Request", "check", "convert", "prepare", "read_record"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,56 +49,31 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class Request:
-    """One conversion.
-
-    Attributes:
-        ckpt: what to convert.
-        out: the folder to make.
-        into: `huggingface` or `megatron`; None: the one that CKPT is not.
-        model: folder or hub name of the Hugging Face model with the architecture; None: what CKPT names.
-        tokenizer: folder of the tokenizer; None: CKPT's, else the model's.
-        recorded: file of log-probabilities that the trained model gave; None: none was recorded.
-        tolerance: largest difference of two log-probabilities, in nats.
-        shard_bytes: most bytes of a weight file.
-    """
+    """What to convert, and into which folder."""
 
     ckpt: Path
     out: Path
-    into: str | None
-    model: str | None
-    tokenizer: Path | None
-    recorded: Path | None
-    tolerance: float
-    shard_bytes: int
+    into: str | None  # `huggingface` or `megatron`; None: the one that CKPT is not
+    model: str | None  # folder or hub name of the Hugging Face model with the architecture; None: what CKPT names
+    tokenizer: Path | None  # None: CKPT's, else the model's
+    recorded: Path | None  # log-probabilities that the trained model gave
+    tolerance: float  # largest difference of two log-probabilities, in nats
+    shard_bytes: int  # most bytes of a weight file
 
 
 @dataclass(frozen=True)
 class Job:
-    """A conversion whose inputs have been looked at.
-
-    Attributes:
-        request: what was asked.
-        weights: what CKPT holds.
-        config: folder of config.json.
-        tokenizer: folder of the tokenizer.
-        model: the architecture.
-    """
+    """A conversion whose inputs have been looked at."""
 
     request: Request
     weights: Weights
-    config: Path
+    config: Path  # folder of config.json
     tokenizer: Path
     model: Qwen3
 
 
 def prepare(request: Request) -> Job:
-    """Refuse what can be refused before anything is written.
-
-    Raises:
-        CheckpointError: If CKPT cannot be converted, or OUT is occupied or lacks room.
-        DataError: If a file of the Hugging Face model is damaged.
-        RunFolderError: If OUT cannot be written.
-    """
+    """Refuse what can be refused before anything is written."""
     out = request.out.absolute()
     if request.ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT would go with them
         raise CheckpointError(f"{out}: lies within the checkpoint {request.ckpt}; choose an --to outside of it")
@@ -126,7 +91,7 @@ def prepare(request: Request) -> Job:
     job = Job(request, weights, config, request.tokenizer or source.tokenizer or config, model)
     _assets(job)
     if request.recorded is not None:
-        read_recorded(request.recorded, model.vocabulary)
+        proof.read_recorded(request.recorded, model.vocabulary)
     check_writable(out)
     place = next(path for path in out.parents if path.exists())
     free = shutil.disk_usage(place).free
@@ -155,13 +120,7 @@ def _locate_model(name: str | None, ckpt: Path) -> Path:
 
 
 def convert(request: Request) -> Agreement:
-    """Convert and verify.
-
-    Args:
-        request: what to convert into what.
-
-    Returns:
-        How far the two models are apart.
+    """Convert, verify, and return how far the two models are apart.
 
     Raises:
         CheckpointError: If `prepare` refuses, or the verification finds another model. OUT does not exist then.
@@ -172,7 +131,7 @@ def convert(request: Request) -> Agreement:
     with new_folder(request.out) as folder:
         write = _to_huggingface if job.weights.kind == MEGATRON else _to_megatron
         sequences, megatron, huggingface = write(job, folder)
-        agreement = compare(sequences, megatron, huggingface, request.tolerance, "Hugging Face")
+        agreement = proof.compare(sequences, megatron, huggingface, request.tolerance, "Hugging Face")
         _write_record(job, folder, {
             "sequences": sequences, "megatron": megatron, "huggingface": huggingface,
             "tolerance": request.tolerance, "agreement": asdict(agreement),
@@ -183,26 +142,28 @@ def convert(request: Request) -> Agreement:
 def _to_huggingface(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
     """Write the model; return the sequences with their scores under Megatron's model and what transformers loads."""
     _write_assets(job, folder)
-    sequences = fixed_sequences(folder, job.model.vocabulary)
+    sequences = proof.fixed_sequences(folder, job.model.vocabulary)
     with megatron_on_cpu(), names_alone(job.config / "config.json", job.model) as names:
         bridge = Bridge(names, job.model)
         model = bridge.from_megatron(job.weights.folder)
-        megatron = megatron_scores(model, sequences)
+        megatron = proof.megatron_scores(model, sequences)
         if job.request.recorded is not None:
-            rows, logp = read_recorded(job.request.recorded, job.model.vocabulary)
-            compare(rows, megatron_scores(model, rows), logp, job.request.tolerance, "as recorded in training")
+            rows, logp = proof.read_recorded(job.request.recorded, job.model.vocabulary)
+            proof.compare(
+                rows, proof.megatron_scores(model, rows), logp, job.request.tolerance, "as recorded in training"
+            )
         write_weights(bridge.export(model), hf_shapes(job.model), job.weights.dtype, folder, job.request.shard_bytes)
         del bridge, model
     gc.collect()  # one model in memory at a time
     logger.info("verifying: transformers loads what was written")
-    return sequences, megatron, huggingface_scores(folder, sequences)
+    return sequences, megatron, proof.huggingface_scores(folder, sequences)
 
 
 def _to_megatron(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
     """Write the model; return the sequences with their scores under what megatron-core loads and CKPT."""
     import torch
 
-    sequences = fixed_sequences(job.tokenizer, job.model.vocabulary)
+    sequences = proof.fixed_sequences(job.tokenizer, job.model.vocabulary)
     with megatron_on_cpu():
         bridge = Bridge(job.weights.folder, job.model)
         bridge.save(bridge.from_huggingface().to(getattr(torch, job.weights.dtype)), folder)
@@ -215,7 +176,7 @@ def _to_megatron(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
         logger.info("verifying: megatron-core loads what was written")
         megatron = _written_megatron_scores(folder, sequences)
     gc.collect()
-    return sequences, megatron, huggingface_scores(job.weights.folder, sequences)
+    return sequences, megatron, proof.huggingface_scores(job.weights.folder, sequences)
 
 
 def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
@@ -223,7 +184,7 @@ def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
     model, iteration = read_qwen3(folder / ASSETS), newest_iteration(folder)
     check_architecture(read_weights(MEGATRON, iteration), model, folder / ASSETS)
     with names_alone(folder / ASSETS / "config.json", model) as names:
-        return megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
+        return proof.megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
 
 
 def _assets(job: Job) -> tuple[Path, ...]:
@@ -274,11 +235,7 @@ def _hashes(files: Iterable[Path], folder: Path) -> dict[str, str]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The conversion.json of a finished conversion.
-
-    Raises:
-        CheckpointError: If the folder is no finished conversion.
-    """
+    """The conversion.json of a finished conversion."""
     if not (folder / RECORD).is_file():
         raise CheckpointError(f"{folder}: no {RECORD}; expected a folder that nemo-uecr convert made")
     found = read_object(folder / RECORD)
@@ -288,17 +245,10 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def check(out: Path, tolerance: float) -> Agreement:
-    """Score the fixed sequences again and compare with the other model's recorded log-probabilities.
-
-    Args:
-        out: a folder that `convert` made.
-        tolerance: in nats.
-
-    Returns:
-        How far the model in the folder is from the one that it was made from.
+    """Score the fixed sequences again: how far the model in OUT is from the one that it was made from.
 
     Raises:
-        CheckpointError: If it is another model, or a file changed since the conversion.
+        CheckpointError: If it is another model by more than ``tolerance`` nats, or a file changed since the conversion.
     """
     record = read_record(out)
     recorded: dict[str, Any] = record["verification"]
@@ -306,10 +256,10 @@ def check(out: Path, tolerance: float) -> Agreement:
     if record["direction"].endswith(MEGATRON):
         with megatron_on_cpu():
             now = _written_megatron_scores(out, sequences)
-        agreement = compare(sequences, now, recorded["huggingface"], tolerance, "Hugging Face")
+        agreement = proof.compare(sequences, now, recorded["huggingface"], tolerance, "Hugging Face")
     else:
-        now = huggingface_scores(out, sequences)
-        agreement = compare(sequences, recorded["megatron"], now, tolerance, "Hugging Face")
+        now = proof.huggingface_scores(out, sequences)
+        agreement = proof.compare(sequences, recorded["megatron"], now, tolerance, "Hugging Face")
     for name, expected in record["sha256"].items():
         if not (out / name).is_file() or file_sha256(out / name) != expected:
             raise CheckpointError(

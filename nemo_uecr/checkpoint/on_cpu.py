@@ -52,11 +52,7 @@ def megatron_on_cpu() -> Iterator[None]:
 
 
 def require_bridge() -> None:
-    """Refuse to start without Megatron-Bridge; quiet the libraries otherwise.
-
-    Raises:
-        DependencyError: saying where it is found.
-    """
+    """Refuse to start without Megatron-Bridge; quiet the libraries otherwise."""
     if importlib.util.find_spec("megatron.bridge") is None:
         raise DependencyError(
             "megatron.bridge is not installed; convert inside NeMo-RL's container, or run: "

@@ -17,11 +17,6 @@ from nemo_uecr.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "Agreement", "Scores", "Sequences", "compare", "fixed_sequences", "huggingface_scores", "megatron_logits",
-    "megatron_scores",
-    "read_recorded",
-]  # fmt: skip
 
 TEXTS = (
     "What is the sum of the first ten odd numbers? Adding 1, 3, 5, ... up to 19 gives 10 squared: \\boxed{100}.",
@@ -38,24 +33,14 @@ Scores = list[list[float]]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two models are apart.
-
-    Attributes:
-        largest: largest absolute difference of two log-probabilities, in nats.
-        tokens: number of log-probabilities that were compared.
-    """
+    """How far two models are apart: the largest difference of two log-probabilities in nats, and of how many tokens."""
 
     largest: float
     tokens: int
 
 
 def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
-    """Two texts in the tokenizer's tokens, and random tokens from the whole vocabulary.
-
-    Raises:
-        CheckpointError: If the tokenizer has tokens that the model lacks.
-        DataError: If no tokenizer can be read.
-    """
+    """Two texts in the tokenizer's tokens, and random tokens from the whole vocabulary."""
     import torch
 
     loaded = load_tokenizer(str(tokenizer), local_files_only=True)
@@ -81,22 +66,12 @@ def megatron_logits(model: Any, ids_BT: Tensor) -> Tensor:
 
 
 def megatron_scores(model: Any, sequences: Sequences) -> Scores:
-    """Log-probabilities under megatron-core's model, one rank; in nats, from the second token on.
-
-    Raises:
-        ScoreError: If one is not finite.
-    """
+    """Log-probabilities under megatron-core's model, one rank; in nats, from the second token on."""
     return _scores(lambda ids_BT: megatron_logits(model, ids_BT), sequences)
 
 
 def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
-    """Log-probabilities under the model that transformers loads from a folder, in float32.
-
-    Raises:
-        CheckpointError: If transformers finds tensors missing, unexpected or misshapen.
-        DataError: If it cannot load the folder.
-        ScoreError: If a log-probability is not finite.
-    """
+    """Log-probabilities under the model that transformers loads from a folder, in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -129,16 +104,6 @@ def compare(sequences: Sequences, megatron: Scores, other: Scores, tolerance: fl
     """Compare token by token.
 
     max_t |log p_Megatron(y_t | y_<t) - log p_other(y_t | y_<t)| <= tolerance
-
-    Args:
-        sequences: the tokens.
-        megatron: log-probabilities in nats from the second token on, under Megatron's model.
-        other: the same under the other model.
-        tolerance: in nats.
-        whose: names the other in the message.
-
-    Returns:
-        The agreement.
 
     Raises:
         CheckpointError: If a difference is above the tolerance or not a number; with its place.
@@ -175,9 +140,6 @@ def read_recorded(path: Path, vocabulary: int) -> tuple[Sequences, Scores]:
 
     Returns:
         The tokens of each row, and its log-probabilities from the second token on.
-
-    Raises:
-        CheckpointError: If the file does not hold this.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

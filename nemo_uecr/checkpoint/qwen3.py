@@ -8,32 +8,20 @@ from pathlib import Path
 from nemo_uecr.data.models import DecoderSizes, Fields, decoder_sizes, read_fields
 from nemo_uecr.errors import CheckpointError
 
-__all__ = ["Qwen3", "Shapes", "hf_shapes", "megatron_shapes", "read_qwen3"]
-
 ARCHITECTURE = "Qwen3ForCausalLM"
 Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Qwen3(DecoderSizes):
-    """The architecture, as config.json states it.
-
-    Attributes:
-        rope_theta: base of the rotary embedding.
-        norm_eps: epsilon of the norms.
-    """
+    """The architecture, as config.json states it."""
 
     rope_theta: float
     norm_eps: float
 
 
 def read_qwen3(folder: Path) -> Qwen3:
-    """The architecture of a Hugging Face folder.
-
-    Raises:
-        CheckpointError: If it is another architecture.
-        DataError: If config.json is missing, or lacks a number.
-    """
+    """The architecture of a Hugging Face folder."""
     path = folder / "config.json"
     fields = read_fields(path, prefix="")
     names = fields.values.get("architectures")

@@ -20,11 +20,6 @@ from nemo_uecr.data.models import INDEX, read_header, weight_names
 from nemo_uecr.errors import CheckpointError, first_line
 from nemo_uecr.files import read_object
 
-__all__ = [
-    "ASSETS", "BYTES", "HUGGINGFACE", "ITERATION", "MEGATRON", "Source", "Weights", "check_architecture", "find_source",
-    "newest_iteration", "read_metadata", "read_weights",
-]  # fmt: skip
-
 HUGGINGFACE, MEGATRON = "huggingface", "megatron"
 #: Folder beside converted Megatron weights: config.json, generation_config.json and the tokenizer.
 ASSETS = "huggingface"
@@ -50,27 +45,16 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Source:
-    """Where a conversion reads.
-
-    Attributes:
-        kind: `huggingface` or `megatron`.
-        weights: the Hugging Face folder, or the folder of one Megatron iteration.
-        model: name or folder of the Hugging Face model with the architecture; None: the checkpoint names none.
-        tokenizer: folder of the tokenizer that was trained with; None: the model's.
-    """
+    """Where a conversion reads."""
 
     kind: str
-    weights: Path
-    model: str | None
-    tokenizer: Path | None
+    weights: Path  # the Hugging Face folder, or that of one Megatron iteration
+    model: str | None  # name or folder of the Hugging Face model with the architecture, where the checkpoint names one
+    tokenizer: Path | None  # the one that was trained with; None: the model's
 
 
 def find_source(ckpt: Path) -> Source:
-    """Recognise a checkpoint.
-
-    Raises:
-        CheckpointError: If it does not exist, is none of the three kinds, or is incomplete.
-    """
+    """Recognise a checkpoint, and refuse one that is incomplete."""
     if not ckpt.is_dir():
         raise CheckpointError(f"{ckpt}: no such folder; expected a checkpoint")
     name = ckpt.resolve().name
@@ -89,11 +73,7 @@ def find_source(ckpt: Path) -> Source:
 
 
 def newest_iteration(folder: Path) -> Path:
-    """The iteration that Megatron's tracker names, or the newest where there is no tracker.
-
-    Raises:
-        CheckpointError: If there is none.
-    """
+    """The iteration that Megatron's tracker names, or the newest where there is no tracker."""
     tracker = folder / TRACKER
     if tracker.is_file():
         text = tracker.read_text(encoding="utf-8").strip()  # a number, or a word such as "release"
@@ -144,20 +124,12 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Weights:
-    """The model's tensors in a folder.
-
-    Attributes:
-        kind: `huggingface` or `megatron`.
-        folder: the folder.
-        files: every file that the weights need.
-        shapes: of the tensors; in Megatron's format the layers are stacked in front.
-        dtype: their one dtype, as torch names it.
-    """
+    """The model's tensors in a folder, and every file that they need."""
 
     kind: str
     folder: Path
     files: tuple[Path, ...]
-    shapes: Shapes
+    shapes: Shapes  # in Megatron's format the layers are stacked in front
     dtype: str
 
     @property
@@ -167,12 +139,7 @@ class Weights:
 
 
 def read_weights(kind: str, folder: Path) -> Weights:
-    """Read the headers or the table of contents, and hold the weight files against them.
-
-    Raises:
-        CheckpointError: If it is another format, a file is missing or cut short, or the tensors have several dtypes.
-        DataError: If a Hugging Face weight file is missing or cut short.
-    """
+    """Read the headers or the table of contents, and refuse weight files that are missing or cut short."""
     if kind == MEGATRON:
         ends, tensors = _read_contents(folder)
         extra = ["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []
@@ -256,7 +223,6 @@ class _KnownOnly(pickle.Unpickler):
     """Builds checkpoint records and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class of that name, if a checkpoint needs it."""
         import torch
 
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -268,11 +234,7 @@ class _KnownOnly(pickle.Unpickler):
 
 
 def read_metadata(path: Path) -> Any:
-    """What a `.metadata` holds: the record `Metadata` of torch's distributed checkpoints.
-
-    Raises:
-        CheckpointError: If it names anything that is no part of a checkpoint, which is not looked up; or is damaged.
-    """
+    """The record `Metadata` of torch; a name in it that is no part of a checkpoint is refused, not looked up."""
     try:
         return _KnownOnly(io.BytesIO(path.read_bytes())).load()
     except CheckpointError as error:
@@ -285,16 +247,7 @@ def read_metadata(path: Path) -> Any:
 
 
 def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> None:
-    """Refuse weights that are not of this architecture.
-
-    Args:
-        weights: what the folder holds.
-        model: the architecture.
-        described_by: folder of the config.json that states it, for the message.
-
-    Raises:
-        CheckpointError: naming the first tensor that differs, or the first setting of run_config.yaml.
-    """
+    """Refuse weights of another architecture, naming the first tensor, or setting of run_config.yaml, that differs."""
     found = dict(weights.shapes)
     if weights.kind == MEGATRON:
         expected, remedy = megatron_shapes(model), f"Name the model that was trained: --hf FOLDER (now {described_by})"

@@ -35,22 +35,9 @@ class Client(Protocol):
 
 
 def open_clients(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> list[Client]:
-    """The clients that a run asks for.
-
-    Args:
-        folder: run folder.
-        wanted: section of the configuration.
-        parameters: the resolved configuration, dotted keys.
-
-    Raises:
-        DependencyError: A client is not installed, or does not start.
-        ConfigError: MLflow is asked for online and no server is named.
-    """
-    kinds: dict[str, Callable[[Path, TelemetryConfig, Mapping[str, object]], Client]] = {
-        "tensorboard": TensorBoard,
-        "wandb": Wandb,
-        "mlflow": Mlflow,
-    }
+    """The clients that a run asks for; ``parameters`` are its resolved configuration, dotted keys."""
+    kinds: dict[str, Callable[[Path, TelemetryConfig, Mapping[str, object]], Client]]
+    kinds = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
     clients = []
     for name, kind in kinds.items():
         mode = getattr(wanted, name)
@@ -65,9 +52,8 @@ def open_clients(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str,
                     f"pip install 'nemo-uecr[{name}]', or set telemetry.{name}=off"
                 ) from missing
         except Exception as error:
-            if (
-                type(error).__module__.partition(".")[0] != name
-            ):  # the client's own errors, none of which is imported here
+            # The client's own errors, none of which is imported here.
+            if type(error).__module__.partition(".")[0] != name:
                 raise
             raise DependencyError(
                 f"telemetry.{name} is {mode}, but {name} does not start ({first_line(error)}); repair that, or set "

@@ -30,33 +30,19 @@ class BatchFiles:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What one run has written so far.
-
-    Attributes:
-        path: the folder.
-        label: its name among the runs shown, unique.
-        config: resolved configuration, nested.
-        origins: where each dotted key came from.
-        provenance: versions, seeds, hashes, objective.
-        tolerances: declared before the first step.
-        steps: one record of metrics a step, in step order, each with ``step``.
-        evaluations: one record an evaluation, in step order.
-        batches: saved batches in step order.
-        failure: what stopped the run, if an error did.
-        notes: what is missing or incomplete, in sentences.
-    """
+    """What one run has written so far; steps, evaluations and batches in step order."""
 
     path: Path
-    label: str
-    config: Any
-    origins: dict[str, str]
+    label: str  # its name among the runs shown, unique
+    config: Any  # resolved, nested
+    origins: dict[str, str]  # where each dotted key came from
     provenance: Record
     tolerances: dict[str, float]
-    steps: list[Record]
+    steps: list[Record]  # each with ``step`` and its metrics
     evaluations: list[Record]
     batches: list[BatchFiles]
-    failure: Record | None
-    notes: tuple[str, ...]
+    failure: Record | None  # what stopped the run, if an error did
+    notes: tuple[str, ...]  # what is missing or incomplete, in sentences
 
     @property
     def method(self) -> str:
@@ -92,11 +78,7 @@ class RunFolder:
 
 
 def read_runs(paths: list[Path]) -> list[RunFolder]:
-    """Read the folders and give each a label that no other has: as much of its path as that takes.
-
-    Raises:
-        RunFolderError: One is no run folder, holds a file that cannot be read, or is given twice.
-    """
+    """Read the folders and give each a label that no other has: as much of its path as that takes."""
     runs = [read_run(path) for path in paths]
     places = [path.resolve() for path in paths]
     if len(set(places)) < len(places):
@@ -109,12 +91,7 @@ def read_runs(paths: list[Path]) -> list[RunFolder]:
 
 
 def read_run(path: Path) -> RunFolder:
-    """Read one run folder.
-
-    Raises:
-        RunFolderError: It is no run folder, or a line of its records is corrupt.
-        DataError: A JSON file of it is truncated.
-    """
+    """Read one run folder."""
     for name in FIRST_FILES:
         if not (path / name).is_file():
             raise RunFolderError(f"{path} has no {name}; expected the run folder that `nemo-uecr train` wrote")

@@ -54,11 +54,7 @@ def _line(record: Mapping[str, object]) -> bytes:
 
 
 def check_record(step: int, metrics: Mapping[str, float]) -> None:
-    """Refuse a step's metrics that could not be read later.
-
-    Raises:
-        InvariantError: A name is not in the table, or a number is not finite.
-    """
+    """Refuse a step's metrics that could not be read later: an unknown name, a number that is not finite."""
     for name, value in metrics.items():
         if name not in METRICS:
             raise InvariantError(f"metric {name!r} is not in the table of names; add it to telemetry/metric_table.py")
