@@ -88,8 +88,8 @@ def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
         dry_run: Check everything that is named; write nothing.
     """
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
-    from nemo_uecr.evaluation.engines import check_model, load_tokens
-    from nemo_uecr.evaluation.runner import check_engine, check_settings
+    from nemo_uecr.evaluation.engines import check_engine, check_model, load_tokens
+    from nemo_uecr.evaluation.runner import check_settings
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
@@ -107,7 +107,7 @@ def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
             check_writable(out / label)
         sys.stdout.write(f"dry run: {options}\n")
         return
-    check_engine(settings)
+    check_engine(settings.engine)
     named = [(label, resolve(model)) for label, model in named]
     benchmarks = load_benchmarks(_placed(options.benchmarks, resolve))
     for _, model in named:

