@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 FORMAT = "nemo_uecr.batch/1"
 #: Allowed between two kinds of arithmetic, relative to max(1, |A|).
 TOLERANCE = 1e-6
-REQUIRED = ("task_reward", "group", "mask", "old_logp")
+#: Fields of `ScoredBatch` by the names of their tensors in the file.
+REQUIRED = {"task_reward": "task_reward_B", "group": "group_B", "mask": "mask_BT", "old_logp": "old_logp_BT"}
+OPTIONAL = {
+    "teacher_logp": "teacher_logp_BT",
+    "teacher_entropy": "teacher_entropy_BT",
+    "initial_logp": "initial_logp_BT",
+    "segments": "segments_BT",
+    "offsets": "offsets",
+}
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,6 @@ class SavedBatch:
     def method(self) -> str | None:
         """Method that the run used, None in a file written by hand."""
         return self.header.get("method")
-
-    @property
-    def arithmetic(self) -> str | None:
-        """What the saved advantages were computed with; None in a file without them."""
-        return self.header.get("arithmetic")
 
     @property
     def settings(self) -> dict[str, float]:
@@ -101,12 +104,49 @@ def load_batch(path: Path) -> SavedBatch:
     return SavedBatch(tensors, header)
 
 
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Put the file's name before a `ScoreError` about its tensors."""
+    try:
+        yield
+    except ScoreError as error:
+        raise ScoreError(f"{path}: {error}") from error
+
+
+def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
+    """The record that the methods read, from a saved batch.
+
+    Raises:
+        DataError: The mask holds something other than 0 and 1.
+        ScoreError: A tensor has a shape or type that no method could use.
+    """
+    from nemo_uecr.core.records import ScoredBatch
+
+    found = {field: saved.tensors.get(name) for name, field in (REQUIRED | OPTIONAL).items()}
+    mask = saved.tensors["mask"]
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise DataError(f"{path}: mask holds values other than 0 and 1; expected bool")
+    with naming_file(path):
+        return ScoredBatch(**found | {"mask_BT": mask.bool()})  # type: ignore[arg-type]  # the required ones are there
+
+
+def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:
+    """The record's tensors by their public names; `scored_batch` reads them back."""
+    found = {name: getattr(batch, field) for name, field in (REQUIRED | OPTIONAL).items()}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def advantages_of(advantages: Advantages) -> dict[str, Tensor]:
+    """The advantages by their public names, as `replay --check` compares them."""
+    found = {"advantage": advantages.advantage_BT, "advantage_opd": advantages.advantage_opd_BT}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+# The advantages of a saved step, computed again
+
+
 def saved_settings(saved: SavedBatch, where: Path | str) -> Settings:
     """The method's settings in the header of a saved step.
-
-    Args:
-        saved: what `load_batch` read.
-        where: what an error message calls it.
 
     Raises:
         DataError: If they are not settings of a method.
@@ -121,79 +161,6 @@ def saved_settings(saved: SavedBatch, where: Path | str) -> Settings:
         ) from error
 
 
-def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
-    """The record that the methods read, from a saved batch.
-
-    Args:
-        saved: what `load_batch` read.
-        path: its file, for the message.
-
-    Raises:
-        DataError: the mask is no mask.
-        ScoreError: a tensor is none that a method could use.
-    """
-    import torch
-
-    from nemo_uecr.core.records import ScoredBatch
-
-    tensors = saved.tensors
-    mask = tensors["mask"]
-    if mask.dtype != torch.bool:
-        if not bool(((mask == 0) | (mask == 1)).all()):
-            raise DataError(f"{path}: mask holds values other than 0 and 1; expected bool")
-        mask = mask.bool()
-    with naming_file(path):
-        return ScoredBatch(
-            task_reward_B=tensors["task_reward"],
-            group_B=tensors["group"],
-            mask_BT=mask,
-            old_logp_BT=tensors["old_logp"],
-            teacher_logp_BT=tensors.get("teacher_logp"),
-            teacher_entropy_BT=tensors.get("teacher_entropy"),
-            initial_logp_BT=tensors.get("initial_logp"),
-            segments_BT=tensors.get("segments"),
-            offsets=tensors.get("offsets"),
-        )
-
-
-@contextmanager
-def naming_file(path: Path) -> Iterator[None]:
-    """Put the file before what a method refuses of its tensors.
-
-    Raises:
-        ScoreError: with the file's name.
-    """
-    try:
-        yield
-    except ScoreError as error:
-        raise ScoreError(f"{path}: {error}") from error
-
-
-def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:
-    """The record's tensors by their public names; `scored_batch` reads them back."""
-    found = {
-        "task_reward": batch.task_reward_B,
-        "group": batch.group_B,
-        "mask": batch.mask_BT,
-        "old_logp": batch.old_logp_BT,
-        "teacher_logp": batch.teacher_logp_BT,
-        "teacher_entropy": batch.teacher_entropy_BT,
-        "initial_logp": batch.initial_logp_BT,
-        "segments": batch.segments_BT,
-        "offsets": batch.offsets,
-    }
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
-def advantages_of(advantages: Advantages) -> dict[str, Tensor]:
-    """The advantages by their public names, as `replay --check` compares them."""
-    found = {"advantage": advantages.advantage_BT, "advantage_opd": advantages.advantage_opd_BT}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
-# The advantages of a saved step, computed again
-
-
 def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path, *, detail: bool = False) -> Advantages:
     """Advantages by the method and settings in the header of a saved step.
 
@@ -204,7 +171,7 @@ def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path, *, detail: 
         detail: also the token quantities that the method computes on the way.
 
     Raises:
-        DataError: the header names no method that is known here.
+        DataError: The header names no method that is known here.
     """
     from nemo_uecr.core.methods import METHODS
 
@@ -217,16 +184,12 @@ def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path, *, detail: 
 
 @dataclass(frozen=True)
 class Recomputed:
-    """How a step's saved advantages compare with the same ones computed here.
+    """How a step's saved advantages compare with the same ones computed here."""
 
-    Attributes:
-        same_arithmetic: versions and kind of processor are those of the run, so that every bit must be the same.
-        bitwise: every bit is the same.
-        difference: the largest, relative to max(1, |A|).
-    """
-
+    #: Versions and kind of processor are those of the run, so that every bit must be the same.
     same_arithmetic: bool
     bitwise: bool
+    #: The largest, relative to max(1, |A|).
     difference: float
 
     @property
@@ -239,7 +202,7 @@ def recompute(path: Path) -> Recomputed:
     """Compute a saved step's advantages again and compare.
 
     Raises:
-        DataError: the file has no advantages, or no method.
+        DataError: The file has no advantages, or no method.
     """
     import torch
 
@@ -258,4 +221,4 @@ def recompute(path: Path) -> Recomputed:
         bitwise &= torch.equal(before.contiguous().view(torch.int32), now.contiguous().view(torch.int32))
         distance = (before.double() - now.double()).abs() / before.double().abs().clamp_min(1.0)
         difference = max(difference, float(distance.nan_to_num(nan=float("inf")).max()))
-    return Recomputed(saved.arithmetic == arithmetic(), bitwise, difference)
+    return Recomputed(saved.header.get("arithmetic") == arithmetic(), bitwise, difference)
