@@ -1,20 +1,99 @@
-"""NeMo-RL's batch to the record of `core`, and the method's advantages back.
+"""One step: what the policy scored, the record that `core` reads of it, and the method's advantages for NeMo-RL's loop.
+
+NeMo-RL hands neither scores nor advantages on, so policy and estimator share a `StepContext`.
 
 Shape legend: B = responses, S = tokens of prompt and response (padded).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.invariants import check_identities
-from nemo_uecr.core.records import ScoredBatch
-from nemo_uecr.nemo.context import StepContext, StepOutcome
-from nemo_uecr.nemo.contract import BatchFactsError, check_same
+from nemo_uecr.core.methods import METHODS, Method
+from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.nemo.contract import BatchFactsError, Scores, check_same
+from nemo_uecr.nemo.two_temperatures import ScoreRequest
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """All scores of a step with the columns of the batch they were computed from."""
+
+    student: Scores  # old policy at (T_r, 1)
+    teacher: Scores | None  # at 1; None when the method reads no teacher
+    token_mask_BS: Tensor
+    sample_mask_B: Tensor
+    token_ids_BS: Tensor
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What the estimator made of a step's scores."""
+
+    batch: ScoredBatch
+    advantages: Advantages
+    residuals: Mapping[str, float]  # worst of each identity
+    truncated_B: Tensor
+    problems: Sequence[int]  # number of the problem of each response
+    handed_out_BS: Tensor  # the advantages as NeMo-RL got them
+
+
+@dataclass
+class StepContext:
+    """One run's shared state. The policy sets the scores, the estimator the outcome; after the step both are gone."""
+
+    config: NemoConfig
+    tokenizer: Any
+    completed_steps: int  # those of the checkpoint included
+    seconds: dict[str, float] = field(default_factory=dict)
+    scores: StepScores = field(init=False)
+    outcome: StepOutcome = field(init=False)
+
+    @property
+    def method(self) -> Method:
+        """The method's definition."""
+        return METHODS[self.config.method.name]
+
+    @property
+    def settings(self) -> Settings:
+        """The method's scalars in this step."""
+        seed = (self.config.run.seed * 1_000_003 + self.completed_steps) % 2**31
+        return Settings(**self.config.method.core_settings(), step=self.completed_steps, seed=seed)
+
+    @property
+    def responses(self) -> int:
+        """B."""
+        return self.config.rollout.prompts_per_step * self.config.rollout.responses_per_prompt
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps a batch."""
+        return self.responses // self.config.train.minibatch_responses
+
+    @property
+    def student_request(self) -> ScoreRequest:
+        """Both temperatures, and the entropy for telemetry, from one forward."""
+        temperatures = (self.config.rollout.temperature, 1.0)
+        return ScoreRequest(temperatures, True, self.config.student.vocabulary, self.config.scoring.chunk_tokens)
+
+    @property
+    def teacher_request(self) -> ScoreRequest:
+        """Temperature 1 whatever the student samples at; the entropy if the method reads it."""
+        entropy = "teacher_entropy" in self.method.scores
+        return ScoreRequest((1.0,), entropy, self.config.student.vocabulary, self.config.scoring.chunk_tokens)
+
+    def finish(self) -> None:
+        """End the step; its tensors are released."""
+        self.completed_steps += 1
+        self.seconds = {}
+        del self.scores, self.outcome
 
 
 class UecrEstimator:
@@ -45,11 +124,6 @@ class UecrEstimator:
             logprobs_reference: [B, S] reference policy; not read here, the KL is in the loss.
             valid_mask: [B] responses that count in their group's mean and deviation, where NeMo-RL says so; the
                 method's groups are whole, so all of them must.
-
-        Raises:
-            ContractError: the columns are not those that were scored.
-            BatchFactsError: rows or groups do not add up.
-            InvariantError: an identity that the method declares does not hold.
         """
         context, config, scores = self._context, self._context.config, self._context.scores
         check_same(logprobs_policy, scores.student.logp[0], what="prev_logprobs")
@@ -78,7 +152,6 @@ class UecrEstimator:
         advantages = context.method.compute(batch, settings, detail=True)
         context.outcome = StepOutcome(
             batch=batch,
-            settings=settings,
             advantages=advantages,
             residuals=check_identities(context.method, batch, settings, advantages, tolerances),
             truncated_B=torch.as_tensor(repeated_batch["truncated"], dtype=torch.bool),

@@ -12,8 +12,7 @@ from nemo_uecr.core.methods import METHODS
 from nemo_uecr.errors import ConfigError, RunFolderError
 from nemo_uecr.files import check_writable
 from nemo_uecr.nemo import run_folder, upstream
-from nemo_uecr.nemo.context import StepContext
-from nemo_uecr.nemo.estimator import UecrEstimator
+from nemo_uecr.nemo.estimator import StepContext, UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods

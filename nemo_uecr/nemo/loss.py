@@ -44,17 +44,14 @@ class Largest(float):
 
 
 def predicting(column_BS: Tensor) -> Tensor:
-    """[B, S - 1] a stored column beside the logits that predict its tokens: column t of it stands at t - 1."""
+    """[B, S - 1] a stored column beside the logits that predict its tokens."""
     return column_BS[:, 1:]
 
 
 class UecrLoss:
-    """Token-mean clipped surrogates plus the reference KL once.
+    """Token-mean clipped surrogates plus the reference KL once (eq:policy-loss, eq:final-objective).
 
     ``(sum_t [PG(A) + c PG(A_opd)] + beta_ref sum_t KL3) / N``, N the sampled tokens of the optimizer step on all ranks.
-
-    References:
-        eq:policy-loss, eq:final-objective.
     """
 
     def __init__(
@@ -62,12 +59,8 @@ class UecrLoss:
     ) -> None:
         """Fix the objective.
 
-        Args:
-            loss: clip bounds and the coefficient of the reference KL.
-            opd_coef: coefficient of the second surrogate; None for a method without one.
-            loss_type: NeMo-RL's marker of a token-level loss.
-            input_type: NeMo-RL's marker of a loss over log-probabilities.
-            native: NeMo-RL's own loss where ``conventions.kl`` asks for its form, else None.
+        ``opd_coef`` is the second surrogate's coefficient, None for a method without one; the types are NeMo-RL's
+        markers; ``native`` is its own loss where ``conventions.kl`` asks for its form.
         """
         self.loss_type = loss_type
         self.input_type = input_type
@@ -87,9 +80,6 @@ class UecrLoss:
             data: the micro-batch's columns.
             global_valid_seqs: responses in the loss of the optimizer step on all ranks.
             global_valid_toks: tokens in the loss of the optimizer step on all ranks.
-
-        Raises:
-            ContractError: the second surrogate's column did not arrive.
         """
         mask = predicting(data["token_mask"] * data["sample_mask"].unsqueeze(1)).bool()
         old_logp, advantage = predicting(data["prev_logprobs"]), predicting(data["advantages"])

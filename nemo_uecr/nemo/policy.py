@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.context import StepContext, StepScores
 from nemo_uecr.nemo.contract import check_rows, check_same, score, with_masked_rows
+from nemo_uecr.nemo.estimator import StepContext, StepScores
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.telemetry import check_facts, save_step, step_metrics
@@ -148,13 +148,9 @@ class PolicyMethods:
 def padded_minibatches(columns: Mapping[str, Any], minibatch: int, rounding: int) -> tuple[dict[str, Any], int]:
     """The batch in its order, with masked rows at the end of each mini-batch where it does not divide.
 
-    Args:
-        columns: training columns, B rows.
-        minibatch: responses of an optimizer step.
-        rounding: rows that a mini-batch must be a multiple of: equal parts, and whole micro-batches without packing.
-
     Returns:
-        The columns with a mark on the rows of the first optimizer step, and the rows of one mini-batch.
+        The columns with a mark on the rows of the first optimizer step, and the rows of one mini-batch: a multiple of
+        ``rounding``, for equal parts and, without packing, whole micro-batches.
     """
     rows = columns["input_ids"].shape[0]
     marked = dict(columns) | {FIRST_STEP_COLUMN: (torch.arange(rows) < minibatch).float()}

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
 from nemo_uecr.errors import InvariantError
-from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.contract import BatchFactsError
+from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.telemetry.metrics import method_metrics
 
@@ -24,13 +24,7 @@ from nemo_uecr.telemetry.metrics import method_metrics
 def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
     """What was drawn, generated and trained must add up with the configuration and the workers' own counts.
 
-    Args:
-        context: the run and the step.
-        data: NeMo-RL's training columns.
-        result: what the policy's training returned.
-
-    Raises:
-        BatchFactsError: naming the count that is off.
+    ``data`` holds NeMo-RL's training columns, ``result`` what the policy's training returned.
     """
     config, outcome, metrics = context.config, context.outcome, result["all_mb_metrics"]
     dropped = int(outcome.truncated_B.sum()) if config.rollout.overlong_filter else 0
@@ -60,17 +54,13 @@ def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -
 
 
 def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) -> dict[str, float]:
-    """The step's numbers under the names of the local back end; NeMo-RL's logger puts ``train/`` before them.
-
-    Raises:
-        InvariantError: the ratio of the first update is further from 1 than ``tolerances.first_ratio``.
-    """
+    """The step's numbers under the names of the local back end; NeMo-RL's logger puts ``train/`` before them."""
     outcome, batch = context.outcome, context.outcome.batch
     return {
         **method_metrics(
             batch,
             outcome.advantages,
-            outcome.settings,
+            context.settings,
             outcome.residuals,
             truncated_B=outcome.truncated_B,
             noise=context.config.method.scoring_noise,
@@ -104,7 +94,7 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
         folder / f"step-{step:06d}.safetensors",
         tensors,
         method=config.method.name,
-        settings=vars(context.outcome.settings),
+        settings=vars(context.settings),
         step=step,
         arithmetic=arithmetic(),
     )

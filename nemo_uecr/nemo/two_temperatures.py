@@ -33,19 +33,12 @@ HASH_MULTIPLIER = 6364136223846793005
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What a scoring pass is asked.
-
-    Attributes:
-        temperatures: K temperatures of the log-probabilities, in the order of the answer.
-        entropy: whether the entropy at temperature 1 is asked as well.
-        vocabulary: number of real vocabulary columns; further ones are padding and carry no probability.
-        chunk_tokens: tokens scored at once; bounds memory.
-    """
+    """What a scoring pass is asked: log-probabilities at each temperature, and perhaps the entropy at temperature 1."""
 
     temperatures: tuple[float, ...]
     entropy: bool
-    vocabulary: int
-    chunk_tokens: int
+    vocabulary: int  # real columns; further ones are padding and carry no probability
+    chunk_tokens: int  # scored at once; bounds memory
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -65,17 +58,11 @@ class ScoreRequest:
 
 
 class MicroBatch(NamedTuple):
-    """Token ids of a micro-batch and how its logits are laid out.
-
-    Attributes:
-        ids_BS: [B, S] prompt and response, right-padded.
-        lengths_B: [B] real tokens of each row.
-        starts: [B + 1] where each sequence begins in the packed logits, padding included; None for padded rows.
-    """
+    """Token ids of a micro-batch, right-padded, and how its logits are laid out."""
 
     ids_BS: Tensor
     lengths_B: Tensor
-    starts: Tensor | None
+    starts: Tensor | None  # [B + 1] where each sequence begins in packed logits, padding included; None: padded rows
 
 
 class ModelParallel(NamedTuple):
@@ -86,19 +73,12 @@ class ModelParallel(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """The N predictions of real tokens whose logits this rank holds.
+    """The N predictions of real tokens whose logits this rank holds."""
 
-    Attributes:
-        logits_row_N: row of each in the logits, flattened over batch and sequence.
-        batch_N: response of each.
-        column_N: predicting position t of each.
-        target_N: the token at t + 1.
-    """
-
-    logits_row_N: Tensor
+    logits_row_N: Tensor  # in the logits, flattened over batch and sequence
     batch_N: Tensor
-    column_N: Tensor
-    target_N: Tensor
+    column_N: Tensor  # predicting position t
+    target_N: Tensor  # the token at t + 1
 
 
 #: From one micro-batch's raw logits to its columns.
@@ -112,17 +92,10 @@ Forward = Callable[[Mapping[str, Any], Columns], list[dict[str, Tensor]]]
 def score_tokens(
     forward: Forward, data: Mapping[str, Any], request: ScoreRequest, parallel: ModelParallel
 ) -> dict[str, Any] | None:
-    """Answer a request from one forward: the same answer on every rank of the last stage, None on earlier ones.
+    """Answer a request about ``input_ids`` [B, S] and ``input_lengths`` [B] from one forward.
 
-    Args:
-        forward: runs the model.
-        data: ``input_ids`` [B, S] and ``input_lengths`` [B].
-        request: what is asked.
-        parallel: tensor and context groups.
-
-    Returns:
-        The [B, S] columns in nats on the CPU; ``row_hash`` [B], ``witness`` [B, W] and ``terms``, one text a row, for
-        the score contract.
+    Every rank of the last stage has the same answer, earlier ones None: the [B, S] columns in nats on the CPU, and for
+    the score contract ``row_hash`` [B], ``witness`` [B, W] and ``terms``, one text a row.
     """
     parts = forward(data, lambda logits, micro: score_columns(logits, micro, request, parallel))
     if not parts:
@@ -138,13 +111,7 @@ def score_tokens(
 def score_columns(
     logits: Tensor, micro: MicroBatch, request: ScoreRequest, parallel: ModelParallel
 ) -> dict[str, Tensor]:
-    """Score every real token of a micro-batch from one forward's logits, left as they are.
-
-    Args:
-        logits: [B, S', V] or, packed, [1, T / cp, V]: raw, neither divided nor filtered.
-        micro: whose logits these are.
-        request: what is asked.
-        parallel: the groups.
+    """Score every real token of a micro-batch from its raw logits, [B, S', V] or, packed, [1, T / cp, V].
 
     Returns:
         [B, S] float32 columns by name on the CPU, 0 where there is no real token to score; ``row_hash`` [B] of the
@@ -176,12 +143,6 @@ def predictions_here(micro: MicroBatch, logits_columns: int, *, cp_rank: int, cp
 
     Context parallelism cuts a packed sequence into 2 cp_size equal pieces; rank r holds pieces r and
     2 cp_size - 1 - r, side by side, so that causal attention costs every rank the same.
-
-    Args:
-        micro: the micro-batch.
-        logits_columns: second dimension of the logits.
-        cp_rank: place of this rank among the context-parallel ranks.
-        cp_size: number of context-parallel ranks.
     """
     position_S1 = torch.arange(micro.ids_BS.shape[1] - 1, device=micro.ids_BS.device)
     batch_N, column_N = (position_S1 < (micro.lengths_B - 1)[:, None]).nonzero(as_tuple=True)

@@ -29,9 +29,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.context import StepContext, StepScores
 from nemo_uecr.nemo.contract import score
-from nemo_uecr.nemo.estimator import UecrEstimator, equal_rows
+from nemo_uecr.nemo.estimator import StepContext, StepScores, UecrEstimator, equal_rows
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
 from tests.nemo.tiny_world import (
     TinyGeneration,

@@ -15,8 +15,8 @@ from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute, scored_batch
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, score
+from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 from tests.nemo.loop import config_of, train_ours
 from tests.nemo.tiny_world import (

@@ -11,9 +11,8 @@ import torch
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.context import StepContext, StepScores
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, score, with_masked_rows
-from nemo_uecr.nemo.estimator import UecrEstimator
+from nemo_uecr.nemo.estimator import StepContext, StepScores, UecrEstimator
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN
 from nemo_uecr.nemo.policy import PolicyMethods, padded_minibatches
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, row_hash, score_columns

@@ -14,7 +14,7 @@ import pytest
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.nemo import launcher, upstream
-from nemo_uecr.nemo.context import StepContext
+from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.launcher import SAVING_S, limit_time, report_early_end
 from nemo_uecr.nemo.upstream import UpstreamError
 from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest

@@ -8,7 +8,7 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.context import StepContext
+from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.two_temperatures import ScoreRequest

@@ -12,8 +12,8 @@ import torch
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo import telemetry
-from nemo_uecr.nemo.context import StepContext
 from nemo_uecr.nemo.contract import BatchFactsError
+from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.nemo.telemetry import check_facts
 from tests.config.test_nemo import CONFIGS, GRPO
