@@ -132,8 +132,8 @@ def plain(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pair(scores: TokenScores) -> tuple[Tensor, Tensor]:
-    assert scores.entropy_N is not None
-    return scores.logp_KN[0], scores.entropy_N
+    assert scores.entropy is not None
+    return scores.logp[0], scores.entropy
 
 
 def _ours(x: Inputs, option: str) -> Run:

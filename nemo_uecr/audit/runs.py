@@ -170,11 +170,13 @@ def _expected(
         "count/unique_prompts": prompts if problems is None else min(prompts, len(problems)),
         "count/trajectories": prompts * rollout.responses_per_prompt,
         "count/rewarded": generated,
-        "count/trained": round(generated - filtered),
         "count/global_steps": number,
     }
+    kept = step.get("advantage/trained_share")  # of a method that masks the loss
+    if kept is None:
+        expected["count/trained"] = round(generated - filtered)
     if not filtered:
-        expected["count/valid_tokens"] = round(step["response/length_mean"] * generated)
+        expected["count/valid_tokens"] = round(step["response/length_mean"] * generated * (kept or 1.0))
     done = next((each["count/optimizer_steps"] for each in reversed(before) if each["step"] == number - 1), None)
     if number == 1 or done is not None:
         expected["count/optimizer_steps"] = (done or 0) + optimizer_steps
@@ -186,6 +188,7 @@ def _batch_faults(
 ) -> Iterator[str]:
     rollout, tensors = config.rollout, load_batch(path).tensors
     group, mask = tensors["group"].numpy(), tensors["mask"].bool().numpy()
+    trained = tensors.get("loss_mask", tensors["mask"]).sum()
     _, sizes = np.unique(group, return_counts=True)
     if len(sizes) != rollout.prompts_per_step or (sizes != rollout.responses_per_prompt).any():
         yield f"groups of {sorted(set(sizes.tolist()))} responses, {len(sizes)} of them"
@@ -193,8 +196,8 @@ def _batch_faults(
         yield f"response {int(mask.any(axis=1).argmin())} is empty"
     if record is not None:
         tokens, reward = record["count/valid_tokens"], float(tensors["task_reward"].double().mean())
-        if not rollout.overlong_filter and int(mask.sum()) != tokens:
-            yield f"{int(mask.sum())} tokens, {_count(tokens)} in the record"
+        if not rollout.overlong_filter and int(trained) != tokens:
+            yield f"{int(trained)} tokens in the loss, {_count(tokens)} in the record"
         if not math.isclose(reward, record["reward/task_mean"], rel_tol=0.0, abs_tol=1e-6):
             yield f"mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
     yield from _prompt_faults(number, saved_texts(path), group.tolist(), config, problems)

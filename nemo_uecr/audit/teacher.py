@@ -194,9 +194,9 @@ def _megatron(model: str, request: Request) -> EngineScores:
         for prompt, ids in zip(request.prompts, map(torch.tensor, request.whole), strict=True):
             logits_NV, target_N = megatron_logits(module, ids[None])[0, len(prompt) - 1 : -1], ids[len(prompt) :]
             found = score_logits(logits_NV, target_N, temperatures=(1.0,), entropy=True)
-            assert found.entropy_N is not None
-            logp.append(found.logp_KN[0])
-            entropy.append(found.entropy_N)
+            assert found.entropy is not None
+            logp.append(found.logp[0])
+            entropy.append(found.entropy)
     return EngineScores(torch.cat(logp), torch.cat(entropy))
 
 

@@ -80,8 +80,8 @@ def policy_loss(
         logp: [..., T] log pi_theta at the rollout temperature T_r, nats, with gradient.
         old_logp: [..., T] log pi_old at T_r, nats.
         advantage: [..., T] token advantages.
-        mask: [..., T] bool or integer, the sampled tokens.
-        denominator: sampled tokens of the whole optimizer step's batch on all ranks (token mean); by default those of
+        mask: [..., T] bool or integer, the tokens in the loss: the sampled ones, or ``Advantages.loss_mask_BT``.
+        denominator: tokens in the loss of the whole optimizer step on all ranks (token mean); by default those of
             this call, where it is the whole step; without any the loss is 0.
         clip: lower and upper clip bound, epsilon_l and epsilon_h.
         ref_logp: [..., T] reference policy at T_r; None exactly when ``kl_coef`` is 0.
@@ -102,7 +102,7 @@ def policy_loss(
         denominator = max(float(mask.sum()), 1.0)
     if denominator <= 0:
         raise ScoreError(
-            f"the loss denominator is {denominator}; expected the optimizer step's count of sampled tokens"
+            f"the loss denominator is {denominator}; expected the optimizer step's count of tokens in the loss"
         )
     if (ref_logp is None) != (kl_coef == 0):
         raise ScoreError(f"reference log-probabilities and kl_coef={kl_coef} disagree; expected both or neither")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,8 @@ CPU_BLOCK_TOKENS = 65_536
 GPU_BLOCK_TOKENS = 16_777_216
 #: Token fields with log-probabilities or entropies, in nats.
 SCORE_FIELDS = ("old_logp", "teacher_logp", "teacher_entropy", "initial_logp")
+#: Marks the fields of `Advantages` that tell how an advantage came about; any other belongs to the loss.
+DESCRIBES = {"describes": True}
 
 
 @dataclass(frozen=True)
@@ -317,12 +319,14 @@ class Settings:
 class Advantages:
     """What a method returns. All tensors are detached; None where the method has no such quantity.
 
-    Token fields have the layout of the batch. Where the mask is False, ``advantage_BT`` is 0,
-    ``weight_BT`` is 1, and the other token fields are 0.
+    Token fields have the layout of the batch. Outside the mask, and outside the loss's own where there is one, the
+    advantages are 0; ``weight_BT`` is 1 outside the mask, and the other token fields are 0.
 
     Attributes:
         advantage_BT: advantage of the (first) clipped surrogate.
         advantage_opd_BT: advantage of the second surrogate (``grpo_plus_opd``).
+        loss_mask_BT: bool, the sampled tokens in the loss; the others leave its numerator, the reference KL's
+            included, and its denominator. None where all are in it.
         weight_BT: token weight w (only with ``detail``).
         residual_BT: q (only with ``detail``).
         direction_BT: d (only with ``detail``).
@@ -337,24 +341,49 @@ class Advantages:
 
     advantage_BT: Tensor
     advantage_opd_BT: Tensor | None = None
-    weight_BT: Tensor | None = None
-    residual_BT: Tensor | None = None
-    direction_BT: Tensor | None = None
-    confidence_BT: Tensor | None = None
-    centre_B: Tensor | None = None
-    advantage_unified_B: Tensor | None = None
-    advantage_task_B: Tensor | None = None
-    advantage_teacher_B: Tensor | None = None
-    teacher_reward_B: Tensor | None = None
-    unified_std_B: Tensor | None = None
+    loss_mask_BT: Tensor | None = None
+    weight_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
+    residual_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
+    direction_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
+    confidence_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
+    centre_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    advantage_unified_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    advantage_task_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    advantage_teacher_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    teacher_reward_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    unified_std_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+
+    def trained(self, mask_BT: Tensor) -> Tensor:
+        """[B, T] bool, which of the sampled tokens ``mask_BT`` are in the loss."""
+        return mask_BT if self.loss_mask_BT is None else self.loss_mask_BT
+
+    def loss_tensors(self) -> dict[str, Tensor]:
+        """What the loss reads, by public name: a back end uses all of it, and a saved batch keeps it."""
+        return {name: tensor for name, tensor in self.named_tensors().items() if name in LOSS_TENSORS}
+
+    def check_used(self, used: Set[str], back_end: str) -> None:
+        """Refuse what the loss has to read and a back end would ignore.
+
+        Raises:
+            ScoreError: naming it.
+        """
+        if ignored := sorted(self.loss_tensors().keys() - used):
+            raise ScoreError(
+                f"the method returned {', '.join(ignored)}, which the back end {back_end} does not use; expected only "
+                f"{', '.join(sorted(used))}: it would train on another loss"
+            )
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor that is present, by its public name (the keys of ``nemo-uecr replay``)."""
-        return {
-            name.removesuffix("_BT").removesuffix("_B"): tensor
-            for name, tensor in vars(self).items()
-            if tensor is not None
-        }
+        return {_public(name): tensor for name, tensor in vars(self).items() if tensor is not None}
+
+
+def _public(name: str) -> str:
+    return name.removesuffix("_BT").removesuffix("_B")
+
+
+#: Public names of the tensors that the loss reads.
+LOSS_TENSORS = frozenset(_public(each.name) for each in fields(Advantages) if not each.metadata)
 
 
 def _check_responses(batch: ScoredBatch) -> None:

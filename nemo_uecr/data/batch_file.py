@@ -136,12 +136,6 @@ def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def advantages_of(advantages: Advantages) -> dict[str, Tensor]:
-    """The advantages by their public names, as `replay --check` compares them."""
-    found = {"advantage": advantages.advantage_BT, "advantage_opd": advantages.advantage_opd_BT}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
 # The advantages of a saved step, computed again
 
 
@@ -206,19 +200,19 @@ def recompute(path: Path) -> Recomputed:
     """
     import torch
 
+    from nemo_uecr.core.records import LOSS_TENSORS
+
     saved = load_batch(path)
     if "advantage" not in saved.tensors:
         raise DataError(f"{path} has no saved advantages to compare with; expected a step saved by this version's run")
-    again = advantages_of(compute_again(saved, scored_batch(saved, path), path))
+    again = compute_again(saved, scored_batch(saved, path), path).loss_tensors()
     bitwise, difference = True, 0.0
-    for name in ("advantage", "advantage_opd"):
+    for name in LOSS_TENSORS & (saved.tensors.keys() | again.keys()):
         before, now = saved.tensors.get(name), again.get(name)
-        if before is None and now is None:
-            continue
         if before is None or now is None or before.shape != now.shape or before.dtype != now.dtype:
             bitwise, difference = False, float("inf")
             continue
-        bitwise &= torch.equal(before.contiguous().view(torch.int32), now.contiguous().view(torch.int32))
+        bitwise &= torch.equal(before.contiguous().view(torch.uint8), now.contiguous().view(torch.uint8))
         distance = (before.double() - now.double()).abs() / before.double().abs().clamp_min(1.0)
         difference = max(difference, float(distance.nan_to_num(nan=float("inf")).max()))
     return Recomputed(saved.header.get("arithmetic") == arithmetic(), bitwise, difference)

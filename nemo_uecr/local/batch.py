@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
-from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
+from nemo_uecr.data.batch_file import arithmetic, save_batch, tensors_of
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError, UecrError
 from nemo_uecr.files import replace_file
@@ -119,7 +119,7 @@ class StepBatch:
 
     def save(self, path: Path, method: MethodConfig, settings: Settings, advantages: Advantages | None) -> None:
         """Write the tensors, the advantages among them where there are any."""
-        tensors = self.tensors() | ({} if advantages is None else advantages_of(advantages))
+        tensors = self.tensors() | ({} if advantages is None else advantages.loss_tensors())
         made_with = arithmetic()
         save_batch(path, tensors, method=method.name, settings=vars(settings), step=self.step, arithmetic=made_with)
 

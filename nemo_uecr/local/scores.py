@@ -67,14 +67,14 @@ def score(
         micro = sequences.micro_batch(rows)
         row_N, column_N = micro.mask_bT.nonzero(as_tuple=True)
         for start, found in _finite_scores(model, micro, scorer):
-            tokens = slice(start, start + found.logp_KN.shape[1])
+            tokens = slice(start, start + found.logp.shape[1])
             place = (row_N[tokens], column_N[tokens])
-            for target_BT, values_N in zip(logp, found.logp_KN, strict=True):
+            for target_BT, values_N in zip(logp, found.logp, strict=True):
                 target_BT[rows][place] = values_N.cpu()
-            if entropy_BT is not None and found.entropy_N is not None:
-                entropy_BT[rows][place] = found.entropy_N.cpu()
-            if top1_BT is not None and found.top1_N is not None:
-                top1_BT[rows][place] = found.top1_N.cpu()
+            if entropy_BT is not None and found.entropy is not None:
+                entropy_BT[rows][place] = found.entropy.cpu()
+            if top1_BT is not None and found.top1 is not None:
+                top1_BT[rows][place] = found.top1.cpu()
     return Scores(logp, entropy_BT, top1_BT)
 
 

@@ -56,7 +56,6 @@ def step_metrics(
     scored, responses = batch.scored, len(batch.sequences.responses)
     truncated_B = batch.truncated()
     noise, clip = config.method.scoring_noise, {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
-    dropped = int(truncated_B.sum()) if config.rollout.overlong_filter else 0
     kibi = 1 / 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, Linux kibibytes
     metrics = {
         **method_metrics(scored, advantages, settings, residuals, truncated_B=truncated_B, noise=noise),
@@ -69,14 +68,14 @@ def step_metrics(
         "count/unique_prompts": float(len({prompt.problem.id for prompt in batch.sequences.prompts})),
         "count/trajectories": float(responses),
         "count/rewarded": float(len(batch.checked)),
-        "count/trained": float(responses - dropped),
+        "count/trained": float(torch.unique(outcome.place_N2[:, 0]).numel()),
         "count/valid_tokens": float(outcome.ratio_N.numel()),
         "count/optimizer_steps": float(outcome.optimizer_steps),
         "count/global_steps": float(batch.step),
         "memory/peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kibi / 1024,
     }
     if batch.student.entropy_BT is not None:
-        metrics["policy/entropy"] = float(batch.student.entropy_BT[scored.mask_BT].double().mean())
+        metrics["policy/entropy"] = float(batch.student.entropy_BT[advantages.trained(scored.mask_BT)].double().mean())
     if config.loss.reference_kl > 0:
         metrics["policy/ref_kl"] = statistics.fmean(outcome.reference_kl)
     if torch.cuda.is_available():

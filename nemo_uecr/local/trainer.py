@@ -30,6 +30,9 @@ from nemo_uecr.telemetry.sinks import StepLog, check_record
 from nemo_uecr.verifier.extract import Checked
 from nemo_uecr.verifier.pool import check_response
 
+#: What the update reads of a method's result.
+USED = frozenset({"advantage", "advantage_opd", "loss_mask"})
+
 
 @dataclass(frozen=True)
 class Models:
@@ -185,7 +188,8 @@ class Trainer:
 
     def _update(self, batch: StepBatch, advantages: Advantages) -> UpdateOutcome:
         config = self.config
-        loss_mask_BT = batch.scored.mask_BT
+        advantages.check_used(USED, "local")
+        loss_mask_BT = advantages.trained(batch.scored.mask_BT)
         if config.rollout.overlong_filter:
             loss_mask_BT = loss_mask_BT & ~batch.truncated().unsqueeze(1)
         surrogates = [(advantages.advantage_BT, 1.0)]

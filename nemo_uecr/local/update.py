@@ -102,7 +102,7 @@ def update(
     for slices in inputs.slices:
         rows = slice(slices[0].start, slices[-1].stop)
         tokens = int(inputs.loss_mask_BT[rows].sum())
-        if tokens == 0:  # the overlong filter left nothing of this mini-batch
+        if tokens == 0:  # the overlong filter, or the method's mask, left nothing of this mini-batch
             continue
         for group in optimizer.param_groups:
             group["lr"] = warmed_rate(config, steps_done + len(totals))
@@ -125,8 +125,8 @@ def update(
         _check_weights(model, steps_done + len(totals))
     if not totals:
         raise InvariantError(
-            "the batch has no token in the loss; expected some. Every response was truncated and "
-            "rollout.overlong_filter is on: raise rollout.max_response_tokens"
+            "the batch has no token in the loss; expected some. The method's mask left none, or every response was "
+            "truncated and rollout.overlong_filter is on: raise rollout.max_response_tokens"
         )
     losses_of_steps, surrogates, kls, norms = (list(column) for column in zip(*totals, strict=True))
     all_ratios_N = torch.cat(ratios)

@@ -96,6 +96,10 @@ class StepContext:
         del self.scores, self.outcome
 
 
+#: What the policy hands on to the loss.
+USED = frozenset({"advantage", "advantage_opd", "loss_mask"})
+
+
 class UecrEstimator:
     """What NeMo-RL's loop calls for its advantages."""
 
@@ -150,6 +154,7 @@ class UecrEstimator:
         )
         settings, tolerances = context.settings, config.tolerances.model_dump()
         advantages = context.method.compute(batch, settings, detail=True)
+        advantages.check_used(USED, "nemo_rl")
         context.outcome = StepOutcome(
             batch=batch,
             advantages=advantages,

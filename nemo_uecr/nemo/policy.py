@@ -98,7 +98,12 @@ class PolicyMethods:
         """Train on the columns that were scored, audit what was trained, and add the step's telemetry."""
         context = self._context
         self._check_columns(data)
-        second = context.outcome.advantages.advantage_opd_BT
+        advantages = context.outcome.advantages
+        if advantages.loss_mask_BT is not None:  # NeMo-RL counts and masks its tokens by these two columns
+            rows_B = advantages.loss_mask_BT.any(dim=1)
+            masks = {"token_mask": advantages.loss_mask_BT, "sample_mask": rows_B & data["sample_mask"].bool()}
+            data = type(data)(dict(data) | {name: mask.to(data[name].dtype) for name, mask in masks.items()})
+        second = advantages.advantage_opd_BT
         columns = dict(data) if second is None else dict(data) | {OPD_COLUMN: second}
         packed = self.cfg["sequence_packing"]["enabled"] or self.cfg["dynamic_batching"]["enabled"]
         rounding = self.data_parallel_size * (1 if packed else self.cfg["train_micro_batch_size"])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.core.records import LOSS_TENSORS
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
@@ -22,7 +23,7 @@ from nemo_uecr.nemo.translate import master_config, teacher_policy
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
 #: What a batch has from the teacher that scored it: another one's scores leave nothing of it.
-OF_A_TEACHER = ("teacher_logp", "teacher_entropy", "advantage", "advantage_opd")
+OF_A_TEACHER = {"teacher_logp", "teacher_entropy"} | LOSS_TENSORS
 
 
 class RayTeacher:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.data.batch_file import advantages_of, arithmetic, save_batch, tensors_of
+from nemo_uecr.data.batch_file import arithmetic, save_batch, tensors_of
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo.contract import BatchFactsError
 from nemo_uecr.nemo.estimator import StepContext
@@ -24,15 +24,17 @@ from nemo_uecr.telemetry.metrics import method_metrics
 def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
     """What was drawn, generated and trained must add up with the configuration and the workers' own counts.
 
-    ``data`` holds NeMo-RL's training columns, ``result`` what the policy's training returned.
+    ``data`` holds NeMo-RL's training columns with the method's mask, ``result`` what the policy's training returned.
     """
     config, outcome, metrics = context.config, context.outcome, result["all_mb_metrics"]
-    dropped = int(outcome.truncated_B.sum()) if config.rollout.overlong_filter else 0
+    kept_B = outcome.advantages.trained(outcome.batch.mask_BT).any(dim=1)
+    if config.rollout.overlong_filter:
+        kept_B = kept_B & ~outcome.truncated_B
     # NeMo-RL divides every metric by the number of optimizer steps, so that their sum is the mean over steps.
     steps = context.optimizer_steps
     facts = {
         "responses generated": (outcome.batch.responses, context.responses),
-        "responses trained": (_trained_rows(data), context.responses - dropped),
+        "responses trained": (_trained_rows(data), int(kept_B.sum())),
         "responses in the workers' losses": (round(sum(metrics["num_valid_samples"]) * steps), _trained_rows(data)),
         "tokens in the workers' losses": (
             round(sum(metrics[f"{PREFIX}trained_tokens"]) * steps),
@@ -84,7 +86,7 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
     every = config.telemetry.save_batch_every
     if every == 0 or step % every:
         return
-    tensors = tensors_of(context.outcome.batch) | advantages_of(context.outcome.advantages)
+    tensors = tensors_of(context.outcome.batch) | context.outcome.advantages.loss_tensors()
     tensors |= {"old_logp_rollout": context.scores.student.logp[0], "token_ids": context.scores.token_ids_BS}
     if config.loss.reference_kl > 0:
         tensors["ref_logp"] = data["reference_policy_logprobs"]
@@ -101,7 +103,7 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
 
 
 def _policy(context: StepContext, result: Any) -> dict[str, float]:
-    config, metrics = context.config, result["all_mb_metrics"]
+    config, outcome, metrics = context.config, context.outcome, result["all_mb_metrics"]
 
     def mean(name: str) -> float:
         return float(sum(metrics[name]))
@@ -127,7 +129,7 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
     }
     entropy_BS = context.scores.student.entropy_BS
     if entropy_BS is not None:
-        values["policy/entropy"] = float(entropy_BS[context.outcome.batch.mask_BT].double().mean())
+        values["policy/entropy"] = float(entropy_BS[outcome.advantages.trained(outcome.batch.mask_BT)].double().mean())
     if config.loss.reference_kl > 0:
         values["policy/ref_kl"] = mean(f"{PREFIX}ref_kl" if config.conventions.kl == "paper" else "kl_penalty")
     return values

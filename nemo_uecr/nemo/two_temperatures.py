@@ -173,15 +173,15 @@ def _score_chunk(
     scores = functools.partial(score_logits, target_N=target_N, valid_vocab=request.vocabulary, shard=shard)
     if logits_NV.dtype == torch.float32:
         found = scores(logits_NV, temperatures=request.temperatures, entropy=request.entropy)
-        logp = list(found.logp_KN)
+        logp = list(found.logp)
     else:
         at_one = functools.partial(scores, temperatures=(1.0,))
         found = at_one(logits_NV, entropy=request.entropy)
         logp = [
-            found.logp_KN[0] if value == 1.0 else at_one(logits_NV.div(value), entropy=False).logp_KN[0]
+            found.logp[0] if value == 1.0 else at_one(logits_NV.div(value), entropy=False).logp[0]
             for value in request.temperatures
         ]
-    return logp if found.entropy_N is None else [*logp, found.entropy_N]
+    return logp if found.entropy is None else [*logp, found.entropy]
 
 
 def row_hash(ids_BS: Tensor, lengths_B: Tensor) -> Tensor:

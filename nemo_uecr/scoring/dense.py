@@ -90,8 +90,8 @@ def token_scores(
         ScoreError, NonFiniteScoreError: see `score_logits`.
     """
     found = score_logits(*_chosen(logits, tokens, mask), temperatures=temperatures, entropy=entropy)
-    logp = torch.stack([_placed(logp_N, tokens, mask) for logp_N in found.logp_KN])
-    return TokenScores(logp, None if found.entropy_N is None else _placed(found.entropy_N, tokens, mask), None)
+    logp = torch.stack([_placed(logp_N, tokens, mask) for logp_N in found.logp])
+    return TokenScores(logp, None if found.entropy is None else _placed(found.entropy, tokens, mask), None)
 
 
 def token_logp(
@@ -192,7 +192,7 @@ class _TokenLogp(torch.autograd.Function):
         if kept_WN is not None:
             ctx.save_for_backward(logits_NV, target_N, kept_WN)
         ctx.layout, ctx.valid_vocab, ctx.shard = layout, valid_vocab, shard
-        return scores.logp_KN[0]
+        return scores.logp[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

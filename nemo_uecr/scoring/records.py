@@ -21,17 +21,17 @@ class NonFiniteScoreError(ScoreError):
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of N given tokens.
+    """Scores of given tokens, of any leading shape `[...]`; `[N]` of the functions that take flat tokens.
 
     Attributes:
-        logp_KN: `[K, N]` float32 log-probabilities in nats, one row a temperature, in the order asked.
-        entropy_N: `[N]` float32, +H >= 0 in nats, of softmax(logits) at temperature 1; None if not asked.
-        top1_N: `[N]` bool, whether the target attains the largest logit (ties count); None if not asked.
+        logp: `[K, ...]` float32 log-probabilities in nats, one row a temperature, in the order asked.
+        entropy: `[...]` float32, +H >= 0 in nats, of softmax(logits) at temperature 1; None if not asked.
+        top1: `[...]` bool, whether the target attains the largest logit (ties count); None if not asked.
     """
 
-    logp_KN: Tensor
-    entropy_N: Tensor | None
-    top1_N: Tensor | None
+    logp: Tensor
+    entropy: Tensor | None
+    top1: Tensor | None
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,12 @@ _TABLE = (
     ("advantage/sign_flip_share", "share", "mean over responses of mixed groups", "A^U and A^task of other sign"),
     ("advantage/degenerate_abs_mean", "1", "mean over tokens", "magnitude of the final advantage in degenerate groups"),
     ("advantage/degenerate_abs_max", "1", "max over tokens", "magnitude of the final advantage in degenerate groups"),
+    (
+        "advantage/trained_share",
+        "share",
+        "mean over sampled tokens",
+        "tokens that the method's mask keeps in the loss; every other metric over tokens is then over these",
+    ),
     ("policy/loss", "1", "token mean, mean over updates", "actor loss: surrogates plus reference KL"),
     ("policy/pg_loss", "1", "token mean, mean over updates", "clipped surrogates alone"),
     ("policy/ref_kl", "nats", "token mean, mean over updates", "low-variance KL to the reference, unscaled"),

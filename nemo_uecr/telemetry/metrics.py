@@ -49,9 +49,11 @@ def method_metrics(
         noise: below this standard deviation a group is counted.
     """
     tokens = token_values(batch, advantages)
-    flat_B = Groups.of(batch.group_B).flat(batch.task_reward_B)
+    flat_B, trained_BT = Groups.of(batch.group_B).flat(batch.task_reward_B), advantages.trained(batch.mask_BT)
     metrics = described(tokens | response_values(batch, advantages, settings))
-    metrics |= described({"advantage/degenerate": advantages.advantage_BT[batch.mask_BT & flat_B.unsqueeze(1)]})
+    metrics |= described({"advantage/degenerate": advantages.advantage_BT[trained_BT & flat_B.unsqueeze(1)]})
+    if advantages.loss_mask_BT is not None:
+        metrics["advantage/trained_share"] = _share(trained_BT[batch.mask_BT])
     metrics["response/truncated_share"] = _share(truncated_B)
     if "teacher/gap" in tokens:
         metrics["teacher/gap_clip_share"] = _share(tokens["teacher/gap"].abs() > GAP_CLIP)
@@ -92,7 +94,7 @@ def response_values(batch: ScoredBatch, advantages: Advantages, settings: Settin
 
 
 def token_values(batch: ScoredBatch, advantages: Advantages) -> dict[str, Tensor]:
-    """[N] float64 each quantity of a token that the method has."""
+    """[N] float64 each quantity that the method has of a token in the loss."""
     gap_BT = None if batch.teacher_logp_BT is None else batch.teacher_logp_BT - batch.old_logp_BT
     values_BT = {
         "advantage/": advantages.advantage_BT,
@@ -103,7 +105,8 @@ def token_values(batch: ScoredBatch, advantages: Advantages) -> dict[str, Tensor
         "ecr/residual": advantages.residual_BT,
         "ecr/weight": advantages.weight_BT,
     }
-    return {name: value_BT[batch.mask_BT].double() for name, value_BT in values_BT.items() if value_BT is not None}
+    trained_BT = advantages.trained(batch.mask_BT)
+    return {name: value_BT[trained_BT].double() for name, value_BT in values_BT.items() if value_BT is not None}
 
 
 def group_metrics(batch: ScoredBatch, advantages: Advantages, *, noise: float) -> dict[str, float]:
@@ -129,12 +132,12 @@ def group_metrics(batch: ScoredBatch, advantages: Advantages, *, noise: float) -
 def split_metrics(batch: ScoredBatch, advantages: Advantages) -> dict[str, float]:
     """Means over the tokens of each part of each split; a part without tokens, and what a method lacks, is absent."""
     mask_BT, right_B = batch.mask_BT, batch.task_reward_B > 0
-    tokens = token_values(batch, advantages)
-    outcome_N = (~right_B).long().unsqueeze(1).expand(mask_BT.shape)[mask_BT]
-    metrics = _means("outcome", outcome_N, tokens) | _means("position", quarter(mask_BT)[mask_BT], tokens)
+    trained_BT, tokens = advantages.trained(mask_BT), token_values(batch, advantages)
+    outcome_N = (~right_B).long().unsqueeze(1).expand(mask_BT.shape)[trained_BT]
+    metrics = _means("outcome", outcome_N, tokens) | _means("position", quarter(mask_BT)[trained_BT], tokens)
     if batch.teacher_entropy_BT is not None:
         edges = torch.tensor(ENTROPY_EDGES, device=mask_BT.device)
-        bin_N = torch.bucketize(batch.teacher_entropy_BT[mask_BT].float(), edges, right=True)
+        bin_N = torch.bucketize(batch.teacher_entropy_BT[trained_BT].float(), edges, right=True)
         metrics |= _means("entropy_bin", bin_N, tokens)
     by_response = {"length_mean": mask_BT.sum(dim=1), "teacher_reward_mean": advantages.teacher_reward_B}
     for suffix, chosen_B in (("right", right_B), ("wrong", ~right_B)):

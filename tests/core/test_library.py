@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any
@@ -14,6 +15,7 @@ import nemo_uecr
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
 from nemo_uecr.errors import ConfigError, ScoreError
+from tests.core import sparse
 
 SCALARS = {"alpha": 1.3, "rho": 0.7, "tau_delta": 0.8, "tau_entropy": 0.9}
 P, G, T = 4, 3, 7
@@ -78,6 +80,26 @@ def test_stages_with_gathered_statistics_are_the_whole() -> None:
         torch.testing.assert_close(advantage.float(), whole[:, own], rtol=1e-6, atol=1e-6)
 
 
+def test_a_method_may_mask_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A = +-1 for one response each; of the three tokens below the median two are the right one's: -(2 - 1) / 3."""
+    sparse.register(monkeypatch)
+    old = torch.tensor([[-3.2, -3.1, -1.0, -1.0], [-4.0, -1.0, -1.0, -9.0], [torch.nan] * 4])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]])
+    record = ScoredBatch.of(torch.tensor([1.0, 0.0, 0.0]), ["a"] * 3, mask, old)
+    found = nemo_uecr.method_advantage("sparse", record, unusable="zero")
+    kept = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    assert torch.equal(found.trained(record.mask_BT), kept)
+    assert not found.advantage_BT[~kept].any()
+    assert found.loss_tensors().keys() == {"advantage", "loss_mask"}
+    logp = torch.full_like(old, -2.0).requires_grad_()
+    loss = nemo_uecr.policy_loss(logp, logp, found.advantage_BT, kept, ref_logp=logp - 0.5, kl_coef=0.1)
+    loss.total.backward()
+    k3 = math.exp(-0.5) + 0.5 - 1.0
+    assert float(loss.total.detach()) == pytest.approx(-1 / 3 + 0.1 * k3, abs=2e-6)
+    assert logp.grad is not None
+    assert (logp.grad != 0).equal(kept)
+
+
 def test_what_cannot_be_used_is_an_error_or_zero() -> None:
     data = batch(2)
     group = torch.arange(P).unsqueeze(1).expand(P, G).clone()
@@ -138,18 +160,18 @@ def test_scores_of_any_leading_shape_are_those_of_the_rows() -> None:
     found = nemo_uecr.token_scores(logits, tokens, mask.long(), temperatures=(1.0, 0.7), entropy=True)
     logp = logits.double().log_softmax(dim=-1)
     expected = logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).masked_fill(~mask, 0.0)
-    torch.testing.assert_close(found.logp_KN[0], expected.float(), rtol=0, atol=2e-6)
+    torch.testing.assert_close(found.logp[0], expected.float(), rtol=0, atol=2e-6)
     entropy = -(logp.exp() * logp).sum(dim=-1).masked_fill(~mask, 0.0)
-    torch.testing.assert_close(found.entropy_N, entropy.float(), rtol=0, atol=2e-6)
+    torch.testing.assert_close(found.entropy, entropy.float(), rtol=0, atol=2e-6)
     leaf = logits.masked_fill(~mask.unsqueeze(-1), 0.0).requires_grad_()
     at_rollout = nemo_uecr.token_logp(leaf, tokens, mask, temperature=0.7)
-    assert torch.equal(at_rollout.detach(), found.logp_KN[1])
+    assert torch.equal(at_rollout.detach(), found.logp[1])
     at_rollout.sum().backward()
     assert not leaf.grad[~mask].any()
     assert leaf.grad[mask].any()
-    assert torch.equal(nemo_uecr.token_logp(leaf.detach(), tokens)[mask], found.logp_KN[0][mask])
+    assert torch.equal(nemo_uecr.token_logp(leaf.detach(), tokens)[mask], found.logp[0][mask])
     nothing = nemo_uecr.token_scores(logits[:0], tokens[:0], entropy=True)
-    assert nothing.logp_KN.shape == (1, 0, 3, 4)
+    assert nothing.logp.shape == (1, 0, 3, 4)
 
 
 def test_shapes_that_would_broadcast_are_refused() -> None:

@@ -76,13 +76,13 @@ def check_logits() -> dict[str, float]:
                 worst = 0.0
                 for row, temperature in enumerate((1.0, 0.7)):
                     logp, entropy = exact(logits, target, temperature)
-                    worst = max(worst, float((scores.logp_KN[row] - logp).abs().max()))
+                    worst = max(worst, float((scores.logp[row] - logp).abs().max()))
                     if row == 0:
-                        assert scores.entropy_N is not None
-                        worst = max(worst, float((scores.entropy_N - entropy).abs().max()))
+                        assert scores.entropy is not None
+                        worst = max(worst, float((scores.entropy - entropy).abs().max()))
                 top = logits.gather(1, target.unsqueeze(1)).squeeze(1) == logits.amax(1)
-                assert scores.top1_N is not None
-                assert torch.equal(scores.top1_N, top), "top-1 differs"
+                assert scores.top1 is not None
+                assert torch.equal(scores.top1, top), "top-1 differs"
                 errors[f"{vocab} {dtype} log Z {log_z}"] = worst
                 assert worst <= BOUND, (vocab, dtype, log_z, worst)
     return errors
@@ -95,7 +95,7 @@ def check_bits_and_gradient() -> None:
         for temperature in (1.0, 0.7):
             rows = logits.to(dtype)
             scores = score_logits(rows, target, temperatures=(0.7, 1.0), entropy=True)
-            expected = scores.logp_KN[(0.7, 1.0).index(temperature)]
+            expected = scores.logp[(0.7, 1.0).index(temperature)]
             for start, stop in ((0, 33), (0, 1), (5, 20)):
                 logp = token_logp(rows[start:stop], target[start:stop], temperature=temperature)
                 assert torch.equal(logp, expected[start:stop]), "training and scoring differ in a bit"
@@ -142,8 +142,8 @@ def check_hidden() -> dict[str, float]:
     assert wide_workspace <= WORKSPACE_LIMIT, f"float32: {wide_workspace / 2**20:.0f} MiB beyond one chunk"
     some = slice(hidden.shape[0] - 32, hidden.shape[0])
     logp, entropy = exact(hidden[some].double() @ weight.double().T, target[some], 1.0)
-    assert kept.entropy_N is not None
-    error = max(float((kept.logp_KN[0, some] - logp).abs().max()), float((kept.entropy_N[some] - entropy).abs().max()))
+    assert kept.entropy is not None
+    error = max(float((kept.logp[0, some] - logp).abs().max()), float((kept.entropy[some] - entropy).abs().max()))
     assert error <= FUSED_BOUND, error
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.data.batch_file import SavedBatch, load_batch
+from nemo_uecr.data.batch_file import SavedBatch, load_batch, recompute
 from nemo_uecr.data.problems import Problem
+from nemo_uecr.errors import ScoreError
+from nemo_uecr.local import trainer
 from nemo_uecr.local.models import load_model
 from nemo_uecr.local.sequences import Response, Sequences, encode_prompts
+from tests.audit.test_runs import faults
+from tests.core import sparse
 from tests.local import tiny
 from tests.local.test_scores import by_hand, worst
 
@@ -67,6 +71,30 @@ def test_second_surrogate_counts_with_its_coefficient(tmp_path: Path) -> None:
     task, opd = (float(found[name][mask_BT].double().mean()) for name in ("advantage", "advantage_opd"))
     assert abs(opd) > 0.01  # otherwise its coefficient could not be seen
     assert tiny.metrics(folder)[0]["policy/pg_loss"] == pytest.approx(-(task + 3.0 * opd), abs=1e-6)
+
+
+def test_a_method_masks_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At ratio 1 the loss is the mean of ``-A`` over the kept tokens alone; metrics and the saved step agree."""
+    sparse.register(monkeypatch)
+    changes = (*ONE_UPDATE, "train.steps=1", "method.name=sparse", "loss.reference_kl=0")
+    folder = tiny.run(tmp_path / "run", *changes)
+    found, record = saved(folder, 1).tensors, tiny.metrics(folder)[0]
+    kept_BT, mask_BT = found["loss_mask"], found["mask"]
+    assert 0 < int(kept_BT.sum()) < int(mask_BT.sum())
+    assert not (kept_BT & ~mask_BT).any()
+    assert not found["advantage"][~kept_BT].any()
+    mean = float(found["advantage"][kept_BT].double().mean())
+    assert abs(mean) > 0.01
+    assert record["policy/pg_loss"] == pytest.approx(-mean, abs=1e-6)
+    assert record["advantage/mean"] == pytest.approx(mean, abs=1e-6)
+    assert record["count/valid_tokens"] == int(kept_BT.sum())
+    assert record["advantage/trained_share"] == pytest.approx(int(kept_BT.sum()) / int(mask_BT.sum()))
+    again = recompute(folder / "batches" / "step-000001.safetensors")
+    assert (again.bitwise, again.difference) == (True, 0.0)
+    assert faults(folder) == []
+    monkeypatch.setattr(trainer, "USED", trainer.USED - {"loss_mask"})
+    with pytest.raises(ScoreError, match="returned loss_mask, which the back end local does not use"):
+        tiny.run(tmp_path / "ignored", *changes)
 
 
 def test_schedule_counts_completed_steps(tmp_path: Path) -> None:

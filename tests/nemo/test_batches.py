@@ -18,6 +18,7 @@ from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, score
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
+from tests.core import sparse
 from tests.nemo.loop import config_of, train_ours
 from tests.nemo.tiny_world import (
     PROMPT,
@@ -96,9 +97,10 @@ def test_15_responses_train_on_four_ranks() -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd"])
-def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> None:
-    """The adapter's first loss equals that of `core` over the saved batch, and of the local loop's own update."""
+@pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd", "sparse"])
+def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapter's first loss and gradient are `core`'s over the saved batch, and the local loop's own update's."""
+    sparse.register(monkeypatch)
     config = config_of(method, "telemetry.save_batch_every=1", f"run.folder={tmp_path}")
     run = train_ours(config, steps=1, teacher=TinyTeacher(TinyModel(9), []))
     path = tmp_path / "batches" / "step-000001.safetensors"
@@ -108,22 +110,29 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path) -> 
     advantages = METHODS[method].compute(scored_batch(saved, path), settings).named_tensors()
     assert torch.equal(advantages["advantage"], run.policy.trained[0]["advantages"])
     for loss in (core_loss, local_loss):
-        assert loss(saved.tensors, advantages, config) == pytest.approx(run.policy.losses[0], abs=1e-6)
+        total, gradient = loss(saved.tensors, advantages, config)
+        assert total == pytest.approx(run.policy.losses[0], abs=1e-6)
+        torch.testing.assert_close(gradient, run.policy.gradients[0], atol=1e-6, rtol=1e-4)
 
 
-def core_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> float:
+def gradient_of(model: TinyModel) -> Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def core_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> tuple[float, Tensor]:
     """The loss of a saved step at the model it was sampled from, token columns as they are: no shift, no NeMo-RL."""
-    mask = tensors["mask"]
-    logp = torch.cat((torch.zeros(mask.shape[0], 1), training_logp(TinyModel(0), tensors["token_ids"])), 1)
+    mask, model = tensors.get("loss_mask", tensors["mask"]), TinyModel(0)
+    logp = torch.cat((torch.zeros(mask.shape[0], 1), training_logp(model, tensors["token_ids"])), 1)
     second = (advantages["advantage_opd"], 1.0) if "advantage_opd" in advantages else None
     loss = policy_loss(
         logp, tensors["old_logp_rollout"], advantages["advantage"], mask, denominator=float(mask.sum()),
         ref_logp=tensors["ref_logp"], kl_coef=run.loss.reference_kl, second=second,
     )  # fmt: skip
-    return float(loss.total.detach())
+    loss.total.backward()
+    return float(loss.total.detach()), gradient_of(model)
 
 
-def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> float:
+def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> tuple[float, Tensor]:
     """The loss that the local back end's update takes its step on: its sequences, micro-batches, forward and sums."""
     from nemo_uecr.local.sequences import Prompt, Response, Sequences, micro_slices
     from nemo_uecr.local.update import UpdateInputs, update
@@ -144,18 +153,18 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
     inputs = UpdateInputs(
         sequences=sequences, sample_ids=tuple(map(str, range(len(rows)))),
         slices=micro_slices(len(rows), minibatch=run.train.minibatch_responses, microbatch=8),
-        loss_mask_BT=mask[:, here], old_logp_BT=tensors["old_logp_rollout"][:, here],
+        loss_mask_BT=tensors.get("loss_mask", mask)[:, here], old_logp_BT=tensors["old_logp_rollout"][:, here],
         surrogates=tuple((advantages[name][:, here], 1.0) for name in names),
         ref_logp_BT=tensors["ref_logp"][:, here],
     )  # fmt: skip
     config: Any = SimpleNamespace(
-        train=SimpleNamespace(learning_rate=1e-3, warmup_steps=0, max_grad_norm=1.0),
+        train=SimpleNamespace(learning_rate=1e-3, warmup_steps=0, max_grad_norm=1e9),
         rollout=SimpleNamespace(temperature=TEMPERATURE),
         loss=run.loss,
     )
     model: Any = LocalTiny(TinyModel(0))
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-3)
-    return update(model, optimizer, inputs, config, steps_done=0).loss[0]
+    return update(model, optimizer, inputs, config, steps_done=0).loss[0], gradient_of(model.module)
 
 
 class LocalTiny:

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.nemo import upstream
+from nemo_uecr.errors import ScoreError
+from nemo_uecr.nemo import estimator, upstream
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, score, with_masked_rows
 from nemo_uecr.nemo.estimator import StepContext, StepScores, UecrEstimator
-from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, PREFIX
 from nemo_uecr.nemo.policy import PolicyMethods, padded_minibatches
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, row_hash, score_columns
 from tests.config.test_nemo import CONFIGS, GIVEN
+from tests.core import sparse
+from tests.nemo_backend.test_loss import loss_of
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 PROMPTS, GROUP, WIDTH = 2, 3, 6
@@ -150,6 +153,42 @@ def test_columns_that_changed_before_training_stop_it(name: str) -> None:
     data[name][1] += 1
     with pytest.raises(ContractError, match=name if name != "input_ids" else "training rows"):
         policy.train(data, None)
+
+
+def test_a_methods_mask_reaches_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At ratio 1: ``-mean A`` over the kept tokens, ``-A / N`` as gradient there, and nothing of a response without."""
+    sparse.register(monkeypatch)
+    context, data = estimated("method.name=sparse", "loss.reference_kl=0")
+    kept = context.outcome.advantages.loss_mask_BT
+    assert kept is not None
+    kept[1] = False  # a response of which nothing is kept
+    data["advantages"][1] = context.outcome.handed_out_BS[1] = 0.0
+    found: dict[str, Any] = {}
+
+    def train(self: Any, data: Any, loss_fn: Any, **given: Any) -> Any:
+        found.update(data)
+        raise LookupError("it trained")
+
+    monkeypatch.setattr(Base, "train", train)
+    with pytest.raises(LookupError):
+        Policy(context=context, teacher=None).train(data, None)
+    assert torch.equal(found["token_mask"], kept.float())
+    assert found["sample_mask"].tolist() == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    assert torch.equal(data["token_mask"], context.scores.token_mask_BS)  # NeMo-RL's own batch is as it was
+    logp = found["prev_logprobs"][:, 1:].clone().requires_grad_()
+    tokens = kept.sum()
+    loss, metrics = loss_of()(logp, found | {"generation_logprobs": found["prev_logprobs"]}, torch.tensor(5.0), tokens)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(-float(data["advantages"][kept].mean()), abs=1e-6)
+    assert metrics[f"{PREFIX}trained_tokens"] == int(tokens) < int(context.scores.token_mask_BS.sum())
+    torch.testing.assert_close(logp.grad, -(data["advantages"] * kept / tokens)[:, 1:], atol=1e-7, rtol=0)
+
+
+def test_a_result_that_the_loss_would_ignore_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sparse.register(monkeypatch)
+    monkeypatch.setattr(estimator, "USED", estimator.USED - {"loss_mask"})
+    with pytest.raises(ScoreError, match="returned loss_mask, which the back end nemo_rl does not use"):
+        estimated("method.name=sparse")
 
 
 def columns_of(rows: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.core.records import Advantages
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo import telemetry
 from nemo_uecr.nemo.contract import BatchFactsError
@@ -29,8 +30,10 @@ def step(problems: list[int], grouping: str = "paper") -> tuple[Any, Any, Any]:
     changes = [*GRPO, *given, f"train.minibatch_responses={ROWS // 2}", f"conventions.grouping={grouping}"]
     context: Any = StepContext(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", changes), None, completed_steps=0)
     context.outcome = SimpleNamespace(
-        batch=SimpleNamespace(responses=len(problems), group_B=torch.tensor(problems)),
-        truncated_B=torch.zeros(ROWS), problems=problems,
+        batch=SimpleNamespace(
+            responses=len(problems), group_B=torch.tensor(problems), mask_BT=torch.ones(ROWS, TOKENS, dtype=torch.bool)
+        ),
+        truncated_B=torch.zeros(ROWS), problems=problems, advantages=Advantages(torch.zeros(ROWS, TOKENS)),
     )  # fmt: skip
     data = {"token_mask": torch.ones(ROWS, TOKENS), "sample_mask": torch.ones(ROWS)}
     metrics = {"num_valid_samples": [ROWS / 2], f"{PREFIX}trained_tokens": [ROWS * TOKENS / 2]}

@@ -20,9 +20,9 @@ def test_the_other_temperatures_change_no_bit() -> None:
     logits, target = peaked_logits(5, 9001, 15.0, seed=1)
     whole = score_logits(logits, target, temperatures=MANY, entropy=True)
     for row, temperature in enumerate(MANY):
-        assert torch.equal(token_logp(logits, target, temperature=temperature), whole.logp_KN[row]), temperature
+        assert torch.equal(token_logp(logits, target, temperature=temperature), whole.logp[row]), temperature
     alone = score_logits(logits, target, temperatures=(), entropy=True)
-    assert torch.equal(alone.entropy_N, whole.entropy_N)
+    assert torch.equal(alone.entropy, whole.entropy)
 
 
 @pytest.mark.parametrize("temperatures", [MANY, (*MANY, 5e-4, 80.0)], ids=["native", "beyond it"])
@@ -31,9 +31,9 @@ def test_many_temperatures_are_all_right(temperatures: tuple[float, ...]) -> Non
     scores = score_logits(logits, target, temperatures=temperatures, entropy=True)
     for row, temperature in enumerate(temperatures):
         logp, entropy = float64_scores(logits, target, temperature)
-        assert (scores.logp_KN[row] - logp).abs().max() <= 2e-6 * max(1.0, float(logp.abs().max())), temperature
+        assert (scores.logp[row] - logp).abs().max() <= 2e-6 * max(1.0, float(logp.abs().max())), temperature
     _, entropy = float64_scores(logits, target, 1.0)
-    assert (scores.entropy_N - entropy).abs().max() <= 5e-6
+    assert (scores.entropy - entropy).abs().max() <= 5e-6
 
 
 def views(logits: Tensor) -> dict[str, Tensor]:
@@ -56,9 +56,9 @@ def test_strides_change_no_bit(tokens: int, vocab: int, dtype: torch.dtype) -> N
     whole = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
     for name, view in views(logits).items():
         scores = score_logits(view, target, temperatures=(1.0, 0.7), entropy=True)
-        assert torch.equal(scores.logp_KN, whole.logp_KN), name
-        assert torch.equal(scores.entropy_N, whole.entropy_N), name
-        assert torch.equal(token_logp(view, target, temperature=0.7), whole.logp_KN[1]), name
+        assert torch.equal(scores.logp, whole.logp), name
+        assert torch.equal(scores.entropy, whole.entropy), name
+        assert torch.equal(token_logp(view, target, temperature=0.7), whole.logp[1]), name
 
 
 @pytest.mark.parametrize("vocab", [61, 33_000, QWEN3_VOCAB])
@@ -73,8 +73,8 @@ def test_the_number_of_threads_and_the_rows_beside_change_no_bit(vocab: int) -> 
             for row, temperature in enumerate((1.0, 0.7)):
                 for rows in (slice(0, 1), slice(1, None)):
                     alone = token_logp(logits[rows], target[rows], temperature=temperature)
-                    assert torch.equal(alone, scores.logp_KN[row, rows]), (threads, temperature)
-            found.append(torch.cat([scores.logp_KN, scores.entropy_N.unsqueeze(0)]))
+                    assert torch.equal(alone, scores.logp[row, rows]), (threads, temperature)
+            found.append(torch.cat([scores.logp, scores.entropy.unsqueeze(0)]))
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
@@ -90,6 +90,6 @@ def test_the_default_dtype_changes_no_bit() -> None:
         found = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found.logp_KN.dtype == torch.float32
-    assert torch.equal(found.logp_KN, expected.logp_KN)
-    assert torch.equal(found.entropy_N, expected.entropy_N)
+    assert found.logp.dtype == torch.float32
+    assert torch.equal(found.logp, expected.logp)
+    assert torch.equal(found.entropy, expected.entropy)

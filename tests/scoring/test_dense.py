@@ -25,10 +25,10 @@ def test_hand_values() -> None:
     # At T = 1/2 the weights are squared, 1, 4, 25: ln(4/30) = -2.0149030.
     logits = torch.tensor([[0.0, math.log(2.0), math.log(5.0)]])
     scores = score_logits(logits, torch.tensor([1]), temperatures=(0.5, 1.0), entropy=True, top1=True)
-    torch.testing.assert_close(scores.logp_KN, torch.tensor([[-2.0149030], [-1.3862944]]), rtol=0, atol=2e-7)
-    assert scores.top1_N is not None
-    torch.testing.assert_close(scores.entropy_N, torch.tensor([0.9002561]), rtol=0, atol=2e-7)
-    assert scores.top1_N.tolist() == [False]
+    torch.testing.assert_close(scores.logp, torch.tensor([[-2.0149030], [-1.3862944]]), rtol=0, atol=2e-7)
+    assert scores.top1 is not None
+    torch.testing.assert_close(scores.entropy, torch.tensor([0.9002561]), rtol=0, atol=2e-7)
+    assert scores.top1.tolist() == [False]
 
 
 @pytest.mark.usefixtures("reduction")
@@ -50,10 +50,10 @@ def test_error_against_float64(vocab: int, dtype: torch.dtype, log_z: float) -> 
     scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
     for row, temperature in enumerate((1.0, 0.7)):
         logp, entropy = float64_scores(logits, target, temperature)
-        assert (scores.logp_KN[row] - logp).abs().max() <= ERROR_BOUND
+        assert (scores.logp[row] - logp).abs().max() <= ERROR_BOUND
         if temperature == 1.0:
-            assert (scores.entropy_N - entropy).abs().max() <= ERROR_BOUND
-            assert (scores.entropy_N >= 0).all()
+            assert (scores.entropy - entropy).abs().max() <= ERROR_BOUND
+            assert (scores.entropy >= 0).all()
 
 
 @pytest.mark.usefixtures("reduction")
@@ -63,8 +63,8 @@ def test_padding_columns_change_no_bit(filler: float) -> None:
     padded = torch.cat([logits, torch.full((9, 24), filler)], 1)
     plain = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True, top1=True)
     masked = score_logits(padded, target, temperatures=(1.0, 0.7), entropy=True, top1=True, valid_vocab=1000)
-    assert torch.equal(plain.logp_KN, masked.logp_KN)
-    assert torch.equal(plain.entropy_N, masked.entropy_N)
+    assert torch.equal(plain.logp, masked.logp)
+    assert torch.equal(plain.entropy, masked.entropy)
 
 
 def reference_gradient(logits: Tensor, target: Tensor, temperature: float, weight: Tensor) -> Tensor:
@@ -92,14 +92,14 @@ def test_gradient_against_float64(tokens: int, vocab: int, temperature: float) -
 def test_no_gradient_and_no_graph_from_score_logits() -> None:
     logits = torch.randn(3, 11, requires_grad=True)
     scores = score_logits(logits, torch.tensor([1, 2, 3]), temperatures=(1.0,), entropy=True)
-    assert not scores.logp_KN.requires_grad
+    assert not scores.logp.requires_grad
 
 
 def test_temperatures_come_back_in_the_order_asked() -> None:
     logits, target = peaked_logits(4, 50, 9.0, seed=10)
     scores = score_logits(logits, target, temperatures=(0.7, 1.0, 0.7), entropy=False)
-    assert torch.equal(scores.logp_KN[0], scores.logp_KN[2])
-    assert torch.equal(scores.logp_KN[1], score_logits(logits, target, temperatures=(1.0,), entropy=True).logp_KN[0])
+    assert torch.equal(scores.logp[0], scores.logp[2])
+    assert torch.equal(scores.logp[1], score_logits(logits, target, temperatures=(1.0,), entropy=True).logp[0])
 
 
 @pytest.mark.usefixtures("reduction")
@@ -114,8 +114,8 @@ def test_masked_columns_weigh_nothing_at_any_temperature(temperature: float, mas
     scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
     logp, _ = float64_scores(logits, target, temperature)
     _, entropy = float64_scores(logits, target, 1.0)
-    assert (scores.logp_KN[0] - logp).abs().max() <= 1e-6
-    assert (scores.entropy_N - entropy).abs().max() <= 1e-6
+    assert (scores.logp[0] - logp).abs().max() <= 1e-6
+    assert (scores.entropy - entropy).abs().max() <= 1e-6
 
 
 @pytest.mark.usefixtures("reduction")
@@ -123,8 +123,8 @@ def test_top1_counts_ties_and_no_near_ties() -> None:
     near = 2.5 - 2.0**-22  # one step below 2.5 in float32
     logits = torch.tensor([[1.0, 3.0, 3.0], [4.0, 1.0, 2.0], [2.5, 0.0, near], [near, 0.0, 2.5]])
     scores = score_logits(logits, torch.tensor([2, 2, 2, 2]), temperatures=(1.0,), entropy=False, top1=True)
-    assert scores.top1_N is not None
-    assert scores.top1_N.tolist() == [True, False, False, True]
+    assert scores.top1 is not None
+    assert scores.top1.tolist() == [True, False, False, True]
 
 
 @pytest.mark.usefixtures("reduction")
@@ -140,8 +140,8 @@ def test_any_four_logits(rows: list[list[float]], temperature: float) -> None:
         scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
         logp, _ = float64_scores(logits, target, temperature)
         _, entropy = float64_scores(logits, target, 1.0)
-        assert (scores.logp_KN[0] - logp).abs().max() <= 1e-6 * max(1.0, float(logp.abs().max()))
-        assert (scores.entropy_N - entropy).abs().max() <= 1e-6
+        assert (scores.logp[0] - logp).abs().max() <= 1e-6 * max(1.0, float(logp.abs().max()))
+        assert (scores.entropy - entropy).abs().max() <= 1e-6
 
 
 @pytest.mark.usefixtures("reduction")
@@ -195,4 +195,4 @@ def test_bad_arguments(shape: tuple[int, ...], targets: Tensor, changes: dict[st
 
 def test_no_token_has_no_scores() -> None:
     scores = score_logits(torch.zeros(0, 4), torch.zeros(0).long(), temperatures=(1.0, 0.7), entropy=True)
-    assert scores.logp_KN.shape == (2, 0)
+    assert scores.logp.shape == (2, 0)

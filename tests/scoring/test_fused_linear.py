@@ -33,18 +33,18 @@ def test_float32_against_float64(tokens: int, vocab: int) -> None:
     logits = hidden.double() @ weight.double().T
     for row, temperature in enumerate((1.0, 0.7)):
         logp, entropy = float64_scores(logits, target, temperature)
-        assert (scores.logp_KN[row] - logp).abs().max() <= 1e-5
+        assert (scores.logp[row] - logp).abs().max() <= 1e-5
         if row == 0:
-            assert (scores.entropy_N - entropy).abs().max() <= 1e-5
-    assert scores.top1_N is not None
-    assert torch.equal(scores.top1_N, logits.argmax(1) == target)
+            assert (scores.entropy - entropy).abs().max() <= 1e-5
+    assert scores.top1 is not None
+    assert torch.equal(scores.top1, logits.argmax(1) == target)
 
 
 def test_default_precision_gives_the_logits_of_an_ordinary_output_layer() -> None:
     hidden, weight, target = problem(40, 3000, torch.bfloat16)
     ordinary = score_logits(hidden @ weight.T, target, temperatures=(1.0,), entropy=True)
     fused = score_hidden(hidden, weight, target, temperatures=(1.0,), entropy=True)
-    assert (fused.logp_KN - ordinary.logp_KN).abs().max() <= 5e-6
+    assert (fused.logp - ordinary.logp).abs().max() <= 5e-6
 
 
 def test_float32_logits_remove_the_rounding_of_bfloat16() -> None:
@@ -53,9 +53,9 @@ def test_float32_logits_remove_the_rounding_of_bfloat16() -> None:
     options: dict[str, Any] = {"temperatures": (1.0,), "entropy": True}
     rounded = score_hidden(hidden, weight, target, **options)
     kept = score_hidden(hidden, weight, target, logits_dtype=torch.float32, **options)
-    assert (kept.logp_KN[0] - logp).abs().max() <= 1e-5
-    assert (kept.entropy_N - entropy).abs().max() <= 1e-5
-    assert (rounded.logp_KN[0] - logp).abs().max() > 1e-3
+    assert (kept.logp[0] - logp).abs().max() <= 1e-5
+    assert (kept.entropy - entropy).abs().max() <= 1e-5
+    assert (rounded.logp[0] - logp).abs().max() > 1e-3
 
 
 class LargestTensor(TorchDispatchMode):
@@ -95,7 +95,7 @@ def fused_shard(rank: int, size: int, problem_: tuple[Tensor, ...], widths: list
         top1=True,
         valid_vocab=valid,
     )
-    return scores.logp_KN, scores.entropy_N, scores.top1_N
+    return scores.logp, scores.entropy, scores.top1
 
 
 @pytest.mark.parametrize(("widths", "valid"), [([2500, 2503], None), ([2600, 2600, 300], 5003)])
@@ -105,9 +105,9 @@ def test_over_shards(on_ranks: Callable[..., list[Any]], widths: list[int], vali
     whole = score_hidden(hidden, weight, target, temperatures=(1.0, 0.7), entropy=True, top1=True)
     results = on_ranks(len(widths), fused_shard, (hidden, padded, target), widths, valid)
     for logp, entropy, top1 in results:
-        assert (logp - whole.logp_KN).abs().max() <= 1e-5
-        assert (entropy - whole.entropy_N).abs().max() <= 1e-5
-        assert torch.equal(top1, whole.top1_N)
+        assert (logp - whole.logp).abs().max() <= 1e-5
+        assert (entropy - whole.entropy).abs().max() <= 1e-5
+        assert torch.equal(top1, whole.top1)
         assert torch.equal(logp, results[0][0])
 
 

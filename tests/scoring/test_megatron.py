@@ -64,7 +64,7 @@ def scored(rank: int, *, tensor: int, pipeline: int, sequence: bool) -> dict[str
                 ("logits", score_logits(logits_BSV.reshape(-1, columns), target_N, **options)),
                 ("hidden", score_hidden(hidden_NH, model.output_layer.weight.detach(), target_N, **options)),
             ):
-                found[form].append(torch.cat([scores.logp_KN, scores.entropy_N.unsqueeze(0)]))
+                found[form].append(torch.cat([scores.logp, scores.entropy.unsqueeze(0)]))
             return torch.zeros(()), {}
 
         return output, collect

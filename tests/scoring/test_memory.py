@@ -54,7 +54,7 @@ if len(sys.argv) > 3:
 score(*small, torch.zeros(small[0].shape[0], dtype=torch.long), **options)
 before = mark()
 scores = score(*inputs, target, **options)
-outputs = scores.logp_KN.nbytes + scores.entropy_N.nbytes + scores.top1_N.nbytes
+outputs = scores.logp.nbytes + scores.entropy.nbytes + scores.top1.nbytes
 print((peak_resident() - before - outputs - gathered) / MEBI)
 if gathered:
     dist.destroy_process_group()

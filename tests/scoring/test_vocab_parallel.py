@@ -31,7 +31,7 @@ def score_shard(
 ) -> Any:
     own, shard = cut(logits, widths, rank)
     scores = score_logits(own, target, shard=shard, **options)
-    return scores.logp_KN, scores.entropy_N, scores.top1_N
+    return scores.logp, scores.entropy, scores.top1
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_shards_give_the_scores_of_the_whole(
     for result in results:
         assert (result[0] - torch.stack([logp, logp_warm])).abs().max() <= 5e-6
         assert (result[1] - entropy).abs().max() <= 5e-6
-        assert torch.equal(result[2], score_logits(logits, target, **BOTH).top1_N)
+        assert torch.equal(result[2], score_logits(logits, target, **BOTH).top1)
         for mine, first in zip(result, results[0], strict=True):
             assert torch.equal(mine, first), "ranks differ in a bit"
 
@@ -75,8 +75,8 @@ def test_shard_of_minus_infinity_adds_exactly_nothing(on_ranks: OnRanks) -> None
     masked = torch.cat([logits, torch.full((6, 700), -torch.inf)], 1)
     whole = score_logits(logits, target, **BOTH)
     for result in on_ranks(2, score_shard, masked, target, [700, 700], BOTH):
-        assert torch.equal(result[0], whole.logp_KN)
-        assert torch.equal(result[1], whole.entropy_N)
+        assert torch.equal(result[0], whole.logp)
+        assert torch.equal(result[1], whole.entropy)
 
 
 def counted(rank: int, size: int, logits: Tensor, target: Tensor) -> list[int]:
@@ -108,7 +108,7 @@ def sharded_gradient(rank: int, size: int, logits: Tensor, target: Tensor, weigh
     logp = token_logp(leaf, target, temperature=0.7, valid_vocab=valid, shard=shard)
     (logp * weight).sum().backward()
     scores = score_logits(own, target, valid_vocab=valid, shard=shard, **BOTH)
-    return logp.detach(), scores.logp_KN[1], leaf.grad
+    return logp.detach(), scores.logp[1], leaf.grad
 
 
 @pytest.mark.parametrize("padding", [0, 24])
@@ -191,7 +191,7 @@ def subgroup(rank: int, size: int, logits: Tensor, target: Tensor) -> Any:
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     own, shard = cut(logits, [500, 500], rank % 2)
     shard = VocabShard(shard.first_column, groups[rank // 2])
-    return score_logits(own, target + rank // 2, temperatures=(1.0,), entropy=True, shard=shard).logp_KN
+    return score_logits(own, target + rank // 2, temperatures=(1.0,), entropy=True, shard=shard).logp
 
 
 def test_groups_side_by_side(on_ranks: OnRanks) -> None:
@@ -199,7 +199,7 @@ def test_groups_side_by_side(on_ranks: OnRanks) -> None:
     target = target.clamp(max=998)
     for rank, found in enumerate(on_ranks(4, subgroup, logits, target)):
         expected = score_logits(logits, target + rank // 2, temperatures=(1.0,), entropy=False)
-        assert (found - expected.logp_KN).abs().max() <= 2e-6
+        assert (found - expected.logp).abs().max() <= 2e-6
 
 
 def exchanged_over_used_memory(rank: int, size: int) -> list[float]:

@@ -45,7 +45,15 @@ class Method(Entry):
         function = getattr(import_module(f"{__name__}.{self.file}"), self.name)
         with torch.no_grad():
             found: Advantages = function(view, **given)
-        return found
+            if found.loss_mask_BT is None:
+                return found
+            kept_BT = batch.mask_BT & found.loss_mask_BT
+            surrogates = {
+                name: torch.where(kept_BT, advantage_BT, 0.0)
+                for name in ("advantage_BT", "advantage_opd_BT")
+                if (advantage_BT := getattr(found, name)) is not None
+            }
+            return replace(found, loss_mask_BT=kept_BT, **surrogates)
 
 
 METHODS: dict[str, Method] = {name: Method(**vars(entry)) for name, entry in REGISTRY.items()}

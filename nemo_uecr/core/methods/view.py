@@ -137,7 +137,8 @@ class View:
                 continue
             if name not in tokens:
                 make = torch.ones_like if name == "weight_BT" else torch.zeros_like
-                tokens[name] = make(self.batch.old_logp_BT, memory_format=torch.contiguous_format)
+                like = self.batch.mask_BT if name == "loss_mask_BT" else self.batch.old_logp_BT
+                tokens[name] = make(like, memory_format=torch.contiguous_format)
             whole = block.of(tokens[name])
             if name == "weight_BT":
                 whole.copy_(torch.where(mask, value, 1.0))
