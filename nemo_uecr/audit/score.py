@@ -22,7 +22,7 @@ from nemo_uecr.audit.sources import Rollout
 from nemo_uecr.audit.store import ANCHOR, STUDENT, Scores
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.settings import model_digest
+from nemo_uecr.evaluation.runner import model_digest
 from nemo_uecr.files import file_sha256, locked
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.scores import score, token_logits

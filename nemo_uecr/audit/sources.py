@@ -19,8 +19,8 @@ from nemo_uecr.config.load import written_config
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Tokens
+from nemo_uecr.evaluation.runner import SETTINGS
 from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples
-from nemo_uecr.evaluation.settings import SETTINGS
 from nemo_uecr.verifier.pool import check_response
 
 if TYPE_CHECKING:

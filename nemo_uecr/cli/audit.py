@@ -265,7 +265,7 @@ def teacher(
     """
     require_extra("local")
     from nemo_uecr.audit.teacher import teacher_audit
-    from nemo_uecr.evaluation.settings import model_digest
+    from nemo_uecr.evaluation.runner import model_digest
 
     found = _read(scores)
     model = teacher or found.plan["teacher"]["name"]

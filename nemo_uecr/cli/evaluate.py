@@ -14,7 +14,7 @@ from nemo_uecr.cli.common import AtLeastOne, Seed, family, write_json
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
-    from nemo_uecr.evaluation.settings import Settings
+    from nemo_uecr.evaluation.runner import Settings
 
 __all__ = ["app", "label_of"]
 
@@ -64,7 +64,7 @@ class Options:
     def settings(self) -> Settings:
         """The options as the runner takes them."""
         from nemo_uecr.evaluation.engines import ChatSettings, Decoding
-        from nemo_uecr.evaluation.settings import Settings
+        from nemo_uecr.evaluation.runner import Settings
 
         if "{question}" not in self.prompt_template:
             raise DataError(f"--prompt-template: got {self.prompt_template!r}, expected {{question}} in the text")
@@ -179,14 +179,15 @@ def sweep(
         select_on: Benchmarks that the rule considers (default: all).
     """
     from nemo_uecr.data.benchmarks import load_benchmarks
-    from nemo_uecr.evaluation.compare import check_rule, select
+    from nemo_uecr.evaluation.compare import select
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.study.demo import resolve
 
     settings, benchmarks = options.settings(), load_benchmarks(_placed(options.benchmarks, resolve))
     on = list(select_on)
-    check_rule(rule, on, list(benchmarks))
+    if unknown := set(on) - set(benchmarks):  # before the first checkpoint is evaluated
+        raise DataError(f"--select-on {', '.join(sorted(unknown))}; the evaluations have {', '.join(benchmarks)}")
     folders = [folder for given in checkpoints for folder in _checkpoints(given)]
     results = []
     for folder in folders:

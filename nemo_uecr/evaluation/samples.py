@@ -13,7 +13,7 @@ from typing import Any
 from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
-from nemo_uecr.stats import Interval, pass_at_k, score_interval
+from nemo_uecr.stats import pass_at_k, score_interval
 
 SAMPLES = "samples.jsonl"
 RESULT = "result.json"
@@ -36,7 +36,7 @@ class Sample:
     verdict: str
     tokens: int
     truncated: bool
-    token_ids: list[int] | None = None  # what was sampled; an evaluation inside training keeps none
+    token_ids: list[int] | None = None  # what was sampled
 
     @property
     def key(self) -> Key:
@@ -72,15 +72,17 @@ def read_samples(path: Path) -> list[Sample]:
 def drop_torn_line(path: Path) -> None:
     """Cut off what follows the last line break: a kill in the middle of a write leaves half a line."""
     if path.is_file():
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(path, whole)
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def sample_lines(samples: Iterable[Sample]) -> bytes:
     """The samples as a file holds them, one a line."""
     return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
+
+
+def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> None:
+    """Every sample of an evaluation inside a training run, complete or not at all."""
+    replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", sample_lines(samples))
 
 
 def rewards_by_benchmark(samples: Iterable[Sample]) -> Rewards:
@@ -93,11 +95,7 @@ def rewards_by_benchmark(samples: Iterable[Sample]) -> Rewards:
 
 
 def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) -> None:
-    """Check that every problem has its k samples: partial figures would be those of the problems that came first.
-
-    Raises:
-        DataError: naming how many are there.
-    """
+    """Check that every problem has its k samples: partial figures would be those of the problems that came first."""
     k, planned = record["samples"], {name: entry["problems"] for name, entry in record["benchmarks"].items()}
     found = {name: [len(row) for row in rows.values()] for name, rows in rewards.items()}
     if found != {name: [k] * problems for name, problems in planned.items()}:
@@ -107,40 +105,42 @@ def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) ->
         )
 
 
-def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
-    """Summarise complete samples into ``result.json``.
+def summarise(samples: Sequence[Sample], *, step: int, seconds: float) -> dict[str, Any]:
+    """A line of ``evaluation.jsonl``: avg@k and pass@k of every benchmark, and their equal-weight average.
 
     Args:
-        folder: of the evaluation.
-        record: its settings, as in ``settings.json``.
-        samples: all of them.
+        samples: all of one evaluation; the same number for each problem.
+        step: training step, 0 before training.
+        seconds: how long the evaluation took.
     """
+    rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
+    k = len(next(iter(rewards.values()))[0])
+    sets = {name: _scored(rows) | {"pass": pass_at_k(rows, k)} for name, rows in rewards.items()}
+    return {"step": step, "samples": k, "sets": sets, "average": vars(score_interval(rewards)), "seconds": seconds}
+
+
+def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
+    """Summarise complete samples into ``result.json``; ``record`` is the content of ``settings.json``."""
     rewards = rewards_by_benchmark(samples)
     check_complete(folder, record, rewards)
     rows = {name: list(each.values()) for name, each in rewards.items()}
-    k = record["samples"]
-    sets = {}
+    k, sets = record["samples"], {}
     for name, row in rows.items():
         own = [sample for sample in samples if sample.benchmark == name]
-        counts = sorted({1, k} | {2**power for power in range(1, k.bit_length()) if 2**power <= k})
-        sets[name] = _interval_of_set(row) | {
+        counts = sorted({2**power for power in range(k.bit_length())} | {k})
+        sets[name] = _scored(row) | {
             "pass": {str(count): pass_at_k(row, count) for count in counts},
             "truncated": sum(sample.truncated for sample in own) / len(own),
             "tokens": sum(sample.tokens for sample in own) / len(own),
             "verdicts": dict(sorted(Counter(sample.verdict for sample in own).items())),
         }
-    result = {
-        "label": record["label"],
-        "model": record["model"]["name"],
-        "samples": k,
-        "sets": sets,
-        "average": vars(score_interval(rows)),
-    }
+    model, average = record["model"]["name"], vars(score_interval(rows))
+    result = {"label": record["label"], "model": model, "samples": k, "sets": sets, "average": average}
     replace_file(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
     return result
 
 
-def _interval_of_set(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
+def _scored(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
     return vars(score_interval({"set": rows})) | {"problems": len(rows)}
 
 
@@ -149,42 +149,8 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
     k = result["samples"]
     lines = [f"{result['label']}: avg@{k} in percent, 95% interval over problems"]
     for name, row in [*result["sets"].items(), ("average", result["average"])]:
-        extra = ""
+        avg, low, high = (f"{100 * row[key]:6.2f}" for key in ("avg", "low", "high"))
+        lines.append(f"  {name:<12} {avg}  [{low}, {high}]")
         if "pass" in row:
-            extra = f"  pass@{k} {100 * row['pass'][str(k)]:6.2f}  truncated {100 * row['truncated']:5.1f}"
-        lines.append(
-            f"  {name:<12} {100 * row['avg']:6.2f}  [{100 * row['low']:6.2f}, {100 * row['high']:6.2f}]{extra}"
-        )
+            lines[-1] += f"  pass@{k} {100 * row['pass'][str(k)]:6.2f}  truncated {100 * row['truncated']:5.1f}"
     return lines
-
-
-# Inside a training run
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The record of one evaluation (a line of ``evaluation.jsonl``)."""
-
-    record: dict[str, object]
-    average: Interval
-
-
-def summarise(samples: Sequence[Sample], *, step: int, seconds: float) -> Evaluation:
-    """avg@k of every benchmark with its interval, and their equal-weight average.
-
-    Args:
-        samples: all of one evaluation; the same number for each problem.
-        step: training step, 0 before training.
-        seconds: how long the evaluation took.
-    """
-    rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
-    average = score_interval(rewards)
-    k = len(next(iter(rewards.values()))[0])
-    sets = {name: _interval_of_set(rows) | {"pass": pass_at_k(rows, k)} for name, rows in rewards.items()}
-    record = {"step": step, "samples": k, "sets": sets, "average": vars(average), "seconds": seconds}
-    return Evaluation(record, average)
-
-
-def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    """Every sample of a step's evaluation, one a line, complete or not at all."""
-    replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", sample_lines(samples))

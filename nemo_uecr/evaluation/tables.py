@@ -10,17 +10,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nemo_uecr.config.load import read_written
 from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.runner import SETTINGS
 from nemo_uecr.evaluation.samples import RESULT
-from nemo_uecr.evaluation.settings import SETTINGS
 from nemo_uecr.files import read_object
 
 EVALUATIONS = "evaluation.jsonl"
-CONFIG = "config.yaml"
 #: Method -> title, and which parts it has: task, teacher, joint norm, gap, entropy, projection (None: not an ablation).
 METHODS: dict[str, tuple[str, str | None]] = {
     "initial": ("Initial student", None),
@@ -49,8 +48,7 @@ REFERENCE_ROWS = ("initial", "teacher")
 BASIS = {"decoding": "decoding settings", "chat": "chat settings", "engine": "engines", "dtype": "number types"}
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """A value with its interval, in percent."""
 
     value: float
@@ -60,15 +58,9 @@ class Score:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
+    """One line of a table; its scores, and what is known of how they were taken, by column."""
 
-    Attributes:
-        method: the method's key or a free label.
-        scores: by column.
-        basis: by column, what is known of how the score was taken: problems, decoding, chat, engine.
-    """
-
-    method: str
+    method: str  # its key, or a free label
     scores: Mapping[str, Score]
     basis: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -78,13 +70,12 @@ class Row:
         return METHODS[self.method][0] if self.method in METHODS else self.method
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A text of the table with its rank in the column: 1 best, 2 second, 0 any other."""
 
     text: str
-    interval: str
-    rank: int
+    interval: str = ""
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +87,7 @@ class Table:
     note: str = ""
 
 
-def rounded(value: float, decimals: int, *, sign: str) -> str:
+def rounded(value: float, decimals: int, *, sign: str = "") -> str:
     """A number as tables print it, without a minus before a zero; ``sign`` "+" also marks positive numbers."""
     # Means that are equal fractions may differ in their last bits; they must print alike.
     return f"{round(value, 9):{sign}z.{decimals}f}"
@@ -121,12 +112,9 @@ def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
             label, place = "", text
         folder = Path(place)
         record, own_label = _read(folder)
-        try:
-            samples[str(folder)] = record["samples"]
-            figures = {**record["sets"], "average": record["average"]}
-            scores = {name: Score(*(100 * row[key] for key in ("avg", "low", "high"))) for name, row in figures.items()}
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{folder}: not the result of an evaluation ({error!r}); evaluate again") from error
+        samples[place] = record["samples"]
+        figures = {**record["sets"], "average": record["average"]}
+        scores = {name: Score(*(100 * row[key] for key in ("avg", "low", "high"))) for name, row in figures.items()}
         rows.append(Row(label or own_label, scores, _basis(folder, record["sets"])))
     if len(set(samples.values())) > 1:
         raise DataError(f"samples a problem differ ({samples}); a table needs the same k in every row")
@@ -136,12 +124,11 @@ def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
 def _read(folder: Path) -> tuple[dict[str, Any], str]:
     if (folder / RESULT).is_file():
         result = read_object(folder / RESULT)
-        return result, str(result.get("label", folder.name))
+        return result, result["label"]
     if (folder / EVALUATIONS).is_file():
-        lines = (folder / EVALUATIONS).read_text(encoding="utf-8").splitlines()
-        if lines:
-            config: Any = read_written(folder / CONFIG) if (folder / CONFIG).is_file() else None
-            return json.loads(lines[-1]), folder.name if config is None else str(config["method"]["name"])
+        *_, last = (folder / EVALUATIONS).read_text(encoding="utf-8").splitlines()
+        config: Any = read_written(folder / "config.yaml")
+        return json.loads(last), config["method"]["name"]
     raise DataError(f"{folder}: no {RESULT} and no {EVALUATIONS}; expected an evaluation folder or a run folder")
 
 
@@ -155,7 +142,8 @@ def _basis(folder: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         if name in settings.get("benchmarks", {}):
             problems[name][f"problem sets of {name}"] = settings["benchmarks"][name]["row_set"][:12]
     of_all = {what: value for each in problems.values() for what, value in each.items()}
-    return {name: common | each for name, each in problems.items()} | {"average": common | of_all}
+    average = {"benchmarks": ", ".join(sorted(sets))} | common | of_all
+    return {name: common | each for name, each in problems.items()} | {"average": average}
 
 
 # Tables
@@ -175,64 +163,47 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     """
     columns = list(dict.fromkeys(name for row in rows for name in row.scores))
     columns.sort(key=lambda name: name == "average")
-    unlike_averages = _difference(rows, "average")
     notes = []
-    if unlike_averages and "average" in columns:
+    if "average" in columns and (unlike := _difference(rows, "average")):
         columns.remove("average")
-        notes.append(f"No Avg.: {unlike_averages}; averages need the same.")
-    ranks: dict[str, list[int]] = {}
+        notes.append(f"No Avg.: {unlike}; averages need the same.")
+    lines = [[Cell(row.title), *_marks(row.method, layout)] for row in rows]
     unranked: dict[str, list[str]] = {}
     for name in columns:
         ranked = [row for row in rows if name in row.scores and row.method not in REFERENCE_ROWS]
-        difference = _difference(ranked, name)
-        ranks[name] = [0] * len(rows) if difference else _ranks(rows, name)
-        if difference:
-            unranked.setdefault(difference, []).append(_column_title(name))
-    notes += [f"No ranks in {', '.join(titles)}: {difference}." for difference, titles in unranked.items()]
+        best = sorted({float(rounded(row.scores[name].value, 2)) for row in ranked}, reverse=True)[:2]
+        if unlike := _difference(ranked, name):
+            unranked.setdefault(unlike, []).append(_column_title(name))
+            best = []
+        for row, line in zip(rows, lines, strict=True):
+            if name not in row.scores:
+                line.append(Cell(NOTHING))
+                continue
+            value, low, high = (rounded(each, 2) for each in row.scores[name])
+            rank = best.index(float(value)) + 1 if row.method not in REFERENCE_ROWS and float(value) in best else 0
+            line.append(Cell(value, f"{low}, {high}", rank))
+    notes += [f"No ranks in {', '.join(titles)}: {unlike}." for unlike, titles in unranked.items()]
     parts = PARTS if layout == "ablation" else ()
-    lines = []
-    for index, row in enumerate(rows):
-        flags = METHODS.get(row.method, ("", None))[1]
-        marks = [NOTHING if flags is None else YES if flags[place] == "1" else NO for place in range(len(parts))]
-        scores = [_cell(row.scores.get(name), ranks[name][index]) for name in columns]
-        lines.append((Cell(row.title, "", 0), *(Cell(mark, "", 0) for mark in marks), *scores))
-    head = (f"Method, Avg@{k} (%)", *parts, *(_column_title(name) for name in columns))
-    return Table(head, tuple(lines), " ".join(notes))
+    head = (f"Method, Avg@{k} (%)", *parts, *map(_column_title, columns))
+    return Table(head, tuple(map(tuple, lines)), " ".join(notes))
+
+
+def _marks(method: str, layout: str) -> list[Cell]:
+    if layout == "main":
+        return []
+    flags = METHODS.get(method, ("", None))[1] or "-" * len(PARTS)
+    return [Cell({"1": YES, "0": NO, "-": NOTHING}[flag]) for flag in flags]
 
 
 def _difference(rows: Sequence[Row], column: str) -> str | None:
     """The first thing known of two rows' scores that differs; what is not known of a row counts as equal."""
     known: dict[str, tuple[Row, str]] = {}
     for row in rows:
-        basis = dict(row.basis.get(column, {}))
-        if column == "average":
-            benchmarks = ", ".join(sorted(name for name in row.scores if name != "average")) or "none"
-            basis = {"benchmarks": benchmarks, **basis}
-        for what, value in basis.items():
+        for what, value in row.basis.get(column, {}).items():
             earlier, first = known.setdefault(what, (row, value))
             if first != value:
                 return f"{what} of {earlier.title} are {first}, of {row.title} {value}"
     return None
-
-
-def _ranks(rows: Sequence[Row], column: str) -> list[int]:
-    """1 or 2 for the highest and second highest value as printed, 0 for the rest."""
-    values = [
-        float(_percent(row.scores[column].value)) if column in row.scores and row.method not in REFERENCE_ROWS else None
-        for row in rows
-    ]
-    levels = sorted({value for value in values if value is not None}, reverse=True)[:2]
-    return [levels.index(value) + 1 if value in levels else 0 for value in values]
-
-
-def _cell(score: Score | None, rank: int) -> Cell:
-    if score is None:
-        return Cell(NOTHING, "", 0)
-    return Cell(_percent(score.value), f"{_percent(score.low)}, {_percent(score.high)}", rank)
-
-
-def _percent(value: float) -> str:
-    return rounded(value, 2, sign="")
 
 
 def _column_title(name: str) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.evaluation.engines import Decoding, until_end
-from nemo_uecr.evaluation.samples import SAMPLES, Evaluation, Sample, sample_lines, summarise, write_samples
+from nemo_uecr.evaluation.samples import SAMPLES, Sample, sample_lines, summarise, write_samples
 from nemo_uecr.files import replace_file
 from nemo_uecr.local.batch import FAILURE, write_failure
 from nemo_uecr.local.models import TokenModel
@@ -148,7 +149,7 @@ def _without_model_defaults(model: TokenModel, config: GenerationConfig) -> Iter
 
 def evaluate(
     model: TokenModel, benchmarks: Mapping[str, Sequence[Prompt]], config: Config, *, step: int, folder: Path
-) -> Evaluation:
+) -> dict[str, Any]:
     """avg@k of every benchmark and their equal-weight average, with the same decoding and seeds at every step.
 
     Args:

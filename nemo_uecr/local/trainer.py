@@ -228,8 +228,8 @@ class Trainer:
     def _evaluate(self, step: int) -> float:
         result = evaluate(self.models.student, self.benchmarks, self.config, step=step, folder=self.folder)
         list_files(self.folder, step, f"evaluations/step-{step:06d}.jsonl")
-        self.log.evaluation(result.record)
-        return result.average.avg
+        self.log.evaluation(result)
+        return float(result["average"]["avg"])
 
     def _save_checkpoint(self, step: int, *, asked: bool) -> None:
         best_now = self.config.checkpoint.keep_best and self.position.best_step == step

@@ -18,7 +18,7 @@ from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Generation, Request, Tokens, generate_with, load_tokens
 from nemo_uecr.evaluation.runner import Wanted, judged, sample_seed
-from nemo_uecr.evaluation.samples import Evaluation, Key, summarise, write_samples
+from nemo_uecr.evaluation.samples import Key, summarise, write_samples
 from nemo_uecr.nemo import upstream
 from nemo_uecr.telemetry.sinks import EVALUATIONS, append_record
 from nemo_uecr.verifier.pool import comparison_pool
@@ -49,8 +49,8 @@ def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
         seconds = round(time.perf_counter() - started, 3)
         write_samples(folder, step, samples)
         made = summarise(samples, step=step, seconds=seconds)
-        append_record(folder / EVALUATIONS, made.record)
-        log.info("step %d: avg@%d %.2f%%", step, settings.samples, 100 * made.average.avg)
+        append_record(folder / EVALUATIONS, made)
+        log.info("step %d: avg@%d %.2f%%", step, settings.samples, 100 * made["average"]["avg"])
         truncated = sum(sample.truncated for sample in samples) / len(samples)
         return _metrics(made) | {"truncated_share": truncated}, {"total_validation_time": seconds}
 
@@ -111,10 +111,9 @@ def _wanted(config: NemoConfig, tokens: Tokens) -> list[Wanted]:
     return found
 
 
-def _metrics(made: Evaluation) -> dict[str, float]:
+def _metrics(made: dict[str, Any]) -> dict[str, float]:
     """NeMo-RL's logger wants numbers; it also reads ``accuracy`` for its checkpoints."""
-    sets: Any = made.record["sets"]
-    k = made.record["samples"]
+    sets, k, average = made["sets"], made["samples"], made["average"]["avg"]
     named = {f"{name}/avg@{k}": float(row["avg"]) for name, row in sets.items()}
     named |= {f"{name}/pass@{k}": float(row["pass"]) for name, row in sets.items()}
-    return {"accuracy": made.average.avg, f"average/avg@{k}": made.average.avg, **named}
+    return {"accuracy": average, f"average/avg@{k}": average, **named}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Row, Score, Table, build_table, rounded
@@ -182,7 +182,7 @@ def sets_table(summary: Comparison, *, layout: str, samples: int) -> Table | Non
         return None
     table = build_table(rows, layout=layout, k=samples)
     lines = [
-        (Entry(row.method, "", 0), *(replace(entry, interval="") for entry in line[1:-1]), line[-1])
+        (Entry(row.method, "", 0), *(entry._replace(interval="") for entry in line[1:-1]), line[-1])
         for row, line in zip(rows, table.lines, strict=True)
     ]
     return Table((f"Arm, avg@{samples} (%)", *table.head[1:]), tuple(lines))

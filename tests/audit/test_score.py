@@ -235,8 +235,7 @@ def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path) -> None:
 def test_an_evaluation_folder(tmp_path: Path) -> None:
     from nemo_uecr.data.benchmarks import load_benchmarks
     from nemo_uecr.evaluation.engines import ChatSettings, Decoding
-    from nemo_uecr.evaluation.runner import evaluate
-    from nemo_uecr.evaluation.settings import Settings
+    from nemo_uecr.evaluation.runner import Settings, evaluate
 
     own = assets()
     settings = Settings(

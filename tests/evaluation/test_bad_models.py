@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.evaluation.engines import check_model, load_tokens
+from nemo_uecr.evaluation.engines import check_model
 from tests.local import tiny
 from tests.reliability.commands import refused
 
@@ -27,18 +27,13 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny.assets().student, tmp_path / "m"))
 
 
-def change(path: Path, **values: object) -> None:
-    there = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps(there | values))
-
-
-def words(model: Path, tmp_path: Path, most: int = 3) -> tuple[object, ...]:
+def evaluate(model: Path, tmp_path: Path, most: int = 3) -> tuple[object, ...]:
     sets = ("--benchmarks", tiny.assets().problems, "--samples", 1, "--max-tokens", most)
     return ("evaluate", model, *sets, "--engine", "transformers", "--dtype", "float32", "--out", tmp_path / "e")
 
 
-def template(text: str) -> Callable[[Path], object]:
-    return lambda model: (model / "chat_template.jinja").write_text(text)
+def refusing_template(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
 
 
 def half_the_weights(model: Path) -> None:
@@ -53,11 +48,12 @@ def weights_that_diverged(model: Path) -> None:
 
 def no_end_token(model: Path) -> None:
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        change(model / name, eos_token_id=None, eos_token=None, pad_token=None, pad_token_id=None)
+        there = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps({key: None if "eos" in key else value for key, value in there.items()}))
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a template that refuses": (template("{{ raise_exception('no system') }}"), "no system"),
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a template that refuses": (refusing_template, "no system"),
     "half the weights": (half_the_weights, "SafetensorError"),
     "weights that diverged": (weights_that_diverged, "NaN"),
     "no end token": (no_end_token, "because a response ends with it"),
@@ -68,7 +64,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_damage_is_one_line(model: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     damage, said = DAMAGES[name]
     damage(model)
-    assert said in refused(capsys, *words(model, tmp_path))
+    assert said in refused(capsys, *evaluate(model, tmp_path))
     assert not list(tmp_path.glob("e/**/samples.jsonl"))
 
 
@@ -80,33 +76,17 @@ def test_pickled_weights_are_refused(model: Path, tmp_path: Path, capsys: pytest
     (model / "model.safetensors").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "load", lambda file, **_: opened.append(file))
-        refused(capsys, *words(model, tmp_path))
-        assert "pickled" in refused(capsys, *words(model, tmp_path), "--dry-run")
+        refused(capsys, *evaluate(model, tmp_path))
+        assert "pickled" in refused(capsys, *evaluate(model, tmp_path), "--dry-run")
     assert opened == []
 
 
-def test_a_repaired_model_is_evaluated_in_the_same_place(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    weights = model / "model.safetensors"
-    whole = weights.read_bytes()
-    half_the_weights(model)
-    refused(capsys, *words(model, tmp_path))
-    weights.write_bytes(whole)
-    assert entry_point([str(word) for word in words(model, tmp_path)]) == 0
-    half_the_weights(model)
-    assert "choose another --out" in refused(capsys, *words(model, tmp_path))
-
-
-def test_a_sequence_longer_than_the_model_reads(
+def test_a_repaired_model_is_evaluated_in_the_same_place_and_a_changed_one_is_not(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     positions = json.loads((model / "config.json").read_text())["max_position_embeddings"]
-    assert f"reads at most {positions}" in refused(capsys, *words(model, tmp_path, most=positions))
+    assert f"reads at most {positions}" in refused(capsys, *evaluate(model, tmp_path, most=positions))
     assert not (tmp_path / "e" / "m" / "samples.jsonl").exists()
-
-
-def test_end_tokens_of_the_generation_config_count(model: Path) -> None:
-    change(model / "generation_config.json", eos_token_id=[0, 3])
-    tokens = load_tokens(str(model))
-    assert tokens.end_ids == {0, 3, tokens.tokenizer.eos_token_id}
+    assert entry_point([str(word) for word in evaluate(model, tmp_path)]) == 0
+    half_the_weights(model)
+    assert "choose another --out" in refused(capsys, *evaluate(model, tmp_path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from safetensors.torch import load_file
 
+from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation import engines
 from nemo_uecr.evaluation.engines import (
     ChatSettings,
     Decoding,
@@ -101,27 +103,49 @@ def test_the_end_token_is_kept_and_what_follows_is_not() -> None:
     assert not until_end([9], frozenset({9}), 1).truncated
 
 
-def test_the_prompt_is_the_non_thinking_template(model: str) -> None:
+def test_the_prompt_is_the_non_thinking_template_and_the_generation_config_ends_a_response(
+    model: str, tmp_path: Path
+) -> None:
+    model = str(shutil.copytree(model, tmp_path / "own"))
     tokens = load_tokens(model)
-    text = tokens.tokenizer.decode(list(tokens.prompt("Why?", ChatSettings("Q: {question}", "Be brief.", False))))
-    assert text == "<|turn|>system\nBe brief.<|end|><|turn|>user\nQ: Why?<|end|><|turn|>assistant\n<|quiet|>"
-    assert "<|quiet|>" not in tokens.tokenizer.decode(
-        list(tokens.prompt("Why?", ChatSettings("{question}", None, True)))
-    )
+    assert tokens.end_ids == {257}
+
+    def prompt(chat: ChatSettings) -> str:
+        return str(tokens.tokenizer.decode(list(tokens.prompt("Why?", chat))))
+
+    expected = "<|turn|>system\nBe brief.<|end|><|turn|>user\nQ: Why?<|end|><|turn|>assistant\n<|quiet|>"
+    assert prompt(ChatSettings("Q: {question}", "Be brief.", False)) == expected
+    assert "<|quiet|>" not in prompt(ChatSettings("{question}", None, True))
+    (Path(model) / "generation_config.json").write_text('{"eos_token_id": [0, 3]}')
+    assert load_tokens(model).end_ids == {0, 3, 257}
+
+
+def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "empty").mkdir()
+    for name, said in (("empty", r"no config\.json"), ("absent", "no such folder")):
+        with pytest.raises(DataError, match=said):
+            load_tokens(str(tmp_path / name))
+    with pytest.raises(DataError, match="not found locally or on the Hub"):
+        load_tokens("absent/tiny")
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> type[engines.VllmEngine]:
+    pytest.importorskip("vllm")
+    for name, value in (("ENABLE_V1_MULTIPROCESSING", "0"), ("CPU_KVCACHE_SPACE", "1")):
+        monkeypatch.setenv(f"VLLM_{name}", value)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    return engines.VllmEngine
 
 
 @pytest.mark.real
-def test_vllm_and_transformers_write_the_same_greedy_text(model: str, engine: TransformersEngine) -> None:
-    pytest.importorskip("vllm")
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
-    from nemo_uecr.evaluation.engines import VllmEngine
-
-    tokens = load_tokens(model)
-    real = VllmEngine(model, tokens, dtype="float32", max_length=256)
+def test_vllm_and_transformers_write_the_same_greedy_text(
+    model: str, engine: TransformersEngine, vllm: type[engines.VllmEngine]
+) -> None:
+    real = vllm(model, load_tokens(model), dtype="float32", max_length=256)
     greedy = Decoding(0.0, 1.0, 0, 48)
-    ours, theirs = engine.generate(requests(model), greedy), real.generate(requests(model), greedy)
-    assert [tokens.text(each.token_ids) for each in ours] == [tokens.text(each.token_ids) for each in theirs]
-    assert ours == theirs
+    assert engine.generate(requests(model), greedy) == real.generate(requests(model), greedy)
     # vLLM draws by its own random numbers; a seed gives the same text again, in whatever company.
     sampled = Decoding(0.8, 0.95, 20, 16)
     together = real.generate(requests(model), sampled)
@@ -130,36 +154,15 @@ def test_vllm_and_transformers_write_the_same_greedy_text(model: str, engine: Tr
 
 
 @pytest.mark.real
-def test_vllm_opens_no_pickled_weights(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_opens_no_pickled_weights(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm: type[engines.VllmEngine]
+) -> None:
     """By itself it takes them where there are no others."""
-    pytest.importorskip("vllm")
-    from safetensors.torch import load_file
-
-    from nemo_uecr.errors import DataError
-    from nemo_uecr.evaluation.engines import VllmEngine
-
-    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "TORCHDYNAMO_DISABLE"):
-        monkeypatch.setenv(name, str(int(name.startswith("TORCH"))))
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     place = Path(shutil.copytree(model, tmp_path / "pickled"))
     torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
     (place / "model.safetensors").unlink()
     opened: list[object] = []
     monkeypatch.setattr(torch, "load", lambda file, **_: opened.append(file) or {})
     with pytest.raises(DataError, match="vLLM cannot load"):
-        VllmEngine(str(place), load_tokens(model), dtype="float32", max_length=256)
+        vllm(str(place), load_tokens(model), dtype="float32", max_length=256)
     assert opened == []
-
-
-def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    from nemo_uecr.errors import DataError
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"no config\.json"):
-        load_tokens(str(tmp_path))
-    with pytest.raises(DataError, match="no such folder"):
-        load_tokens(f"{tmp_path}/absent")
-    with pytest.raises(DataError, match="not found locally or on the Hub"):
-        load_tokens("absent/tiny")

@@ -27,7 +27,7 @@ def save_tokenizer(folder: Path) -> int:
     return len(fast)
 
 
-def save_model(folder: Path, *, seed: int, hidden: int = 32, layers: int = 2, scale: float = 1.0) -> None:
+def save_model(folder: Path, *, seed: int, scale: float = 1.0) -> None:
     """Write a model with random weights; a larger scale makes its choices sharper."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -36,9 +36,9 @@ def save_model(folder: Path, *, seed: int, hidden: int = 32, layers: int = 2, sc
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=size,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
