@@ -1,7 +1,8 @@
-"""How often the 95 % intervals of avg@k cover: `python -m benchmarks.coverage` prints the table of docs/evaluation.md.
+"""How often the 95 % intervals cover: `python -m benchmarks.coverage` prints both tables of docs/evaluation.md.
 
 A problem's chance of a correct sample is drawn from a Beta distribution of the given mean: bimodal (most problems are
-nearly always or never solved, as on AIME) or broad.
+nearly always or never solved, as on AIME) or broad. Of two models that are compared, the chances of one problem are
+correlated, 0.9 in normal scores.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 
 import numpy as np
 
-from nemo_uecr.stats import score_interval
+from nemo_uecr.stats import paired_comparison, score_interval
 
 SHAPES = {"bimodal": 0.3, "broad": 3.0}
 #: Means of the benchmarks, and their numbers of problems.
@@ -20,6 +21,8 @@ SETS = (
     ((0.02, 0.1, 0.3, 0.5, 0.9), (30,) * 5),
     ((0.03,) * 4 + (0.9,), (30,) * 4 + (500,)),
 )
+#: True avg@k of two models on one benchmark.
+PAIRS = ((0.02, 0.02), (0.1, 0.1), (0.5, 0.5), (0.02, 0.08), (0.1, 0.2), (0.5, 0.6), (0.9, 0.95))
 
 
 def coverage(
@@ -48,8 +51,30 @@ def coverage(
     return covered / sets, width / sets
 
 
+def comparison(
+    means: tuple[float, float], concentration: float, *, problems: int, samples: int, sets: int, seed: int
+) -> tuple[float, float, float]:
+    """Share of simulated comparisons that cover, their intervals' mean width, and the share with p at most 0.05."""
+    from scipy import stats
+
+    generator = np.random.default_rng(seed)
+    covered, width, found_different = 0, 0.0, 0
+    for _ in range(sets):
+        shared = generator.normal(size=(problems, 1))
+        both = []
+        for mean in means:
+            score = 0.9**0.5 * shared + 0.1**0.5 * generator.normal(size=(problems, 1))
+            chance = stats.beta.ppf(stats.norm.cdf(score), mean * concentration, (1 - mean) * concentration)
+            both.append((generator.random((problems, samples)) < chance).mean(axis=1).tolist())
+        found = paired_comparison({"": (both[0], both[1])}, seed=seed)
+        covered += found.low <= means[1] - means[0] <= found.high
+        width += found.high - found.low
+        found_different += found.p_value <= 0.05
+    return covered / sets, width / sets, found_different / sets
+
+
 def main() -> None:
-    """Print the table in Markdown."""
+    """Print the tables in Markdown."""
     lines = ["| true avg@12 (problems) | " + " | ".join(f"{shape}, covers (width)" for shape in SHAPES) + " |"]
     lines.append("|---|" + "---:|" * len(SHAPES))
     for means, problems in SETS:
@@ -59,6 +84,14 @@ def main() -> None:
             cells.append(f"{100 * covered:.1f} % ({100 * width:.1f})")
         name = ", ".join(f"{mean:g} ({count})" for mean, count in zip(means, problems, strict=True))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    head = " | ".join(f"{shape}, covers (width), p ≤ 0.05" for shape in SHAPES)
+    lines += ["", f"| first, second (30 problems) | {head} |", "|---|" + "---:|" * len(SHAPES)]
+    for pair in PAIRS:
+        cells = []
+        for concentration in SHAPES.values():
+            covered, width, different = comparison(pair, concentration, problems=30, samples=12, sets=2000, seed=1)
+            cells.append(f"{100 * covered:.1f} % ({100 * width:.1f}), {100 * different:.1f} %")
+        lines.append(f"| {pair[0]:g}, {pair[1]:g} | " + " | ".join(cells) + " |")
     sys.stdout.write("\n".join(lines) + "\n")
 
 

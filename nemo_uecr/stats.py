@@ -22,6 +22,8 @@ Array = np.ndarray
 QUANTILES = (0.025, 0.975)
 #: Sign changes behind a paired comparison.
 RESAMPLES = 10_000
+#: With fewer problems that differ, no sign change is rare enough to refuse anything.
+DIFFERENT = 6
 #: A study gives a p-value from this many pairs on; with fewer, the smallest possible one is no evidence.
 PAIRS_FOR_A_TEST = 10
 #: Up to this many sign changes the test is exact: sixteen pairs.
@@ -147,8 +149,10 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
     A shift x of the difference is refused where the weighted sum of the d_p - x is extreme among those with random
     signs. Random signs make the sum smaller exactly where the mean of the d_p whose sign changed is above x, so the
     interval's ends are quantiles of such means, and p is read off how many of them lie on either side of 0. The test
-    takes the d_p as symmetric about the difference; it is about problems like these. It is exact up to 13 problems;
-    below six no sign change is rare enough to refuse anything, and the interval is the whole range.
+    takes the d_p as symmetric about the difference; it is about problems like these. It is exact up to 13 problems.
+    Where fewer than six problems differ, p cannot reach 0.05, and an interval of what is seen would be too narrow: two
+    made-up problems of each benchmark widen it, one better by 1 and one worse. Of fewer than six problems it is the
+    whole range.
 
     Args:
         pairs: problem means of both, by benchmark, in the same order of problems.
@@ -157,28 +161,41 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
     gaps = [np.subtract(second, first, dtype=np.float64) for first, second in pairs.values()]
     gap_N = np.concatenate(gaps)
     weight_N = np.concatenate([np.full(len(gap), 1 / len(gap) / len(gaps)) for gap in gaps])
+    mean_S, same = _changed_means(gap_N, weight_N, seed)
+    side, drawn = same + min(int((mean_S <= 0).sum()), int((mean_S >= 0).sum())), len(mean_S) + same
+    better, worse = int((gap_N > 0).sum()), int((gap_N < 0).sum())
+    low, high = -1.0, 1.0
+    if len(gap_N) >= DIFFERENT:
+        if better + worse < DIFFERENT:
+            made_up = [(sign, 1 / len(gap) / len(gaps)) for gap in gaps for sign in (1.0, -1.0)]
+            more_N, weights_N = np.asarray(made_up).T
+            mean_S, same = _changed_means(np.append(gap_N, more_N), np.append(weight_N, weights_N), seed)
+        refused = int(QUANTILES[0] * (len(mean_S) + same)) - same
+        low, high = float(mean_S[refused]), float(mean_S[-1 - refused])
+    return Difference(
+        first=float(np.mean([np.mean(first) for first, _ in pairs.values()])),
+        second=float(np.mean([np.mean(second) for _, second in pairs.values()])),
+        difference=float(np.mean([gap.mean() for gap in gaps])),
+        low=low,
+        high=high,
+        p_value=min(1.0, 2 * side / drawn),
+        better=better,
+        worse=worse,
+        problems=len(gap_N),
+    )
+
+
+def _changed_means(gap_N: Array, weight_N: Array, seed: int) -> tuple[Array, int]:
+    """Weighted means of the gaps whose sign a draw changes, in order, and how many draws change none."""
     problems = len(gap_N)
-    if 2**problems <= RESAMPLES:  # all of them, the one without a change apart
+    if 2**problems <= RESAMPLES:
         drawn_SN = (np.arange(2**problems)[:, None] >> np.arange(problems)) % 2 == 1
     else:
         drawn_SN = np.random.default_rng(seed).random((RESAMPLES, problems)) < 0.5
         drawn_SN[0] = False  # what was observed is one of them
     changed_SN = drawn_SN[drawn_SN.any(axis=1)]
-    same = len(drawn_SN) - len(changed_SN)  # on either side
     mean_S = np.sort(changed_SN @ (gap_N * weight_N) / (changed_SN @ weight_N)).round(DECIMALS + 2)
-    side = same + min(int((mean_S <= 0).sum()), int((mean_S >= 0).sum()))
-    refused = int(QUANTILES[0] * len(drawn_SN)) - same
-    return Difference(
-        first=float(np.mean([np.mean(first) for first, _ in pairs.values()])),
-        second=float(np.mean([np.mean(second) for _, second in pairs.values()])),
-        difference=float(np.mean([gap.mean() for gap in gaps])),
-        low=float(mean_S[refused]) if refused >= 0 else -1.0,
-        high=float(mean_S[-1 - refused]) if refused >= 0 else 1.0,
-        p_value=min(1.0, 2 * side / len(drawn_SN)),
-        better=int((gap_N > 0).sum()),
-        worse=int((gap_N < 0).sum()),
-        problems=problems,
-    )
+    return mean_S, len(drawn_SN) - len(changed_SN)
 
 
 # Shares and means over clustered observations

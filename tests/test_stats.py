@@ -136,10 +136,20 @@ def test_interval_and_p_never_contradict_each_other() -> None:
     near = 0
     for trial in range(150):
         gaps = dice.normal(0.05, 0.15, size=30).round(1)  # ties as verdicts have them
+        gaps[: trial % 2 * 26] = 0.0  # every other time at most four differ
         found = paired_comparison({"x": ([0.0] * 30, gaps.tolist())}, seed=trial)
         assert (found.p_value <= 0.05) == (not found.low <= 0 <= found.high)
         near += 0.01 < found.p_value < 0.2
     assert near > 10
+
+
+def test_few_problems_that_differ_have_a_wide_interval() -> None:
+    """Six equal gaps and two made-up ones of +-1: 256 draws, the sixth smallest mean is that of -1 and a gap: -1/2."""
+    found = paired_comparison({"x": ([0.5] * 6, [0.5] * 6)}, seed=0)
+    assert (found.difference, found.low, found.high) == (0.0, -0.5, 0.5)
+    one = paired_comparison({"x": ([0.0] * 30, [1.0] + [0.0] * 29)}, seed=0)
+    assert one.low < -0.05
+    assert one.high > 0.1
 
 
 def test_a_ratio_is_that_of_the_drawn_problems() -> None:

@@ -11,7 +11,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import SETTINGS, differences
 from nemo_uecr.evaluation.samples import SAMPLES, check_complete, read_samples, rewards_by_benchmark
 from nemo_uecr.files import read_object
-from nemo_uecr.stats import RESAMPLES, Difference, holm, paired_comparison
+from nemo_uecr.stats import DIFFERENT, RESAMPLES, Difference, holm, paired_comparison
 
 
 def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
@@ -69,7 +69,10 @@ def lines_of(differences: Mapping[str, Difference]) -> list[str]:
         p = f"{each.p_value:7.4f} " + (f"{corrected[name]:6.4f}" if name in corrected else " " * 6)
         means = f"{100 * each.first:6.2f} {100 * each.second:6.2f}"
         counts = f"{each.better:>6} {each.worse:>5} of {each.problems}"
-        lines.append(f"  {name:<12} {means} {diff} [{low}, {high}] {p}  {counts}")
+        few = each.better + each.worse < DIFFERENT
+        lines.append(f"  {name:<12} {means} {diff} [{low}, {high}] {p}  {counts}{' *' if few else ''}")
+    if any(line.endswith("*") for line in lines):
+        lines.append(f"  * fewer than {DIFFERENT} problems differ: two made-up ones widen the interval")
     return lines
 
 
