@@ -6,34 +6,28 @@ K = problems, S = replicates, A = values of alpha.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, checkpoint_counts, group_table, teacher_rewards
-from nemo_uecr.audit.output import Audit, Numbers, percent_axis, shown
-from nemo_uecr.audit.store import STUDENT, Scores
+from nemo_uecr.audit.output import Audit, Numbers, shown
+from nemo_uecr.audit.store import STUDENT, Array, Scores
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.puu import unified_advantage
 from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interval
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Array = np.ndarray
 
 #: The sweep: named operating points and 161 values over [0, 8], a step of 0.05.
 POINTS, TOP, DENSE = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), 8.0, 161
 GRID_A = np.unique(np.concatenate([POINTS, np.linspace(0.0, TOP, DENSE)]))
 #: The second grid lies below the first alpha at which this share of a checkpoint's mixed groups inverts.
 SHARE, BELOW = 0.1, 10
-#: Where zero events get an upper bound: the trained setting.
+#: The trained setting, and its place in the grid.
 TRAINED = 1.0
+AT_TRAINED = int(np.flatnonzero(GRID_A == TRAINED)[0])
 #: Utilities closer than this are tied (the paper's tolerance).
 TIE = 1e-6
 NOTE = (
@@ -47,32 +41,6 @@ HEADS = (
     "checkpoint", "mixed groups", "pairs", "conflict % at 1", "sign change % at 1", "smallest a*", "5% a*",
     "median a*", "a* infinite %", "a10", "cut", "non-finite",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Mixed:
-    """The mixed groups under every alpha: number, tie point, pairs, conflict rate, whether fully safe."""
-
-    group_G: Array
-    tie_G: Array
-    pairs_G: Array
-    rate_GA: Array
-    safe_GA: Array
-
-    @classmethod
-    def of(cls, table: GroupTable, reward_B: Array) -> _Mixed:
-        groups = [
-            (number, tie_point(c, w), len(c) * len(w), conflict_rate(c, w, GRID_A), margin(c, w, GRID_A) > TIE)
-            for number, c, w in table.mixed(reward_B)
-        ]
-        number, tie, pairs, rate, safe = zip(*groups, strict=True) if groups else ((), (), (), (), ())
-        return cls(
-            np.asarray(number, dtype=np.int64),
-            np.asarray(tie, dtype=np.float64),
-            np.asarray(pairs, dtype=np.int64),
-            np.asarray(rate, dtype=np.float64).reshape(len(groups), len(GRID_A)),
-            np.asarray(safe, dtype=bool).reshape(len(groups), len(GRID_A)),
-        )
 
 
 def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
@@ -89,9 +57,9 @@ def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
     responses = scores.responses
     reward_B, nonfinite_B = teacher_rewards(scores, STUDENT, clip=GAP_CLIP)
     table = group_table(responses)
-    mixed, sign_BA = _Mixed.of(table, reward_B), sign_changes(table, reward_B, GRID_A)
-    resamples = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
-    overall = _overall(table, mixed, resamples, responses.checkpoints)
+    mixed, sign_BA = _mixed_groups(table, reward_B), sign_changes(table, reward_B, GRID_A)
+    sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
+    overall = _overall(mixed, sampler)
     checkpoints = [
         _checkpoint(step, table, reward_B, mixed, sign_BA)
         | checkpoint_counts(responses, nonfinite_B, step)
@@ -109,17 +77,42 @@ def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
         "overall": overall,
         "checkpoints": checkpoints,
     }  # fmt: skip
-    title, rows = "Sensitivity of the ordering to alpha", _rows(checkpoints, overall)
-    return Audit("alpha-sweep", title, NOTE, numbers, HEADS, rows, draw, (9.8, 3.3))
+    rows = _rows(checkpoints, overall)
+    return Audit("alpha-sweep", "Sensitivity of the ordering to alpha", NOTE, numbers, HEADS, rows)
+
+
+@dataclass(frozen=True)
+class _Mixed:
+    """The mixed groups, and what every alpha of the grid makes of them."""
+
+    values: list[tuple[Array, Array]]  # R^T of the correct [C] and of the incorrect [W] responses
+    checkpoint_G: Array
+    problem_G: Array
+    pairs_G: Array
+    tie_G: Array
+    rate_GA: Array  # share of pairs in conflict
+    safe_GA: Array  # bool, no pair is tied or in conflict
+
+
+def _mixed_groups(table: GroupTable, reward_B: Array) -> _Mixed:
+    values = [(correct_C, wrong_W) for _, correct_C, wrong_W in table.mixed(reward_B)]
+    shape = (len(values), len(GRID_A))
+    return _Mixed(
+        values,
+        table.checkpoint_P[table.mixed_P],
+        table.problem_P[table.mixed_P],
+        (table.correct_P * (table.size_P - table.correct_P))[table.mixed_P],
+        np.asarray([tie_point(c, w) for c, w in values]),
+        np.asarray([conflict_rate(c, w, GRID_A) for c, w in values]).reshape(shape),
+        np.asarray([margin(c, w, GRID_A) > TIE for c, w in values], dtype=bool).reshape(shape),
+    )
 
 
 def sign_changes(table: GroupTable, reward_B: Array, alpha_A: Array) -> Array:
     """[B, A] bool, sign of A^U(alpha) differs from the sign of the centred task reward; False outside mixed groups."""
     groups = Groups.of(torch.from_numpy(table.index_B))
-    task_B = torch.from_numpy(table.correct_B.astype(np.float64))
-    teacher_B = torch.from_numpy(reward_B)
-    expected_B = groups.centre(task_B).sign()
-    in_mixed_B = torch.from_numpy(table.mixed_P[table.index_B])
+    task_B, teacher_B = torch.from_numpy(table.correct_B.astype(np.float64)), torch.from_numpy(reward_B)
+    expected_B, in_mixed_B = groups.centre(task_B).sign(), torch.from_numpy(table.mixed_P[table.index_B])
     changed = []
     for alpha in alpha_A:
         parts = unified_advantage(task_B, teacher_B, groups, alpha=float(alpha))
@@ -128,17 +121,16 @@ def sign_changes(table: GroupTable, reward_B: Array, alpha_A: Array) -> Array:
     return changed_BA
 
 
-def _overall(table: GroupTable, mixed: _Mixed, resamples: ClusterBootstrap, steps: list[int]) -> Numbers:
+def _overall(mixed: _Mixed, sampler: ClusterBootstrap) -> Numbers:
     """Averages over checkpoints with equal weight, and what holds over all groups and pairs."""
-    groups, pairs = len(mixed.group_G), int(mixed.pairs_G.sum())
-    trained = int(np.flatnonzero(GRID_A == TRAINED)[0])
-    inverted_G = np.rint(mixed.rate_GA[:, trained] * mixed.pairs_G).astype(np.int64)
+    groups, pairs = len(mixed.values), int(mixed.pairs_G.sum())
+    inverted_G = np.rint(mixed.rate_GA[:, AT_TRAINED] * mixed.pairs_G).astype(np.int64)
     inverted_groups, inverted_pairs = int((inverted_G > 0).sum()), int(inverted_G.sum())
     return {
         "mixed_groups": groups,
         "pairs": pairs,
-        "conflict": _by_problem(table, mixed, mixed.rate_GA, resamples, steps),
-        "fully_safe": _by_problem(table, mixed, mixed.safe_GA.astype(np.float64), resamples, steps),
+        "conflict": _by_problem(mixed, mixed.rate_GA, sampler),
+        "fully_safe": _by_problem(mixed, mixed.safe_GA.astype(np.float64), sampler),
         "pair_conflict": (mixed.rate_GA * mixed.pairs_G[:, None]).sum(axis=0) / max(1, pairs),
         "any_inversion": (mixed.rate_GA > 0).sum(axis=0) / max(1, groups),
         "smallest_tie_point": float(mixed.tie_G.min()) if groups else None,
@@ -155,22 +147,18 @@ def _overall(table: GroupTable, mixed: _Mixed, resamples: ClusterBootstrap, step
     }
 
 
-def _by_problem(
-    table: GroupTable, mixed: _Mixed, value_GA: Array, resamples: ClusterBootstrap, steps: list[int]
-) -> dict[str, Array]:
+def _by_problem(mixed: _Mixed, value_GA: Array, sampler: ClusterBootstrap) -> dict[str, Array]:
     """Mean over a checkpoint's mixed groups, then over checkpoints; problems are drawn for all checkpoints together."""
-    replicate_SA = np.zeros((resamples.count_SK.shape[0], value_GA.shape[1]))
-    counted_S1 = np.zeros((resamples.count_SK.shape[0], 1))
+    replicate_SA = np.zeros((sampler.count_SK.shape[0], value_GA.shape[1]))
+    counted_S1 = np.zeros((sampler.count_SK.shape[0], 1))
     values = []
-    for step in steps:
-        own_G = table.checkpoint_P[mixed.group_G] == step
-        if not own_G.any():
-            continue
+    for step in np.unique(mixed.checkpoint_G):
+        own_G = mixed.checkpoint_G == step
         values.append(value_GA[own_G].mean(axis=0))
-        problem = table.problem_P[mixed.group_G[own_G]]
-        total_KA = cluster_totals(value_GA[own_G], problem, resamples.clusters)
-        weight_K1 = np.bincount(problem, minlength=resamples.clusters)[:, None]
-        ratio_SA = resamples.replicate_ratios(total_KA, weight_K1)
+        problem = mixed.problem_G[own_G]
+        total_KA = cluster_totals(value_GA[own_G], problem, sampler.clusters)
+        weight_K1 = np.bincount(problem, minlength=sampler.clusters)[:, None]
+        ratio_SA = sampler.replicate_ratios(total_KA, weight_K1)
         drawn_S1 = np.isfinite(ratio_SA[:, :1])
         replicate_SA += np.where(drawn_S1, ratio_SA, 0.0)
         counted_S1 += drawn_S1
@@ -181,8 +169,7 @@ def _by_problem(
 
 
 def _checkpoint(step: int, table: GroupTable, reward_B: Array, mixed: _Mixed, sign_BA: Array) -> Numbers:
-    here_P = table.checkpoint_P == step
-    own_G = here_P[mixed.group_G]
+    here_P, own_G = table.checkpoint_P == step, mixed.checkpoint_G == step
     degenerate_P = here_P & ~table.mixed_P
     numbers: Numbers = {
         "checkpoint": step,
@@ -206,19 +193,20 @@ def _checkpoint(step: int, table: GroupTable, reward_B: Array, mixed: _Mixed, si
             "median": float(np.quantile(tie_G, 0.5, method="inverted_cdf")),
             "infinite_share": float(np.isinf(tie_G).mean()),
         },
-        "below_a10": _below_a10(table, reward_B, own_G, mixed),
+        "below_a10": _below_a10([mixed.values[place] for place in np.flatnonzero(own_G)], tie_G),
     }
 
 
-def _below_a10(table: GroupTable, reward_B: Array, own_G: Array, mixed: _Mixed) -> Numbers:
-    """The second grid of a checkpoint: ten values in the open interval (0, a10)."""
-    a10 = first_alpha(mixed.tie_G[own_G], SHARE)
+def _below_a10(values: Sequence[tuple[Array, Array]], tie_G: Array) -> Numbers:
+    """The second grid of a checkpoint: ten values in the open interval (0, a10).
+
+    A group holds an inversion beyond its tie point, so a10 is the tie point of the group that completes the share.
+    """
+    a10 = float(np.sort(tie_G)[int(np.ceil(SHARE * len(tie_G) - 1e-9)) - 1])
     if not np.isfinite(a10):
         return {"a10": None, "skipped": f"fewer than {SHARE:.0%} of the mixed groups ever invert"}
     alpha_A = a10 * np.arange(1, BELOW + 1) / (BELOW + 1)
-    own = set(mixed.group_G[own_G].tolist())
-    rates = [conflict_rate(c, w, alpha_A) for number, c, w in table.mixed(reward_B) if number in own]
-    rate_GA = np.asarray(rates)
+    rate_GA = np.asarray([conflict_rate(c, w, alpha_A) for c, w in values])
     return {
         "a10": a10,
         "alpha": alpha_A,
@@ -231,14 +219,9 @@ def _below_a10(table: GroupTable, reward_B: Array, own_G: Array, mixed: _Mixed) 
 
 
 def conflict_rate(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
-    """[A] share of pairs whose incorrect response has the higher utility.
+    """[A] share of pairs whose incorrect response has the higher utility, given R^T of both kinds.
 
     ``C_g(alpha) = mean_{c, w} 1[alpha R_w > 1 + alpha R_c + 1e-6]``
-
-    Args:
-        correct_C: [C] R^T of the correct responses.
-        wrong_W: [W] R^T of the incorrect responses.
-        alpha_A: [A] coefficients.
 
     References:
         eq:app-alpha-audit-conflict, eq:app-alpha-audit-utility.
@@ -267,15 +250,6 @@ def tie_point(correct_C: Array, wrong_W: Array) -> float:
     return 1.0 / difference if difference > 0 else float("inf")
 
 
-def first_alpha(tie_G: Array, share: float) -> float:
-    """Smallest alpha at which at least this share of groups holds an inversion; infinite where there is none.
-
-    A group holds one beyond its tie point, so it is the tie point of the group that completes the share.
-    """
-    needed = int(np.ceil(share * len(tie_G) - 1e-9))
-    return float(np.sort(tie_G)[needed - 1])
-
-
 def grid_mismatches(tie_G: Array, safe_GA: Array, inverted_GA: Array, alpha_A: Array) -> int:
     """Grid values at which a group's state is not the one its tie point foretells.
 
@@ -288,61 +262,21 @@ def grid_mismatches(tie_G: Array, safe_GA: Array, inverted_GA: Array, alpha_A: A
     return int(wrong_GA.sum())
 
 
-# The table and the figure
-
-
-def _rows(checkpoints: Sequence[Numbers], whole: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _rows(checkpoints: Sequence[Numbers], whole: Numbers) -> list[tuple[str, ...]]:
     """One row a checkpoint, and one for all."""
-    trained, rows = int(np.flatnonzero(GRID_A == TRAINED)[0]), []
+    rows = []
     for row in checkpoints:
         middle: tuple[str, ...] = ("-",) * 7
         if "skipped" not in row:
             ties = row["tie_point"]
             middle = (
-                *(shown(100 * row[key][trained], ".2f") for key in ("conflict", "sign_change")),
+                *(shown(100 * row[key][AT_TRAINED], ".2f") for key in ("conflict", "sign_change")),
                 *(shown(ties[key], ".2f") for key in ("smallest", "q05", "median")),
                 shown(100 * ties["infinite_share"]),
                 shown(row["below_a10"]["a10"], ".2f"),
             )
         first, last = ("checkpoint", "mixed_groups", "pairs"), ("cut", "nonfinite_tokens")
         rows.append((*(str(row[key]) for key in first), *middle, *(str(row[key]) for key in last)))
-    conflict, smallest = whole["conflict"]["value"][trained], whole["smallest_tie_point"]
+    conflict, smallest = whole["conflict"]["value"][AT_TRAINED], whole["smallest_tie_point"]
     counts = (str(whole["mixed_groups"]), str(whole["pairs"]))
     return [*rows, ("all", *counts, shown(100 * conflict, ".2f"), "", shown(smallest, ".2f"), *("",) * 6)]
-
-
-def draw(figure: Figure, numbers: Numbers) -> None:
-    """Three panels over alpha."""
-    left, middle, right = figure.subplots(1, 3)
-    alpha, whole = numbers["alpha"], numbers["overall"]
-    for axes, key, title, label in (
-        (left, "conflict", "(a) strict conflicts", "share of pairs, group-balanced"),
-        (middle, "fully_safe", "(b) fully safe groups", "share of mixed groups"),
-    ):
-        percent_axis(axes, title, label)
-        if whole[key]["value"][0] is not None:
-            axes.plot(alpha, whole[key]["value"], color="C0")
-            axes.fill_between(alpha, whole[key]["low"], whole[key]["high"], color="C0", alpha=0.18, linewidth=0)
-    percent_axis(right, "(c) by checkpoint", "share of pairs, group-balanced")
-    drawn = [row for row in numbers["checkpoints"] if "conflict" in row]
-    _draw_checkpoints(right, alpha, drawn)
-    highest = max((max(row["conflict"]) for row in drawn), default=0.0)
-    for axes in (left, right):
-        axes.set_ylim(0, max(0.02, 1.3 * highest))
-    tenths = [row["below_a10"]["a10"] for row in drawn if row["below_a10"]["a10"] is not None]
-    for axes in (left, middle, right):
-        axes.axvline(TRAINED, color="0.4", linestyle="--", linewidth=0.9)
-        if tenths:
-            axes.axvspan(min(tenths), max(tenths), color="0.5", alpha=0.15, linewidth=0)
-        axes.set_xlim(0, max([alpha[-1], *(1.02 * each for each in tenths)]))
-        axes.set_xlabel(r"$\alpha$")
-
-
-def _draw_checkpoints(axes: Axes, alpha: list[float], drawn: list[Numbers]) -> None:
-    from matplotlib import colormaps
-
-    for number, row in enumerate(drawn):
-        colour = colormaps["viridis"](number / max(1, len(drawn) - 1) * 0.9)
-        axes.plot(alpha, row["conflict"], color=colour, linewidth=1.1, label=f"step {row['checkpoint']}")
-    if drawn:
-        axes.legend(fontsize=6 if len(drawn) > 8 else 7, ncols=3 if len(drawn) > 4 else 1, loc="upper left")

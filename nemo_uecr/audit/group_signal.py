@@ -5,17 +5,15 @@ Shape legend: B = responses, P = pseudo-groups.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, group_table, rows_of, seeded, teacher_rewards
-from nemo_uecr.audit.output import Audit, Numbers, band, percent, percent_axis, shown
-from nemo_uecr.audit.store import Responses, Scores
+from nemo_uecr.audit.output import Audit, Numbers, percent, shown
+from nemo_uecr.audit.store import Array, Responses, Scores
 from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.puu import unified_advantage
 from nemo_uecr.core.records import GAP_CLIP
@@ -23,18 +21,9 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap
 from nemo_uecr.verifier.extract import last_boxed
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Array = np.ndarray
-
 ALPHA = 1.0
 #: A pseudo-group has signal when Std(R^U) exceeds this, nats, or the range of R^T `GAP_RANGE`.
 STD = 0.1
-SIZES = (8, 4)
-#: Components of the figure.
-COMPONENTS = {"grpo": "$|A^{GRPO}|$", "unified": "$|A^U|$", "task": "$|A^{task|U}|$", "teacher": r"$|\alpha A^{T|U}|$"}
 HEADS = (
     "checkpoint", "groups", "degenerate %", "all wrong %", "all right %", "Std(R^U) > 0.1 %", "range(R^T) > 0.05 %",
     "|A^GRPO|", "|A^U|", "|A^task|U|", "|A^T|U|", "teacher share %",
@@ -73,14 +62,17 @@ def group_signal_audit(
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
     std_P = np.empty(table.size_P.shape)
     std_P[table.index_B] = parts.std.numpy()
-    spread = {"std_above": std_P > STD, "range_above": table.range(reward_B) > GAP_RANGE}
+    kinds = {
+        "degenerate": ~table.mixed_P, "all_wrong": table.all_wrong_P, "all_right": table.all_right_P,
+        "std_above": std_P > STD, "range_above": table.range(reward_B) > GAP_RANGE,
+    }  # fmt: skip
     components = {
         "grpo": normalised(task, groups, floor=0.0, sample=False)[0], "unified": parts.unified,
         "task": parts.task, "teacher": ALPHA * parts.teacher,
     }  # fmt: skip
     magnitude = {name: value_B.abs().numpy() for name, value_B in components.items()}
     checkpoints = [
-        _checkpoint(step, table, spread, magnitude, sampler)
+        _checkpoint(step, table, kinds, magnitude, sampler)
         | {"nonfinite_tokens": int(nonfinite_B[responses.checkpoint_B == step].sum())}
         for step in responses.checkpoints
     ]
@@ -94,9 +86,17 @@ def group_signal_audit(
         "verdicts_changed_by_integer_rule": int((task_B != responses.reward_B).sum()),
         "checkpoints": checkpoints,
     }  # fmt: skip
-    return Audit(
-        "group-signal", "PUU signal in pseudo-groups", NOTE, numbers, HEADS, _rows(checkpoints), draw, (9.8, 3.4)
-    )
+    rows = [
+        (
+            str(row["checkpoint"]),
+            str(row["groups"]),
+            *(percent(row[kind]) for kind in kinds),
+            *(shown(each["value"], ".3f") for each in row["mean_absolute"].values()),
+            percent(row["teacher_share"]),
+        )
+        for row in checkpoints
+    ]
+    return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, HEADS, rows)
 
 
 def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> Array:
@@ -105,13 +105,8 @@ def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> A
     The permutation of a problem's responses, in the order of their sample numbers, depends on the seed and the name of
     the problem alone: it is the same at every checkpoint, whichever problems or checkpoints are added.
 
-    Args:
-        responses: each group (prompt of a checkpoint) must have a multiple of ``sum(sizes)`` responses.
-        sizes: sizes of the pseudo-groups, for example 8 and 4.
-        seed: of the permutation.
-
     Raises:
-        DataError: A prompt has another number of responses.
+        DataError: The responses to a prompt of a checkpoint are no multiple of ``sum(sizes)``.
     """
     whole, first = sum(sizes), 0
     group_B = np.zeros(len(responses.ids), dtype=np.int64)
@@ -124,15 +119,14 @@ def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> A
             )
         rows = rows[np.argsort(responses.sample_B[rows], kind="stable")]
         count = len(rows) // whole * len(sizes)
-        group_B[rows[seeded(seed, name).permutation(len(rows))]] = first + np.repeat(
-            np.arange(count), np.resize(sizes, count)
-        )
+        drawn = rows[seeded(seed, name).permutation(len(rows))]
+        group_B[drawn] = first + np.repeat(np.arange(count), np.resize(sizes, count))
         first += count
     return group_B
 
 
 def _checkpoint(
-    step: int, table: GroupTable, spread: dict[str, Array], magnitude: dict[str, Array], sampler: ClusterBootstrap
+    step: int, table: GroupTable, kinds: dict[str, Array], magnitude: dict[str, Array], sampler: ClusterBootstrap
 ) -> Numbers:
     """Shares of all groups; response means over mixed groups, and the teacher's share of the summed components."""
     here_P = table.checkpoint_P == step
@@ -140,9 +134,6 @@ def _checkpoint(
     problem = table.problem_P[table.index_B][kept_B]
     chosen = {name: value_B[kept_B] for name, value_B in magnitude.items()}
     ones = np.ones(int(kept_B.sum()))
-    kinds = {
-        "degenerate": ~table.mixed_P, "all_wrong": table.all_wrong_P, "all_right": table.all_right_P, **spread,
-    }  # fmt: skip
     return {
         "checkpoint": step,
         "groups": int(here_P.sum()),
@@ -160,56 +151,15 @@ def exact_integer_rewards(scores: Scores) -> Array:
     Raises:
         DataError: A reference answer is no integer.
     """
-    expected = [integer(answer) for answer in scores.column("answer")]
+    expected = [_integer(answer) for answer in scores.column("answer")]
     if None in expected:
         name = scores.responses.ids[expected.index(None)]
         raise DataError(f"the reference answer of {name!r} is no integer, which this verdict needs")
-    found = [integer(last_boxed(response)) for response in scores.column("response")]
+    found = [_integer(last_boxed(response)) for response in scores.column("response")]
     return np.asarray([float(own == right) for own, right in zip(found, expected, strict=True)])
 
 
-def integer(text: str | None) -> int | None:
+def _integer(text: str | None) -> int | None:
     """The integer that a text is, blanks around it and a trailing ``.0`` allowed; None for anything else."""
-    found = None if text is None else re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", text)
+    found = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", text or "")
     return None if found is None else int(found.group(1))
-
-
-def _rows(checkpoints: Sequence[Numbers]) -> list[tuple[str, ...]]:
-    rows = []
-    for row in checkpoints:
-        shares = (percent(row[key]) for key in ("degenerate", "all_wrong", "all_right", "std_above", "range_above"))
-        sizes = (shown(row["mean_absolute"][name]["value"], ".3f") for name in COMPONENTS)
-        rows.append((str(row["checkpoint"]), str(row["groups"]), *shares, *sizes, percent(row["teacher_share"])))
-    return rows
-
-
-def draw(figure: Figure, numbers: Numbers) -> None:
-    """Coverage of all groups, composition of mixed ones."""
-    left, middle, right = figure.subplots(1, 3)
-    rows = numbers["checkpoints"]
-    steps = [row["checkpoint"] for row in rows]
-    _draw_coverage(left, steps, rows)
-    for colour, (key, label) in enumerate(COMPONENTS.items()):
-        band(middle, steps, [row["mean_absolute"][key] for row in rows], label, colour)
-    middle.set_title("(b) advantage in mixed groups")
-    middle.set_ylabel("mean absolute value")
-    middle.set_ylim(bottom=0)
-    middle.legend(fontsize=8)
-    band(right, steps, [row["teacher_share"] for row in rows], "teacher share", 3)
-    percent_axis(right, "(c) teacher's share of (b)", "share")
-    for axes in (left, middle, right):
-        axes.set_xlabel("checkpoint, training steps")
-
-
-def _draw_coverage(axes: Axes, steps: list[int], rows: list[Numbers]) -> None:
-    """Degenerate groups as stacked bars of all wrong and all right, the two kinds of signal as lines."""
-    width = 0.6 * min((b - a for a, b in itertools.pairwise(steps)), default=1)
-    wrong, right = ([row[key]["value"] for row in rows] for key in ("all_wrong", "all_right"))
-    axes.bar(steps, wrong, width, color="#e59a5c", label="all wrong")
-    axes.bar(steps, right, width, bottom=wrong, color="#5b93c9", label="all right")
-    band(axes, steps, [row["std_above"] for row in rows], "Std(R$^U$) > 0.1", 2)
-    band(axes, steps, [row["range_above"] for row in rows], "range(R$^T$) > 0.05", 3)
-    percent_axis(axes, "(a) all pseudo-groups", "share of groups")
-    axes.set_ylim(0, 1.35)
-    axes.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    axes.legend(fontsize=7, ncols=2, loc="upper right")

@@ -13,11 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_uecr.audit.store import Responses, Scores, Tokens
+from nemo_uecr.audit.store import Array, Responses, Scores, Tokens
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
-
-Array = np.ndarray
 
 #: A group is distinguished by the teacher when R^T spreads over more than this, nats (the paper's eps_gap).
 GAP_RANGE = 0.05
@@ -25,37 +23,21 @@ GAP_RANGE = 0.05
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Groups with the verdicts of their responses.
+    """Groups with the verdicts of their responses."""
 
-    Attributes:
-        index_B: [B] group of each response, in [0, P).
-        correct_B: [B] bool, verifier reward 1.
-        size_P: [P] responses.
-        correct_P: [P] correct responses.
-        all_wrong_P: [P] bool, no response is correct.
-        all_right_P: [P] bool, every response is correct.
-        mixed_P: [P] bool, both verdicts are there.
-        checkpoint_P: [P] checkpoint of the group.
-        problem_P: [P] problem, the cluster of the bootstrap.
-    """
-
-    index_B: Array
-    correct_B: Array
-    size_P: Array
-    correct_P: Array
-    all_wrong_P: Array
-    all_right_P: Array
-    mixed_P: Array
+    index_B: Array  # group of each response, in [0, P)
+    correct_B: Array  # bool, verifier reward 1
+    size_P: Array  # responses
+    correct_P: Array  # correct responses
+    all_wrong_P: Array  # bool, no response is correct
+    all_right_P: Array  # bool, every response is correct
+    mixed_P: Array  # bool, both verdicts are there
     checkpoint_P: Array
-    problem_P: Array
+    problem_P: Array  # the cluster of the bootstrap
 
     def range(self, value_B: Array) -> Array:
         """[P] largest minus smallest value of each group."""
-        largest_P, smallest_P = np.full(self.size_P.shape, -np.inf), np.full(self.size_P.shape, np.inf)
-        np.maximum.at(largest_P, self.index_B, value_B)
-        np.minimum.at(smallest_P, self.index_B, value_B)
-        range_P: Array = largest_P - smallest_P
-        return range_P
+        return np.asarray([np.ptp(value_B[rows]) for rows in rows_of(self.index_B)])
 
     def mixed(self, value_B: Array) -> Iterator[tuple[int, Array, Array]]:
         """Number, values of the correct [C] and values of the incorrect [W] responses of every mixed group."""
@@ -76,7 +58,7 @@ def group_table(responses: Responses, reward_B: Array | None = None, group_B: Ar
     Raises:
         DataError: A response was never verified, or a group has one response.
     """
-    reward_B = responses.verified_rewards() if reward_B is None else reward_B
+    correct_B = (responses.verified_rewards() if reward_B is None else reward_B) == 1.0
     group_B = responses.group_B if group_B is None else group_B
     _, first_P, index_B, size_P = np.unique(group_B, return_index=True, return_inverse=True, return_counts=True)
     if (size_P < 2).any():
@@ -84,12 +66,12 @@ def group_table(responses: Responses, reward_B: Array | None = None, group_B: Ar
             f"{int((size_P < 2).sum())} of {len(size_P)} groups have one response; expected at least 2 responses to "
             "each prompt of a checkpoint"
         )
-    correct_B = reward_B == 1.0
     correct_P = np.bincount(index_B[correct_B], minlength=len(size_P))
     wrong_P, right_P = correct_P == 0, correct_P == size_P
-    mixed_P = ~(wrong_P | right_P)
     checkpoint_P, problem_P = responses.checkpoint_B[first_P], responses.problem_B[first_P]
-    return GroupTable(index_B, correct_B, size_P, correct_P, wrong_P, right_P, mixed_P, checkpoint_P, problem_P)
+    return GroupTable(
+        index_B, correct_B, size_P, correct_P, wrong_P, right_P, ~(wrong_P | right_P), checkpoint_P, problem_P
+    )
 
 
 def rows_of(group_B: Array) -> list[Array]:
@@ -130,7 +112,7 @@ def teacher_rewards(scores: Scores, anchor: str, *, clip: float | None) -> tuple
     total_B, nonfinite_B = np.zeros(responses), np.zeros(responses, dtype=np.int64)
     for step in scores.responses.checkpoints:
         tokens = scores.tokens(anchor, step)
-        gap_N = (tokens.teacher_logp.double() - tokens.anchor_logp.double()).numpy()
+        gap_N = tokens.gap_N
         finite_N = np.isfinite(gap_N)
         gap_N = np.where(finite_N, gap_N, 0.0)
         if clip is not None:
@@ -158,13 +140,7 @@ def checkpoint_counts(responses: Responses, nonfinite_B: Array, step: int) -> di
 
 
 def scored_batch(scores: Scores, tokens: Tokens, rows: Array) -> ScoredBatch:
-    """Whole groups as the methods read them: packed, in float64.
-
-    Args:
-        scores: where the tokens come from.
-        tokens: of one checkpoint.
-        rows: of the groups' responses among them.
-    """
+    """Responses of whole groups, given by their rows among the tokens, as the methods read them: packed, in float64."""
     spans = [tokens.span(int(row)) for row in rows]
     lengths = torch.tensor([span.stop - span.start for span in spans])
     own = tokens.rows[rows]

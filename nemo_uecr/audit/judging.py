@@ -19,7 +19,7 @@ import bisect
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -28,14 +28,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_uecr.audit.groups import group_table
 from nemo_uecr.audit.sources import read_rows
-from nemo_uecr.audit.store import Scores
+from nemo_uecr.audit.store import Array, Scores
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
 
-Array = np.ndarray
-
 PAIRS, STEPS, KEY = "pairs.jsonl", "steps.jsonl", "key.jsonl"
 VALID, INVALID = "valid", "invalid"
+Row = dict[str, Any]
 
 
 class Preference(BaseModel):
@@ -60,31 +59,17 @@ class Labels(BaseModel):
 Verdict = TypeVar("Verdict", Preference, Labels)
 
 
-def _verdicts(verdicts: Path, key: Path, kind: type[Verdict]) -> Iterator[tuple[str, Verdict, dict[str, Any]]]:
-    """Place, verdict and key of each line of a judge's file; the judge may leave out some of what the key names.
-
-    Raises:
-        DataError: naming file and line.
-    """
+def _verdicts(verdicts: Path, key: Path, kind: type[Verdict]) -> Iterator[tuple[str, Verdict, Row]]:
+    """Place, verdict and key of each line of a judge's file; the judge may leave out some of what the key names."""
     known = {next(iter(row.values())): row for row in map(json.loads, key.read_text(encoding="utf-8").splitlines())}
-    seen: set[str] = set()
     for place, row in read_rows(verdicts, kind):
         if row.name not in known:
-            raise DataError(f"{place}: {row.name!r} is not in {key}; expected the key of these verdicts")
-        if row.name in seen:
-            raise DataError(f"{place}: {row.name!r} was judged above; expected one verdict each")
-        seen.add(row.name)
-        yield place, row, known[row.name]
-    if not seen:
-        raise DataError(f"{verdicts}: no verdict in it; expected one a line")
+            raise DataError(f"{place}: {row.name!r} is not in {key} or was judged above; expected one verdict each")
+        yield place, row, known.pop(row.name)
 
 
-def _write(folder: Path, name: str, shown: Sequence[Mapping[str, Any]], key: Sequence[Mapping[str, Any]]) -> None:
-    """Write what the judge gets and the key.
-
-    Raises:
-        DataError: The folder has another judgement, whose verdicts would be lost without its key.
-    """
+def _write(folder: Path, name: str, shown: Sequence[Row], key: Sequence[Row]) -> None:
+    """Write what the judge gets and the key, never over another judgement: its verdicts would be lost."""
     files = {
         folder / file: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         for file, rows in ((KEY, key), (name, shown))
@@ -115,8 +100,8 @@ def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
     """
     table, generator = group_table(scores.responses), np.random.default_rng(seed)
     question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
-    shown: list[dict[str, Any]] = []
-    key: list[dict[str, Any]] = []
+    shown: list[Row] = []
+    key: list[Row] = []
     for group in generator.permutation(np.flatnonzero(~table.mixed_P)):
         first, *others = generator.permutation(np.flatnonzero(table.index_B == group))
         second = next((each for each in others if text[each] != text[first]), None)
@@ -162,12 +147,13 @@ def write_items(items: Sequence[Item], folder: Path, *, seed: int) -> int:
     Raises:
         DataError: The folder has another judgement.
     """
-    shown: list[dict[str, Any]] = []
-    key: list[dict[str, Any]] = []
+    shown: list[Row] = []
+    key: list[Row] = []
     for place in np.random.default_rng(seed).permutation(len(items)):
         item = items[place]
         name = _blind_name(seed, item.response_id)
-        steps = [{"number": n, "text": step.text(item.response)} for n, step in enumerate(segment(item.response), 1)]
+        texts = [item.response[start:end].strip() for start, end in segment(item.response)]
+        steps = [{"number": number, "text": text} for number, text in enumerate(texts, 1)]
         shown.append({"item": name, "question": item.question, "answer": item.answer, "steps": steps})
         key.append({"item": name, "response": item.response_id, "steps": len(steps)})
     _write(folder, STEPS, shown, key)
@@ -182,11 +168,12 @@ def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
     """
     found: dict[str, Labels] = {}
     for place, row, item in _verdicts(verdicts, key, Labels):
-        if len(row.labels) != item["steps"]:
-            raise DataError(f"{place}: {len(row.labels)} labels; expected {item['steps']}, one a step")
-        first = row.labels.index(INVALID) + 1 if INVALID in row.labels else 0
-        if row.first_error not in (None, first):
-            raise DataError(f"{place}: first_error is {row.first_error}; expected the first step labelled {INVALID!r}")
+        first = row.labels.index(INVALID) + 1 if INVALID in row.labels else None
+        if len(row.labels) != item["steps"] or row.first_error not in (None, first):
+            raise DataError(
+                f"{place}: {len(row.labels)} labels, first_error {row.first_error}; expected {item['steps']} labels, "
+                f"one a step, and as first_error null or the first step labelled {INVALID!r}"
+            )
         found[item["response"]] = row
     return found
 
@@ -206,19 +193,8 @@ _ONLY_MARK = re.compile(r"\s*(?:[-*•]\s*)?(?:\(?\d{1,2}[.)]|Step\s+\d{1,3}\s*[
 _BOXED = re.compile(r"\\boxed\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 
 
-class Step(NamedTuple):
-    """A step as a span of the text."""
-
-    start: int
-    end: int
-
-    def text(self, response: str) -> str:
-        """What a judge reads."""
-        return response[self.start : self.end].strip()
-
-
-def segment(response: str) -> list[Step]:
-    """The steps of a response, in order; none for a response of white space."""
+def segment(response: str) -> list[tuple[int, int]]:
+    """Start and end of each step of a response, in order; none for a response of white space."""
     shielded = [found.span() for found in _MATH.finditer(response)]
 
     def free(cut: int) -> bool:
@@ -232,14 +208,14 @@ def segment(response: str) -> list[Step]:
         abbreviated = _ABBREVIATION.search(response[max(0, found.start() - 8) : found.start() + 1])
         if not abbreviated and free(cut) and not _ONLY_MARK.fullmatch(response[begin:cut]):
             cuts.add(cut)
-    steps: list[Step] = []
+    steps: list[tuple[int, int]] = []
     start = 0
     for end in [*sorted(cut for cut in cuts if 0 < cut < len(response)), len(response)]:
         if response[start:end].strip():
-            steps.append(Step(start, end))
+            steps.append((start, end))
             start = end
         elif steps:  # a blank step is added to the one before it, or to the first
-            steps[-1] = Step(steps[-1].start, end)
+            steps[-1] = (steps[-1][0], end)
             start = end
     return steps
 
@@ -249,7 +225,7 @@ def is_reasoning_free(response: str) -> bool:
     return not re.search(r"[^\W_]", _BOXED.sub("", response))
 
 
-def token_steps(response: str, steps: Sequence[Step], token_ids: Sequence[int], tokenizer: Any) -> Array:
+def token_steps(response: str, steps: Sequence[tuple[int, int]], token_ids: Sequence[int], tokenizer: Any) -> Array:
     """[N] number of each token's step, counted from 0; `NO_STEP` for a token without text.
 
     A token across a boundary belongs to the step of its first character that is no white space; a token of white space
@@ -264,7 +240,7 @@ def token_steps(response: str, steps: Sequence[Step], token_ids: Sequence[int], 
     Raises:
         DataError: The tokens do not spell the text.
     """
-    starts = [step.start for step in steps]
+    starts = [start for start, _ in steps]
     numbers: list[int] = []
     at = 0
     for piece, first_of_character in _pieces(token_ids, tokenizer):

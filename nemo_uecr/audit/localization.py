@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
 from nemo_uecr.audit.judging import INVALID, VALID, Item, Labels, is_reasoning_free, segment, token_steps
 from nemo_uecr.audit.output import Audit, Numbers, progress, shown
-from nemo_uecr.audit.store import STUDENT, Scores, Tokens
+from nemo_uecr.audit.store import STUDENT, Array, Scores, Tokens
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.methods.uecr import Rule, projected, without_entropy
 from nemo_uecr.core.methods.view import View
@@ -24,15 +24,6 @@ from nemo_uecr.core.records import ScoredBatch, Settings
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Array = np.ndarray
-RuleOf = Callable[[View], Rule]
-
-#: Labels of the variants; the shuffles are reported by their mean.
-PUU, NO_ENTROPY, SHUFFLED, FULL = "PUU", "no entropy", "shuffled, mean", "full ECR"
 #: Responses to a prompt in a group of the audit.
 GROUP_SIZE = 8
 NOTE = (
@@ -42,7 +33,6 @@ NOTE = (
     "permuted over its tokens; (b) 95% bootstrap intervals over prompts, with the share of responses whose gap is "
     "above 0. The audit says where weights lie, not what training with them would gain."
 )
-BINS = 24
 HEADS = ("variant", "gap D", "95% interval", "D > 0 %", "first error", "95% interval", "largest |mean w - 1|")
 
 
@@ -79,22 +69,21 @@ def localization_audit(
     """
     tokens = scores.tokens(STUDENT, checkpoint)
     rows, selection = candidates(scores, tokens)
-    judged, counts = judged_responses(scores, tokens, rows, labels, tokenizer)
+    judged, counts = _judged_responses(scores, tokens, rows, labels, tokenizer)
     own = np.asarray([each.row for each in judged])
     names = [scores.responses.ids[row] for row in tokens.rows[own]]
     problem_B = scores.responses.problem_B[tokens.rows]
     sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
     batch = scored_batch(scores, tokens, own)
-    needed = settings.given(("rho", "tau_delta", "tau_entropy"), "uecr")
-    rho, tau_delta, tau_entropy = needed.values()
+    rho, tau_delta, tau_entropy = settings.given(("rho", "tau_delta", "tau_entropy"), "uecr").values()
 
     def full(view: View) -> Rule:
         return projected(view, tau_delta, tau_entropy)
 
     weights = {
-        PUU: [np.ones(len(each.valid_N)) for each in judged],
-        NO_ENTROPY: _weights(batch, rho, lambda view: without_entropy(view, tau_delta)),
-        FULL: _weights(batch, rho, full),
+        "PUU": [np.ones(len(each.valid_N)) for each in judged],
+        "no entropy": _weights(batch, rho, lambda view: without_entropy(view, tau_delta)),
+        "full ECR": _weights(batch, rho, full),
     }
     streams, shuffled = [seeded(seed, name) for name in names], []
     with progress("shuffles", shuffles) as advance:
@@ -103,7 +92,8 @@ def localization_audit(
             advance(1)
     shuffled_SI = np.stack(shuffled)
     variants = {name: _variant(judged, found, sampler, problem_B[own]) for name, found in weights.items()}
-    variants[SHUFFLED] = _summary(shuffled_SI.mean(axis=0), sampler, problem_B[own])
+    variants["shuffled, mean"] = _summary(shuffled_SI.mean(axis=0), sampler, problem_B[own])
+    gaps = {name: _gaps(judged, found).tolist() for name, found in weights.items()}
     numbers: Numbers = {
         "settings": {
             **{name: getattr(settings, name) for name in ("alpha", "rho", "tau_delta", "tau_entropy")},
@@ -112,21 +102,21 @@ def localization_audit(
         "scores": scores.provenance(),
         "selection": {**selection, "candidates": len(rows), **counts, "eligible": len(judged)},
         "variants": variants,
-        "shuffles": position(shuffled_SI.mean(axis=1), float(variants[FULL]["gap"]["value"])),
+        "shuffles": position(shuffled_SI.mean(axis=1), float(variants["full ECR"]["gap"]["value"])),
         "responses": [
             {
                 "response": name,
                 "invalid_tokens": int(each.invalid_N.sum()),
                 "valid_tokens": int(each.valid_N.sum()),
-                "gap": {label: _gap(found[place], each.invalid_N, each.valid_N) for label, found in weights.items()},
+                "gap": {label: found[place] for label, found in gaps.items()},
             }
             for place, (name, each) in enumerate(zip(names, judged, strict=True))
         ],
     }  # fmt: skip
-    return Audit("localization", "ECR credit localization", NOTE, numbers, HEADS, _rows(variants), draw, (9.2, 3.3))
+    return Audit("localization", "ECR credit localization", NOTE, numbers, HEADS, _rows(variants))
 
 
-def _weights(batch: ScoredBatch, rho: float, rule_of: RuleOf) -> list[Array]:
+def _weights(batch: ScoredBatch, rho: float, rule_of: Callable[[View], Rule]) -> list[Array]:
     """Token weights of every response by the training code; A^task|U is negative on all of them."""
     rule, sign_b = rule_of(View(batch)), torch.full((1,), -1.0, dtype=torch.float64)
     return [(1.0 + rho * rule(block, sign_b).q[0]).numpy() for block in batch.blocks]
@@ -156,9 +146,8 @@ def _variant(
 ) -> Numbers:
     pairs = zip(judged, weights, strict=True)
     first_I = np.asarray([_gap(w_N, each.first_error_N, each.valid_before_N) for each, w_N in pairs])
-    known_I = np.isfinite(first_I)
     return _summary(_gaps(judged, weights), sampler, problem_I) | {
-        "first_error": sampler.mean(np.where(known_I, first_I, 0.0), known_I, problem_I),
+        "first_error": sampler.mean(first_I, np.isfinite(first_I), problem_I),
         "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in weights),
     }
 
@@ -201,19 +190,15 @@ def candidates(scores: Scores, tokens: Tokens) -> tuple[Array, dict[str, int]]:
     """
     texts = scores.column("response")
     reward_B, group_B = scores.responses.verified_rewards()[tokens.rows], scores.responses.group_B[tokens.rows]
-    kept: list[int] = []
-    counts = dict.fromkeys(("groups", "mixed_groups_of_eight", "incorrect_in_them", "reasoning_free"), 0)
-    for rows in rows_of(group_B):
-        counts["groups"] += 1
-        if len(rows) != GROUP_SIZE or np.ptp(reward_B[rows]) == 0:
-            continue
-        counts["mixed_groups_of_eight"] += 1
-        centred_b = Groups.of(torch.from_numpy(group_B[rows])).centre(torch.from_numpy(reward_B[rows]))
-        wrong = rows[(centred_b < 0).numpy() & (reward_B[rows] <= 0)]
-        reasoned = [int(row) for row in wrong if not is_reasoning_free(texts[tokens.rows[row]])]
-        counts["incorrect_in_them"] += len(wrong)
-        counts["reasoning_free"] += len(wrong) - len(reasoned)
-        kept += reasoned
+    centred_B = Groups.of(torch.from_numpy(group_B)).centre(torch.from_numpy(reward_B)).numpy()
+    groups = rows_of(group_B)
+    mixed = [rows for rows in groups if len(rows) == GROUP_SIZE and np.ptp(reward_B[rows]) > 0]
+    wrong = [int(row) for rows in mixed for row in rows if centred_B[row] < 0 and reward_B[row] <= 0]
+    kept = [row for row in wrong if not is_reasoning_free(texts[tokens.rows[row]])]
+    counts = {
+        "groups": len(groups), "mixed_groups_of_eight": len(mixed), "incorrect_in_them": len(wrong),
+        "reasoning_free": len(wrong) - len(kept),
+    }  # fmt: skip
     return np.asarray(sorted(kept), dtype=np.int64), counts
 
 
@@ -238,21 +223,10 @@ def items_to_judge(scores: Scores, *, checkpoint: int, limit: int, seed: int) ->
     return items
 
 
-def judged_responses(
+def _judged_responses(
     scores: Scores, tokens: Tokens, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
 ) -> tuple[list[Judged], dict[str, int]]:
-    """The labelled responses that have tokens in both kinds of steps, and how many were judged and left out.
-
-    Args:
-        scores: the scored responses.
-        tokens: of one checkpoint.
-        rows: the candidates among them.
-        labels: a judge's labels by response.
-        tokenizer: of the policy that generated the responses.
-
-    Raises:
-        DataError: A labelled response is no candidate, was cut otherwise, or none has both kinds of steps.
-    """
+    """The labelled candidates that have tokens in both kinds of steps, and how many were judged and left out."""
     texts = scores.column("response")
     known = {scores.responses.ids[tokens.rows[row]]: int(row) for row in rows}
     judged, nonfinite = [], 0
@@ -268,7 +242,7 @@ def judged_responses(
             nonfinite += 1
             continue
         steps = segment(text)
-        if len(steps) != len(found.labels):
+        if len(steps) != len(found.labels):  # another run's response may have the same name
             raise DataError(f"response {name!r} has {len(steps)} steps, its labels {len(found.labels)}; judge it again")
         step_N = token_steps(text, steps, tokens.token_ids[span].tolist(), tokenizer)
         each = _tokens_by_label(row, step_N, found)
@@ -277,7 +251,7 @@ def judged_responses(
     if not judged:
         raise DataError(
             "no judged response has tokens in a valid and in an invalid step; expected at least one"
-            + (f" ({nonfinite} have a token without finite scores)" if nonfinite else "")
+            f" ({nonfinite} have a token without finite scores)"
         )
     steps_of = Counter(f"steps_{label}" for found in labels.values() for label in found.labels)
     return judged, {"judged": len(labels), "left_out_nonfinite": nonfinite, "steps": steps_of.total(), **steps_of}
@@ -287,61 +261,18 @@ def _tokens_by_label(row: int, step_N: Array, found: Labels) -> Judged:
     invalid, valid = ([n for n, each in enumerate(found.labels) if each == label] for label in (INVALID, VALID))
     first = [] if found.first_error is None else [found.first_error - 1]
     before = [number for number in valid if first and number < first[0]]
-    return Judged(
-        row, *(np.isin(step_N, np.asarray(steps, dtype=np.int64)) for steps in (invalid, valid, first, before))
-    )
-
-
-# The table and the figure
+    return Judged(row, *(np.isin(step_N, steps) for steps in (invalid, valid, first, before)))
 
 
 def _rows(variants: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, row in variants.items():
-        first = row.get("first_error")
-        rows.append(
-            (
-                name, *_interval(row["gap"]), f"{100 * row['positive']['value']:.1f}",
-                *(("-", "-") if first is None or not first["of"] else _interval(first)),
-                shown(row.get("budget_error"), ".1e"),
-            )
-        )  # fmt: skip
+        gap, first = _interval(row["gap"]), row.get("first_error")
+        rest = ("-", "-") if first is None or not first["of"] else _interval(first)
+        positive = f"{100 * row['positive']['value']:.1f}"
+        rows.append((name, *gap, positive, *rest, shown(row.get("budget_error"), ".1e")))
     return rows
 
 
 def _interval(share: Numbers) -> tuple[str, str]:
     return f"{share['value']:+.5f}", f"[{share['low']:+.5f}, {share['high']:+.5f}]"
-
-
-def draw(figure: Figure, numbers: Numbers) -> None:
-    """Shuffles against the original positions, and the variants."""
-    left, right = figure.subplots(1, 2)
-    _draw_shuffles(left, numbers["shuffles"], numbers["variants"][FULL]["gap"]["value"])
-    names = (PUU, NO_ENTROPY, SHUFFLED, FULL)
-    for place, name in enumerate(names):
-        row = numbers["variants"][name]
-        gap, colour = row["gap"], "C0" if name == FULL else "C6"
-        right.plot([place, place], [gap["low"], gap["high"]], color=colour, linewidth=2.0)
-        right.plot([place], [gap["value"]], marker="o", color=colour)
-        label, top = f"{100 * row['positive']['value']:.0f}%", max(gap["high"], 0.0)
-        right.annotate(label, (place, top), (0, 5), textcoords="offset points", ha="center", fontsize=8)
-    right.axhline(0.0, color="black", linewidth=0.6)
-    right.set_xticks(range(len(names)), names)
-    right.set_xlim(-0.6, len(names) - 0.4)
-    right.margins(y=0.18)
-    right.set_title("(b) gap with 95% interval; label: share above 0")
-    right.set_ylabel("invalid-minus-valid weight gap")
-
-
-def _draw_shuffles(axes: Axes, found: Numbers, full: float) -> None:
-    count = len(found["gap"])
-    axes.hist(found["gap"], bins=BINS, color="C6", alpha=0.75, label=f"{count} shuffles")
-    axes.axvline(found["mean"], color="C6", linestyle=":", linewidth=1.4, label="their mean")
-    axes.axvline(full, color="C0", linewidth=2.0, label="original positions")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, 1.35 * high)  # room for the legend above the bars
-    axes.set_title(f"(a) entropy positions: {found['at_least_full']} of {count} shuffles reach the original")
-    axes.set_xlabel("invalid-minus-valid weight gap")
-    axes.set_ylabel("shuffles")
-    # On white: the line of the original positions may run below it.
-    axes.legend(loc="upper left", fontsize=8, ncols=3, columnspacing=1.0, frameon=True, framealpha=1, edgecolor="none")

@@ -9,49 +9,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import new_folder
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 FORMAT = "nemo_uecr.audit/1"
 NUMBERS = "numbers.json"
-DOTS_PER_INCH = 110
-#: The report's colours, in its order.
-COLOURS = ("#0b62b0", "#c44d12", "#087f5b", "#94478a", "#8f6c00", "#217fa3", "#666a70", "#8b1e45")
 
 Numbers = dict[str, Any]
+Array = np.ndarray
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The outcome of one audit.
+    """The outcome of one audit: ``numbers`` has everything that the figure and the table show."""
 
-    Attributes:
-        name: as in ``nemo-uecr audit NAME``.
-        title: heading of the section.
-        note: what the figure shows and what it does not, in sentences.
-        numbers: everything the figure and the table show; in JSON an infinity is the text "inf" or "-inf", NaN null.
-        heads: of the table for people.
-        rows: of the table, as text.
-        draw: draws on an empty figure, from the numbers as read back from JSON.
-        size: of the figure, inches.
-    """
-
-    name: str
+    name: str  # as in `nemo-uecr audit NAME`
     title: str
-    note: str
+    note: str  # what the figure shows and what it does not
     numbers: Numbers
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
-    draw: Callable[[Figure, Numbers], None]
-    size: tuple[float, float]
 
 
 def write_audit(out: Path, audit: Audit) -> None:
@@ -60,15 +41,18 @@ def write_audit(out: Path, audit: Audit) -> None:
     Raises:
         DataError: The folder holds something that is no audit.
     """
+    from nemo_uecr.audit.figures import write_figure
+
     if out.exists() and not (out / NUMBERS).is_file():
         raise DataError(f"{out} exists and holds no audit; choose another --out")
-    numbers = {"format": FORMAT, "audit": audit.name, "title": audit.title, "numbers": plain(audit.numbers)}
+    numbers = plain(audit.numbers)
     section = {"title": audit.title, "note": audit.note, "heads": audit.heads, "rows": audit.rows}
+    record = {"format": FORMAT, "audit": audit.name, "title": audit.title, "numbers": numbers}
     with new_folder(out) as folder:
-        for name, content in ((NUMBERS, numbers), ("section.json", section)):
+        for name, content in ((NUMBERS, record), ("section.json", section)):
             encoded = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
             (folder / name).write_text(encoded, encoding="utf-8")
-        _draw(audit, json.loads((folder / NUMBERS).read_bytes())["numbers"], folder)
+        write_figure(folder, audit.name, numbers)
 
 
 def plain(value: Any) -> Any:
@@ -87,28 +71,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _draw(audit: Audit, numbers: Numbers, folder: Path) -> None:
-    """Draw as PNG and SVG; equal numbers give equal bytes."""
-    import matplotlib
-    from cycler import cycler
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    style = {
-        "svg.hashsalt": audit.name, "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False,
-        "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "legend.frameon": False,
-        "axes.titlelocation": "left", "figure.facecolor": "white", "axes.prop_cycle": cycler(color=COLOURS),
-    }  # fmt: skip
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=audit.size, layout=ConstrainedLayoutEngine(wspace=0.06))
-        audit.draw(figure, numbers)
-        figure.savefig(folder / "figure.png", dpi=DOTS_PER_INCH, metadata={"Software": None})
-        figure.savefig(folder / "figure.svg", metadata={"Date": None, "Creator": None})
-
-
-# What the audits' tables and figures share
-
-
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for a terminal."""
     lines = [heads, *rows]
@@ -125,26 +87,6 @@ def percent(share: Mapping[str, float]) -> str:
     """``41.3 [38.0, 44.9]``, in percent."""
     value, low, high = (shown(100 * share[key]) for key in ("value", "low", "high"))
     return "-" if value == "-" else f"{value} [{low}, {high}]"
-
-
-def band(axes: Axes, steps: Sequence[float], shares: Sequence[dict[str, Any]], label: str, colour: int) -> None:
-    """A line through the values with the interval as a band; what has no value leaves a gap."""
-    found = [(x, each["value"], each["low"], each["high"]) for x, each in zip(steps, shares, strict=True)]
-    if drawn := [row for row in found if row[1] is not None]:
-        x, value, low, high = zip(*drawn, strict=True)
-        axes.plot(x, value, marker="o", markersize=3.5, linewidth=1.4, color=f"C{colour}", label=label)
-        if None not in (*low, *high):
-            axes.fill_between(x, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
-
-
-def percent_axis(axes: Axes, title: str, label: str) -> None:
-    """A vertical axis from 0 to 100%."""
-    from matplotlib.ticker import PercentFormatter
-
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_title(title)
-    axes.set_ylabel(label)
 
 
 @contextmanager

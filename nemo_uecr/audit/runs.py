@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nemo_uecr.audit.output import Audit, Numbers, shown
 from nemo_uecr.audit.sources import saved_texts
+from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import load_problems
@@ -23,14 +25,7 @@ from nemo_uecr.data.reproducible import step_indices
 from nemo_uecr.errors import DataError
 from nemo_uecr.telemetry.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from nemo_uecr.config.schema import Config
-
 Record = Mapping[str, Any]
-Fault = tuple[int, str]
 
 
 def _check_metrics(steps: Sequence[Record], names: Sequence[str], run: str) -> None:
@@ -55,8 +50,7 @@ FACTS = {
     "count/global_steps": "global steps",
     "count/optimizer_steps": "optimizer steps",
 }
-#: Short dashes with wide gaps: what is intended must not hide the line that runs under it.
-SPARSE = (0, (4, 8))
+TOTALS = ("count/prompts", "count/trajectories", "count/rewarded", "count/trained", "count/valid_tokens")
 BATCH_NOTE = (
     "What each step drew, judged and trained on, against the configuration (dashed). A fault is a step whose counts "
     "are not the configured ones, a prompt drawn twice in a step, a trajectory that was generated and not trained on, "
@@ -98,7 +92,7 @@ def batch_audit(
     References:
         The paper's appendix on efficiency and batch-fact auditing.
     """
-    rollout = config.rollout
+    rollout, every = config.rollout, config.telemetry.save_batch_every
     filtered = ("response/truncated_share",) if rollout.overlong_filter else ()
     _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), "the run")
     trajectories = rollout.prompts_per_step * rollout.responses_per_prompt
@@ -106,20 +100,17 @@ def batch_audit(
     faults = [(steps[-1]["step"] + 1, "the record ends in half a line")] if cut_off else []
     faults += _sequence_faults([step["step"] for step in steps], config.train.steps)
     for number in sorted({step["step"] for step in steps} - batches.keys()):
-        every = config.telemetry.save_batch_every
         if every and (number == 1 or number % every == 0):
             faults.append((number, "saved batch: it is gone"))
     for place, step in enumerate(steps):
-        expected = _expected(step, steps[:place], config, problems, optimizer_steps)
         faults += [
             (step["step"], f"{FACTS[name]}: {_count(step[name])}, expected {_count(value)}")
-            for name, value in expected.items()
+            for name, value in _expected(step, steps[:place], config, problems, optimizer_steps).items()
             if step[name] != value
         ]
     for number, path in batches.items():
         record = next((step for step in steps if step["step"] == number), None)
         faults += [(number, f"saved batch: {fault}") for fault in _batch_faults(number, path, record, config, problems)]
-    totals = ("count/prompts", "count/trajectories", "count/rewarded", "count/trained", "count/valid_tokens")
     numbers: Numbers = {
         "intended": {
             "prompts": rollout.prompts_per_step,
@@ -130,7 +121,7 @@ def batch_audit(
         "steps": [step["step"] for step in steps],
         "facts": {name: [step[name] for step in steps] for name in FACTS},
         "truncated_share": [step.get("response/truncated_share") for step in steps],
-        "totals": {FACTS[name]: sum(step[name] for step in steps) for name in totals}
+        "totals": {FACTS[name]: sum(step[name] for step in steps) for name in TOTALS}
         | {"steps": len(steps), "optimizer steps": steps[-1]["count/optimizer_steps"]},
         "saved_batches_checked": len(batches),
         "prompt_order_checked": problems is not None,
@@ -143,20 +134,18 @@ def batch_audit(
         ("faults", str(len(faults))),
         *((f"fault at step {step}", text) for step, text in faults),
     ]
-    return Audit("batch", "Batch facts", BATCH_NOTE, numbers, ("fact", "value"), rows, draw_batch, (9.6, 3.0))
+    return Audit("batch", "Batch facts", BATCH_NOTE, numbers, ("fact", "value"), rows)
 
 
-def _sequence_faults(numbers: Sequence[int], last_step: int) -> Iterator[Fault]:
+def _sequence_faults(numbers: Sequence[int], last_step: int) -> Iterator[tuple[int, str]]:
     for number, count in Counter(numbers).items():
         if count > 1:
             yield number, f"step {number} stands twice in the record"
-    before = 0
-    for number in sorted({*numbers, max(last_step, *numbers) + 1}):
-        if number == before + 2:
-            yield number - 1, f"step {number - 1} is missing in the record"
-        elif number > before + 1:
-            yield before + 1, f"steps {before + 1} to {number - 1} are missing in the record"
-        before = number
+    missing = sorted({*range(1, max(last_step, *numbers) + 1)} - {*numbers})
+    for _, neighbours in groupby(enumerate(missing), lambda each: each[1] - each[0]):
+        first, *rest = [number for _, number in neighbours]
+        steps = f"steps {first} to {rest[-1]} are" if rest else f"step {first} is"
+        yield first, f"{steps} missing in the record"
 
 
 def _expected(
@@ -206,56 +195,24 @@ def _batch_faults(
 def _prompt_faults(
     number: int, rows: Sequence[Record], group_B: Sequence[int], config: Config, problems: Sequence[str] | None
 ) -> Iterator[str]:
-    problem: dict[int, str] = {}
-    for row, label in zip(rows, group_B, strict=True):
-        if problem.setdefault(label, row["problem"]) != row["problem"]:
-            yield f"group {label} has responses to {problem[label]!r} and {row['problem']!r}"
+    prompts = config.rollout.prompts_per_step
+    drawn: dict[int, str] = {}
+    for label, text in zip(group_B, rows, strict=True):
+        if drawn.setdefault(label, text["problem"]) != text["problem"]:
+            yield f"group {label} has responses to {drawn[label]!r} and {text['problem']!r}"
             return
-    drawn, prompts = list(problem.values()), config.rollout.prompts_per_step
-    name, count = Counter(drawn).most_common(1)[0]
+    name, count = Counter(drawn.values()).most_common(1)[0]
     if count > 1 and (problems is None or len(problems) >= prompts):
         yield f"problem {name!r} was drawn twice"
     if problems is not None:
-        shape = {"problems": len(problems), "per_step": prompts, "step": number, "seed": config.run.seed}
-        if drawn != [problems[index] for index in step_indices(**shape, shuffle=config.data.shuffle)]:
+        shape = {"problems": len(problems), "per_step": prompts, "step": number}
+        order = step_indices(**shape, seed=config.run.seed, shuffle=config.data.shuffle)
+        if list(drawn.values()) != [problems[index] for index in order]:
             yield "its problems are not those that seed and data give for this step"
 
 
 def _count(value: float) -> str:
-    """A count as people write it."""
     return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
-
-
-def draw_batch(figure: Figure, numbers: Numbers) -> None:
-    """Trajectories, tokens and steps by training step; faults as red crosses."""
-    from matplotlib.ticker import EngFormatter
-
-    axes = figure.subplots(1, 3)
-    steps, facts, intended = numbers["steps"], numbers["facts"], numbers["intended"]
-    for place, name in enumerate(("count/trajectories", "count/rewarded", "count/trained")):
-        line = {"linewidth": 4.5 - 1.6 * place, "label": FACTS[name]}  # equal lines stay visible under each other
-        axes[0].plot(steps, facts[name], color=f"C{(0, 2, 1)[place]}", **line)
-    axes[0].plot(steps, facts["count/unique_prompts"], color="C3", label=FACTS["count/unique_prompts"])
-    for wanted in (intended["trajectories"], intended["prompts"]):
-        axes[0].axhline(wanted, color="black", linestyle=SPARSE, linewidth=0.8)
-    axes[0].set_ylim(0, 1.45 * intended["trajectories"])
-    axes[0].set_title("(a) responses and problems")
-    axes[0].legend(loc="upper left", fontsize=8, ncols=2, columnspacing=1.0, handlelength=1.4)
-    axes[1].plot(steps, facts["count/valid_tokens"], color="C0")
-    axes[1].set_ylim(bottom=0)
-    axes[1].yaxis.set_major_formatter(EngFormatter(sep=""))  # 8M and not 8 under a factor beside the title
-    axes[1].set_title("(b) tokens in the loss")
-    axes[2].plot(steps, facts["count/global_steps"], color="C0", linewidth=3.0, label="global steps")
-    axes[2].plot(steps, facts["count/optimizer_steps"], color="C1", label="optimizer steps")
-    due = [step * intended["optimizer_steps_per_step"] for step in steps]
-    axes[2].plot(steps, due, color="black", linestyle=SPARSE, linewidth=0.8)
-    axes[2].set_title("(c) steps counted")
-    axes[2].legend(loc="upper left", fontsize=8)
-    faulty = sorted({each["step"] for each in numbers["faults"]})
-    for panel in axes:
-        panel.set_xlabel("training step")
-        if faulty:  # an empty line without clipping upsets the layout
-            panel.plot(faulty, [0] * len(faulty), "x", color="red", markersize=8, clip_on=False, zorder=5)
 
 
 # What a run costs
@@ -305,17 +262,17 @@ def efficiency_audit(runs: Sequence[RunFolder], baseline: str | None) -> Audit:
         alone = baseline is None or label == baseline
         cost["overhead_against_baseline"] = None if alone else _overhead(cost, costs[str(baseline)])
     numbers: Numbers = {"baseline": baseline, "runs": costs}
-    return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_HEADS, _cost_rows(costs), draw_costs, (9.6, 3.0))
+    return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_HEADS, _cost_rows(costs))
 
 
 def _costs(run: RunFolder) -> Numbers:
     steps = run.steps
     training = np.asarray([float(step["time/step_s"] - step.get("time/evaluate_s", 0.0)) for step in steps])
     tokens = np.asarray([float(step["response/length_mean"] * step["count/trajectories"]) for step in steps])
-    phases = {name: float(np.sum([step.get(key, 0.0) for step in steps])) for key, name in PHASES.items()}
-    present = {name for key, name in PHASES.items() if any(key in step for step in steps)}
-    scorer = phases["score teacher"] if "score teacher" in present else None
-    total = float(training.sum())
+    phases = {
+        name: float(np.sum([step.get(key, 0.0) for step in steps])) for key, name in PHASES.items() if run.has(key)
+    }
+    scorer, total = phases.get("score teacher"), float(training.sum())
     return {
         "method": run.method,
         "steps": len(steps),
@@ -324,7 +281,7 @@ def _costs(run: RunFolder) -> Numbers:
         "wall_clock_s": float(sum(step["time/step_s"] + step.get("time/save_s", 0.0) for step in steps)),
         "training_s": total,
         "evaluation_s": float(sum(step.get("time/evaluate_s", 0.0) for step in steps)),
-        "phase_s": {name: seconds for name, seconds in phases.items() if name in present},
+        "phase_s": phases,
         "other_s": total - sum(phases.values()),
         "rollout_s": phases["rollout"],
         "scorer_s": scorer,
@@ -335,7 +292,7 @@ def _costs(run: RunFolder) -> Numbers:
         "scorer_overhead": None if scorer is None else scorer / (total - scorer),
         "peak_memory_mb": {
             "process": max(step["memory/peak_rss_mb"] for step in steps),
-            "gpu": max((step["memory/peak_gpu_mb"] for step in steps if "memory/peak_gpu_mb" in step), default=None),
+            "gpu": max(run.values("memory/peak_gpu_mb")[1], default=None),
         },
     }
 
@@ -363,55 +320,3 @@ def _cost_rows(costs: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
             )
         )  # fmt: skip
     return rows
-
-
-def draw_costs(figure: Figure, numbers: Numbers) -> None:
-    """Phases of a step, tokens a second by step, peak memory."""
-    phases, speed, memory = figure.subplots(1, 3, width_ratios=(1.5, 1.3, 0.8))
-    runs = numbers["runs"]
-    _phases(phases, runs)
-    for place, (label, cost) in enumerate(runs.items()):
-        found = cost["tokens_per_s_by_step"]
-        speed.plot(found["step"], found["value"], color=f"C{place}", linewidth=1.2, label=label)
-        memory.bar(place, cost["peak_memory_mb"]["process"], color=f"C{place}")
-        if cost["peak_memory_mb"]["gpu"] is not None:
-            memory.bar(
-                place, cost["peak_memory_mb"]["gpu"], color=f"C{place}", width=0.4, hatch="//", edgecolor="white"
-            )
-    speed.set_ylim(0, 1.3 * speed.get_ylim()[1])  # room for the legend above the curves
-    speed.set_title("(b) tokens a second")
-    speed.set_xlabel("training step")
-    speed.legend(loc="upper left", fontsize=8)
-    memory.set_xticks(range(len(runs)), list(runs))
-    _memory_legend(memory, runs)
-
-
-def _memory_legend(axes: Axes, runs: Mapping[str, Numbers]) -> None:
-    """Say what the hatched bars are, where there are some."""
-    from matplotlib.patches import Patch
-
-    axes.set_title("(c) peak memory, MiB")
-    if any(cost["peak_memory_mb"]["gpu"] is not None for cost in runs.values()):
-        kinds = [
-            Patch(facecolor="0.6", label="process"),
-            Patch(facecolor="0.6", hatch="//", edgecolor="white", label="GPU"),
-        ]
-        axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend above the bars
-        axes.legend(handles=kinds, loc="upper left", fontsize=8)
-
-
-def _phases(axes: Axes, runs: Mapping[str, Numbers]) -> None:
-    names = [*PHASES.values(), "other"]
-    for place, cost in enumerate(runs.values()):
-        left = 0.0
-        for colour, name in enumerate(names):
-            seconds = (cost["other_s"] if name == "other" else cost["phase_s"].get(name, 0.0)) / cost["steps"]
-            label = name if place == 0 or name not in axes.get_legend_handles_labels()[1] else None
-            if seconds > 0:
-                axes.barh(place, seconds, left=left, color=f"C{colour}", label=label, height=0.55)
-            left += max(seconds, 0.0)
-    axes.set_yticks(range(len(runs)), list(runs))
-    axes.invert_yaxis()
-    axes.set_ylim(len(runs) - 0.4, -1.6)  # room for the legend above the bars
-    axes.set_title("(a) seconds a step")
-    axes.legend(loc="upper left", fontsize=7, ncols=2, columnspacing=0.9, handlelength=1.2)

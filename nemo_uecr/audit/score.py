@@ -1,6 +1,6 @@
 """Scores responses with a teacher and the anchors, a part at a time, so that a kill loses one part at most.
 
-Shape legend: B = responses, b = responses of one part, T = tokens (padded), N = tokens in a flat list, V = vocabulary.
+Shape legend: B = responses, T = tokens (padded), N = tokens in a flat list, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -33,33 +33,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Scoring:
-    """How responses are scored.
+    """How responses are scored."""
 
-    Attributes:
-        teacher: model folder or hub name.
-        student_of: the model that generated the responses of a checkpoint.
-        anchors: further anchors by name, the same for every checkpoint.
-        dtype: "float32" or "bfloat16".
-        device: where the forward passes run.
-        max_length: longest prompt and response together; a longer response keeps its head. None for no limit.
-        batch: responses of one forward pass.
-        part: responses written at once.
-    """
-
-    teacher: str
-    student_of: Callable[[int], str]
-    anchors: Mapping[str, str]
-    dtype: str
+    teacher: str  # model folder or hub name
+    student_of: Callable[[int], str]  # the model that generated the responses of a checkpoint
+    anchors: Mapping[str, str]  # further anchors by name, the same for every checkpoint
+    dtype: str  # "float32" or "bfloat16"
     device: torch.device
-    max_length: int | None
-    batch: int
-    part: int
+    max_length: int | None  # longest prompt and response together; a longer response keeps its head
+    batch: int  # responses of one forward pass
+    part: int  # responses written at once
 
     def load(self, model: str, role: str) -> TokenModel:
         """A model for forward passes alone."""
-        loaded = load_model(model, role=role, dtype=self.dtype, device=self.device, trained=False)
-        loaded.module.requires_grad_(False)
-        return loaded
+        return load_model(model, role=role, dtype=self.dtype, device=self.device, trained=False)
 
 
 def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> Scores:
@@ -139,11 +126,7 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
 
 
 def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tuple[dict[str, Any], Prompt, Response]:
-    """The row of a part, and the tokens: those that were sampled, or those of the text, cut to the length limit.
-
-    Raises:
-        DataError: There is no token to score, or one that the student does not know.
-    """
+    """The row of a part, and the tokens: those that were sampled, or those of the text, cut to the length limit."""
     tokenizer = student.tokenizer
     prompt_ids, ids = tuple(rollout.prompt(tokenizer)), rollout.token_ids
     if ids is None:
@@ -163,16 +146,20 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tu
             "expected room for a response token"
         )
     truncated = rollout.truncated if rollout.truncated is not None else ids[-1] not in student.end_ids
-    kept = ("id", "checkpoint", "benchmark", "problem", "sample", "group", "question", "answer", "response", "reward")
-    row = {name: getattr(rollout, name) for name in kept} | {
-        "prompt_ids": list(prompt_ids),
+    row = vars(rollout) | {
+        "prompt_ids": prompt_ids,
         "sampled_tokens": len(ids),
         "scored_tokens": len(ids[:room]),
         "truncated": truncated,
         "cut": room < len(ids),
         "ids_from": "text" if rollout.token_ids is None else "sampled",
     }
-    return row, Prompt(Problem("", "", ""), prompt_ids), Response(ids[:room], "", truncated)
+    return row, *tokens_alone(prompt_ids, ids[:room])
+
+
+def tokens_alone(prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[Prompt, Response]:
+    """A prompt and a response of which nothing but the token ids is asked."""
+    return Prompt(Problem("", "", ""), tuple(prompt_ids)), Response(tuple(ids), "", False)
 
 
 def _token_scores(
@@ -194,31 +181,23 @@ def _token_scores(
 
 def _slices(sequences: Sequences, batch: int) -> list[slice]:
     rows = len(sequences.prompts)
-    return [own for group in micro_slices(rows, minibatch=rows, microbatch=batch) for own in group]
-
-
-# The second pass: exact ranks
+    return micro_slices(rows, minibatch=rows, microbatch=batch)[0]
 
 
 @torch.no_grad()
 def rank_parts(folder: Path, teacher: TokenModel, *, batch: int) -> None:
-    """Rank the tokens of every part that has no ranks yet.
+    """Rank the tokens of every part that has no ranks yet, in a second pass of the model that scored them.
 
     ``rank_t = 1 + #{v : z_v > z_{y_t}}``, so that a top-1 match is rank 1 and ties share the better rank.
-
-    Args:
-        folder: the folder of scores.
-        teacher: the model that scored them.
-        batch: responses of one forward pass.
     """
     missing = [path for path in store.part_paths(folder) if not store.rank_path(path).is_file()]
     with progress("parts ranked", len(missing)) as advance:
         for path in missing:
-            prompts, responses = (
-                [own.tolist() for own in torch.split(ids, lengths.tolist())]
-                for lengths, (ids,) in (store.token_lists([path], [name]) for name in ("prompt_ids", "token_ids"))
-            )
-            sequences = id_sequences(prompts, responses)
+            lists = []
+            for name in ("prompt_ids", "token_ids"):
+                lengths, (ids,) = store.token_lists([path], [name])
+                lists.append([own.tolist() for own in torch.split(ids, lengths.tolist())])
+            sequences = Sequences(*zip(*map(tokens_alone, *lists), strict=True))
             ranks = []
             for rows in _slices(sequences, batch):
                 for _, logits_NV, target_N in token_logits(teacher, sequences.micro_batch(rows)):
@@ -226,11 +205,3 @@ def rank_parts(folder: Path, teacher: TokenModel, *, batch: int) -> None:
                     ranks.append(1 + (logits_NV > own_N1).sum(dim=1).cpu())
             store.write_ranks(path, torch.cat(ranks))
             advance(1)
-
-
-def id_sequences(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Sequences:
-    """Prompts and responses of which nothing but the token ids is known."""
-    nothing = Problem("", "", "")
-    return Sequences(
-        [Prompt(nothing, tuple(ids)) for ids in prompts], [Response(tuple(ids), "", False) for ids in responses]
-    )

@@ -1,26 +1,19 @@
 """Signal complementarity: what the teacher's score adds to the verifier's verdict, and how often it contradicts it.
 
-Shape legend: B = responses, P = groups.
+Shape legend: B = responses, P = groups, C = correct and W = incorrect responses of a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, checkpoint_counts, group_table, teacher_rewards
-from nemo_uecr.audit.output import Audit, Numbers, band, percent, percent_axis
-from nemo_uecr.audit.store import STUDENT, Responses, Scores
+from nemo_uecr.audit.output import Audit, Numbers, percent
+from nemo_uecr.audit.store import STUDENT, Array, Responses, Scores
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap, Share
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Array = np.ndarray
 
 NOTE = (
     "Teacher score: token mean of the unclipped gap between the teacher and the checkpoint that generated the "
@@ -28,8 +21,6 @@ NOTE = (
     "The conflict rate is the share of correct-incorrect pairs that the teacher score orders the wrong way, ties "
     "counting half, each mixed group with equal weight. Bands: 95% bootstrap intervals over problems."
 )
-
-
 HEADS = (
     "checkpoint", "groups", "degenerate %", "of these distinguished %", "pairs", "conflict %", "judged",
     "judge agrees %",
@@ -52,37 +43,36 @@ def signal_audit(scores: Scores, judged: Sequence[tuple[str, str, str]] | None, 
     reward_B, nonfinite_B = teacher_rewards(scores, STUDENT, clip=None)
     table = group_table(scores.responses)
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
+    checkpoints = [
+        _checkpoint(step, table, reward_B, sampler) | checkpoint_counts(scores.responses, nonfinite_B, step)
+        for step in scores.responses.checkpoints
+    ]
+    judge = None if judged is None else agreement(judged, scores.responses, reward_B, sampler)
     numbers: Numbers = {
         "settings": {"anchor": STUDENT, "clip": None, "range": GAP_RANGE, "replicates": replicates, "seed": seed},
         "scores": scores.provenance(),
-        "checkpoints": [
-            _checkpoint(step, table, reward_B, sampler) | checkpoint_counts(scores.responses, nonfinite_B, step)
-            for step in scores.responses.checkpoints
-        ],
-        "judge": None if judged is None else agreement(judged, scores.responses, reward_B, sampler),
+        "checkpoints": checkpoints,
+        "judge": judge,
     }
-    return Audit("signal", "Signal complementarity", NOTE, numbers, HEADS, _rows(numbers), draw, (9.8, 3.4))
+    return Audit("signal", "Signal complementarity", NOTE, numbers, HEADS, _rows(checkpoints, judge))
 
 
 def _checkpoint(step: int, table: GroupTable, reward_B: Array, sampler: ClusterBootstrap) -> Numbers:
-    here_P = table.checkpoint_P == step
-    degenerate_P = ~table.mixed_P
+    here_P, mixed_P = table.checkpoint_P == step, table.mixed_P
     spread_P = table.range(reward_B) > GAP_RANGE
-    conflict_P = conflicts(table, reward_B)
 
     def mean(value_P: Array, among_P: Array) -> Share:
-        return sampler.mean(value_P, here_P & among_P, table.problem_P)
+        return sampler.mean(value_P, among_P, table.problem_P)
 
-    every_P = np.ones_like(here_P)
     return {
         "checkpoint": step,
         "groups": int(here_P.sum()),
-        "degenerate": mean(degenerate_P, every_P),
-        "all_wrong": mean(table.all_wrong_P, every_P),
-        "all_right": mean(table.all_right_P, every_P),
-        "distinguished_of_degenerate": mean(spread_P, degenerate_P),
-        "distinguished_degenerate_of_all": mean(spread_P & degenerate_P, every_P),
-        "conflict": mean(conflict_P, table.mixed_P),
+        "degenerate": mean(~mixed_P, here_P),
+        "all_wrong": mean(table.all_wrong_P, here_P),
+        "all_right": mean(table.all_right_P, here_P),
+        "distinguished_of_degenerate": mean(spread_P, here_P & ~mixed_P),
+        "distinguished_degenerate_of_all": mean(spread_P & ~mixed_P, here_P),
+        "conflict": mean(conflicts(table, reward_B), here_P & mixed_P),
         "pairs": int((table.correct_P * (table.size_P - table.correct_P))[here_P].sum()),
     }
 
@@ -106,16 +96,16 @@ def agreement(
     """
     place = {name: row for row, name in enumerate(responses.ids)}
     agrees, rows = [], []
-    for pair in judged:
-        first, second = (place.get(name, -1) for name in pair[:2])
+    for one, other, preferred in judged:
+        first, second = place.get(one, -1), place.get(other, -1)
         same_group = responses.group_B[first] == responses.group_B[second]
         if -1 in (first, second) or not same_group or responses.reward_B[first] != responses.reward_B[second]:
             raise DataError(
-                f"{pair[0]!r} and {pair[1]!r} are no responses to one prompt with equal verdicts here; expected the "
-                "key that was written from these scores"
+                f"{one!r} and {other!r} are no responses to one prompt with equal verdicts here; expected the key that "
+                "was written from these scores"
             )
-        if pair[2] in ("first", "second"):
-            lead = (reward_B[first] - reward_B[second]) * (1 if pair[2] == "first" else -1)
+        if preferred in ("first", "second"):
+            lead = (reward_B[first] - reward_B[second]) * (1 if preferred == "first" else -1)
             agrees.append(0.5 + 0.5 * np.sign(lead))
             rows.append(first)
     value = np.asarray(agrees)
@@ -130,51 +120,17 @@ def agreement(
     }
 
 
-def _rows(numbers: Numbers) -> list[tuple[str, ...]]:
-    judge = numbers["judge"] or {"checkpoints": []}
-    judged = {row["checkpoint"]: row for row in judge["checkpoints"]}
+def _rows(checkpoints: Sequence[Numbers], judge: Numbers | None) -> list[tuple[str, ...]]:
+    def words(share: Share | None) -> tuple[str, str]:
+        return ("-", "-") if share is None else (str(share["of"]), percent(share))
+
+    judged = {row["checkpoint"]: row for row in judge["checkpoints"]} if judge else {}
     rows: list[tuple[str, ...]] = [
         (
             str(row["checkpoint"]), str(row["groups"]), percent(row["degenerate"]),
             percent(row["distinguished_of_degenerate"]), str(row["pairs"]), percent(row["conflict"]),
-            *_judged(judged.get(row["checkpoint"])),
+            *words(judged.get(row["checkpoint"])),
         )
-        for row in numbers["checkpoints"]
+        for row in checkpoints
     ]  # fmt: skip
-    return [*rows, ("all", *[""] * 5, *_judged(judge["all"]))] if "all" in judge else rows
-
-
-def _judged(share: Share | None) -> tuple[str, str]:
-    return ("-", "-") if share is None else (str(share["of"]), percent(share))
-
-
-def draw(figure: Figure, numbers: Numbers) -> None:
-    """Three panels: degenerate groups and the distinguished ones, conflicts, the judge."""
-    left, middle, right = figure.subplots(1, 3)
-    rows = numbers["checkpoints"]
-    steps = [row["checkpoint"] for row in rows]
-    band(left, steps, [row["degenerate"] for row in rows], "verifier-degenerate", 0)
-    band(left, steps, [row["distinguished_degenerate_of_all"] for row in rows], "of these, range of R$^T$ > 0.05", 1)
-    percent_axis(left, "(a) groups without a verdict to compare", "share of groups")
-    band(middle, steps, [row["conflict"] for row in rows], "conflict rate", 0)
-    middle.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
-    percent_axis(middle, "(b) teacher against verifier", "share of pairs, group-balanced")
-    for axes in (left, middle):
-        axes.set_xlabel("checkpoint, training steps")
-    left.legend(loc="best", fontsize=8)
-    _draw_judge(right, numbers["judge"])
-
-
-def _draw_judge(axes: Axes, judge: Numbers | None) -> None:
-    percent_axis(axes, "(c) judge on verifier-tied pairs", "teacher agrees with judge")
-    axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
-    rows = [] if judge is None else judge["checkpoints"]
-    band(axes, [row["checkpoint"] for row in rows], rows, "by checkpoint", 0)
-    if judge is None or judge["all"]["value"] is None:
-        reason = "no judge's file was given" if judge is None else "the judge preferred no response"
-        axes.text(0.5, 0.25, reason, ha="center", transform=axes.transAxes, color="0.4")
-        axes.set_xticks([])
-        return
-    axes.axhline(judge["all"]["value"], color="#c44d12", linewidth=1, label=f"all {judge['all']['of']} pairs")
-    axes.set_xlabel("checkpoint, training steps")
-    axes.legend(loc="best", fontsize=8)
+    return [*rows, ("all", *[""] * 5, *words(judge["all"]))] if judge else rows

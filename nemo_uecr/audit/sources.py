@@ -11,76 +11,53 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nemo_uecr.config.load import written_config
+from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.data.models import fitting_prompts
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.runner import SETTINGS
 from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples
 from nemo_uecr.verifier.pool import check_response
 
-if TYPE_CHECKING:
-    from nemo_uecr.config.schema import Config
-
 #: Token ids of a prompt, given a tokenizer.
 Encode = Callable[[Any], Sequence[int]]
+Take = Literal["evaluations", "batches"]
 Line = TypeVar("Line", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One response.
+    """One response."""
 
-    Attributes:
-        id: unique among everything that is scored together.
-        checkpoint: training steps that the generating policy had behind it.
-        benchmark: set of problems it belongs to.
-        problem: its problem.
-        sample: number among the responses to one prompt.
-        group: the prompt, of one problem and one checkpoint; responses of one group are compared.
-        question: the problem's text, where it is known.
-        answer: the reference answer, where it is known.
-        response: text without special tokens.
-        reward: verdict as 1 or 0; None where it was never verified.
-        prompt: how its prompt becomes token ids.
-        token_ids: what was sampled, the end token included; None where only the text was kept.
-        truncated: whether generation ended at its limit; None: the last token says it.
-    """
-
-    id: str
-    checkpoint: int
-    benchmark: str
+    id: str  # unique among everything that is scored together
+    checkpoint: int  # training steps that the generating policy had behind it
+    benchmark: str  # set of problems that the problem belongs to
     problem: str
-    sample: int
-    group: str
+    sample: int  # number among the responses to one prompt
+    group: str  # the prompt, of one problem and one checkpoint; responses of one group are compared
     question: str | None
     answer: str | None
-    response: str
-    reward: float | None
+    response: str  # without special tokens
+    reward: float | None  # 1 or 0; None where it was never verified
     prompt: Encode
-    token_ids: tuple[int, ...] | None
-    truncated: bool | None
+    token_ids: tuple[int, ...] | None  # as sampled, the end token included; None where only the text was kept
+    truncated: bool | None  # whether generation ended at its limit; None: the last token says it
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where responses come from and which models they name.
-
-    Attributes:
-        rollouts: the responses.
-        student_of: the model that generated the responses of a checkpoint; None where the source does not say.
-        teacher: the teacher of the run; None where the source does not say.
-        files: the source's files, whose hashes go into the plan.
-    """
+    """Where responses come from and which models they name; None where the source does not say."""
 
     rollouts: list[Rollout]
-    student_of: Callable[[int], str] | None
+    student_of: Callable[[int], str] | None  # the model that generated the responses of a checkpoint
     teacher: str | None
-    files: list[Path]
+    files: list[Path]  # whose hashes go into the plan
 
 
 def _step_of(name: str) -> int | None:
@@ -92,7 +69,7 @@ def _step_of(name: str) -> int | None:
 # A run
 
 
-def run_source(run: Path, *, take: Literal["evaluations", "batches"], steps: frozenset[int] | None) -> Source:
+def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source:
     """Responses of a run of `local`.
 
     Args:
@@ -129,10 +106,7 @@ def run_source(run: Path, *, take: Literal["evaluations", "batches"], steps: fro
 
 def _evaluation_of_run(path: Path, config: Config) -> list[Rollout]:
     step = _step_of(path.stem) or 0
-    return [
-        _evaluated(each, step, _as_in_training(each.question, each.problem, each.answer, config))
-        for each in read_samples(path)
-    ]
+    return [_evaluated(each, step, _as_in_training(each.problem, each.question, config)) for each in read_samples(path)]
 
 
 def _batch_of_run(path: Path, config: Config) -> list[Rollout]:
@@ -148,16 +122,13 @@ def _batch_of_run(path: Path, config: Config) -> list[Rollout]:
                 id=f"step {group}/{seen[prompt]}",
                 checkpoint=step,
                 benchmark="batch",
-                problem=text["problem"],
                 sample=seen[prompt],
                 group=group,
-                question=text["question"],
-                answer=text["answer"],
-                response=text["response"],
                 reward=float(tensors["task_reward"][row]),
-                prompt=_as_in_training(text["question"], text["problem"], text["answer"], config),
+                prompt=_as_in_training(text["problem"], text["question"], config),
                 token_ids=tuple(tensors["token_ids"][row][tensors["mask"][row].bool()].tolist()),
                 truncated=None,
+                **{name: text[name] for name in ("problem", "question", "answer", "response")},
             )
         )
         seen[prompt] += 1
@@ -170,27 +141,15 @@ def saved_texts(batch: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _as_in_training(question: str, problem: str, answer: str, config: Config) -> Encode:
-    """The prompt as training made it: template and chat template of the run's configuration."""
-
-    def encode(tokenizer: Any) -> Sequence[int]:
-        from nemo_uecr.data.problems import Problem
-        from nemo_uecr.local.sequences import encode_prompts
-
-        return encode_prompts([Problem(problem, question, answer)], tokenizer, config.data)[0].token_ids
-
-    return encode
+def _as_in_training(problem: str, question: str, config: Config) -> Encode:
+    return lambda tokenizer: fitting_prompts(tokenizer, [(problem, question)], config.data)[0]
 
 
 # An evaluation
 
 
 def evaluation_source(folder: Path, *, step: int | None) -> Source:
-    """Responses of a folder of `nemo-uecr evaluate`.
-
-    Args:
-        folder: one model's folder.
-        step: training steps of the model; None reads it from the model's name.
+    """Responses of one model's folder of `nemo-uecr evaluate`; without a step, the model's name says it.
 
     Raises:
         DataError: The step is not known.
@@ -212,20 +171,14 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
 def _evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
     """A sample of an evaluation after ``step`` training steps."""
     group = f"{step}/{sample.benchmark}/{sample.problem}"
+    kept = ("benchmark", "problem", "sample", "question", "answer", "response", "reward", "truncated")
     return Rollout(
         id=f"step {group}/{sample.sample}",
         checkpoint=step,
-        benchmark=sample.benchmark,
-        problem=sample.problem,
-        sample=sample.sample,
         group=group,
-        question=sample.question,
-        answer=sample.answer,
-        response=sample.response,
-        reward=sample.reward,
         prompt=prompt,
         token_ids=None if sample.token_ids is None else tuple(sample.token_ids),
-        truncated=sample.truncated,
+        **{name: getattr(sample, name) for name in kept},
     )
 
 
@@ -233,6 +186,7 @@ def _evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
 
 #: As the scores keep them: int32.
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[tuple[TokenId, ...], Field(min_length=1)]
 
 
 class _Row(BaseModel):
@@ -251,8 +205,8 @@ class _Row(BaseModel):
     answer: str | None = None
     reward: Annotated[float, Field(ge=0, le=1, multiple_of=1)] | None = None
     prompt: str | None = None
-    prompt_ids: tuple[TokenId, ...] | None = Field(default=None, min_length=1)
-    token_ids: tuple[TokenId, ...] | None = Field(default=None, min_length=1)
+    prompt_ids: Ids | None = None
+    token_ids: Ids | None = None
     truncated: bool | None = None
 
     @model_validator(mode="after")
@@ -265,9 +219,7 @@ class _Row(BaseModel):
 
     def encode(self, tokenizer: Any) -> Sequence[int]:
         """Token ids of the prompt."""
-        if self.prompt_ids is not None:
-            return self.prompt_ids
-        return list(tokenizer(self.prompt, add_special_tokens=False)["input_ids"])
+        return self.prompt_ids or list(tokenizer(self.prompt, add_special_tokens=False)["input_ids"])
 
 
 def jsonl_source(path: Path, *, step: int | None) -> Source:
@@ -292,6 +244,7 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
         reward = row.reward
         if reward is None and row.answer is not None:
             reward = check_response(row.response, row.answer).reward
+        kept = {"benchmark", "problem", "question", "answer", "response", "token_ids", "truncated"}
         rollouts.append(
             Rollout(
                 id=row.id or f"step {group}/{sample}",
@@ -300,9 +253,7 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
                 group=group,
                 reward=reward,
                 prompt=row.encode,
-                **row.model_dump(
-                    include={"benchmark", "problem", "question", "answer", "response", "token_ids", "truncated"}
-                ),
+                **row.model_dump(include=kept),
             )
         )
     return Source(rollouts, None, None, [path])
@@ -330,13 +281,8 @@ def read_rows(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
 # Any of them, as the command line names it
 
 
-def source_of(text: str, *, take: Literal["evaluations", "batches"], steps: frozenset[int] | None) -> Source:
-    """Responses of a run, of an evaluation or of a JSONL file.
-
-    Args:
-        text: its path, for an evaluation or a file also as ``STEP=PATH``.
-        take: as in `run_source`.
-        steps: as in `run_source`.
+def source_of(text: str, *, take: Take, steps: frozenset[int] | None) -> Source:
+    """Responses of a run, an evaluation or a JSONL file by its path, the latter two also as ``STEP=PATH``.
 
     Raises:
         DataError: it is none of these, or a run with a step of its own.

@@ -31,15 +31,16 @@ PLAN = "scores.json"
 ASKED = "asked"
 #: Keys that grow with every checkpoint scored; the first call fixes all others.
 GROWING = ("students", "sources")
-#: Columns that every audit reads, one value a response.
+#: Columns that every audit reads, one value a response; texts and prompt ids stand beside them.
 TABLE = {
     "id": "string", "checkpoint": "int64", "benchmark": "string", "problem": "string", "sample": "int64",
     "group": "string", "reward": "float64", "sampled_tokens": "int64", "scored_tokens": "int64", "truncated": "bool",
     "cut": "bool", "ids_from": "string", "nonfinite_tokens": "int64",
 }  # fmt: skip
-TEXTS = ("question", "answer", "response")
-#: Columns with one value a token. Each anchor adds one of its log-probabilities.
-TOKENS = {"token_ids": "int32", "teacher_logp": "float32", "teacher_entropy": "float32", "teacher_top1": "bool"}
+TEXTS = {"question": "string", "answer": "string", "response": "string"}
+#: Columns with one value a token: nats at temperature 1 in float32, and whether the token has the teacher's largest
+#: logit. Each anchor adds one of its log-probabilities.
+TOKENS = ("token_ids", "teacher_logp", "teacher_entropy", "teacher_top1")
 ANCHOR = "anchor_"
 #: The anchor that generated the responses.
 STUDENT = "student"
@@ -50,33 +51,19 @@ STUDENT = "student"
 
 @dataclass(frozen=True)
 class Responses:
-    """One entry a response, in the order of the parts.
+    """One entry a response, in the order of the parts."""
 
-    Attributes:
-        ids: unique names.
-        checkpoint_B: [B] int, training steps that the generating policy had behind it.
-        problems: name of each response's problem, with its benchmark.
-        problem_B: [B] int in [0, K), the cluster of the bootstrap.
-        sample_B: [B] int, number among the responses to one prompt.
-        group_B: [B] int in [0, P): responses to one prompt by one checkpoint.
-        reward_B: [B] float, verifier reward; NaN where it was never verified.
-        scored_B: [B] int, tokens that were scored; fewer than were sampled where the response was cut.
-        truncated_B: [B] bool, generation ended at its token limit.
-        cut_B: [B] bool, scoring ended at its length limit.
-        from_text_B: [B] bool, token ids come from the response's text and not from the sampler.
-    """
-
-    ids: tuple[str, ...]
-    checkpoint_B: Array
-    problems: tuple[str, ...]
-    problem_B: Array
-    sample_B: Array
-    group_B: Array
-    reward_B: Array
-    scored_B: Array
-    truncated_B: Array
-    cut_B: Array
-    from_text_B: Array
+    ids: tuple[str, ...]  # unique
+    checkpoint_B: Array  # training steps that the generating policy had behind it
+    problems: tuple[str, ...]  # names, with the benchmark's
+    problem_B: Array  # in [0, K), the cluster of the bootstrap
+    sample_B: Array  # number among the responses to one prompt
+    group_B: Array  # in [0, P): responses to one prompt by one checkpoint
+    reward_B: Array  # the verifier's; NaN where it was never verified
+    scored_B: Array  # tokens; fewer than were sampled where the response was cut
+    truncated_B: Array  # generation ended at its token limit
+    cut_B: Array  # scoring ended at its length limit
+    from_text_B: Array  # token ids come from the response's text and not from the sampler
 
     @property
     def checkpoints(self) -> list[int]:
@@ -100,20 +87,10 @@ class Responses:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token scores of some responses in flat lists.
+    """Token scores of some responses in flat lists, with the log-probabilities of one anchor."""
 
-    Attributes:
-        rows: [b] which responses.
-        offsets: [b + 1] first token of each response.
-        token_ids: [N].
-        teacher_logp: [N] log pi_T(y) at temperature 1, float32 nats.
-        teacher_entropy: [N] full-vocabulary entropy of the teacher, float32 nats.
-        teacher_top1: [N] bool, whether the token has the teacher's largest logit.
-        anchor_logp: [N] log-probability of the anchor at temperature 1, float32 nats.
-    """
-
-    rows: Array
-    offsets: Array
+    rows: Array  # [b] which responses
+    offsets: Array  # [b + 1] first token of each
     token_ids: Tensor
     teacher_logp: Tensor
     teacher_entropy: Tensor
@@ -128,6 +105,12 @@ class Tokens:
     def row_N(self) -> Array:
         """[N] response of each token, counted here."""
         return np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
+
+    @property
+    def gap_N(self) -> Array:
+        """[N] float64 ``log pi_T(y) - log pi_anchor(y)``."""
+        gap_N: Array = (self.teacher_logp.double() - self.anchor_logp.double()).numpy()
+        return gap_N
 
 
 @dataclass(frozen=True)
@@ -144,14 +127,14 @@ class Scores:
         Raises:
             DataError: The anchor or the checkpoint was not scored.
         """
-        if anchor not in self.plan["anchors"]:
-            hint = "--student MODEL" if anchor == STUDENT else f"--anchor {anchor}=MODEL"
+        anchors, steps = self.plan["anchors"], self.responses.checkpoints
+        if anchor not in anchors:
             raise DataError(
-                f"{self.folder} has no scores of anchor {anchor!r} (it has {', '.join(self.plan['anchors'])}); score "
-                f"into a new folder with {hint}"
+                f"{self.folder} has no scores of anchor {anchor!r} (it has {', '.join(anchors)}); score into a new "
+                f"folder with --anchor {anchor}=MODEL"
             )
-        if checkpoint not in self.responses.checkpoints:
-            known = ", ".join(map(str, self.responses.checkpoints))
+        if checkpoint not in steps:
+            known = ", ".join(map(str, steps))
             raise DataError(f"{self.folder} has no response of checkpoint {checkpoint}; expected one of {known}")
         lengths, values = token_lists(part_paths(self.folder), (*TOKENS, ANCHOR + anchor), checkpoint)
         return Tokens(np.flatnonzero(self.responses.checkpoint_B == checkpoint), _offsets(lengths), *values)
@@ -198,15 +181,15 @@ def read_scores(folder: Path) -> Scores:
     problems = tuple(map("/".join, zip(column["benchmark"], column["problem"], strict=True)))
     responses = Responses(
         ids=tuple(column["id"]),
-        checkpoint_B=np.asarray(column["checkpoint"], dtype=np.int64),
+        checkpoint_B=np.asarray(column["checkpoint"]),
         problems=problems,
         problem_B=_numbered(problems),
-        sample_B=np.asarray(column["sample"], dtype=np.int64),
+        sample_B=np.asarray(column["sample"]),
         group_B=_numbered(column["group"]),
         reward_B=np.asarray(column["reward"], dtype=np.float64),  # None becomes NaN
-        scored_B=np.asarray(column["scored_tokens"], dtype=np.int64),
-        truncated_B=np.asarray(column["truncated"], dtype=bool),
-        cut_B=np.asarray(column["cut"], dtype=bool),
+        scored_B=np.asarray(column["scored_tokens"]),
+        truncated_B=np.asarray(column["truncated"]),
+        cut_B=np.asarray(column["cut"]),
         from_text_B=np.asarray(column["ids_from"]) == "text",
     )
     return Scores(folder, plan, responses)
@@ -214,8 +197,8 @@ def read_scores(folder: Path) -> Scores:
 
 def _numbered(names: Sequence[str]) -> Array:
     """[len] int, equal names equal numbers, in the order of first appearance."""
-    numbers: dict[str, int] = {}
-    return np.asarray([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.asarray([numbers[name] for name in names])
 
 
 def _offsets(length_b: Array) -> Array:
@@ -264,35 +247,23 @@ def token_lists(
 
 
 def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[dict[str, Any], set[str]]:
-    """The plan of a call on top of what the folder holds, and the responses that are scored already.
-
-    Args:
-        folder: the folder of scores, new or begun.
-        plan: ``teacher``, ``anchors``, ``students``, ``sources`` and the settings of the scoring.
-        ids: names of the call's responses.
+    """The plan of a call for these responses on top of what the folder holds, and what is scored already.
 
     Raises:
         RunFolderError: The folder was scored differently.
     """
-    done = set(_read(paths, ["id"])["id"].to_pylist()) if (paths := part_paths(folder)) else set()
     joined = {"format": FORMAT, **plan, ASKED: sorted(ids)}
-    if not done:
-        return joined, done
+    paths = part_paths(folder)
+    if not paths:
+        return joined, set()
     written = _read_plan(folder)
-    lost = set(written[ASKED]) - done - ids
-    if lost:
-        raise RunFolderError(
-            f"{folder} lacks {len(lost)} responses of an interrupted `nemo-uecr score`, {min(lost)!r} for one, and so "
-            "does this call; finish that one first, or choose another --out"
-        )
     for key, own in plan.items():
         known = written[key]
         if key in GROWING:
             joined[key] = known | own
-            own, known = ({name: each[name] for name in known.keys() & own.keys()} for each in (own, known))
-        if own != known:
+        if (joined[key] != own | known) if key in GROWING else own != known:
             raise RunFolderError(f"{folder} was scored with {key}={known!r}, not {own!r}; choose another --out")
-    return joined | {ASKED: sorted({*written[ASKED], *ids})}, done
+    return joined | {ASKED: sorted({*written[ASKED], *ids})}, set(_read(paths, ["id"])["id"].to_pylist())
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
@@ -310,30 +281,26 @@ def write_part(folder: Path, rows: Sequence[Mapping[str, Any]], tokens: Mapping[
     """
     import pyarrow
 
-    types = {**TABLE, **dict.fromkeys(TEXTS, "string"), "prompt_ids": pyarrow.list_(pyarrow.int32())}
-    columns = {
-        name: pyarrow.array([row[name] for row in rows], type=pyarrow.field(name, kind).type)
-        for name, kind in types.items()
-    }
+    schema = pyarrow.schema([*TABLE.items(), *TEXTS.items(), ("prompt_ids", pyarrow.list_(pyarrow.int32()))])
     paths = part_paths(folder)
     number = int(paths[-1].stem.removeprefix("part-")) + 1 if paths else 0
-    _write(folder / f"part-{number:06d}.parquet", columns, [row["scored_tokens"] for row in rows], tokens)
+    table = pyarrow.Table.from_pylist(rows, schema)
+    _write(folder / f"part-{number:06d}.parquet", table, table["scored_tokens"], tokens)
 
 
 def write_ranks(part: Path, rank_N: Tensor) -> None:
     """Write the ranks of a part's tokens."""
     table = _read([part], ["checkpoint", "scored_tokens"])
-    _write(rank_path(part), {"checkpoint": table["checkpoint"]}, table["scored_tokens"], {"rank": rank_N.int()})
+    _write(rank_path(part), table.select(["checkpoint"]), table["scored_tokens"], {"rank": rank_N.int()})
 
 
-def _write(path: Path, columns: Mapping[str, Any], lengths: Sequence[int], tokens: Mapping[str, Tensor]) -> None:
+def _write(path: Path, table: Any, lengths: Any, tokens: Mapping[str, Tensor]) -> None:
     import pyarrow
     import pyarrow.parquet as parquet
 
-    ends = pyarrow.array(_offsets(np.asarray(lengths)), type=pyarrow.int32())
-    lists = {
-        name: pyarrow.ListArray.from_arrays(ends, pyarrow.array(value_N.numpy())) for name, value_N in tokens.items()
-    }
+    ends = pyarrow.array(_offsets(lengths.to_numpy()), type=pyarrow.int32())
+    for name, value_N in tokens.items():
+        table = table.append_column(name, pyarrow.ListArray.from_arrays(ends, pyarrow.array(value_N.numpy())))
     content = io.BytesIO()
-    parquet.write_table(pyarrow.table({**columns, **lists}), content, write_page_checksum=True)
+    parquet.write_table(table, content, write_page_checksum=True)
     replace_file(path, content.getvalue())

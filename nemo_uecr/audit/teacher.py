@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,17 +19,9 @@ from nemo_uecr.audit.store import STUDENT, Scores
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Array = np.ndarray
-
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 #: Probabilities of the drawn quantile function, denser towards 1.
 GRID = np.concatenate([np.linspace(0.0, 0.9, 46), 1.0 - np.geomspace(0.1, 1e-4, 31)[1:], [1.0]])
-#: Differences below this are drawn at it: log axes have no zero.
-SMALLEST = 1e-8
 NOTE = (
     "The same tokens of the same checkpoint, scored again by each engine and compared with transformers in float32 as "
     "`nemo-uecr score` wrote it. Curves: the share of tokens (vertical) whose difference is larger than the value "
@@ -97,7 +89,7 @@ def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, respons
         "probabilities": GRID,
         "engines": found,
     }
-    return Audit("teacher", "One teacher under several engines", NOTE, numbers, HEADS, _rows(found), draw, (9.2, 3.2))
+    return Audit("teacher", "One teacher under several engines", NOTE, numbers, HEADS, _rows(found))
 
 
 def _reference(scores: Scores, limit: int | None) -> tuple[Request, EngineScores]:
@@ -145,6 +137,22 @@ def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
     }
 
 
+def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    blank = ("",) * (len(HEADS) - 2)
+    for name, found in engines.items():
+        if "skipped" in found:
+            rows.append((name, found["skipped"], *blank))
+            continue
+        for quantity, values in found.items():
+            if values is None:
+                rows.append((name, f"{quantity}: not given by it", *blank))
+                continue
+            sizes = [f"{value:.1e}" for value in (*values["quantiles"].values(), values["max"])]
+            rows.append((name, quantity, *sizes, f"{values['mean_signed']:+.1e}"))
+    return rows
+
+
 # The engines
 
 
@@ -163,19 +171,19 @@ def _without_gpu() -> str | None:
 
 def _transformers(dtype: str) -> Callable[[str, Request], EngineScores]:
     def score(model: str, request: Request) -> EngineScores:
-        from nemo_uecr.audit.score import id_sequences
+        from nemo_uecr.audit.score import tokens_alone
         from nemo_uecr.local.models import load_model
         from nemo_uecr.local.scores import score as score_sequences
+        from nemo_uecr.local.sequences import Sequences
 
         loaded = load_model(model, role="teacher", dtype=dtype, device=torch.device("cpu"), trained=False)
-        loaded.module.requires_grad_(False)
-        sequences = id_sequences(request.prompts, request.responses)
+        sequences = Sequences(*zip(*map(tokens_alone, request.prompts, request.responses), strict=True))
         # One response at a time: another shape than that of the reference, so that its rounding shows as well.
         rows = [slice(row, row + 1) for row in range(len(request.prompts))]
         found = score_sequences(loaded, sequences, rows, temperatures=(1.0,), entropy=True)
+        assert found.entropy_BT is not None
         mask_BT = sequences.mask()
-        entropy = None if found.entropy_BT is None else found.entropy_BT[mask_BT]
-        return EngineScores(found.logp[0][mask_BT], entropy)
+        return EngineScores(found.logp[0][mask_BT], found.entropy_BT[mask_BT])
 
     return score
 
@@ -212,12 +220,12 @@ def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Request], Engi
         )  # fmt: skip
         # 0: of each position the token that stands there. The whole distribution, for the entropy, vLLM does not give.
         sampling = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        inputs = [{"prompt_token_ids": ids} for ids in whole]
-        values: list[float] = []
-        for prompt, ids, found in zip(
-            request.prompts, whole, engine.generate(inputs, sampling, use_tqdm=False), strict=True
-        ):
-            values += [found.prompt_logprobs[at][ids[at]].logprob for at in range(len(prompt), len(ids))]
+        outputs = engine.generate([{"prompt_token_ids": ids} for ids in whole], sampling, use_tqdm=False)
+        values = [
+            output.prompt_logprobs[at][ids[at]].logprob
+            for prompt, ids, output in zip(request.prompts, whole, outputs, strict=True)
+            for at in range(len(prompt), len(ids))
+        ]
         return EngineScores(torch.tensor(values), None)
 
     return score
@@ -233,74 +241,20 @@ ENGINES: dict[str, Engine] = {
 }
 
 
-# The table and the figure
-
-
-def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    blank = ("",) * (len(HEADS) - 2)
-    for name, found in engines.items():
-        if "skipped" in found:
-            rows.append((name, found["skipped"], *blank))
-            continue
-        for quantity in ("logp", "entropy"):
-            values = found[quantity]
-            if values is None:
-                rows.append((name, f"{quantity}: not given by it", *blank))
-                continue
-            sizes = [f"{value:.1e}" for value in (*values["quantiles"].values(), values["max"])]
-            rows.append((name, quantity, *sizes, f"{values['mean_signed']:+.1e}"))
-    return rows
-
-
-def draw(figure: Figure, numbers: Numbers) -> None:
-    """Share of tokens above a difference, by engine."""
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes, quantity, title in ((left, "logp", "(a) log-probability"), (right, "entropy", "(b) entropy")):
-        _curves(axes, numbers, quantity)
-        axes.set_title(title)
-        axes.set_xlabel("difference from float32, nats")
-    left.set_ylabel("share of tokens above")
-    left.legend(loc="lower left", fontsize=8)
-
-
-def _curves(axes: Axes, numbers: Mapping[str, Numbers], quantity: str) -> None:
-    above = 1.0 - np.asarray(numbers["probabilities"])
-    shown = [(name, each) for name, each in numbers["engines"].items() if "skipped" not in each]
-    for place, (name, found) in enumerate(shown):
-        if found[quantity] is not None:
-            curve = np.maximum(np.asarray(found[quantity]["curve"]), SMALLEST)
-            axes.step(curve, np.maximum(above, 5e-5), where="post", color=f"C{place}", linewidth=1.5, label=name)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylim(5e-5, 1.5)
-
-
 # Two scorings of one batch
 
 
 class Effect(NamedTuple):
-    """How one quantity differs between two ways; in its own unit.
-
-    Attributes:
-        quantity: what it is.
-        unit: its unit.
-        spread: standard deviation of the first way's values, to measure the differences by.
-        bias: mean difference, second minus first.
-        mean: mean magnitude of the difference.
-        high: 99th percentile of the magnitude.
-        largest: largest magnitude.
-        flipped: share of values whose sign changed; None where the sign means nothing.
-    """
+    """How one quantity differs between two ways; in its own unit."""
 
     quantity: str
     unit: str
-    spread: float
-    bias: float
-    mean: float
-    high: float
+    spread: float  # standard deviation of the first way's values, to measure the differences by
+    bias: float  # mean difference, second minus first
+    mean: float  # mean magnitude of the difference
+    high: float  # 99th percentile of the magnitude
     largest: float
-    flipped: float | None
+    flipped: float | None  # share of values whose sign changed; None where the sign means nothing
 
 
 def teacher_effect(first: ScoredBatch, second: ScoredBatch, advantage: Callable[[ScoredBatch], Tensor]) -> list[Effect]:
@@ -317,7 +271,8 @@ def teacher_effect(first: ScoredBatch, second: ScoredBatch, advantage: Callable[
         Gap in nats a token, entropy in nats a token where both have it, and advantage.
 
     Raises:
-        DataError: The two are not about the same tokens, or one has no teacher scores.
+        DataError: The two are not about the same tokens.
+        ScoreError: One has no teacher scores.
     """
     mask_BT = first.mask_BT
     for name in ("mask_BT", "group_B", "task_reward_B", "old_logp_BT"):
@@ -327,18 +282,13 @@ def teacher_effect(first: ScoredBatch, second: ScoredBatch, advantage: Callable[
         if not torch.equal(ours, theirs):
             shown = name.rpartition("_")[0]
             raise DataError(f"{shown} differs between the two; expected one batch, scored by the teacher in two ways")
-    effects = [_effect("gap", "nats", _gap(first)[mask_BT], _gap(second)[mask_BT], signed=True)]
+    gaps = [(batch.scores("teacher_logp") - batch.old_logp_BT)[mask_BT] for batch in (first, second)]
+    effects = [_effect("gap", "nats", *gaps, signed=True)]
     if first.teacher_entropy_BT is not None and second.teacher_entropy_BT is not None:
         entropies = first.teacher_entropy_BT[mask_BT], second.teacher_entropy_BT[mask_BT]
         effects.append(_effect("entropy", "nats", *entropies, signed=False))
     effects.append(_effect("advantage", "1", advantage(first)[mask_BT], advantage(second)[mask_BT], signed=True))
     return effects
-
-
-def _gap(batch: ScoredBatch) -> Tensor:
-    if batch.teacher_logp_BT is None:
-        raise DataError("a batch has no teacher_logp; expected the scores of a teacher")
-    return batch.teacher_logp_BT - batch.old_logp_BT
 
 
 def _effect(quantity: str, unit: str, before_N: Tensor, after_N: Tensor, *, signed: bool) -> Effect:

@@ -32,9 +32,14 @@ AUDIT = Audit(
     numbers={"x": np.asarray([1.0, 2.0]), "none": float("nan"), "far": [np.inf, -np.inf], 3: np.int64(4)},
     heads=("a", "b"),
     rows=[("1", "<2>")],
-    draw=draw,
-    size=(3.0, 2.0),
 )
+
+
+@pytest.fixture(autouse=True)
+def figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo_uecr.audit import figures
+
+    monkeypatch.setitem(figures.FIGURES, "made", (draw, (3.0, 2.0)))
 
 
 def test_numbers_figure_and_section(tmp_path: Path) -> None:

@@ -1,0 +1,333 @@
+"""The figures of the audits, each drawn from its audit's numbers as ``numbers.json`` holds them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from cycler import cycler
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, PercentFormatter
+
+from nemo_uecr.audit.output import Numbers
+from nemo_uecr.audit.runs import FACTS, PHASES
+
+#: The report's colours, in its order.
+COLOURS = ("#0b62b0", "#c44d12", "#087f5b", "#94478a", "#8f6c00", "#217fa3", "#666a70", "#8b1e45")
+STYLE = {
+    "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.alpha": 0.25, "legend.frameon": False, "axes.titlelocation": "left", "figure.facecolor": "white",
+    "axes.prop_cycle": cycler(color=COLOURS),
+}  # fmt: skip
+CHECKPOINTS = "checkpoint, training steps"
+#: Short dashes with wide gaps: what is intended must not hide the line that runs under it.
+SPARSE = (0, (4, 8))
+#: A legend on white, where a line may run below it.
+ON_WHITE = {"loc": "upper left", "fontsize": 8, "frameon": True, "framealpha": 1, "edgecolor": "none"}
+#: Differences below this are drawn at it: log axes have no zero.
+SMALLEST = 1e-8
+
+
+def write_figure(folder: Path, name: str, numbers: Numbers) -> None:
+    """Draw an audit as PNG and SVG; equal numbers give equal bytes."""
+    draw, inches = FIGURES[name]
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}):
+        figure = Figure(figsize=inches, layout=ConstrainedLayoutEngine(wspace=0.06))
+        draw(figure, numbers)
+        figure.savefig(folder / "figure.png", dpi=110, metadata={"Software": None})
+        figure.savefig(folder / "figure.svg", metadata={"Date": None, "Creator": None})
+
+
+def _band(axes: Axes, steps: Sequence[float], shares: Sequence[Numbers], label: str, colour: int) -> None:
+    """A line through the values with the interval as a band; what has no value leaves a gap."""
+    found = [(x, each["value"], each["low"], each["high"]) for x, each in zip(steps, shares, strict=True)]
+    if drawn := [row for row in found if row[1] is not None]:
+        x, value, low, high = zip(*drawn, strict=True)
+        axes.plot(x, value, marker="o", markersize=3.5, linewidth=1.4, color=f"C{colour}", label=label)
+        if None not in (*low, *high):
+            axes.fill_between(x, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
+
+
+def _percent_axis(axes: Axes, title: str, label: str) -> None:
+    axes.set(ylim=(0, 1.02), title=title, ylabel=label)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _columns(numbers: Numbers, *keys: str) -> list[list[Numbers]]:
+    """Each key of every checkpoint."""
+    return [[row[key] for row in numbers["checkpoints"]] for key in keys]
+
+
+# Audits of scores
+
+
+def _signal(figure: Figure, numbers: Numbers) -> None:
+    """Degenerate groups and the distinguished ones, conflicts, the judge."""
+    left, middle, right = figure.subplots(1, 3)
+    steps = [row["checkpoint"] for row in numbers["checkpoints"]]
+    degenerate, apart, conflict = _columns(numbers, "degenerate", "distinguished_degenerate_of_all", "conflict")
+    _band(left, steps, degenerate, "verifier-degenerate", 0)
+    _band(left, steps, apart, "of these, range of R$^T$ > 0.05", 1)
+    _percent_axis(left, "(a) groups without a verdict to compare", "share of groups")
+    _band(middle, steps, conflict, "conflict rate", 0)
+    middle.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
+    _percent_axis(middle, "(b) teacher against verifier", "share of pairs, group-balanced")
+    for axes in (left, middle):
+        axes.set_xlabel(CHECKPOINTS)
+    left.legend(loc="best", fontsize=8)
+    _judge(right, numbers["judge"])
+
+
+def _judge(axes: Axes, judge: Numbers | None) -> None:
+    _percent_axis(axes, "(c) judge on verifier-tied pairs", "teacher agrees with judge")
+    axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
+    rows = [] if judge is None else judge["checkpoints"]
+    _band(axes, [row["checkpoint"] for row in rows], rows, "by checkpoint", 0)
+    if judge is None or judge["all"]["value"] is None:
+        reason = "no judge's file was given" if judge is None else "the judge preferred no response"
+        axes.text(0.5, 0.25, reason, ha="center", transform=axes.transAxes, color="0.4")
+        axes.set_xticks([])
+        return
+    axes.axhline(judge["all"]["value"], color="#c44d12", linewidth=1, label=f"all {judge['all']['of']} pairs")
+    axes.set_xlabel(CHECKPOINTS)
+    axes.legend(loc="best", fontsize=8)
+
+
+def _group_signal(figure: Figure, numbers: Numbers) -> None:
+    """Coverage of all pseudo-groups (degenerate ones as stacked bars), composition of mixed ones."""
+    left, middle, right = figure.subplots(1, 3)
+    rows = numbers["checkpoints"]
+    steps = [row["checkpoint"] for row in rows]
+    wrong, correct, std, spread, share = _columns(
+        numbers, "all_wrong", "all_right", "std_above", "range_above", "teacher_share"
+    )
+    width = 0.6 * min((b - a for a, b in itertools.pairwise(steps)), default=1)
+    below = [each["value"] for each in wrong]
+    left.bar(steps, below, width, color="#e59a5c", label="all wrong")
+    left.bar(steps, [each["value"] for each in correct], width, bottom=below, color="#5b93c9", label="all right")
+    _band(left, steps, std, "Std(R$^U$) > 0.1", 2)
+    _band(left, steps, spread, "range(R$^T$) > 0.05", 3)
+    _percent_axis(left, "(a) all pseudo-groups", "share of groups")
+    left.set(ylim=(0, 1.35), yticks=[0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    left.legend(fontsize=7, ncols=2, loc="upper right")
+    components = {
+        "grpo": "$|A^{GRPO}|$",
+        "unified": "$|A^U|$",
+        "task": "$|A^{task|U}|$",
+        "teacher": r"$|\alpha A^{T|U}|$",
+    }
+    for colour, (key, label) in enumerate(components.items()):
+        _band(middle, steps, [row["mean_absolute"][key] for row in rows], label, colour)
+    middle.set(title="(b) advantage in mixed groups", ylabel="mean absolute value")
+    middle.set_ylim(bottom=0)
+    middle.legend(fontsize=8)
+    _band(right, steps, share, "teacher share", 3)
+    _percent_axis(right, "(c) teacher's share of (b)", "share")
+    for axes in (left, middle, right):
+        axes.set_xlabel(CHECKPOINTS)
+
+
+def _alpha_sweep(figure: Figure, numbers: Numbers) -> None:
+    """Conflicts and safe groups over alpha, and conflicts by checkpoint."""
+    left, middle, right = panels = figure.subplots(1, 3)
+    alpha, whole = numbers["alpha"], numbers["overall"]
+    balanced = "share of pairs, group-balanced"
+    _percent_axis(left, "(a) strict conflicts", balanced)
+    _percent_axis(middle, "(b) fully safe groups", "share of mixed groups")
+    _percent_axis(right, "(c) by checkpoint", balanced)
+    for axes, found in ((left, whole["conflict"]), (middle, whole["fully_safe"])):
+        if found["value"][0] is not None:
+            axes.plot(alpha, found["value"], color="C0")
+            axes.fill_between(alpha, found["low"], found["high"], color="C0", alpha=0.18, linewidth=0)
+    drawn = [row for row in numbers["checkpoints"] if "conflict" in row]
+    for number, row in enumerate(drawn):
+        colour = colormaps["viridis"](number / max(1, len(drawn) - 1) * 0.9)
+        right.plot(alpha, row["conflict"], color=colour, linewidth=1.1, label=f"step {row['checkpoint']}")
+    if drawn:
+        right.legend(fontsize=6 if len(drawn) > 8 else 7, ncols=3 if len(drawn) > 4 else 1, loc="upper left")
+    highest = max((max(row["conflict"]) for row in drawn), default=0.0)
+    for axes in (left, right):
+        axes.set_ylim(0, max(0.02, 1.3 * highest))
+    tenths = [row["below_a10"]["a10"] for row in drawn if row["below_a10"]["a10"] is not None]
+    for axes in panels:
+        axes.axvline(whole["trained_alpha"], color="0.4", linestyle="--", linewidth=0.9)
+        if tenths:
+            axes.axvspan(min(tenths), max(tenths), color="0.5", alpha=0.15, linewidth=0)
+        axes.set_xlim(0, max([alpha[-1], *(1.02 * each for each in tenths)]))
+        axes.set_xlabel(r"$\alpha$")
+
+
+def _token_credit(figure: Figure, numbers: Numbers) -> None:
+    """The teacher's probability by stratum, the place of large gaps, the mean weights."""
+    left, middle, right = figure.subplots(1, 3)
+    tokens = numbers["strata"]["tokens"]
+    places = np.arange(1, len(tokens) + 1)
+    for colour, (key, label) in enumerate((("probability", "probability"), ("top1", "top-1 match"))):
+        token, response = (numbers["strata"][key][way] for way in ("token_weighted", "response_balanced"))
+        style = "--" if colour else "-"  # the two lines may coincide
+        left.plot(places, token["value"], style, color=f"C{colour}", linewidth=1.4, label=label)
+        low, high = (np.asarray(token[end], dtype=float) for end in ("low", "high"))  # None becomes NaN
+        left.fill_between(places, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
+        left.plot(places, np.asarray(response["value"], dtype=float), "o", markersize=3.5, color=f"C{colour}")
+    _percent_axis(left, "(a) sampled token under the teacher", "mean in the stratum")
+    left.legend(fontsize=8)
+    width = 0.8 / len(numbers["large_gaps"])
+    for number, row in enumerate(numbers["large_gaps"]):
+        share, label = row["by_stratum"]["token_weighted"]["value"], f"top {100 * row['share']:g}% of |gap|"
+        middle.bar(places - 0.4 + width * (number + 0.5), share, width, color=f"C{number}", label=label)
+    expected = np.asarray(tokens) / sum(tokens)
+    edges, heights = [0.5, *(places + 0.5)], [expected[0], *expected]
+    middle.step(edges, heights, color="0.3", linewidth=1, label="all tokens")
+    _percent_axis(middle, "(b) where the largest gaps lie", "share of these tokens")
+    middle.legend(fontsize=8, loc="upper left")
+    for axes in (left, middle):
+        axes.set(xlabel="stratum of teacher entropy, low to high", xticks=places)
+    _weights(right, numbers["weights"])
+
+
+def _weights(axes: Axes, weights: Numbers) -> None:
+    axes.set(title="(c) mean token weight of a response", xlabel=r"$B_i$", ylabel="responses")
+    free, held = weights["unprojected"], weights["projected"]
+    if "histogram" not in free:
+        axes.text(0.5, 0.5, "no mixed group", ha="center", transform=axes.transAxes, color="0.4")
+        return
+    counts = free["histogram"]["counts"]
+    axes.stairs(counts, free["histogram"]["edges"], fill=True, color="C1", alpha=0.75, label="without projection")
+    axes.axvline(1.0, color="C0", linewidth=1.6, label=f"with: |B - 1| up to {held['largest_error']:.1e}")
+    axes.set_ylim(0, 1.35 * max(counts))
+    axes.legend(**ON_WHITE)
+
+
+def _localization(figure: Figure, numbers: Numbers) -> None:
+    """Shuffles against the original positions, and the variants."""
+    left, right = figure.subplots(1, 2)
+    found, variants = numbers["shuffles"], numbers["variants"]
+    count, *others, full = len(found["gap"]), "PUU", "no entropy", "shuffled, mean", "full ECR"
+    left.hist(found["gap"], bins=24, color="C6", alpha=0.75, label=f"{count} shuffles")
+    left.axvline(found["mean"], color="C6", linestyle=":", linewidth=1.4, label="their mean")
+    left.axvline(variants[full]["gap"]["value"], color="C0", linewidth=2.0, label="original positions")
+    low, high = left.get_ylim()
+    left.set(
+        ylim=(low, 1.35 * high),  # room for the legend above the bars
+        title=f"(a) entropy positions: {found['at_least_full']} of {count} shuffles reach the original",
+        xlabel="invalid-minus-valid weight gap",
+        ylabel="shuffles",
+    )
+    left.legend(**ON_WHITE, ncols=3, columnspacing=1.0)
+    for place, name in enumerate((*others, full)):
+        gap, colour = variants[name]["gap"], "C0" if name == full else "C6"
+        right.plot([place, place], [gap["low"], gap["high"]], color=colour, linewidth=2.0)
+        right.plot([place], [gap["value"]], marker="o", color=colour)
+        label, top = f"{100 * variants[name]['positive']['value']:.0f}%", max(gap["high"], 0.0)
+        right.annotate(label, (place, top), (0, 5), textcoords="offset points", ha="center", fontsize=8)
+    right.axhline(0.0, color="black", linewidth=0.6)
+    right.set_xticks(range(4), (*others, full))
+    right.margins(y=0.18)
+    right.set(
+        xlim=(-0.6, 3.6),
+        title="(b) gap with 95% interval; label: share above 0",
+        ylabel="invalid-minus-valid weight gap",
+    )
+
+
+def _teacher(figure: Figure, numbers: Numbers) -> None:
+    """Share of tokens above a difference, by engine."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    above = np.maximum(1.0 - np.asarray(numbers["probabilities"]), 5e-5)
+    shown = [(name, each) for name, each in numbers["engines"].items() if "skipped" not in each]
+    for axes, quantity, title in ((left, "logp", "(a) log-probability"), (right, "entropy", "(b) entropy")):
+        for place, (name, found) in enumerate(shown):
+            if found[quantity] is not None:
+                curve = np.maximum(found[quantity]["curve"], SMALLEST)
+                axes.step(curve, above, where="post", color=f"C{place}", linewidth=1.5, label=name)
+        axes.set(xscale="log", yscale="log", ylim=(5e-5, 1.5), title=title, xlabel="difference from float32, nats")
+    left.set_ylabel("share of tokens above")
+    left.legend(loc="lower left", fontsize=8)
+
+
+# Audits of a run
+
+
+def _batch(figure: Figure, numbers: Numbers) -> None:
+    """Trajectories, tokens and steps by training step; faults as red crosses."""
+    counts, tokens, done = panels = figure.subplots(1, 3)
+    steps, facts, intended = numbers["steps"], numbers["facts"], numbers["intended"]
+    for place, name in enumerate(("count/trajectories", "count/rewarded", "count/trained")):
+        line = {"linewidth": 4.5 - 1.6 * place, "label": FACTS[name]}  # equal lines stay visible under each other
+        counts.plot(steps, facts[name], color=f"C{(0, 2, 1)[place]}", **line)
+    counts.plot(steps, facts["count/unique_prompts"], color="C3", label=FACTS["count/unique_prompts"])
+    for wanted in (intended["trajectories"], intended["prompts"]):
+        counts.axhline(wanted, color="black", linestyle=SPARSE, linewidth=0.8)
+    counts.set(ylim=(0, 1.45 * intended["trajectories"]), title="(a) responses and problems")
+    counts.legend(loc="upper left", fontsize=8, ncols=2, columnspacing=1.0, handlelength=1.4)
+    tokens.plot(steps, facts["count/valid_tokens"], color="C0")
+    tokens.set_ylim(bottom=0)
+    tokens.yaxis.set_major_formatter(EngFormatter(sep=""))  # 8M and not 8 under a factor beside the title
+    tokens.set_title("(b) tokens in the loss")
+    done.plot(steps, facts["count/global_steps"], color="C0", linewidth=3.0, label="global steps")
+    done.plot(steps, facts["count/optimizer_steps"], color="C1", label="optimizer steps")
+    due = [step * intended["optimizer_steps_per_step"] for step in steps]
+    done.plot(steps, due, color="black", linestyle=SPARSE, linewidth=0.8)
+    done.set_title("(c) steps counted")
+    done.legend(loc="upper left", fontsize=8)
+    faulty = sorted({each["step"] for each in numbers["faults"]})
+    for panel in panels:
+        panel.set_xlabel("training step")
+        if faulty:  # an empty line without clipping upsets the layout
+            panel.plot(faulty, [0] * len(faulty), "x", color="red", markersize=8, clip_on=False, zorder=5)
+
+
+def _efficiency(figure: Figure, numbers: Numbers) -> None:
+    """Phases of a step, tokens a second by step, peak memory."""
+    phases, speed, memory = figure.subplots(1, 3, width_ratios=(1.5, 1.3, 0.8))
+    runs = numbers["runs"]
+    _phases(phases, runs)
+    for place, (label, cost) in enumerate(runs.items()):
+        found, peak = cost["tokens_per_s_by_step"], cost["peak_memory_mb"]
+        speed.plot(found["step"], found["value"], color=f"C{place}", linewidth=1.2, label=label)
+        memory.bar(place, peak["process"], color=f"C{place}")
+        if peak["gpu"] is not None:
+            memory.bar(place, peak["gpu"], color=f"C{place}", width=0.4, hatch="//", edgecolor="white")
+    speed.set_ylim(0, 1.3 * speed.get_ylim()[1])  # room for the legend above the curves
+    speed.set(title="(b) tokens a second", xlabel="training step")
+    speed.legend(loc="upper left", fontsize=8)
+    memory.set_xticks(range(len(runs)), list(runs))
+    memory.set_title("(c) peak memory, MiB")
+    if any(cost["peak_memory_mb"]["gpu"] is not None for cost in runs.values()):
+        hatched = Patch(facecolor="0.6", hatch="//", edgecolor="white", label="GPU")
+        memory.set_ylim(0, 1.3 * memory.get_ylim()[1])
+        memory.legend(handles=[Patch(facecolor="0.6", label="process"), hatched], loc="upper left", fontsize=8)
+
+
+def _phases(axes: Axes, runs: Mapping[str, Numbers]) -> None:
+    for place, cost in enumerate(runs.values()):
+        left = 0.0
+        for colour, name in enumerate((*PHASES.values(), "other")):
+            seconds = (cost["other_s"] if name == "other" else cost["phase_s"].get(name, 0.0)) / cost["steps"]
+            label = name if place == 0 or name not in axes.get_legend_handles_labels()[1] else None
+            if seconds > 0:
+                axes.barh(place, seconds, left=left, color=f"C{colour}", label=label, height=0.55)
+            left += max(seconds, 0.0)
+    axes.set_yticks(range(len(runs)), list(runs))
+    axes.set(ylim=(len(runs) - 0.4, -1.6), title="(a) seconds a step")  # room for the legend above the bars
+    axes.legend(loc="upper left", fontsize=7, ncols=2, columnspacing=0.9, handlelength=1.2)
+
+
+#: How each audit is drawn, and on how many inches.
+FIGURES: dict[str, tuple[Callable[[Figure, Numbers], None], tuple[float, float]]] = {
+    "signal": (_signal, (9.8, 3.4)),
+    "group-signal": (_group_signal, (9.8, 3.4)),
+    "alpha-sweep": (_alpha_sweep, (9.8, 3.3)),
+    "token-credit": (_token_credit, (9.8, 3.3)),
+    "localization": (_localization, (9.2, 3.3)),
+    "teacher": (_teacher, (9.2, 3.2)),
+    "batch": (_batch, (9.6, 3.0)),
+    "efficiency": (_efficiency, (9.6, 3.0)),
+}
