@@ -495,7 +495,8 @@ def differences(found: Any, frozen: Any, where: str, *, exact: bool) -> Iterator
         for place, (one, other) in enumerate(zip(found, frozen, strict=True)):
             yield from differences(one, other, f"{where}/{place}", exact=exact)
     elif not exact and isinstance(found, float) and isinstance(frozen, float | int):
-        if not math.isclose(found, frozen, rel_tol=TOLERANCE[0], abs_tol=TOLERANCE[1]):
+        both_nan = found != found and frozen != frozen
+        if not (both_nan or math.isclose(found, frozen, rel_tol=TOLERANCE[0], abs_tol=TOLERANCE[1])):
             yield f"{where}: found {found!r}, frozen {frozen!r}"
     elif found != frozen and not (found != found and frozen != frozen):
         yield f"{where}: found {str(found)[:120]!r}, frozen {str(frozen)[:120]!r}"

@@ -26,7 +26,7 @@ from nemo_uecr.evaluation.runner import model_digest
 from nemo_uecr.files import file_sha256, locked
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.scores import score, token_logits
-from nemo_uecr.local.sequences import Prompt, Response, Sequences, micro_slices
+from nemo_uecr.local.sequences import Prompt, Response, Sequences
 
 log = logging.getLogger(__name__)
 
@@ -166,22 +166,22 @@ def _token_scores(
     sequences: Sequences, teacher: TokenModel, anchors: Mapping[str, TokenModel], batch: int
 ) -> tuple[dict[str, Tensor], list[int]]:
     """The packed tokens of a part, and how many of each response have a score that is not finite."""
-    slices = _slices(sequences, batch)
+    rows = _rows(sequences, batch)
     mask_BT = sequences.mask()
-    found = score(teacher, sequences, slices, temperatures=(1.0,), entropy=True, top1=True)
+    found = score(teacher, sequences, rows, temperatures=(1.0,), entropy=True, top1=True)
     assert found.entropy_BT is not None
     assert found.top1_BT is not None
     scores = {"teacher_logp": found.logp[0], "teacher_entropy": found.entropy_BT}
     for name, model in anchors.items():
-        scores[ANCHOR + name] = score(model, sequences, slices, temperatures=(1.0,), entropy=False).logp[0]
+        scores[ANCHOR + name] = score(model, sequences, rows, temperatures=(1.0,), entropy=False).logp[0]
     bad_BT = ~torch.stack([value_BT.isfinite() for value_BT in scores.values()]).all(dim=0) & mask_BT
     tokens = {"token_ids": sequences.token_ids().int(), "teacher_top1": found.top1_BT, **scores}
     return {name: value_BT[mask_BT] for name, value_BT in tokens.items()}, bad_BT.sum(dim=1).tolist()
 
 
-def _slices(sequences: Sequences, batch: int) -> list[slice]:
-    rows = len(sequences.prompts)
-    return micro_slices(rows, minibatch=rows, microbatch=batch)[0]
+def _rows(sequences: Sequences, batch: int) -> Sequence[Tensor]:
+    """Rows of each forward pass; those of a part are sorted by length."""
+    return torch.split(torch.arange(len(sequences.prompts)), batch)
 
 
 @torch.no_grad()
@@ -199,7 +199,7 @@ def rank_parts(folder: Path, teacher: TokenModel, *, batch: int) -> None:
                 lists.append([own.tolist() for own in torch.split(ids, lengths.tolist())])
             sequences = Sequences(*zip(*map(tokens_alone, *lists), strict=True))
             ranks = []
-            for rows in _slices(sequences, batch):
+            for rows in _rows(sequences, batch):
                 for _, logits_NV, target_N in token_logits(teacher, sequences.micro_batch(rows)):
                     own_N1 = logits_NV.gather(1, target_N.unsqueeze(1))
                     ranks.append(1 + (logits_NV > own_N1).sum(dim=1).cpu())

@@ -179,7 +179,7 @@ def _transformers(dtype: str) -> Callable[[str, Request], EngineScores]:
         loaded = load_model(model, role="teacher", dtype=dtype, device=torch.device("cpu"), trained=False)
         sequences = Sequences(*zip(*map(tokens_alone, request.prompts, request.responses), strict=True))
         # One response at a time: another shape than that of the reference, so that its rounding shows as well.
-        rows = [slice(row, row + 1) for row in range(len(request.prompts))]
+        rows = torch.split(torch.arange(len(request.prompts)), 1)
         found = score_sequences(loaded, sequences, rows, temperatures=(1.0,), entropy=True)
         assert found.entropy_BT is not None
         mask_BT = sequences.mask()

@@ -45,6 +45,7 @@ class StepBatch:
     Attributes:
         step: training step, from 1.
         sequences: prompts and responses, the responses of a prompt side by side.
+        micro_rows: rows of each micro-batch, one list for each optimizer step.
         group_B: slot of the prompt in the step; two draws of one problem stay apart.
         checked: verdicts.
         student: old policy, log-probabilities at (T_r, 1) and entropy.
@@ -55,6 +56,7 @@ class StepBatch:
 
     step: int
     sequences: Sequences
+    micro_rows: list[list[Tensor]]
     group_B: Tensor
     checked: Sequence[Checked]
     student: Scores

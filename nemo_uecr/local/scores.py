@@ -39,7 +39,7 @@ class Scores:
 def score(
     model: TokenModel,
     sequences: Sequences,
-    slices: Sequence[slice],
+    micro_rows: Sequence[Tensor],
     *,
     temperatures: tuple[float, ...],
     entropy: bool,
@@ -50,7 +50,7 @@ def score(
     Args:
         model: the policy, the teacher or the reference.
         sequences: prompts and responses.
-        slices: rows of each forward pass.
+        micro_rows: rows of each forward pass.
         temperatures: K temperatures.
         entropy: whether to return the full-vocabulary entropy.
         top1: whether to return if the token has the largest logit.
@@ -63,18 +63,18 @@ def score(
     entropy_BT = torch.full(shape, torch.nan) if entropy else None
     top1_BT = torch.zeros(shape, dtype=torch.bool) if top1 else None
     scorer = partial(score_logits, temperatures=temperatures, entropy=entropy, top1=top1)
-    for rows in slices:
+    for rows in micro_rows:
         micro = sequences.micro_batch(rows)
         row_N, column_N = micro.mask_bT.nonzero(as_tuple=True)
         for start, found in _finite_scores(model, micro, scorer):
             tokens = slice(start, start + found.logp.shape[1])
-            place = (row_N[tokens], column_N[tokens])
+            place = (rows[row_N[tokens]], column_N[tokens])
             for target_BT, values_N in zip(logp, found.logp, strict=True):
-                target_BT[rows][place] = values_N.cpu()
+                target_BT[place] = values_N.cpu()
             if entropy_BT is not None and found.entropy is not None:
-                entropy_BT[rows][place] = found.entropy.cpu()
+                entropy_BT[place] = found.entropy.cpu()
             if top1_BT is not None and found.top1 is not None:
-                top1_BT[rows][place] = found.top1.cpu()
+                top1_BT[place] = found.top1.cpu()
     return Scores(logp, entropy_BT, top1_BT)
 
 

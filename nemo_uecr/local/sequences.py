@@ -118,9 +118,21 @@ class Sequences:
         length_B = torch.tensor([len(response.token_ids) for response in self.responses])
         return torch.arange(self.width).unsqueeze(0) < length_B.unsqueeze(1)
 
-    def micro_batch(self, rows: slice) -> MicroBatch:
+    def micro_rows(self, *, minibatch: int, microbatch: int) -> list[list[Tensor]]:
+        """Rows of each micro-batch, one list for each optimizer step; scoring and update walk the same.
+
+        Rows of similar length share a forward pass, so little of it is padding; the longest come first, so that what
+        does not fit into memory fails at once.
+        """
+        pairs = zip(self.prompts, self.responses, strict=True)
+        length_B = torch.tensor([len(prompt.token_ids) + len(response.token_ids) for prompt, response in pairs])
+        minibatches = torch.split(torch.arange(len(length_B)), minibatch)
+        longest_first = [rows[length_B[rows].argsort(descending=True, stable=True)] for rows in minibatches]
+        return [list(torch.split(rows, microbatch)) for rows in longest_first]
+
+    def micro_batch(self, rows: Tensor) -> MicroBatch:
         """The rows as one right-padded forward pass."""
-        pairs = list(zip(self.prompts[rows], self.responses[rows], strict=True))
+        pairs = [(self.prompts[row], self.responses[row]) for row in rows.tolist()]
         width = max(len(prompt.token_ids) + len(response.token_ids) for prompt, response in pairs)
         ids_bS = torch.zeros(len(pairs), width, dtype=torch.long)
         positions, targets = [], []
@@ -130,11 +142,3 @@ class Sequences:
             positions.append(torch.arange(length) + row * width + start - 1)
             targets.append(torch.tensor(response.token_ids))
         return MicroBatch(ids_bS, torch.cat(positions), torch.cat(targets), self.mask()[rows])
-
-
-def micro_slices(responses: int, *, minibatch: int, microbatch: int) -> list[list[slice]]:
-    """Rows of each micro-batch, one list for each optimizer step. Scoring walks the same slices as the update."""
-    return [
-        [slice(row, min(row + microbatch, start + minibatch)) for row in range(start, start + minibatch, microbatch)]
-        for start in range(0, responses, minibatch)
-    ]

@@ -11,7 +11,7 @@ import torch
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.invariants import check_identities
-from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.records import Advantages, Settings
 from nemo_uecr.data.reproducible import derive, step_indices
 from nemo_uecr.errors import InvariantError, ScoreError
@@ -22,7 +22,7 @@ from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.rollout import Fault, draw, evaluate
 from nemo_uecr.local.scores import score
-from nemo_uecr.local.sequences import Prompt, Sequences, micro_slices
+from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch, step_metrics
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.stopping import RunStopped, StopRequest
@@ -71,15 +71,10 @@ class Trainer:
     position: Position
     stop: StopRequest
 
-    def __post_init__(self) -> None:
-        """Fix the micro-batches, which scoring and update share."""
-        rollout, training = self.config.rollout, self.config.train
-        self.method = METHODS[self.config.method.name]
-        self.slices = micro_slices(
-            rollout.prompts_per_step * rollout.responses_per_prompt,
-            minibatch=training.minibatch_responses,
-            microbatch=training.microbatch_responses,
-        )
+    @property
+    def method(self) -> Method:
+        """The configured method."""
+        return METHODS[self.config.method.name]
 
     def run(self) -> None:
         """Train to the last step.
@@ -144,40 +139,41 @@ class Trainer:
         prompts = [self.prompts[index] for index in indices for _ in range(rollout.responses_per_prompt)]
         decoding = Decoding(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens)
         with watch.phase("rollout"):
-            drawn = draw(
-                self.models.student,
-                prompts,
-                decoding,
-                seed=derive(seed, "rollout", step),
-                microbatch=rollout.microbatch_responses,
+            seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
+            responses, fault = draw(
+                self.models.student, prompts, seeds, decoding, microbatch=rollout.microbatch_responses
             )
         with watch.phase("verify"):
             checked = [
                 check_response(response.text, prompt.problem.answer)
-                for prompt, response in zip(prompts, drawn.responses, strict=True)
+                for prompt, response in zip(prompts, responses, strict=True)
             ]
-        return self._score(step, Sequences(prompts, drawn.responses), checked, watch), drawn.fault
+        return self._score(step, Sequences(prompts, responses), checked, watch), fault
 
     def _score(self, step: int, sequences: Sequences, checked: list[Checked], watch: Stopwatch) -> StepBatch:
         config, models = self.config, self.models
-        slices = [rows for minibatch in self.slices for rows in minibatch]
+        micro_rows = sequences.micro_rows(
+            minibatch=config.train.minibatch_responses, microbatch=config.train.microbatch_responses
+        )
+        rows = [rows for minibatch in micro_rows for rows in minibatch]
         teacher = reference = None
         with watch.phase("score_student"):  # both temperatures from one forward
             student = score(
-                models.student, sequences, slices, temperatures=(config.rollout.temperature, 1.0), entropy=True
+                models.student, sequences, rows, temperatures=(config.rollout.temperature, 1.0), entropy=True
             )
         if models.teacher is not None:
             with watch.phase("score_teacher"):
                 wants_entropy = "teacher_entropy" in self.method.scores
-                teacher = score(models.teacher, sequences, slices, temperatures=(1.0,), entropy=wants_entropy)
+                teacher = score(models.teacher, sequences, rows, temperatures=(1.0,), entropy=wants_entropy)
         if models.reference is not None:
             with watch.phase("score_reference"):
                 wanted = (config.rollout.temperature, *((1.0,) if self.method.needs_initial else ()))
-                reference = score(models.reference, sequences, slices, temperatures=wanted, entropy=False)
+                reference = score(models.reference, sequences, rows, temperatures=wanted, entropy=False)
         prompts, per_prompt = config.rollout.prompts_per_step, config.rollout.responses_per_prompt
         return StepBatch(
             step=step,
             sequences=sequences,
+            micro_rows=micro_rows,
             group_B=torch.arange(prompts).repeat_interleave(per_prompt),
             checked=checked,
             student=student,
@@ -198,7 +194,7 @@ class Trainer:
         inputs = UpdateInputs(
             sequences=batch.sequences,
             sample_ids=batch.sample_ids,
-            slices=self.slices,
+            micro_rows=batch.micro_rows,
             loss_mask_BT=loss_mask_BT,
             old_logp_BT=batch.student.logp[0],
             surrogates=tuple(surrogates),

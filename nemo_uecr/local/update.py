@@ -27,7 +27,7 @@ class UpdateInputs:
     Attributes:
         sequences: prompts and responses.
         sample_ids: names of the responses for error messages.
-        slices: rows of each micro-batch, one list for each optimizer step.
+        micro_rows: rows of each micro-batch, one list for each optimizer step.
         loss_mask_BT: tokens in the loss.
         old_logp_BT: log pi_old at T_r.
         surrogates: (advantage [B, T], coefficient) of each clipped surrogate.
@@ -36,7 +36,7 @@ class UpdateInputs:
 
     sequences: Sequences
     sample_ids: tuple[str, ...]
-    slices: list[list[slice]]
+    micro_rows: list[list[Tensor]]
     loss_mask_BT: Tensor
     old_logp_BT: Tensor
     surrogates: tuple[tuple[Tensor, float], ...]
@@ -98,23 +98,25 @@ def update(
     """
     totals: list[list[float]] = []
     ratios: list[Tensor] = []
+    places: list[Tensor] = []
     trained: list[int] = []
-    for slices in inputs.slices:
-        rows = slice(slices[0].start, slices[-1].stop)
-        tokens = int(inputs.loss_mask_BT[rows].sum())
+    for minibatch in inputs.micro_rows:
+        tokens = int(inputs.loss_mask_BT[torch.cat(minibatch)].sum())
         if tokens == 0:  # the overlong filter, or the method's mask, left nothing of this mini-batch
             continue
         for group in optimizer.param_groups:
             group["lr"] = warmed_rate(config, steps_done + len(totals))
         optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(3, dtype=torch.float64)
-        for micro_rows in slices:
-            losses, ratio_N = _accumulate(model, inputs, micro_rows, config, tokens)
+        for rows in minibatch:
+            losses, ratio_N = _accumulate(model, inputs, rows, config, tokens)
             sums += losses
             ratios.append(ratio_N)
+            row_N, column_N = inputs.loss_mask_BT[rows].nonzero(as_tuple=True)
+            places.append(torch.stack((rows[row_N], column_N), dim=1))
         norm = float(torch.nn.utils.clip_grad_norm_(model.module.parameters(), config.train.max_grad_norm))
         if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
-            culprit = _culprit(model, optimizer, inputs, rows, config, tokens)
+            culprit = _culprit(model, optimizer, inputs, torch.cat(minibatch), config, tokens)
             raise InvariantError(
                 f"loss {float(sums[0])} and gradient norm {norm} at {culprit}; expected finite numbers. "
                 "Lower train.learning_rate or look at the saved batch"
@@ -138,7 +140,7 @@ def update(
         learning_rate=optimizer.param_groups[0]["lr"],
         ratio_N=all_ratios_N,
         first_ratio_N=all_ratios_N[: trained[0]],
-        place_N2=inputs.loss_mask_BT.nonzero(),  # mini-batches are rows in their order; one without a token adds none
+        place_N2=torch.cat(places),
         optimizer_steps=steps_done + len(totals),
     )
 
@@ -159,7 +161,7 @@ def _check_weights(model: TokenModel, optimizer_step: int) -> None:
 
 
 def _accumulate(
-    model: TokenModel, inputs: UpdateInputs, rows: slice, config: Config, tokens: int
+    model: TokenModel, inputs: UpdateInputs, rows: Tensor, config: Config, tokens: int
 ) -> tuple[Tensor, Tensor]:
     micro = inputs.sequences.micro_batch(rows)
     mask_bT = inputs.loss_mask_BT[rows]
@@ -187,20 +189,20 @@ def _culprit(
     model: TokenModel,
     optimizer: torch.optim.AdamW,
     inputs: UpdateInputs,
-    rows: slice,
+    rows: Tensor,
     config: Config,
     tokens: int,
 ) -> str:
     """The first response whose own loss or gradient is not finite; asked only when the run is about to stop."""
-    for row in range(rows.start, rows.stop):
+    for row in rows.sort().values:
         optimizer.zero_grad(set_to_none=True)
-        losses, _ = _accumulate(model, inputs, slice(row, row + 1), config, tokens)
+        losses, _ = _accumulate(model, inputs, row.unsqueeze(0), config, tokens)
         norm = torch.nn.utils.get_total_norm(
             [parameter.grad for parameter in model.module.parameters() if parameter.grad is not None]
         )
         if not (math.isfinite(float(losses[0])) and math.isfinite(float(norm))):
             return f"response {row} ({inputs.sample_ids[row]})"
-    return f"responses {rows.start} to {rows.stop - 1} together, each of them finite by itself"
+    return f"responses {rows.min()} to {rows.max()} together, each of them finite by itself"
 
 
 def check_ratios(outcome: UpdateOutcome, sample_ids: Sequence[str], tolerances: TolerancesConfig) -> None:

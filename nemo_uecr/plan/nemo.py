@@ -11,27 +11,64 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from heapq import heapreplace
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import teacher_of
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
-from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
-from nemo_uecr.plan.shapes import BF16, FP32, Sharded
+from nemo_uecr.plan.records import (
+    DECODE_SHARE,
+    DECODE_STEP,
+    FORWARD_SHARE,
+    GIB,
+    PROCESS_BYTES,
+    TRAIN_SHARE,
+    VLLM_BYTES,
+    Item,
+    Phase,
+    Plan,
+    RankLine,
+)
+from nemo_uecr.plan.shapes import (
+    ADAM,
+    BF16,
+    FP32,
+    INT64,
+    Sharded,
+    forward_flops,
+    grid_of,
+    kv_token_bytes,
+    parameters,
+    shape_of,
+)
 
-DECODE_STEP = 0.003  # seconds of a decoding step besides what it reads: vLLM's scheduler, launches, sampling; assumed
-PROCESS_BYTES = 3 * GIB // 2  # of each GPU process besides its tensors: CUDA context, libraries, NCCL; assumed
-VLLM_BYTES = 3 * GIB  # of vLLM besides weights and KV cache: activations of its largest batch, CUDA graphs; assumed
-DEALS = 16  # seeded deals of a batch's responses to the engines, over which the slowest engine is averaged
-SUGGESTIONS = 3  # at most, of changes after which a run fits
-ABSENT = "-"  # in the layout, where a GPU holds nothing of a model
+if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.plan.records import Device, Lengths
+
+__all__ = [
+    "Setting",
+    "nemo_plan",
+    "other_placements",
+    "response_lengths",
+    "rollout",
+    "setting_of",
+    "variant",
+    "what_fits",
+]
+
+ABSENT = "-"
+"""In the layout, where a GPU holds nothing of a model."""
+
+SUGGESTIONS = 3
+"""At most, of changes after which a run fits."""
+
+#: Seeded deals of a batch's responses to the engines, over which the slowest engine is averaged.
+DEALS = 16
 
 
 @dataclass(frozen=True)
@@ -40,46 +77,86 @@ class Setting:
 
     config: NemoConfig
     student: Sharded
-    teacher: Sharded | None  # None: the method reads none
-    beside: Sharded | None  # the teacher, where it shares the student's GPUs
-    where: str  # the GPUs of every phase but a dedicated teacher's
+    teacher: Sharded | None
+    """None where the method reads no teacher."""
+
     device: Device
     lengths: Lengths
-    responses: int  # B
-    replicas: int  # independent vLLM engines
-    capacity: int  # bytes that each GPU offers
-    vllm_bytes: int  # the student's weights on each rank of a vLLM engine
-    cache_bytes: int  # what vLLM's share of the device leaves for keys and values
-    token_bytes: int  # keys and values of one token on a rank of an engine
-    optimizer_bytes: int  # the student's optimizer on a rank of the stage that has most of it
+
+    @property
+    def responses(self) -> int:
+        """B."""
+        return self.config.rollout.prompts_per_step * self.config.rollout.responses_per_prompt
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that each GPU offers."""
+        return self.device.memory or 0
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether the teacher has GPUs of its own."""
+        return self.config.teacher.dedicated_gpus > 0
+
+    @property
+    def where(self) -> str:
+        """The GPUs of every phase but the teacher's."""
+        return "student GPUs" if self.dedicated else "every GPU"
+
+    @property
+    def colocated_teacher(self) -> Sharded | None:
+        """The teacher, where it shares the student's GPUs."""
+        return None if self.dedicated else self.teacher
+
+    @property
+    def processes(self) -> int:
+        """Worker processes on each student GPU: student, vLLM, and a colocated teacher."""
+        return 2 if self.colocated_teacher is None else 3
+
+    @property
+    def replicas(self) -> int:
+        """Independent vLLM engines."""
+        return self.student.grid.ranks // self.config.rollout.tensor
+
+    @property
+    def reference(self) -> bool:
+        """Whether the initial student is kept for the reference KL."""
+        return self.config.loss.reference_kl > 0
+
+    @property
+    def vllm_bytes(self) -> int:
+        """The student's weights on each rank of a vLLM engine."""
+        return BF16 * parameters(self.student.shape) // self.config.rollout.tensor
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """The student's optimizer on a rank of the stage that has most of it."""
+        return max(map(self.student.optimizer_bytes, range(self.student.grid.pipeline)))
+
+    def flops(self, model: Sharded) -> float:
+        """A forward over every prompt and response of a step."""
+        whole = self.lengths.whole
+        return forward_flops(model.shape, whole) * self.responses * whole
+
+    def forward_seconds(self, model: Sharded) -> float:
+        """That forward on the model's GPUs."""
+        return self.flops(model) / (model.grid.ranks * self.device.flops * FORWARD_SHARE)
 
 
 def setting_of(config: NemoConfig, device: Device, lengths: Lengths) -> Setting:
-    """Look up the models' sizes and lay them out; raises ConfigError where a layout cannot be."""
-    name, tensor = teacher_of(config), config.rollout.tensor
-    shape = shapes.shape_of(config.student.model_name, role="student")
-    scorer = None if name is None else shapes.shape_of(name, role="teacher")
-    refuse(layout_faults(config, shape, scorer))
-    student = shapes.sharded(shape, config.student.parallel, config.student_gpus)
-    teacher = None if scorer is None else shapes.sharded(scorer, config.teacher.parallel, config.teacher_gpus)
-    dedicated, capacity = config.teacher.dedicated_gpus > 0, device.memory or 0
-    vllm_bytes = BF16 * shapes.parameters(shape) // tensor
-    return Setting(
-        config=config,
-        student=student,
-        teacher=teacher,
-        beside=None if dedicated else teacher,
-        where="student GPUs" if dedicated else "every GPU",
-        device=device,
-        lengths=lengths,
-        responses=config.rollout.prompts_per_step * config.rollout.responses_per_prompt,
-        replicas=student.grid.ranks // tensor,
-        capacity=capacity,
-        vllm_bytes=vllm_bytes,
-        cache_bytes=max(0, int(config.rollout.gpu_memory * capacity) - vllm_bytes - VLLM_BYTES),
-        token_bytes=shapes.kv_token_bytes(shape, tensor, BF16),
-        optimizer_bytes=max(map(student.optimizer_bytes, range(student.grid.pipeline))),
-    )
+    """Look up the models' sizes and lay them out.
+
+    Raises:
+        ConfigError: a model cannot be placed or cut as the layout says.
+        DataError: the sizes of a model are not known.
+    """
+    refuse(layout_faults(config, None, None))
+    student, teacher = shape_of(config.student.model_name, role="student"), None
+    if (name := teacher_of(config)) is not None:
+        teacher = Sharded(shape_of(name, role="teacher"), grid_of(config.teacher.parallel, config.teacher_gpus))
+    refuse(layout_faults(config, student, None if teacher is None else teacher.shape))
+    placed = Sharded(student, grid_of(config.student.parallel, config.student_gpus))
+    return Setting(config, placed, teacher, device, lengths)
 
 
 def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
@@ -100,22 +177,16 @@ def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
     phases += [] if teacher is None else [score_teacher(setting, teacher)]
     phases += [*score_student(setting), train(setting)]
     mismatches = mismatches_of(config, student.shape, None if teacher is None else teacher.shape)
-    count, title = shapes.parameters(student.shape), f"{config.method.name}: student {config.student.model_name}"
-    if teacher is not None:
-        own = config.teacher.dedicated_gpus
-        where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if own else "on the same GPUs"
-        title = f"{title}, teacher {config.teacher.model_name} {where}"
+    count = parameters(student.shape)
     return Plan(
-        title=title,
+        title=_title(setting),
         hardware=f"{config.cluster.nodes} x {config.cluster.gpus_per_node} {device.name}, "
         f"{setting.capacity / GIB:.0f} GiB each that can be allocated",
         capacity=device.memory,
         layout=tuple(_layout(setting)),
         phases=tuple(phases),
         host=tuple(_host(setting)),
-        checkpoint=Item(
-            "checkpoint", (BF16 + shapes.ADAM) * count, f"{count:,} parameters, weights and optimizer, 14 bytes"
-        ),
+        checkpoint=Item("checkpoint", (BF16 + ADAM) * count, f"{count:,} parameters, weights and optimizer, 14 bytes"),
         facts=tuple(_facts(setting)),
         assumptions=_assumptions(setting),
         faults=(*_memory_faults(setting, phases), *mismatches),
@@ -148,7 +219,7 @@ def rollout(setting: Setting) -> Phase:
         *_processes(setting),
         _vllm_weights(setting),
         Item("vLLM activations and graphs", VLLM_BYTES, "assumed"),
-        Item("KV cache", setting.cache_bytes, share),
+        Item("KV cache", cache_bytes(setting), share),
     )
     each = -(-setting.responses // setting.replicas)
     at_once = max(1, min(each, concurrent_responses(setting, setting.lengths.whole)))
@@ -164,9 +235,16 @@ def rollout(setting: Setting) -> Phase:
     return Phase("rollout", setting.where, items, seconds, how, slowest - average)
 
 
+def cache_bytes(setting: Setting) -> int:
+    """What vLLM's share of the device leaves for keys and values."""
+    share = int(setting.config.rollout.gpu_memory * setting.capacity)
+    return max(0, share - setting.vllm_bytes - VLLM_BYTES)
+
+
 def concurrent_responses(setting: Setting, length: int) -> int:
     """Sequences of that length whose keys and values fit one engine at once."""
-    return setting.cache_bytes // (setting.token_bytes * length)
+    each = kv_token_bytes(setting.student.shape, setting.config.rollout.tensor, BF16) * length
+    return cache_bytes(setting) // each
 
 
 def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
@@ -183,13 +261,16 @@ def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
 
 def _engine_seconds(setting: Setting, drawn: Sequence[float], at_once: int) -> float:
     """Every decoding step reads the weights once and the keys and values of the responses at work."""
-    prompt, tensor = setting.lengths.prompt, setting.config.rollout.tensor
+    device, prompt = setting.device, setting.lengths.prompt
+    shape, tensor = setting.student.shape, setting.config.rollout.tensor
     ends = [0.0] * at_once  # a response begins in the place that is free first
     for length in drawn:
         heapreplace(ends, ends[0] + length)
-    cached = setting.token_bytes * sum(length * (prompt + length / 2) for length in drawn)
-    flops = sum(drawn) * shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response) / tensor
-    return setting.device.decode_s(max(ends) * setting.vllm_bytes + cached, flops, 1) + max(ends) * DECODE_STEP
+    token = kv_token_bytes(shape, tensor, BF16)
+    read = max(ends) * setting.vllm_bytes + token * sum(length * (prompt + length / 2) for length in drawn)
+    flops = sum(drawn) * forward_flops(shape, 2 * prompt + setting.lengths.response) / tensor
+    work = max(read / (device.bandwidth * DECODE_SHARE), flops / (device.flops * FORWARD_SHARE))
+    return work + max(ends) * DECODE_STEP
 
 
 def score_teacher(setting: Setting, teacher: Sharded) -> Phase:
@@ -197,67 +278,66 @@ def score_teacher(setting: Setting, teacher: Sharded) -> Phase:
     scoring, grid = setting.config.scoring, teacher.grid
     tokens = scoring.tokens_per_microbatch // grid.context
     logits = teacher.scoring_logits_bytes(tokens, scoring.chunk_tokens, divided=False)
-    forward = _forward_items("teacher", teacher, tokens)
-    forward.append(Item("logits", logits, "bfloat16 over all tokens, one chunk again"))
-    flops = _flops(setting, teacher)
-    seconds = setting.device.forward_s(flops, grid.ranks)
-    how = f"{_peta(flops)} on {grid.ranks} GPUs at {records.FORWARD_SHARE:.0%}"
-    if setting.beside is None:
-        items = (_process_item(1), *forward)
+    items = (
+        _process_item(setting, 1 if setting.dedicated else setting.processes),
+        *_forward_items("teacher", teacher, tokens),
+        Item("logits", logits, "bfloat16 over all tokens, one chunk again"),
+    )
+    seconds = setting.forward_seconds(teacher)
+    how = f"{_peta(setting.flops(teacher))} on {grid.ranks} GPUs at {FORWARD_SHARE:.0%}"
+    if setting.dedicated:
         return Phase("score teacher", "teacher GPUs", items, seconds, f"{how}; the student's GPUs wait")
-    items, moved = (_process_item(3), *forward), teacher.weight_bytes  # a frozen model is not copied back
+    moved = teacher.weight_bytes  # a frozen model is not copied back
     seconds += moved / setting.device.host_link
     return Phase("score teacher", setting.where, items, seconds, f"{how}; {_gib(moved)} over the host link")
 
 
 def score_student(setting: Setting) -> list[Phase]:
     """Student at two temperatures in one forward, and the reference through NeMo-RL's own scoring."""
-    student, scoring, reference = setting.student, setting.config.scoring, setting.config.loss.reference_kl > 0
+    student, scoring = setting.student, setting.config.scoring
     tokens, chunk = scoring.tokens_per_microbatch // student.grid.context, scoring.chunk_tokens
-    logits = student.scoring_logits_bytes(tokens, chunk, divided=setting.config.rollout.temperature != 1.0)
+    divided = setting.config.rollout.temperature != 1.0
+    logits = student.scoring_logits_bytes(tokens, chunk, divided=divided)
     how = "bfloat16 over all tokens, one chunk again and divided by T_r"
-    if reference:
+    if setting.reference:
         logits = max(logits, student.reference_logits_bytes(tokens, chunk))
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
     items = (*_processes(setting), *_forward_items("student", student, tokens), Item("logits", logits, how))
-    flops, weights, link = _flops(setting, student), student.weight_bytes, setting.device.host_link
-    forward = setting.device.forward_s(flops, student.grid.ranks)
-    how = f"{_peta(flops)} at {records.FORWARD_SHARE:.0%}"
+    forward, work = setting.forward_seconds(student), _peta(setting.flops(student))
+    weights, link = student.weight_bytes, setting.device.host_link
+    how = f"{work} at {FORWARD_SHARE:.0%}"
     phases = [Phase("score student", setting.where, items, forward + weights / link, how)]
-    if reference:
-        how = f"{_peta(flops)}; {_gib(2 * weights)} of weights swapped over the host link"
+    if setting.reference:
+        how = f"{work}; {_gib(2 * weights)} of weights swapped over the host link"
         phases.append(Phase("score reference", setting.where, items, forward + 2 * weights / link, how))
     return phases
 
 
 def train(setting: Setting) -> Phase:
     """Forward, backward twice as dear, the layers once more with checkpointing; then gradients and weights travel."""
-    device, student, config = setting.device, setting.student, setting.config
+    device, student = setting.device, setting.student
     shape, grid, lengths = student.shape, student.grid, setting.lengths
     stages = [_train_items(setting, stage) for stage in range(grid.pipeline)]
     items = max(stages, key=lambda items: sum(item.size for item in items))
-    forward = _flops(setting, student)
+    forward = setting.flops(student)
     flops = 3 * forward
-    if config.student.activation_checkpointing:
+    if setting.config.student.activation_checkpointing:
         head = 2.0 * shape.vocabulary * shape.hidden
         flops += forward - head * setting.responses * lengths.whole
-    compute = device.train_s(flops, grid.ranks)
-    steps, sharing = setting.responses // config.train.minibatch_responses, grid.data * grid.context
+    compute = flops / (grid.ranks * device.flops * TRAIN_SHARE)
+    minibatch = setting.config.train.minibatch_responses
+    steps = setting.responses // minibatch
+    sharing = grid.data * grid.context
     travelling = steps * (FP32 + BF16) * student.most_parameters * (sharing - 1) / sharing
-    link = device.peer_link if config.cluster.nodes == 1 else device.network
+    link = device.peer_link if setting.config.cluster.nodes == 1 else device.network
     seconds = compute + travelling / link + setting.optimizer_bytes / device.host_link
-    how = f"{_peta(flops)} at {records.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}"
+    how = f"{_peta(flops)} at {TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}"
     if grid.pipeline > 1:
         # A 1F1B pipeline is longer than its work by (stages - 1) / micro-batches.
-        tokens = config.train.minibatch_responses / grid.data * lengths.whole
-        bubble = (grid.pipeline - 1) / max(1.0, tokens / config.train.tokens_per_microbatch)
+        tokens = minibatch / grid.data * lengths.whole
+        bubble = (grid.pipeline - 1) / max(1.0, tokens / setting.config.train.tokens_per_microbatch)
         seconds, how = seconds + bubble * compute, f"{how}; pipeline bubble {bubble:.0%}"
     return Phase("train", setting.where, tuple(items), seconds, how)
-
-
-def _flops(setting: Setting, model: Sharded) -> float:
-    """A forward over every prompt and response of a step."""
-    return shapes.forward_flops(model.shape, setting.lengths.whole) * setting.responses * setting.lengths.whole
 
 
 def _train_items(setting: Setting, stage: int) -> list[Item]:
@@ -288,14 +368,14 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
     ]
 
 
+def _weights(role: str, model: Sharded) -> Item:
+    return Item(f"{role} weights", model.weight_bytes, f"{model.most_parameters:,} parameters, 2 bytes")
+
+
 def _forward_items(role: str, model: Sharded, tokens: int) -> list[Item]:
     """Weights, one layer's activations, and what sequence parallelism gathers."""
     layer = Item("activations", model.forward_bytes(tokens), f"one layer, {tokens} tokens, no gradient")
     return [_weights(role, model), layer, *_gathered(model, tokens)]
-
-
-def _weights(role: str, model: Sharded) -> Item:
-    return Item(f"{role} weights", model.weight_bytes, f"{model.most_parameters:,} parameters, 2 bytes")
 
 
 def _gathered(model: Sharded, tokens: int) -> list[Item]:
@@ -308,15 +388,15 @@ def _vllm_weights(setting: Setting) -> Item:
 
 
 def _processes(setting: Setting) -> list[Item]:
-    """Student, vLLM, and a teacher that sleeps beside them with what it may still hold."""
-    if setting.beside is None:
-        return [_process_item(2)]
-    limit = setting.config.teacher.offload_limit_mebi
-    asleep = Item("teacher asleep", limit * GIB // 1024, f"at most, teacher.offload_limit_mebi = {limit}")
-    return [_process_item(3), asleep]
+    """The processes of a GPU, and what a teacher that is off it may still hold."""
+    items = [_process_item(setting, setting.processes)]
+    if setting.colocated_teacher is not None:
+        limit = setting.config.teacher.offload_limit_mebi
+        items.append(Item("teacher asleep", limit * GIB // 1024, f"at most, teacher.offload_limit_mebi = {limit}"))
+    return items
 
 
-def _process_item(count: int) -> Item:
+def _process_item(setting: Setting, count: int) -> Item:
     return Item("processes", count * PROCESS_BYTES, f"{count} workers, CUDA context and NCCL; assumed")
 
 
@@ -327,11 +407,11 @@ def _host(setting: Setting) -> Iterator[Item]:
     yield Item("student weights", ranks * student.weight_bytes, f"{ranks} ranks, 2 bytes a parameter")
     yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 12 bytes a parameter, sharded")
     yield Item("vLLM weights", ranks * setting.vllm_bytes, "copy of its sleep level 1")
-    if setting.config.loss.reference_kl > 0:
+    if setting.reference:
         yield Item("reference weights", ranks * student.weight_bytes, "initial student, always in host memory")
-    if (teacher := setting.beside) is not None:
+    if (teacher := setting.colocated_teacher) is not None:
         yield Item("teacher weights", ranks * teacher.weight_bytes, f"{ranks} ranks, 2 bytes a parameter")
-    width = shapes.INT64 + 8 * FP32
+    width = INT64 + 8 * FP32
     batch = setting.responses * setting.config.longest * width
     yield Item("batch on the driver", batch, f"token ids and 8 float32 columns, {width} bytes a token")
 
@@ -347,22 +427,31 @@ def _peta(flops: float) -> str:
 # -- layout and facts ------------------------------------------------------------------------------------------------
 
 
-def _layout(setting: Setting) -> Iterator[records.RankLine]:
+def _title(setting: Setting) -> str:
+    config, own = setting.config, setting.config.teacher.dedicated_gpus
+    title = f"{config.method.name}: student {config.student.model_name}"
+    if setting.teacher is None:
+        return title
+    where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if own else "on the same GPUs"
+    return f"{title}, teacher {config.teacher.model_name} {where}"
+
+
+def _layout(setting: Setting) -> Iterator[RankLine]:
     """One line a GPU, in rank order: the student's first, then a dedicated teacher's."""
     per_node, tensor = setting.config.cluster.gpus_per_node, setting.config.rollout.tensor
-    student, teacher, beside = setting.student, setting.teacher, setting.beside
+    student, teacher, beside = setting.student, setting.teacher, setting.colocated_teacher
     for rank in range(student.grid.ranks):
         engine, part = divmod(rank, tensor)
-        yield records.RankLine(
+        yield RankLine(
             *divmod(rank, per_node),
             f"{_shard(student, rank, setting.responses)}; optimizer 1/{student.grid.data * student.grid.context}",
             ABSENT if beside is None else _shard(beside, rank, setting.responses),
             f"engine {engine}/{setting.replicas}" + (f", tensor {part}/{tensor}" if tensor > 1 else ""),
         )
-    if teacher is not None and beside is None:
+    if teacher is not None and setting.dedicated:
         for rank in range(teacher.grid.ranks):
             held = _shard(teacher, rank, setting.responses)
-            yield records.RankLine(*divmod(student.grid.ranks + rank, per_node), ABSENT, held, ABSENT)
+            yield RankLine(*divmod(student.grid.ranks + rank, per_node), ABSENT, held, ABSENT)
 
 
 def _shard(model: Sharded, rank: int, responses: int) -> str:
@@ -418,8 +507,8 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
         f"{device.name}: {device.flops / 1e12:.0f} TFLOP/s bfloat16, {device.bandwidth / 1e12:.1f} TB/s, "
         f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
         f"{device.network / 1e9:.0f} GB/s between nodes",
-        f"reached: {records.DECODE_SHARE:.0%} of bandwidth while generating, with {DECODE_STEP * 1e3:g} ms a "
-        f"decoding step besides, {records.FORWARD_SHARE:.0%} of FLOP/s while scoring, {records.TRAIN_SHARE:.0%} while "
+        f"reached: {DECODE_SHARE:.0%} of bandwidth while generating, with {DECODE_STEP * 1e3:g} ms a "
+        f"decoding step besides, {FORWARD_SHARE:.0%} of FLOP/s while scoring, {TRAIN_SHARE:.0%} while "
         "training",
         f"besides tensors: {PROCESS_BYTES / GIB:.1f} GiB a worker process, "
         f"{VLLM_BYTES / GIB:.0f} GiB for vLLM's activations and graphs",
@@ -450,13 +539,20 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
 
 
 def variant(config: NemoConfig, changes: Mapping[str, Any]) -> NemoConfig:
-    """The configuration with some dotted keys changed, validated again."""
+    """The configuration with some dotted keys changed, validated again.
+
+    Raises:
+        ConfigError: the changed configuration is refused.
+    """
     tree = config.model_dump()
     for name, value in changes.items():
-        *sections, key = name.split(".")
-        reduce(dict.__getitem__, sections, tree)[key] = value
+        *path, last = name.split(".")
+        section = tree
+        for part in path:
+            section = section[part]
+        section[last] = value
     try:
-        return NemoConfig.model_validate(tree)
+        return type(config).model_validate(tree)
     except ValidationError as error:
         raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
 

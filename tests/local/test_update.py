@@ -18,8 +18,15 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.local import scores as scores_module
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score
-from nemo_uecr.local.sequences import Prompt, Response, Sequences, micro_slices
-from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, build_optimizer, update, warmed_rate
+from nemo_uecr.local.sequences import Prompt, Response, Sequences
+from nemo_uecr.local.update import (
+    UpdateInputs,
+    UpdateOutcome,
+    build_optimizer,
+    check_ratios,
+    update,
+    warmed_rate,
+)
 from tests.local import tiny
 
 LENGTHS = (3, 7, 1, 5, 2, 6, 4, 4)
@@ -49,17 +56,15 @@ def inputs_for(
 ) -> UpdateInputs:
     """Inputs of one update with random advantages, scored on the update's own micro-batches."""
     train = config.train
-    slices = micro_slices(
-        len(sequences.responses), minibatch=train.minibatch_responses, microbatch=train.microbatch_responses
-    )
-    flat = [rows for part in slices for rows in part]
+    micro_rows = sequences.micro_rows(minibatch=train.minibatch_responses, microbatch=train.microbatch_responses)
+    flat = [rows for part in micro_rows for rows in part]
     old = score(model, sequences, flat, temperatures=(config.rollout.temperature,), entropy=False).logp[0]
     generator = torch.Generator().manual_seed(seed)
     advantage_BT = torch.randn(old.shape, generator=generator) * sequences.mask()
     return UpdateInputs(
         sequences=sequences,
         sample_ids=tuple(f"sample {row}" for row in range(len(sequences.responses))),
-        slices=slices,
+        micro_rows=micro_rows,
         loss_mask_BT=sequences.mask(),
         old_logp_BT=old,
         surrogates=((advantage_BT, 1.0),),
@@ -147,6 +152,19 @@ def test_first_ratio_is_exactly_one(
     config = config_of(f"train.microbatch_responses={microbatch}")
     outcome, _ = updated(student, inputs_for(student, config, ragged()), config)
     assert bool((outcome.first_ratio_N == 1.0).all())
+
+
+def test_rows_of_similar_length_share_a_forward_pass_and_keep_their_names(student: TokenModel) -> None:
+    """Total lengths 8, 9, 10, 8 | 5, 10, 10, 5; a ratio that is off is named by the response that it belongs to."""
+    sequences = ragged()
+    config = config_of("train.minibatch_responses=4", "train.microbatch_responses=3")
+    inputs = inputs_for(student, config, sequences)
+    found = [[rows.tolist() for rows in part] for part in inputs.micro_rows]
+    assert found == [[[2, 1, 0], [3]], [[5, 6, 4], [7]]]
+    inputs.old_logp_BT[1, 4] -= 0.5
+    outcome, _ = updated(student, inputs, config)
+    with pytest.raises(InvariantError, match=r"off 1 by 0.649 at response 1 \(sample 1\) at token 4"):
+        check_ratios(outcome, inputs.sample_ids, config.tolerances)
 
 
 def test_reference_kl_enters_once_with_its_coefficient(student: TokenModel) -> None:

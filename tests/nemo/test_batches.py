@@ -134,7 +134,7 @@ def core_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: An
 
 def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> tuple[float, Tensor]:
     """The loss that the local back end's update takes its step on: its sequences, micro-batches, forward and sums."""
-    from nemo_uecr.local.sequences import Prompt, Response, Sequences, micro_slices
+    from nemo_uecr.local.sequences import Prompt, Response, Sequences
     from nemo_uecr.local.update import UpdateInputs, update
 
     ids, mask = tensors["token_ids"], tensors["mask"].bool()
@@ -152,7 +152,7 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
     names = ["advantage", *(["advantage_opd"] if "advantage_opd" in advantages else [])]
     inputs = UpdateInputs(
         sequences=sequences, sample_ids=tuple(map(str, range(len(rows)))),
-        slices=micro_slices(len(rows), minibatch=run.train.minibatch_responses, microbatch=8),
+        micro_rows=sequences.micro_rows(minibatch=run.train.minibatch_responses, microbatch=8),
         loss_mask_BT=tensors.get("loss_mask", mask)[:, here], old_logp_BT=tensors["old_logp_rollout"][:, here],
         surrogates=tuple((advantages[name][:, here], 1.0) for name in names),
         ref_logp_BT=tensors["ref_logp"][:, here],

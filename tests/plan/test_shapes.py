@@ -68,7 +68,7 @@ def test_a_base_model_has_its_sizes_and_fewer_positions() -> None:
     ("content", "fault"),
     [
         (json.dumps({"model_type": "mamba"}), "model_type 'mamba'"),
-        (json.dumps(WHOLE | {"num_experts": 128}), "num_experts; expected a dense model"),
+        (json.dumps(WHOLE | {"num_experts": 128}), "with num_experts 128; expected a dense model"),
         (
             json.dumps({"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2}),
             "does not state 'hidden_size'",

@@ -9,8 +9,8 @@ from statistics import NormalDist, fmean
 import pytest
 
 from nemo_uecr.plan import nemo
-from nemo_uecr.plan.nemo import DECODE_STEP, Setting, response_lengths, setting_of
-from nemo_uecr.plan.records import DECODE_SHARE, GPUS, Lengths
+from nemo_uecr.plan.nemo import Setting, response_lengths, setting_of
+from nemo_uecr.plan.records import DECODE_SHARE, DECODE_STEP, GPUS, Lengths
 from nemo_uecr.plan.shapes import kv_token_bytes
 from tests.plan.test_nemo_plan import config_of
 

@@ -1,0 +1,180 @@
+"""The decode loop: Hugging Face's greedy tokens, the exact distribution, one stream a response, rows that leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from torch import Tensor  # noqa: E402
+
+from nemo_uecr.errors import DataError  # noqa: E402
+from nemo_uecr.evaluation.decode import NOT_FINITE, choose, decode  # noqa: E402
+from nemo_uecr.evaluation.engines import Decoding  # noqa: E402
+
+VOCABULARY, LENGTH = 64, 24
+ENDS = frozenset(range(1, 5))
+GREEDY = Decoding(0.0, 1.0, 0, LENGTH)
+PLAIN = Decoding(1.0, 1.0, 0, LENGTH)
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 64, "max_position_embeddings": 256,
+    "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None,
+}  # fmt: skip
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 256, "eos_token_id": 1}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"], "num_experts": 2, "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "Qwen3": lambda: transformers.Qwen3Config(**SIZES),
+    "Llama": lambda: transformers.LlamaConfig(**SIZES),
+    "Gemma 3, sliding windows": lambda: transformers.Gemma3TextConfig(**SIZES, **WINDOWS),
+    "GPT-2, learned positions": lambda: transformers.GPT2Config(**GPT2),
+    "Bloom, no positions": lambda: transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=2),
+    "Qwen3-Next, linear attention": lambda: transformers.Qwen3NextConfig(**SIZES, **LINEAR),
+}
+
+
+def built(config: Any) -> Any:
+    torch.manual_seed(3)
+    module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(2.0)
+    return module
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Any:
+    return built(CONFIGS["Qwen3"]())
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Ragged, two of them twice."""
+    generator = torch.Generator().manual_seed(0)
+    different = [tuple(torch.randint(5, VOCABULARY, (n,), generator=generator).tolist()) for n in (3, 9, 5, 9, 1, 7)]
+    return different + different[:2]
+
+
+def by_hugging_face(module: Any) -> list[list[int]]:
+    width = max(map(len, prompts()))
+    ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts()])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts()])
+    config = transformers.GenerationConfig(
+        max_new_tokens=LENGTH, do_sample=False, eos_token_id=sorted(ENDS), pad_token_id=0
+    )
+    rows = module.generate(ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
+    ends = [next((place for place, token in enumerate(row) if token in ENDS), LENGTH - 1) for row in rows]
+    return [row[: end + 1] for row, end in zip(rows, ends, strict=True)]
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_greedy_is_hugging_faces_token_for_token(kind: str) -> None:
+    module = built(CONFIGS[kind]())
+    assert decode(module, prompts(), [0] * 8, GREEDY, ENDS) == by_hugging_face(module)
+
+
+def test_a_model_without_a_key_value_cache_is_refused() -> None:
+    module = built(transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, state_size=8))
+    with pytest.raises(DataError, match="models of type 'mamba' have no key-value cache"):
+        decode(module, prompts(), [0] * 8, GREEDY, ENDS)
+
+
+def test_ended_rows_leave_and_equal_prompts_are_read_once(qwen: Any) -> None:
+    sizes: list[int] = []
+    hook = qwen.register_forward_hook(lambda *given: sizes.append(given[-1].logits.shape[0]))
+    responses = decode(qwen, prompts(), range(8), PLAIN, ENDS)
+    hook.remove()
+    lengths = [len(response) for response in responses]
+    assert len(set(lengths)) > 3
+    assert sizes == [6, *(sum(length > place for length in lengths) for place in range(1, max(lengths)))]
+
+
+def test_a_response_is_a_function_of_its_prompt_and_seed(qwen: Any) -> None:
+    together = decode(qwen, prompts(), range(8), PLAIN, ENDS)
+    torch.manual_seed(99)  # the global stream plays no part
+    assert [decode(qwen, [prompt], [seed], PLAIN, ENDS)[0] for seed, prompt in enumerate(prompts())] == together
+    assert decode(qwen, prompts(), range(1, 9), PLAIN, ENDS) != together
+
+
+def warped(logits_V: Tensor, decoding: Decoding) -> Tensor:
+    """The distribution that Hugging Face samples from, by its own warpers in its order."""
+    scores, none = logits_V.double().unsqueeze(0), torch.zeros(1, 0, dtype=torch.long)
+    for warper in (
+        transformers.TemperatureLogitsWarper(decoding.temperature),
+        *([transformers.TopKLogitsWarper(decoding.top_k)] if decoding.top_k else []),
+        *([transformers.TopPLogitsWarper(decoding.top_p)] if decoding.top_p < 1 else []),
+    ):
+        scores = warper(none, scores)
+    return scores.softmax(dim=-1)[0]
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 1e-6])
+@pytest.mark.parametrize("top_k", [0, 1, 7, 1000])
+def test_choice_has_the_exact_distribution(top_p: float, top_k: int) -> None:
+    """u = (i + 1/2) / N: the share of a token is its probability to 1 / N."""
+    count, decoding = 20_000, Decoding(0.7, top_p, top_k, 1)
+    logits_V = 2 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(5))
+    uniform_B = ((torch.arange(count) + 0.5) / count).float()
+    chosen_B = choose(logits_V.expand(count, -1), decoding, uniform_B)
+    share_V = torch.bincount(chosen_B, minlength=VOCABULARY).double() / count
+    assert float((share_V - warped(logits_V, decoding)).abs().max()) <= 1.01 / count
+
+
+def test_filters_by_hand() -> None:
+    """Probabilities .5 .25 .125 .125; top-k 2 leaves 2/3 and 1/3 before top-p looks at them; T = 1/2 squares."""
+    logits_V = torch.log(torch.tensor([0.125, 0.5, 0.25, 0.125]))
+
+    def least(temperature: float, top_p: float, top_k: int, *uniforms: float) -> list[int]:
+        uniform_B = torch.tensor(uniforms)
+        return choose(logits_V.expand(len(uniforms), -1), Decoding(temperature, top_p, top_k, 1), uniform_B).tolist()
+
+    assert least(1.0, 1.0, 2, 0.66, 0.67, 0.999) == [1, 2, 2]
+    assert least(1.0, 0.6, 2, 0.0, 0.999) == [1, 1]
+    assert least(1.0, 0.7, 0, 0.66, 0.67, 0.999) == [1, 2, 2]  # 0.5 does not reach 0.7, 0.5 + 0.25 does
+    assert least(0.5, 1.0, 3, 0.75, 0.77) == [1, 2]  # .25 .0625 .015625, over .328125: the first ends at 0.762
+
+
+def test_drawn_tokens_follow_the_distribution(qwen: Any) -> None:
+    """T = 0.8, top-p 0.9, top-k 12 through the loop: chi-square of 4,000 second tokens, far above its 0.1 % point."""
+    decoding, prompt = Decoding(0.8, 0.9, 12, 2), prompts()[1]
+    first = decode(qwen, [prompt], [0], Decoding(0.0, 1.0, 0, 1), frozenset())[0]
+    drawn = decode(qwen, [(*prompt, *first)] * 4000, range(4000), decoding, frozenset())
+    for place, context in enumerate(((*prompt, *first), (*prompt, *first, drawn[0][0]))):
+        here = [row[place] for row in drawn if row[:place] == list(drawn[0][:place])]
+        expected_V = warped(qwen(torch.tensor([context])).logits[0, -1].detach(), decoding) * len(here)
+        found = Counter(here)
+        kept = [token for token in range(VOCABULARY) if expected_V[token] > 0]
+        assert set(found) <= set(kept)
+        statistic = sum((found[token] - float(expected_V[token])) ** 2 / float(expected_V[token]) for token in kept)
+        assert statistic < 33  # the 99.95 % point at 11 degrees of freedom is 33
+
+
+def test_logits_that_are_not_finite_end_their_row_alone(qwen: Any) -> None:
+    clean = decode(qwen, prompts(), range(8), PLAIN, ENDS)
+
+    def damage(_: Any, __: Any, output: Any) -> Any:
+        if output.logits.shape[0] == 8:  # the second token of the batch, before any row left
+            output.logits[2, :, 7] = float("nan")
+        return output
+
+    assert min(map(len, clean)) > 1
+    hook = qwen.register_forward_hook(damage)
+    found = decode(qwen, prompts(), range(8), PLAIN, ENDS)
+    hook.remove()
+    assert found == [*clean[:2], [clean[2][0], NOT_FINITE], *clean[3:]]
+    for bad in (float("nan"), float("inf")):
+        logits = torch.zeros(2, VOCABULARY)
+        logits[1, 9] = bad
+        for decoding in (GREEDY, PLAIN, Decoding(1.0, 0.9, 3, 1)):
+            assert (choose(logits, decoding, torch.rand(2)) == NOT_FINITE).tolist() == [False, True]
+    assert int(choose(torch.full((1, VOCABULARY), -torch.inf), PLAIN, torch.rand(1))) == NOT_FINITE
