@@ -191,9 +191,11 @@ def _check_nemo(config: NemoConfig) -> list[str]:
     if importlib.util.find_spec("nemo_rl") is None:
         native = "NeMo-RL cannot be imported here: its own schema was not checked"
     else:
-        from nemo_uecr.nemo.launcher import check_schema
+        from nemo_uecr.nemo import launcher, upstream
 
-        native = f"NeMo-RL {check_schema(config)}: its schema accepts the run"
+        version = upstream.check()
+        launcher.native_config(config, version)
+        native = f"NeMo-RL {version}: its schema accepts the run"
     unseen = "a model's folder is not here: its layout and lengths are checked at the start"
     return [native] if looked_at else [unseen, native]
 

@@ -73,17 +73,11 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
     """Accept an answer only if it is about these tokens, these temperatures and this vocabulary.
 
     Args:
-        answer: columns by name, ``row_hash`` [B], ``witness`` [B, 2 K + 2] and ``terms``, one text a row.
+        answer: columns by name, ``row_hash`` [B] and ``witness`` [B, 2 K + 2].
         request: what was asked.
         tokens: ``input_ids`` [B, S] and ``input_lengths`` [B] of the batch.
         scorer: who answered, for messages.
     """
-    terms = set(answer["terms"])
-    if terms != {request.terms}:
-        raise ContractError(
-            f"the {scorer} answered for [{' | '.join(sorted(terms - {request.terms}))}]; expected [{request.terms}]. "
-            "The scores cannot be used for this batch"
-        )
     expected_B = row_hash(tokens["input_ids"], tokens["input_lengths"])
     check_rows(answer["row_hash"], expected_B, what=f"scores of the {scorer}")
     _check_witness(answer, request, tokens["input_lengths"], scorer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
-    """The run's evaluation of NeMo-RL's generation object after a number of steps; None when no benchmark is named.
-
-    Raises:
-        DataError: a benchmark cannot be read, or a prompt is longer than ``data.max_prompt_tokens``.
-    """
+    """The run's evaluation of NeMo-RL's generation object after a number of steps; None when no benchmark is named."""
     settings, folder = config.evaluation, Path(config.run.folder)
     if not settings.benchmarks:
         return None
@@ -41,9 +36,8 @@ def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
 
     def evaluate(generation: Any, step: int) -> tuple[dict[str, float], dict[str, float]]:
         started = time.perf_counter()
-        workers = upstream.generation_leaders(generation)
-        engine = WorkersEngine(workers, tokens.end_ids, seconds=config.scoring.timeout_s)
-        found = engine.generate([each.request for each in wanted], decoding)
+        workers, requests = upstream.generation_leaders(generation), [each.request for each in wanted]
+        found = answers_of(workers, requests, decoding, tokens.end_ids, seconds=config.scoring.timeout_s)
         with comparison_pool(config.data.verifier_workers) as pool:
             samples = judged(wanted, found, tokens, pool)
         seconds = round(time.perf_counter() - started, 3)
@@ -57,34 +51,26 @@ def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
     return evaluate
 
 
-@dataclass(frozen=True)
-class WorkersEngine:
-    """An evaluation engine over the vLLM workers of a run.
+def answers_of(
+    workers: Sequence[tuple[str, Any]],
+    requests: Sequence[Request],
+    decoding: Decoding,
+    end_ids: frozenset[int],
+    *,
+    seconds: float,
+) -> list[Generation]:
+    """One generation a request, in order; request i goes to worker i modulo their number.
 
-    Attributes:
-        workers: name and Ray actor of each engine's first worker.
-        end_ids: token ids that end a response.
-        seconds: longest wait for all answers.
+    ``workers`` are the name and Ray actor of each vLLM engine's first worker; they have so many seconds for it all.
     """
-
-    workers: Sequence[tuple[str, Any]]
-    end_ids: frozenset[int]
-    seconds: float
-
-    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
-        """One generation a request, in order; request i goes to worker i modulo their number.
-
-        Raises:
-            WorkerError: a worker died, raised, or did not answer in time.
-        """
-        used = self.workers[: len(requests)]
-        futures = [
-            actor.__ray_call__.remote(_answer_in_worker, requests[place :: len(used)], decoding, self.end_ids)
-            for place, (_, actor) in enumerate(used)
-        ]
-        names = [name for name, _ in used]
-        answers = upstream.wait("generate for evaluation", futures, names, seconds=self.seconds)
-        return [answers[place % len(used)][place // len(used)] for place in range(len(requests))]
+    used = workers[: len(requests)]
+    futures = [
+        actor.__ray_call__.remote(_answer_in_worker, requests[place :: len(used)], decoding, end_ids)
+        for place, (_, actor) in enumerate(used)
+    ]
+    names = [name for name, _ in used]
+    answers = upstream.wait("generate for evaluation", futures, names, seconds=seconds)
+    return [answers[place % len(used)][place // len(used)] for place in range(len(requests))]
 
 
 def _answer_in_worker(

@@ -1,37 +1,39 @@
-"""Starts a run: NeMo-RL's own set-up and its own, unmodified training loop, with our parts handed in."""
+"""Starts a run: its folder, NeMo-RL's own set-up and its own, unmodified training loop, with our parts handed in."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
-from collections.abc import Mapping
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import nemo_uecr
+from nemo_uecr.config.load import check_same_configuration, dump_config, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import EPSILON, GAP_CLIP
+from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import ConfigError, RunFolderError
-from nemo_uecr.files import check_writable
-from nemo_uecr.nemo import run_folder, upstream
+from nemo_uecr.files import check_writable, replace_file
+from nemo_uecr.nemo import preflight, translate, upstream
 from nemo_uecr.nemo.estimator import StepContext, UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods
-from nemo_uecr.nemo.preflight import (
-    check_conversion,
-    check_models,
-    check_problems,
-    check_visible_models,
-    long_prompts,
-)
 from nemo_uecr.nemo.teacher import RayTeacher
-from nemo_uecr.nemo.translate import ENVIRONMENT, ENVIRONMENT_FQN, master_config, teacher_gpus_of_nodes
-from nemo_uecr.nemo.upstream import Evaluate
 from nemo_uecr.stopping import RunStopped, StopRequest, listening, seconds_left
+from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
 
 log = logging.getLogger(__name__)
 
 #: Seconds before the end of the job by which the checkpoint must have been begun.
 SAVING_S = 300
+#: Packages whose versions the run folder records.
+PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")
 
 
 def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objective: str) -> Path:
@@ -44,59 +46,47 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
         objective: the loss as one equation, for the run folder.
 
     Raises:
-        UpstreamError: another NeMo-RL is installed.
-        DataError: problems or a model are not there, or student and teacher have different vocabularies.
-        ConfigError: a model cannot be cut or fed as the configuration says.
+        UecrError: the run cannot be started as it is configured; nothing is written.
         RunStopped: it was asked to end before its last step, and has saved.
-        RunFolderError: the folder holds a run that was not asked to be resumed, or the run was asked to end and its
-            configuration saves nothing.
-        CheckpointError: the folder's run has another configuration.
     """
-    run_folder.check_folder(config, resume=resume)
-    check_problems(config)
-    check_visible_models(config)
+    check_folder(config, resume=resume)
+    preflight.check_problems(config)
+    preflight.check_visible_models(config)
     version = upstream.check()
-    dropped = long_prompts(config, check_models(config))
-    check_conversion("student", config.student)
+    dropped = preflight.long_prompts(config, preflight.check_models(config))
+    preflight.check_conversion("student", config.student)
     if config.method.entry.needs_teacher:
-        check_conversion("teacher", config.teacher)
+        preflight.check_conversion("teacher", config.teacher)
     evaluation = training_evaluation(config)
+    native = native_config(config, version, dropped=dropped)
     folder = Path(config.run.folder)
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    native_config = upstream.master_config_class()(**master_config(config, dropped=dropped))
     log.info("NeMo-RL %s, method %s", version, config.method.name)
     records = {"origins": origins, "objective": objective, "version": version}
-    stop, completed = _run(config, native_config, evaluation, records)
+    stop, completed = _run(config, native, evaluation, records)
     report_early_end(stop, config, completed=completed)
     return folder
 
 
-def check_schema(config: NemoConfig) -> str:
-    """Validate the translated configuration with NeMo-RL's own schema; returns NeMo-RL's version.
-
-    Raises:
-        UpstreamError: another NeMo-RL is installed.
-        ConfigError: its schema refuses the configuration.
-    """
+def native_config(config: NemoConfig, version: str, *, dropped: Sequence[int] = ()) -> Any:
+    """NeMo-RL's configuration of a run, validated by its own schema."""
     from pydantic import ValidationError
 
-    version = upstream.check()
     try:
-        upstream.master_config_class()(**master_config(config))
+        return upstream.native("MasterConfig")(**translate.master_config(config, dropped=dropped))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"NeMo-RL {version} refuses {where}: {first['msg']} (got {first['input']!r})") from error
-    return version
 
 
 def _run(
-    config: NemoConfig, native_config: Any, evaluation: Evaluate | None, records: Mapping[str, Any]
+    config: NemoConfig, native: Any, evaluation: upstream.Evaluate | None, records: Mapping[str, Any]
 ) -> tuple[StopRequest, int]:
     """Start Ray, set up and train; returns the request to stop and the completed steps."""
-    upstream.register_environment(ENVIRONMENT, ENVIRONMENT_FQN)
-    parts = upstream.prepare_run(native_config)
+    upstream.register_environment(translate.ENVIRONMENT, translate.ENVIRONMENT_FQN)
+    parts = upstream.prepare_run(native)
     context = StepContext(config, parts[0], completed_steps=0)
     has_teacher = config.method.entry.needs_teacher
     dedicated = has_teacher and config.teacher.dedicated_gpus > 0
@@ -106,11 +96,15 @@ def _run(
         upstream.register_worker()
         teacher = None
         if has_teacher:
-            cluster = upstream.teacher_cluster(teacher_gpus_of_nodes(config)) if dedicated else given["cluster"]
+            own = upstream.teacher_cluster(translate.teacher_gpus_of_nodes(config)) if dedicated else None
             teacher = RayTeacher(
-                config, student=given["config"], cluster=cluster, tokenizer=given["tokenizer"], stays=dedicated
+                config,
+                student=given["config"],
+                cluster=own or given["cluster"],
+                tokenizer=given["tokenizer"],
+                stays=dedicated,
             )
-        policy_class = type("UecrPolicy", (PolicyMethods, upstream.policy_class()), {})
+        policy_class = type("UecrPolicy", (PolicyMethods, upstream.native("Policy")), {})
         return policy_class(context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given)
 
     def before_the_loop(final: Any, completed_steps: int) -> None:
@@ -120,11 +114,12 @@ def _run(
             upstream.schedule_validation(final, every=config.evaluation.every, at_start=at_start)
         context.completed_steps = completed_steps
         limit_time(final)
-        run_folder.drop_later_records(config, completed_steps=completed_steps)
+        # Evaluations after the checkpoint will be made again.
+        truncate_records(Path(config.run.folder) / EVALUATIONS, last_step=completed_steps or -1)
 
     # Listening begins here: starting Ray sets a handler of its own for SIGTERM.
     with (
-        run_folder.begun_by_a_step(config, lambda: context.completed_steps),
+        begun_by_a_step(config, lambda: context.completed_steps),
         listening() as stop,
         upstream.substitutions(
             estimator=lambda: UecrEstimator(context),
@@ -133,9 +128,9 @@ def _run(
             stop=stop,
         ),
     ):
-        run_folder.write_run_files(config, **records)
+        write_run_files(config, **records)
         completed = upstream.run_loop(
-            native_config, parts, training_loss(config), make_policy=make_policy, before=before_the_loop
+            native, parts, training_loss(config), make_policy=make_policy, before=before_the_loop
         )
     return stop, completed
 
@@ -143,25 +138,23 @@ def _run(
 def training_loss(config: NemoConfig) -> UecrLoss:
     """The loss that NeMo-RL's loop hands to the workers."""
     loss, method = config.loss, config.method
-    loss_type, input_type = upstream.loss_markers()
     native = None
     if config.conventions.kl == "nemo_rl":
-        native = upstream.native_loss(
-            {
-                "reference_policy_kl_penalty": loss.reference_kl,
-                "ratio_clip_min": loss.clip_low,
-                "ratio_clip_max": loss.clip_high,
-            }
-        )
-    opd_coef = method.opd_coef if "opd_coef" in METHODS[method.name].settings else None
-    return UecrLoss(loss, opd_coef=opd_coef, loss_type=loss_type, input_type=input_type, native=native)
+        settings = upstream.native("ClippedPGLossConfig")(**translate.loss_settings(config))
+        native = upstream.native("ClippedPGLossFn")(settings)
+    return UecrLoss(
+        loss,
+        opd_coef=method.opd_coef if "opd_coef" in METHODS[method.name].settings else None,
+        loss_type=upstream.native("LossType").TOKEN_LEVEL,
+        input_type=upstream.native("LossInputType").LOGPROB,
+        native=native,
+    )
 
 
-def limit_time(native_config: Any) -> None:
+def limit_time(native: Any) -> None:
     """Let the training loop save and return before the job ends, or before a step that would not fit.
 
-    Args:
-        native_config: NeMo-RL's configuration of the run; its clock starts with the loop, that is, now.
+    NeMo-RL's clock starts with the loop, that is, now.
     """
     left = seconds_left()
     if left is None:
@@ -171,16 +164,11 @@ def limit_time(native_config: Any) -> None:
     days, hours = divmod(hours, 24)
     limit = f"{days:02d}:{hours:02d}:{minutes:02d}:{seconds:02d}"
     log.info("the job ends in %.0f s; the run saves and ends within %s (days:hours:minutes:seconds)", left, limit)
-    native_config.checkpointing["checkpoint_must_save_by"] = limit
+    native.checkpointing["checkpoint_must_save_by"] = limit
 
 
 def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -> None:
-    """Raise what an early end amounts to; nothing after the last step.
-
-    Raises:
-        RunStopped: a checkpoint was saved.
-        RunFolderError: the configuration saves none.
-    """
+    """Raise what an early end amounts to; nothing after the last step."""
     if not stop.asked or completed >= config.train.steps:
         return
     if config.checkpoint.every == 0:
@@ -191,3 +179,65 @@ def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -
         f"stopped by {stop.reason} after step {completed} of {config.train.steps}; "
         f"{config.run.folder}/checkpoints/step_{completed} is complete. Run again to continue"
     )
+
+
+# The run folder.
+
+
+def check_folder(config: NemoConfig, *, resume: bool) -> None:
+    """Refuse a folder that holds a run, unless that run is to be continued under the same configuration.
+
+    NeMo-RL continues from the newest checkpoint that it finds, asked or not.
+    """
+    folder = Path(config.run.folder)
+    written = folder / "config.yaml"
+    if not resume and (written.exists() or any((folder / "checkpoints").glob("step_*"))):
+        raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
+    if written.exists():
+        check_same_configuration(written, config, load_nemo_config(written, ()).model_dump(mode="json"))
+
+
+@contextlib.contextmanager
+def begun_by_a_step(config: NemoConfig, completed_steps: Callable[[], int]) -> Iterator[None]:
+    """A block that fails before any step leaves a folder that can be begun again, under another configuration too.
+
+    What the folder held before the block stays: a run that could not be continued is still a run.
+    """
+    written = Path(config.run.folder) / "config.yaml"
+    fresh = not written.exists()
+    try:
+        yield
+    except BaseException:
+        if fresh and completed_steps() == 0:
+            written.unlink(missing_ok=True)
+        raise
+
+
+def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], objective: str, version: str) -> None:
+    """Configuration, origins, tolerances and provenance, before the first step; ``version`` is NeMo-RL's."""
+    provenance = {
+        "objective": objective,
+        "command": sys.argv,
+        "versions": {
+            "nemo_uecr": nemo_uecr.__version__,
+            "nemo_rl": version,
+            "python": platform.python_version(),
+            **{package: installed(package) or "not installed in the driver's environment" for package in PACKAGES},
+        },
+        "platform": platform.platform(),
+        "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
+        "conventions": {
+            "reward": "1 for a correct final answer, 0 otherwise",
+            "answer": "content of the last complete \\boxed{...}",
+            "group_std": config.method.std,
+            "epsilon": EPSILON,
+            "gap_clip": GAP_CLIP,
+            "loss": "token mean over the optimizer step's batch",
+            **config.conventions.model_dump(),
+        },
+    }
+    folder = Path(config.run.folder)
+    records = {"tolerances": config.tolerances.model_dump(), "origins": dict(origins), "provenance": provenance}
+    for name, record in records.items():
+        replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())
+    replace_file(folder / "config.yaml", dump_config(config).encode())

@@ -10,20 +10,12 @@ from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudentConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import teacher_of
+from nemo_uecr.data import models
 from nemo_uecr.data.benchmarks import check_benchmark_files
 from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.models import (
-    Fields,
-    ModelLoadError,
-    check_same_tokenizer,
-    fitting_prompts,
-    has_hub_form,
-    load_pretrained,
-    only_here,
-    own_code,
-)
 from nemo_uecr.data.problems import Problem, Row, read_rows, text_of
 from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.engines import check_model_place
 from nemo_uecr.files import file_sha256, replace_file
 from nemo_uecr.nemo import upstream
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse, teacher_alone_faults
@@ -36,66 +28,42 @@ log = logging.getLogger(__name__)
 
 
 def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
-    """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them.
-
-    Raises:
-        DataError: the file cannot be read, a row lacks a field, or fewer problems are left than are asked for.
-    """
+    """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them."""
     key, low, high = data.difficulty_key, data.difficulty_low, data.difficulty_high
     rows = list(read_rows(training_file(Path(data.train), "data.train"), columns=None))
     if key is not None and low is not None and high is not None:
-        rows = [row for row in rows if low <= _difficulty(row, key, data.train) <= high]
-    wanted = 1 if data.subset is None else data.subset
-    if len(rows) < wanted:
-        raise DataError(
-            f"{data.train}: {len(rows)} problems are left of difficulty {low} to {high}; expected at least {wanted} "
-            "(data.subset)"
-        )
+        rows = [row for row in rows if low <= float(_text(row, key, data, "difficulty_key")) <= high]
     if data.subset is not None:
+        if len(rows) < data.subset:
+            raise DataError(
+                f"{data.train}: {len(rows)} problems are left of difficulty {low} to {high}; expected at least "
+                f"data.subset={data.subset}"
+            )
         rows = [rows[place] for place in sorted(random.Random(seed).sample(range(len(rows)), data.subset))]
     problems = []
     for row in rows:
-        question = _text(row, data.question_key, f"{data.train} (data.question_key)")
-        answer = _text(row, data.answer_key, f"{data.train} (data.answer_key)")
+        question, answer = (_text(row, getattr(data, name), data, name) for name in ("question_key", "answer_key"))
         problems.append(Problem(str(row.get("id", question[:60])), question, answer))
     return problems
 
 
-def _text(row: Row, key: str, where: str) -> str:
+def _text(row: Row, key: str, data: NemoDataConfig, name: str) -> str:
     text = text_of(row.get(key))
     if text is None:
-        raise DataError(f"{where}: a problem has no text under {key!r}; it has {', '.join(row)}")
+        raise DataError(f"{data.train} (data.{name}): a problem has no text under {key!r}; it has {', '.join(row)}")
     return text
 
 
-def _difficulty(row: Row, key: str, where: str) -> float:
-    value: Any = row.get(key)
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{where} (data.difficulty_key): a problem has no number under {key!r}; it has {', '.join(row)}"
-        ) from error
-
-
 def check_problems(config: NemoConfig) -> None:
-    """Read every problem as the data set will, and count them against a step; benchmarks must be there.
-
-    Raises:
-        DataError: naming file and key.
-    """
+    """Read every problem as the data set will, and count them against a step; benchmarks must be there."""
     _check_enough(config, len(chosen_problems(config.data, config.run.seed)))
     check_benchmark_files(config.evaluation.benchmarks)
 
 
 def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
-    """Places among the chosen problems of those whose prompts are too long; none unless they are to be dropped.
-
-    Raises:
-        DataError: prompts are too long and are not to be dropped, or too few are left.
-    """
+    """Places among the chosen problems of those whose prompts are too long; refused unless they are to be dropped."""
     problems = chosen_problems(config.data, config.run.seed)
-    kept = fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], config.data)
+    kept = models.fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], config.data)
     _check_enough(config, len(kept))
     return [place for place in range(len(problems)) if place not in kept]
 
@@ -117,10 +85,6 @@ def check_visible_models(config: NemoConfig) -> bool:
 
     Returns:
         Whether every model was looked at; a folder that is not on this machine is left to the start of the run.
-
-    Raises:
-        ConfigError: a model cannot be cut or fed as the configuration says.
-        DataError: a folder's `config.json` cannot be used.
     """
 
     def visible(name: str | None, role: str) -> ModelShape | None:
@@ -135,12 +99,7 @@ def check_visible_models(config: NemoConfig) -> bool:
 
 
 def check_models(config: NemoConfig) -> Any:
-    """Everything about the models that is known before a worker starts; returns the student's tokenizer.
-
-    Raises:
-        DataError: a model or checkpoint is not there, or student and teacher have other tokens.
-        ConfigError: a model cannot be cut or fed as the configuration says.
-    """
+    """Everything about the models that is known before a worker starts; returns the student's tokenizer."""
     teacher = teacher_of(config)
     shape = _shape(config, config.student, "student")
     teacher_shape = None if teacher is None else _shape(config, config.teacher, "teacher")
@@ -149,16 +108,7 @@ def check_models(config: NemoConfig) -> Any:
 
 
 def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
-    """Everything about a teacher alone that is known before a worker starts.
-
-    Args:
-        config: whose teacher, and whose student's tokenizer.
-        longest: tokens of the longest sequence that it will score.
-
-    Raises:
-        DataError: the teacher or its checkpoint is not there, or it has other tokens than the student.
-        ConfigError: the teacher cannot be cut or fed as the configuration says.
-    """
+    """Everything about a teacher alone, which scores sequences of up to so many tokens of the student's tokenizer."""
     refuse(teacher_alone_faults(config, _shape(config, config.teacher, "teacher"), longest))
     _tokenizer(config.student.model_name, teacher_of(config))
 
@@ -167,9 +117,6 @@ def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) ->
     """Refuse Megatron weights that NeMo-RL made of a model folder which holds other weights by now.
 
     NeMo-RL finds its conversions by the folder's name alone. The sha256 of the weight files stands beside each.
-
-    Raises:
-        DataError: the folder has changed since, or nothing says what the conversion was made of.
     """
     name = model.model_name
     if name is None or model.megatron_checkpoint is not None or not Path(name).is_dir():
@@ -193,9 +140,9 @@ def _tokenizer(student: str, teacher: str | None) -> Any:
     """The student's tokenizer, compared with the teacher's."""
     from transformers import AutoTokenizer
 
-    ours = _loaded(AutoTokenizer, student, "student", "tokenizer")
+    ours = _loaded(AutoTokenizer, student)
     if teacher is not None:
-        check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher, "teacher", "tokenizer"))
+        models.check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher))
     return ours
 
 
@@ -210,7 +157,7 @@ def _shape(config: NemoConfig, model: NemoStudentConfig | NemoTeacherConfig, rol
                 f"{role}.megatron_checkpoint: {folder} has no run_config.yaml and no iter_* folder with one; give what "
                 "NeMo-RL or `nemo-uecr convert` wrote, such as .../weights/iter_0000000, or null"
             )
-    loaded = _loaded(AutoConfig, str(model.model_name), role, "config.json")
+    loaded = _loaded(AutoConfig, str(model.model_name))
     if loaded.vocab_size != config.student.vocabulary:
         raise DataError(
             f"the {role} has {loaded.vocab_size} output columns; expected student.vocabulary="
@@ -218,27 +165,18 @@ def _shape(config: NemoConfig, model: NemoStudentConfig | NemoTeacherConfig, rol
         )
     values: dict[str, Any] = loaded.to_dict()
     if values.get("model_type") in ARCHITECTURES:
-        return shape_of_values(Fields(values, f"{role}.model_name: {model.model_name}"))
+        return shape_of_values(models.Fields(values, f"{role}.model_name: {model.model_name}"))
     log.warning("%s.model_name: the layout of a %s is not checked before the start", role, values.get("model_type"))
     return None
 
 
-def _loaded(auto: Any, name: str, role: str, what: str) -> Any:
+def _loaded(auto: Any, name: str) -> Any:
     """What transformers loads under a name."""
-    if not Path(name).is_dir() and not has_hub_form(name):  # transformers would ask the hub for a missing path
+    check_model_place(name)
+    loaded = models.load_pretrained(auto, name, local_files_only=models.only_here(name))
+    if (code := models.own_code(loaded)) is not None:
         raise DataError(
-            f"{role}.model_name: no folder {name}; give a Hugging Face model's folder or its name on the hub"
-        )
-    try:
-        loaded = load_pretrained(auto, name, local_files_only=only_here(name))
-    except ModelLoadError as error:
-        raise DataError(
-            f"{role}.model_name: the {what} of {name!r} cannot be loaded ({error.reason}); give a "
-            "folder with the whole model, or a name that the hub or its cache on this machine has"
-        ) from error
-    if (code := own_code(loaded)) is not None:
-        raise DataError(
-            f"{role}.model_name: the {what} of {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL "
-            "would run; take auto_map out of the file, where transformers knows the model type, or take another model"
+            f"model {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL would run; take auto_map out of "
+            "its files, where transformers knows the model type, or take another model"
         )
     return loaded

@@ -21,17 +21,13 @@ from nemo_uecr.verifier.pool import ComparisonPool, check_conversations
 OBSERVATION = {True: "Environment: correct", False: "Environment: incorrect"}
 
 
-class ProblemsDataset(upstream.raw_dataset_class()):  # type: ignore[misc]
+class ProblemsDataset(upstream.native("RawDataset")):  # type: ignore[misc]
     """The problems of a run as NeMo-RL's message rows, the question already in the prompt template."""
 
     def __init__(self, problems: Mapping[str, Any], seed: int, dropped: Sequence[int], **unread: Any) -> None:
-        """Read and select; NeMo-RL hands over its whole section, the rest of which it reads itself.
+        """Read and select, but for the places that are dropped.
 
-        Args:
-            problems: our configuration's section `data`.
-            seed: of the draw.
-            dropped: places among the chosen problems that are left out.
-            unread: the rest of the section.
+        NeMo-RL hands over its whole section: our `data` under ``problems``, and what it reads itself.
         """
         from datasets import Dataset
 
@@ -71,7 +67,7 @@ class VerifierEnvironmentImpl:
         checked = check_conversations(message_log_batch, [str(each["ground_truth"]) for each in metadata], self._pool)
         self._verdicts.update(outcome.verdict.value for outcome in checked)
         rewards_B = torch.tensor([outcome.reward for outcome in checked])
-        return upstream.environment_return()(
+        return upstream.native("EnvironmentReturn")(
             observations=[{"role": "environment", "content": OBSERVATION[outcome.reward > 0]} for outcome in checked],
             metadata=list(metadata),
             next_stop_strings=[None] * len(checked),

@@ -32,23 +32,15 @@ class RayTeacher:
     def __init__(
         self, config: NemoConfig, *, student: Mapping[str, Any], cluster: Any, tokenizer: Any, stays: bool
     ) -> None:
-        """Build the workers, and take a teacher that does not stay off the GPU at once.
+        """Build the workers on NeMo-RL's cluster, and take a teacher that does not stay off the GPU at once.
 
-        Args:
-            config: the run's.
-            student: NeMo-RL's section of the student, which the teacher's differs from in a few keys.
-            cluster: NeMo-RL's cluster with its GPUs.
-            tokenizer: the student's.
-            stays: whether it is never offloaded.
-
-        Raises:
-            WorkerError: the offload does not give the memory back.
+        ``student`` is NeMo-RL's section of the student, which the teacher's differs from in a few keys.
         """
         self._stays, self._seconds = stays, config.scoring.timeout_s
         self._limit_mebi = config.teacher.offload_limit_mebi
         #: Offloads that are still to be measured: the one after the start, and the one after the first scoring.
         self._to_measure = 2
-        self._policy = upstream.policy_class()(
+        self._policy = upstream.native("Policy")(
             cluster=cluster,
             config=teacher_policy(config, student),
             tokenizer=tokenizer,
@@ -72,11 +64,7 @@ class RayTeacher:
             upstream.call_all(self._policy, "prepare_for_lp_inference", seconds=self._seconds)
 
     def offload(self) -> None:
-        """Give the GPU's memory back.
-
-        Raises:
-            WorkerError: an offload that is measured does not give it back, or a worker is silent.
-        """
+        """Give the GPU's memory back; refused where an offload that is measured keeps some."""
         if self._stays:
             return
         upstream.call_all(self._policy, "offload_after_refit", seconds=self._seconds)
@@ -97,16 +85,6 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     """Write the batch with the scores of the configuration's teacher, alone on the cluster, in place of those it had.
 
     The advantages that the run saved came from its own teacher and are left out.
-
-    Args:
-        config: of the NeMo-RL back end; its cluster is the teacher's alone.
-        saved: a batch with ``token_ids``.
-        out: file to write.
-
-    Raises:
-        UpstreamError: another NeMo-RL is installed.
-        ConfigError: the method reads no teacher, or the teacher cannot be cut or fed as the configuration says.
-        DataError: the batch is none of this back end's, or the teacher is not there or has other tokens.
     """
     if not config.method.entry.needs_teacher:
         raise ConfigError(f"method.name: {config.method.name} reads no teacher; expected one that does, such as uecr")
@@ -114,7 +92,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     upstream.check()
     check_teacher_alone(config, longest=int(rows["input_lengths"].max()))
     check_conversion("teacher", config.teacher)
-    native = upstream.master_config_class()(**master_config(config))
+    native = upstream.native("MasterConfig")(**master_config(config))
     native.policy["megatron_cfg"]["train_iters"] = 1  # as the loop's set-up would; a scorer makes no training step
     tokenizer = upstream.start(native)
     upstream.register_worker()
@@ -122,7 +100,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     # It stays where it is: an offload that fails would lose the scores.
     teacher = RayTeacher(config, student=native.policy, cluster=cluster, tokenizer=tokenizer, stays=True)
     request = ScoreRequest((1.0,), True, config.student.vocabulary, config.scoring.chunk_tokens)
-    scores = score(teacher, upstream.batch_class()(rows), request, name="teacher")
+    scores = score(teacher, upstream.native("BatchedDataDict")(rows), request, name="teacher")
     tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}
     tensors |= {"teacher_logp": scores.logp[0], "teacher_entropy": cast(Tensor, scores.entropy_BS)}
     method, settings, step = str(saved.method), dict[str, object](saved.settings), int(saved.header["step"])
@@ -131,11 +109,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
 
 
 def _rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
-    """The columns that scoring reads of a saved batch; a row ends with its last sampled token.
-
-    Raises:
-        DataError: the batch has no prompts, or token ids outside the vocabulary.
-    """
+    """The columns that scoring reads of a saved batch; a row ends with its last sampled token."""
     mask_BS = saved.tensors["mask"].bool()
     if "token_ids" not in saved.tensors or bool(mask_BS[:, 0].any()):
         raise DataError("the batch has no tokens of prompts; expected one that a run of the NeMo-RL back end saved")

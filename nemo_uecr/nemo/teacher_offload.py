@@ -34,8 +34,7 @@ def host_copy(model: torch.nn.Module) -> list[Tensor]:
 def move_frozen_model(model: torch.nn.Module, device: str, host: Sequence[Tensor]) -> None:
     """Move a frozen model between a device and its `host_copy`; the memory it leaves on the device is given back.
 
-    Going back, the parameters become the host copy again and nothing is copied. Loading a state dict would keep the
-    parameters where they are: `load_state_dict` writes in place.
+    Going back, the parameters become the host copy again and nothing is copied.
     """
     for parameter, at_rest in zip(model.parameters(), host, strict=True):
         parameter.data = at_rest.to(device, non_blocking=True)

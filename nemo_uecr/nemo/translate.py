@@ -22,12 +22,7 @@ ENVIRONMENT = "nemo_uecr_math"
 
 
 def master_config(config: NemoConfig, *, dropped: Sequence[int] = ()) -> dict[str, Any]:
-    """NeMo-RL's whole configuration of a run.
-
-    Args:
-        config: ours, validated.
-        dropped: places of the problems that are left out of the training.
-    """
+    """NeMo-RL's whole configuration of a run, without the problems at the ``dropped`` places."""
     native = yaml.safe_load(Path(__file__).with_name("native.yaml").read_text(encoding="utf-8"))
     policy = {f"policy.{name}": value for name, value in _policy(config).items()}
     return changed(native, {**_loop(config), **policy, **_data(config, dropped), **_outputs(config)})
@@ -81,7 +76,7 @@ def teacher_gpus_of_nodes(config: NemoConfig) -> list[int]:
 
 def _loop(config: NemoConfig) -> dict[str, Any]:
     """The training loop, its loss, and the student's GPUs: all of them, or those that a dedicated teacher leaves."""
-    rollout, loss = config.rollout, config.loss
+    rollout = config.rollout
     gpus, per_node, one_node = config.student_gpus, config.cluster.gpus_per_node, config.cluster.nodes == 1
     return {
         "grpo.num_prompts_per_step": rollout.prompts_per_step,
@@ -90,12 +85,20 @@ def _loop(config: NemoConfig) -> dict[str, Any]:
         "grpo.max_num_steps": config.train.steps,
         "grpo.overlong_filtering": rollout.overlong_filter,
         "grpo.seed": config.run.seed,
-        "grpo.skip_reference_policy_logprobs_calculation": loss.reference_kl == 0,
-        "loss_fn.reference_policy_kl_penalty": loss.reference_kl,
-        "loss_fn.ratio_clip_min": loss.clip_low,
-        "loss_fn.ratio_clip_max": loss.clip_high,
+        "grpo.skip_reference_policy_logprobs_calculation": config.loss.reference_kl == 0,
+        **{f"loss_fn.{name}": value for name, value in loss_settings(config).items()},
         "cluster.num_nodes": 1 if one_node else gpus // per_node,
         "cluster.gpus_per_node": gpus if one_node else per_node,
+    }
+
+
+def loss_settings(config: NemoConfig) -> dict[str, float]:
+    """What NeMo-RL's own clipped loss would be told of ours."""
+    loss = config.loss
+    return {
+        "reference_policy_kl_penalty": loss.reference_kl,
+        "ratio_clip_min": loss.clip_low,
+        "ratio_clip_max": loss.clip_high,
     }
 
 

@@ -46,16 +46,6 @@ class ScoreRequest:
         names = tuple(f"logp_{index}" for index in range(len(self.temperatures)))
         return (*names, "entropy") if self.entropy else names
 
-    @property
-    def terms(self) -> str:
-        """What the answer says about itself; equal texts mean comparable scores."""
-        temperatures = ",".join(f"{value:g}" for value in self.temperatures)
-        entropy = "+H in nats at temperature 1" if self.entropy else "none"
-        return (
-            f"temperatures {temperatures}; entropy {entropy}; no top-p or top-k; vocabulary {self.vocabulary}; "
-            "column t scores token t"
-        )
-
 
 class MicroBatch(NamedTuple):
     """Token ids of a micro-batch, right-padded, and how its logits are laid out."""
@@ -91,20 +81,20 @@ Forward = Callable[[Mapping[str, Any], Columns], list[dict[str, Tensor]]]
 @torch.no_grad()
 def score_tokens(
     forward: Forward, data: Mapping[str, Any], request: ScoreRequest, parallel: ModelParallel
-) -> dict[str, Any] | None:
+) -> dict[str, Tensor] | None:
     """Answer a request about ``input_ids`` [B, S] and ``input_lengths`` [B] from one forward.
 
     Every rank of the last stage has the same answer, earlier ones None: the [B, S] columns in nats on the CPU, and for
-    the score contract ``row_hash`` [B], ``witness`` [B, W] and ``terms``, one text a row.
+    the score contract ``row_hash`` [B] and ``witness`` [B, W].
     """
     parts = forward(data, lambda logits, micro: score_columns(logits, micro, request, parallel))
     if not parts:
         return None
-    rows, width = data["input_ids"].shape
-    answer: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in ("row_hash", "witness")}
+    width = data["input_ids"].shape[1]
+    answer = {name: torch.cat([part[name] for part in parts]) for name in ("row_hash", "witness")}
     for name in request.columns:
         answer[name] = torch.cat([pad(part[name], (0, width - part[name].shape[1])) for part in parts])
-    return answer | {"terms": [request.terms] * rows}
+    return answer
 
 
 @torch.no_grad()

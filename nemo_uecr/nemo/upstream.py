@@ -48,9 +48,6 @@ def check() -> str:
 
     Returns:
         The version it says it is, with its commit where it is a git tree.
-
-    Raises:
-        UpstreamError: NeMo-RL is not importable, or something changed; one line says what.
     """
     version = str(_load("nemo_rl.package_info").__version__)
     check_signatures(expected_signatures("driver"), version)
@@ -67,12 +64,14 @@ def expected_signatures(side: str) -> list[tuple[str, str, list[str] | None]]:
     ]
 
 
-def check_signatures(expected: list[tuple[str, str, list[str] | None]], version: str) -> None:
-    """Compare names and parameters with what is installed.
+def native(name: str) -> Any:
+    """A class or function of NeMo-RL's, from the module in which the table has it."""
+    table = [*expected_signatures("driver"), *expected_signatures("worker")]
+    return getattr(_load(next(module for module, known, _ in table if known.split(".")[0] == name)), name)
 
-    Raises:
-        UpstreamError: naming the first that differs.
-    """
+
+def check_signatures(expected: list[tuple[str, str, list[str] | None]], version: str) -> None:
+    """Compare names and parameters with what is installed; the first that differs is named."""
     for module, name, parameters in expected:
         target = _load(module)
         for part in name.split("."):
@@ -114,11 +113,8 @@ def substitutions(
 ) -> Iterator[None]:
     """Put our estimator, evaluation, stop and the wider cluster in NeMo-RL's places, and its own back on leaving.
 
-    Args:
-        estimator: called by the training loop for its advantage estimator.
-        colocated_worker_groups: how many worker groups share each GPU of the policy cluster.
-        evaluation: called with generation object and step where NeMo-RL validates; None leaves its validation alone.
-        stop: once it is asked, the training loop takes its time to be over: it saves after the step and returns.
+    ``colocated_worker_groups`` share each GPU of the policy cluster. Without an evaluation, NeMo-RL's validation stays
+    as it is. Once the stop is asked, the training loop takes its time to be over: it saves after the step and returns.
     """
     import nemo_rl.algorithms.grpo as grpo
 
@@ -145,12 +141,12 @@ def substitutions(
     }
     if evaluation is not None:
         ours["validate"] = lambda generation, *args, step, **kwargs: evaluation(generation, step)
-    native = {name: getattr(grpo, name) for name in ours}
+    theirs = {name: getattr(grpo, name) for name in ours}
     vars(grpo).update(ours)
     try:
         yield
     finally:
-        vars(grpo).update(native)
+        vars(grpo).update(theirs)
 
 
 def register_worker() -> None:
@@ -158,51 +154,22 @@ def register_worker() -> None:
 
     An interpreter path is used as it is; anything that starts with ``uv`` would build a second environment.
     """
-    from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY, get_actor_python_env
-    from nemo_rl.utils.venvs import create_local_venv_on_each_node
-
-    environment = get_actor_python_env(NATIVE_WORKER_FQN)
+    environment = native("get_actor_python_env")(NATIVE_WORKER_FQN)
     if environment.startswith("uv"):
-        environment = create_local_venv_on_each_node(environment, NATIVE_WORKER_FQN)
-    ACTOR_ENVIRONMENT_REGISTRY[WORKER_FQN] = environment
+        environment = native("create_local_venv_on_each_node")(environment, NATIVE_WORKER_FQN)
+    native("ACTOR_ENVIRONMENT_REGISTRY")[WORKER_FQN] = environment
 
 
 def register_environment(name: str, actor: str) -> None:
     """Make an environment known under a name, to be run by this Python."""
-    from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
-    from nemo_rl.environments.utils import ENV_REGISTRY, register_env
-
-    if name not in ENV_REGISTRY:
-        register_env(name, actor)
-    ACTOR_ENVIRONMENT_REGISTRY[actor] = sys.executable
-
-
-def environment_return() -> Any:
-    """What an environment's step returns."""
-    from nemo_rl.environments.interfaces import EnvironmentReturn
-
-    return EnvironmentReturn
-
-
-def raw_dataset_class() -> Any:
-    """NeMo-RL's base class of datasets."""
-    from nemo_rl.data.datasets.raw_dataset import RawDataset
-
-    return RawDataset
-
-
-def policy_class() -> Any:
-    """NeMo-RL's policy over a Ray worker group."""
-    from nemo_rl.models.policy.lm_policy import Policy
-
-    return Policy
+    if name not in native("ENV_REGISTRY"):
+        native("register_env")(name, actor)
+    native("ACTOR_ENVIRONMENT_REGISTRY")[actor] = sys.executable
 
 
 def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
     """GPUs for a teacher alone: how many on each of its nodes, the same everywhere."""
-    from nemo_rl.distributed.virtual_cluster import RayVirtualCluster
-
-    return RayVirtualCluster(
+    return native("RayVirtualCluster")(
         bundle_ct_per_node_list=gpus_of_nodes,
         use_gpus=True,
         max_colocated_worker_groups=1,
@@ -211,59 +178,23 @@ def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
     )
 
 
-def batch_class() -> Any:
-    """NeMo-RL's batch of columns."""
-    from nemo_rl.distributed.batched_data_dict import BatchedDataDict
-
-    return BatchedDataDict
-
-
-def master_config_class() -> Any:
-    """NeMo-RL's configuration schema."""
-    from nemo_rl.algorithms.grpo import MasterConfig
-
-    return MasterConfig
-
-
-def loss_markers() -> tuple[Any, Any]:
-    """(loss type, input type) of a token-level loss over log-probabilities."""
-    from nemo_rl.algorithms.loss.interfaces import LossInputType, LossType
-
-    return LossType.TOKEN_LEVEL, LossInputType.LOGPROB
-
-
-def native_loss(values: Mapping[str, Any]) -> Any:
-    """NeMo-RL's own clipped loss with these settings."""
-    from nemo_rl.algorithms.loss.loss_functions import ClippedPGLossConfig, ClippedPGLossFn
-
-    return ClippedPGLossFn(ClippedPGLossConfig(**values))
-
-
 def conversion_folder(model: str) -> Path:
     """Where NeMo-RL keeps the Megatron weights that it makes of a Hugging Face folder: by the folder's name alone."""
-    from nemo_rl.models.policy.utils import get_megatron_checkpoint_dir
-
-    return Path(get_megatron_checkpoint_dir()) / f"model_{model.replace('/', '_')}"
+    return Path(native("get_megatron_checkpoint_dir")()) / f"model_{model.replace('/', '_')}"
 
 
 def start(config: Any) -> Any:
     """Start Ray, load the tokenizer and complete the configuration with it; returns the tokenizer."""
-    from nemo_rl.algorithms.utils import get_tokenizer
-    from nemo_rl.distributed.virtual_cluster import init_ray
-    from nemo_rl.models.generation import configure_generation_config
-
-    init_ray()
-    tokenizer = get_tokenizer(config.policy["tokenizer"])
-    config.policy["generation"] = configure_generation_config(config.policy["generation"], tokenizer)
+    native("init_ray")()
+    tokenizer = native("get_tokenizer")(config.policy["tokenizer"])
+    config.policy["generation"] = native("configure_generation_config")(config.policy["generation"], tokenizer)
     return tokenizer
 
 
 def prepare_run(config: Any) -> tuple[Any, Any, Any]:
     """Start Ray, and load tokenizer, problems and environments, in NeMo-RL's own order."""
     tokenizer = start(config)
-    from nemo_rl.data.utils import setup_response_data
-
-    dataset, _, environments, _ = setup_response_data(tokenizer, config.data, config.env)
+    dataset, _, environments, _ = native("setup_response_data")(tokenizer, config.data, config.env)
     return tokenizer, dataset, environments
 
 
@@ -275,7 +206,7 @@ def run_loop(
     make_policy: Callable[..., Any],
     before: Callable[[Any, int], None],
 ) -> int:
-    """NeMo-RL's own set-up with our policy, and its own training loop, unmodified.
+    """NeMo-RL's own set-up with our policy, and its own training loop, unmodified; returns the completed steps.
 
     Args:
         config: NeMo-RL's.
@@ -283,17 +214,12 @@ def run_loop(
         loss: what the workers call.
         make_policy: called in place of NeMo-RL's policy.
         before: called between the two, with the configuration that the set-up returns and the completed steps.
-
-    Returns:
-        The completed steps.
     """
-    from nemo_rl.algorithms.grpo import grpo_train, setup
-
     tokenizer, dataset, environments = parts
-    made = setup(config, tokenizer, dataset, None, policy_factory=make_policy)
+    made = native("setup")(config, tokenizer, dataset, None, policy_factory=make_policy)
     policy, generation, _, _, dataloader, _, _, logger, checkpointer, state, config, *_ = made
     before(config, completed_steps(state))
-    grpo_train(
+    native("grpo_train")(
         policy, generation, dataloader, None, tokenizer, loss, environments, None, logger, checkpointer, state, config
     )
     return completed_steps(state)
@@ -357,9 +283,7 @@ def generation_leaders(generation: Any) -> list[tuple[str, Any]]:
 def wait(method: str, futures: Sequence[Any], names: Sequence[str], *, seconds: float) -> list[Any]:
     """The answers of the named workers to a call of a method, in their order, each fetched once.
 
-    Raises:
-        WorkerError: a worker died, raised, or did not answer in time; the first such worker is named, because its
-            partners only wait for it.
+    The first worker that died, raised or did not answer in time is named: its partners only wait for it.
     """
     import ray
 
@@ -394,13 +318,12 @@ def worker_actor(methods: type) -> Any:
     import ray
 
     check_signatures(expected_signatures("worker"), "in the worker's environment")
-    from nemo_rl.models.policy.utils import get_runtime_env_for_policy_worker
-    from nemo_rl.models.policy.workers.megatron_policy_worker import MegatronPolicyWorkerImpl
 
-    class UecrMegatronPolicyWorker(methods, MegatronPolicyWorkerImpl):  # type: ignore[misc]
+    class UecrMegatronPolicyWorker(methods, native("MegatronPolicyWorkerImpl")):  # type: ignore[misc]
         pass
 
-    return ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))(UecrMegatronPolicyWorker)
+    environment = native("get_runtime_env_for_policy_worker")("megatron_policy_worker")
+    return ray.remote(runtime_env=environment)(UecrMegatronPolicyWorker)
 
 
 def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
@@ -409,12 +332,9 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
     The post-processor derives from NeMo-RL's own, because its forward dispatches on the class. Without sampling
     parameters the forward neither divides nor filters.
     """
-    from nemo_rl.models.megatron.data import get_microbatch_iterator
-    from nemo_rl.models.megatron.train import LogprobsPostProcessor, megatron_forward_backward
-
     packed = worker.cfg["sequence_packing"]["enabled"]
 
-    class Scores(LogprobsPostProcessor):  # type: ignore[misc]
+    class Scores(native("LogprobsPostProcessor")):  # type: ignore[misc]
         def __call__(self, data_dict: Any, input_ids: Any, cu_seqlens_padded: Any) -> Any:
             def finish(logits: Any) -> Any:
                 ids, lengths = (data_dict[name].to(logits.device) for name in ("input_ids", "input_lengths"))
@@ -424,14 +344,14 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
             return finish
 
     timer = worker.mcore_state.straggler_timer
-    batches, count, size, _, padded = get_microbatch_iterator(
+    batches, count, size, _, padded = native("get_microbatch_iterator")(
         data,
         worker.cfg,
         worker.cfg["logprob_batch_size"],
         straggler_timer=timer,
         delegate_pack_to_model=worker.delegate_pack_to_model,
     )
-    found: list[Any] = megatron_forward_backward(
+    found: list[Any] = native("megatron_forward_backward")(
         model=worker.model,
         data_iterator=batches,
         seq_length=padded,
@@ -448,6 +368,4 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
 
 def temperature_only(temperature: float) -> Any:
     """NeMo-RL's sampling parameters with this temperature and no filter."""
-    from nemo_rl.algorithms.logits_sampling_utils import TrainingSamplingParams
-
-    return TrainingSamplingParams(top_k=None, top_p=1.0, temperature=temperature)
+    return native("TrainingSamplingParams")(top_k=None, top_p=1.0, temperature=temperature)

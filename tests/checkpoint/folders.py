@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoint.trained import VOCABULARY, hf_config
+from tests.nemo_backend.tiny_qwen3 import VOCABULARY, hf_config
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 CHARACTERS = "\n !()+,.0123456789=?Aabdefhinorstuwxy{}\\"

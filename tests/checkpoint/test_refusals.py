@@ -16,7 +16,7 @@ from nemo_uecr.checkpoint.qwen3 import hf_shapes, megatron_shapes, read_qwen3
 from nemo_uecr.checkpoint.reading import find_source
 from nemo_uecr.errors import CheckpointError, DataError, UecrError
 from tests.checkpoint.folders import model_folder, nemo_rl_step
-from tests.checkpoint.trained import hf_config
+from tests.nemo_backend.tiny_qwen3 import hf_config
 
 
 def request(ckpt: Path, out: Path, **changes: object) -> Request:

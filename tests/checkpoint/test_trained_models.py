@@ -11,8 +11,9 @@ import torch
 
 from tests.checkpoint.folders import TEMPLATE, model_folder, nemo_rl_step
 from tests.checkpoint.real import converted, marks, refused, tensors, transformers_logp
-from tests.checkpoint.trained import VOCABULARY, Trained, checkpoints
+from tests.checkpoint.trained import Trained, checkpoints
 from tests.nemo_backend.on_ranks import batch
+from tests.nemo_backend.tiny_qwen3 import VOCABULARY
 
 pytestmark = marks
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo.two_temperatures import ModelParallel, ScoreRequest, score_tokens
-from tests.nemo_backend.on_ranks import MegatronMicroBatches, batch
-
-VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED, ROPE = 48, 32, 2, 4, 2, 16, 40, 1e6
+from tests.nemo_backend.on_ranks import score_batch
+from tests.nemo_backend.ranks import run_ranks
+from tests.nemo_backend.tiny_qwen3 import VOCABULARY, make_model, start
 
 
 @dataclass(frozen=True)
@@ -27,19 +26,12 @@ class Trained:
 def train_and_save(
     rank: int, *, folders: dict[str, bool], tensor: int, pipeline: int, padded: int
 ) -> list[Tensor | None]:
-    """Train one step, save, and score, once for each folder; every rank calls it.
-
-    Args:
-        rank: of this process.
-        folders: the iteration's folder, empty; whether the output layer is the embedding.
-        tensor: tensor-parallel ranks.
-        pipeline: pipeline stages.
-        padded: rows of the embedding, the vocabulary and its padding.
+    """Train one step, save, and score, once for each empty folder, tied or not; every rank calls it.
 
     Returns:
         The trained models' log-probabilities of `batch()`, [B, T] in nats; None on all pipeline stages but the last.
     """
-    _start(tensor, pipeline)
+    start(tensor, pipeline)
     from megatron.core import dist_checkpointing
 
     found = []
@@ -49,68 +41,25 @@ def train_and_save(
         train_one_step(model)
         state = {"model": model.sharded_state_dict(), "iteration": 1, "checkpoint_version": 3.0}
         dist_checkpointing.save(state, folder)
-        found.append(_score(model, tensor))
+        found.append(_logp(model, tensor))
     return found
 
 
 def load_and_score(rank: int, *, folder: str, tensor: int, pipeline: int, tied: bool) -> Tensor | None:
     """Log-probabilities of `batch()` on the last stage, by megatron-core's own loading; every rank calls it."""
-    _start(tensor, pipeline)
+    start(tensor, pipeline)
     from megatron.core import dist_checkpointing
 
-    model = make_model(tensor, pipeline, tied=tied, padded=VOCABULARY)
+    model = make_model(tensor, pipeline, tied=tied)
     layout = dist_checkpointing.load_content_metadata(folder)
     state = dist_checkpointing.load({"model": model.sharded_state_dict(metadata=layout)}, folder)["model"]
     model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
-    return _score(model, tensor)
+    return _logp(model, tensor)
 
 
-def _start(tensor: int, pipeline: int) -> None:
-    from tests.nemo_backend.cpu import allow_cpu
-
-    allow_cpu()
-    from megatron.core import parallel_state, tensor_parallel
-
-    parallel_state.initialize_model_parallel(tensor, pipeline)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-
-
-def _score(model: Any, tensor: int) -> Tensor | None:
-    from megatron.core import parallel_state
-
-    scored = score_tokens(
-        MegatronMicroBatches(model.eval(), packed=False),
-        batch(),
-        ScoreRequest((1.0,), False, VOCABULARY, 5),
-        ModelParallel(parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None, None),
-    )
+def _logp(model: Any, tensor: int) -> Tensor | None:
+    scored = score_batch(model.eval(), tensor, packed=False, temperatures=(1.0,))
     return None if scored is None else scored["logp_0"]
-
-
-def make_model(tensor: int, pipeline: int, *, tied: bool, padded: int) -> Any:
-    """This rank's part, initialised by Megatron itself."""
-    from megatron.core import parallel_state as state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    config = TransformerConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=KV_HEADS,
-        kv_channels=HEAD, ffn_hidden_size=FEED, normalization="RMSNorm", layernorm_epsilon=1e-6,
-        gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
-        add_qkv_bias=False, qk_layernorm=True, hidden_dropout=0.0, attention_dropout=0.0, init_method_std=0.2,
-        use_cpu_initialization=True, tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline,
-        pipeline_dtype=torch.float32, params_dtype=torch.float32, bias_activation_fusion=False,
-        masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
-        gradient_accumulation_fusion=False, persist_layer_norm=False, batch_p2p_comm=True, batch_p2p_sync=False,
-        variable_seq_lengths=True, moe_token_dispatcher_type="alltoall", attention_softmax_in_fp32=True,
-    )  # fmt: skip
-    return GPTModel(
-        config=config, transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"),
-        vocab_size=padded, max_sequence_length=128, pre_process=state.is_pipeline_first_stage(),
-        post_process=state.is_pipeline_last_stage(), share_embeddings_and_output_weights=tied,
-        position_embedding_type="rope", rotary_base=int(ROPE), parallel_output=True,
-    )  # fmt: skip
 
 
 def train_one_step(model: Any) -> None:
@@ -149,8 +98,6 @@ def train_one_step(model: Any) -> None:
 
 def checkpoints(parent: Path, *, tensor: int, pipeline: int, padded: int = VOCABULARY) -> dict[bool, Trained]:
     """Train and save as Megatron does: tied and untied, by whether they are tied."""
-    from tests.nemo_backend.ranks import run_ranks
-
     folders = {}
     for tied in (False, True):
         beside = parent / ("tied" if tied else "untied")
@@ -162,14 +109,3 @@ def checkpoints(parent: Path, *, tensor: int, pipeline: int, padded: int = VOCAB
         tensor=tensor, pipeline=pipeline, padded=padded,
     )  # fmt: skip
     return {tied: Trained(folder.parent, logp) for (tied, folder), logp in zip(folders.items(), found[-1], strict=True)}
-
-
-def hf_config(*, tied: bool) -> dict[str, Any]:
-    """The same architecture in the words of a Hugging Face config.json."""
-    return {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD,
-        "intermediate_size": FEED, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-        "attention_bias": False, "tie_word_embeddings": tied, "rope_theta": ROPE, "torch_dtype": "float32",
-        "bos_token_id": 0, "eos_token_id": 1,
-    }  # fmt: skip

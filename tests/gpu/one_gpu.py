@@ -85,7 +85,7 @@ def random_batch(lengths: list[int], vocabulary: int) -> Any:
     from nemo_uecr.nemo import upstream
 
     shape = (len(lengths), max(lengths))
-    return upstream.batch_class()(
+    return upstream.native("BatchedDataDict")(
         {
             "input_ids": torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(0)),
             "input_lengths": torch.tensor(lengths), "token_mask": torch.ones(shape),
@@ -124,8 +124,8 @@ def check_scores(policy: Any, vocabulary: int) -> None:
 
     lengths = torch.tensor([48, 17, 33, 64])
     data = random_batch(lengths.tolist(), vocabulary)
-    upstream.policy_class().prepare_for_lp_inference(policy)
-    native = upstream.policy_class().get_logprobs(policy, data)["logprobs"]
+    upstream.native("Policy").prepare_for_lp_inference(policy)
+    native = upstream.native("Policy").get_logprobs(policy, data)["logprobs"]
     ours = policy.score_tokens(data, policy._context.student_request)["logp_0"]
     inside = (torch.arange(64)[None] < lengths[:, None]) & (torch.arange(64)[None] > 0)
     worst = float((ours - native).abs()[inside].max())

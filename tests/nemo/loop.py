@@ -18,6 +18,7 @@ from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.estimator import StepContext, UecrEstimator
 from nemo_uecr.nemo.launcher import training_loss
 from nemo_uecr.nemo.policy import PolicyMethods
+from nemo_uecr.nemo.translate import loss_settings
 from nemo_uecr.stopping import StopRequest
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.tiny_world import (
@@ -49,16 +50,6 @@ def config_of(method: str, *changes: str) -> NemoConfig:
     teacher = "teacher" if METHODS[method].needs_teacher else "null"
     given = [f"method.name={method}", f"teacher.model_name={teacher}", *SMALL, *changes]
     return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", given)
-
-
-def native_settings(config: NemoConfig) -> dict[str, Any]:
-    """NeMo-RL's loss configuration for the same objective."""
-    loss = config.loss
-    return {
-        "reference_policy_kl_penalty": loss.reference_kl,
-        "ratio_clip_min": loss.clip_low,
-        "ratio_clip_max": loss.clip_high,
-    }
 
 
 class OurTinyPolicy(PolicyMethods, TinyPolicy):
@@ -96,7 +87,7 @@ def train_ours(
 def train_native(config: NemoConfig, *, steps: int) -> Run:
     """NeMo-RL's estimator and loss in the same loop."""
     policy = TinyPolicy(TinyModel(0), minibatch=config.train.minibatch_responses)
-    loss = upstream.native_loss(native_settings(config))
+    loss = upstream.native("ClippedPGLossFn")(upstream.native("ClippedPGLossConfig")(**loss_settings(config)))
     return Run(policy, _loop(policy, loss, config, steps, TinyProblems()), None)
 
 
@@ -115,7 +106,7 @@ def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: Tiny
         num_workers=0,
     )
     logger = MagicMock()
-    generation = TinyGeneration(policy.model, upstream.batch_class(), policy.events)
+    generation = TinyGeneration(policy.model, upstream.native("BatchedDataDict"), policy.events)
     quiet: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
     with (
         patch.object(grpo, "refit_policy_generation", quiet),
@@ -137,8 +128,6 @@ def _fresh_state(grpo: Any) -> Any:
 
 
 def _master_config(grpo: Any, config: NemoConfig, steps: int) -> Any:
-    from nemo_rl.algorithms.loss import ClippedPGLossConfig
-
     return grpo.MasterConfig.model_construct(
         # A mapping in NeMo-RL 0.7, a pydantic model since.
         grpo=grpo.GRPOConfig(
@@ -157,7 +146,7 @@ def _master_config(grpo: Any, config: NemoConfig, steps: int) -> Any:
             "train_global_batch_size": config.train.minibatch_responses,
             "generation": {"backend": "vllm", "colocated": {"enabled": True}, "vllm_cfg": {"async_engine": False}},
         },
-        loss_fn=ClippedPGLossConfig(**native_settings(config)),
+        loss_fn=upstream.native("ClippedPGLossConfig")(**loss_settings(config)),
         checkpointing={"enabled": False, "checkpoint_must_save_by": None, "save_period": 100},
         cluster={"num_nodes": 1, "gpus_per_node": 1},
         logger={"num_val_samples_to_print": 0, "wandb_enabled": False},

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nemo_uecr.nemo.two_temperatures import ScoreRequest, score_tokens
-from tests.nemo_backend.cpu import allow_cpu
+from tests.nemo_backend import tiny_qwen3
 from tests.nemo_backend.on_ranks import TEMPERATURES, batch
 
 MICRO = 2
@@ -52,17 +52,12 @@ def score_and_compare(
 
     With ``sixteen_bit`` in bf16, the logits left in it until they are reduced in chunks, as the shipped runs do.
     """
-    allow_cpu()
-    from megatron.core import parallel_state, tensor_parallel
-
+    tiny_qwen3.start(tensor, pipeline)
     from nemo_uecr.nemo import megatron_worker, upstream
-    from tests.nemo_backend.tiny_qwen3 import VOCABULARY, parallel_model
 
     megatron_data()
     upstream.check()
-    parallel_state.initialize_model_parallel(tensor, pipeline)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    model = parallel_model(tensor, pipeline)
+    model = tiny_qwen3.parallel_model(tensor, pipeline)
     worker = SimpleNamespace(
         model=model.bfloat16() if sixteen_bit else model, cfg=_settings(tensor, pipeline, packed=packed),
         mcore_state=SimpleNamespace(straggler_timer=None), delegate_pack_to_model=False, defer_fp32_logits=sixteen_bit,
@@ -72,7 +67,7 @@ def score_and_compare(
         _keep_sixteen_bits(model)
     ours = score_tokens(
         functools.partial(megatron_worker.WorkerMethods.forward_micro_batches, worker), _data(packed=packed),
-        ScoreRequest(TEMPERATURES, True, VOCABULARY, 5), megatron_worker.model_parallel(),
+        ScoreRequest(TEMPERATURES, True, tiny_qwen3.VOCABULARY, 5), megatron_worker.model_parallel(),
     )  # fmt: skip
     sampling = upstream.temperature_only(TEMPERATURES[0])
     return {
@@ -120,20 +115,23 @@ def megatron_data() -> Any:
 def _data(*, packed: bool) -> Any:
     from nemo_uecr.nemo import upstream
 
-    data = upstream.batch_class()(batch())
+    data = upstream.native("BatchedDataDict")(batch())
     data["token_mask"], data["sample_mask"] = (
         torch.ones(data["input_ids"].shape),
         torch.ones(data["input_ids"].shape[0]),
     )
-    if not packed:
-        return data
+    return sharded(data, 1, tokens=24, multiple=4)[0][0] if packed else data
+
+
+def sharded(data: Any, ranks: int, *, tokens: int, multiple: int) -> tuple[Any, list[int]]:
+    """NeMo-RL's own sharding with sequence packing: the parts, and the order of their rows."""
     arguments = {
-        "algorithm": "modified_first_fit_decreasing", "input_key": "input_ids", "max_tokens_per_microbatch": 24,
-        "input_lengths_key": "input_lengths", "sequence_length_pad_multiple": 4,
+        "algorithm": "modified_first_fit_decreasing", "input_key": "input_ids", "max_tokens_per_microbatch": tokens,
+        "input_lengths_key": "input_lengths", "sequence_length_pad_multiple": multiple,
     }  # fmt: skip
-    shards, order = data.shard_by_batch_size(1, batch_size=None, sequence_packing_args=arguments)
+    shards, order = data.shard_by_batch_size(ranks, batch_size=None, sequence_packing_args=arguments)
     assert sorted(order) == list(range(len(order)))
-    return shards[0]
+    return shards, order
 
 
 def _settings(tensor: int, pipeline: int, *, packed: bool) -> dict[str, Any]:

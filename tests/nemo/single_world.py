@@ -190,8 +190,6 @@ def actor_arguments(run: NemoConfig, client: Any, *, steps: int, folder: str) ->
     context = StepContext(run, completed_steps=0, tokenizer=TinyTokenizer())
     generation, environments = Generation(model), {"t": make_environment()}
     buffer = TQReplayBuffer(client, partition_id=PARTITION, pad_value_dict={"token_ids": 0, "input_ids": 0})
-    loss_type, input_type = upstream.loss_markers()
-    opd_coef = run.method.opd_coef if run.method.name == "grpo_plus_opd" else None
     config = MasterConfig.model_construct(
         policy={"train_global_batch_size": prompts * group, "generation": {"colocated": {"enabled": False}}},
         grpo=GRPOConfig(
@@ -221,7 +219,10 @@ def actor_arguments(run: NemoConfig, client: Any, *, steps: int, folder: str) ->
         ),
         weight_synchronizer=SimpleNamespace(sync_weights=generation.sync_weights, shutdown=generation.shutdown),
         advantage_estimator=Estimator(context, chunks),
-        loss_fn=Loss(run.loss, opd_coef=opd_coef, loss_type=loss_type, input_type=input_type, native=None),
+        loss_fn=Loss(
+            run.loss, opd_coef=None, loss_type=upstream.native("LossType").TOKEN_LEVEL,
+            input_type=upstream.native("LossInputType").LOGPROB, native=None,
+        ),
         rollout_manager=RolloutManager(
             tokenizer=TinyTokenizer(), task_to_env=environments, num_generations_per_prompt=group, max_seq_len=64,
             max_rollout_turns=1, policy_generation=generation, use_nemo_gym=False, tq_buffer=buffer,

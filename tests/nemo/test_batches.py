@@ -20,6 +20,7 @@ from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 from tests.core import sparse
 from tests.nemo.loop import config_of, train_ours
+from tests.nemo.nemo_forward import sharded
 from tests.nemo.tiny_world import (
     PROMPT,
     TEMPERATURE,
@@ -43,18 +44,12 @@ class ShardedScorer:
         self.model, self.data_parallel_size, self.packed = TinyModel(0), parallel, packed
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
-        arguments = {
-            "algorithm": "modified_first_fit_decreasing", "input_key": "input_ids", "max_tokens_per_microbatch": 64,
-            "input_lengths_key": "input_lengths", "sequence_length_pad_multiple": 1,
-        }  # fmt: skip
         order = None
         if self.packed:
-            shards, order = data.shard_by_batch_size(
-                self.data_parallel_size, batch_size=None, sequence_packing_args=arguments
-            )
+            shards, order = sharded(data, self.data_parallel_size, tokens=64, multiple=1)
         else:
             shards = data.shard_by_batch_size(self.data_parallel_size, batch_size=None)
-        answer = upstream.batch_class().from_batches([columns_of(self.model, shard, request) for shard in shards])
+        answer = type(data).from_batches([columns_of(self.model, shard, request) for shard in shards])
         if order is not None:
             answer.reorder_data(order)
         return answer
@@ -64,7 +59,7 @@ def batch_of(rows: int) -> Any:
     generator = torch.Generator().manual_seed(2)
     lengths = torch.randint(2, 9, (rows,), generator=generator)
     ids = torch.randint(1, VOCABULARY, (rows, 8), generator=generator)
-    return upstream.batch_class()(
+    return upstream.native("BatchedDataDict")(
         {
             "input_ids": ids, "input_lengths": lengths, "token_mask": torch.ones(rows, 8),
             "sample_mask": torch.ones(rows),
@@ -185,11 +180,11 @@ class LocalTiny:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_teacher_that_repeats_the_terms_but_divides_otherwise_stops_the_run() -> None:
+def test_a_teacher_that_divides_otherwise_stops_the_run() -> None:
     class Warm(TinyTeacher):
         def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
             warm = ScoreRequest((TEMPERATURE,), request.entropy, request.vocabulary, request.chunk_tokens)
-            return super().score_tokens(data, warm) | {"terms": [request.terms] * data["input_ids"].shape[0]}
+            return super().score_tokens(data, warm)
 
     with pytest.raises(ContractError, match=r"the teacher's worker divided by the temperatures \[\(0\.7,\)\]"):
         train_ours(config_of("uecr"), steps=1, teacher=Warm(TinyModel(9), []))

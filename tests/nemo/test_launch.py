@@ -15,7 +15,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.evaluation.engines import Decoding, Generation, Request
-from nemo_uecr.nemo import evaluation, launcher, upstream
+from nemo_uecr.nemo import evaluation, launcher, preflight, upstream
 from nemo_uecr.nemo.translate import teacher_policy
 from tests.config.test_nemo import CONFIGS
 from tests.nemo.tiny_world import TinyGeneration, TinyModel, TinyPolicy, TinyTeacher
@@ -62,7 +62,7 @@ class Answering(TinyGeneration):
     prompts: list[str]
 
     def __init__(self, *, cluster: Any, config: Any) -> None:
-        super().__init__(TinyModel(0, vocabulary=len(CHARACTERS) + 2), upstream.batch_class(), [])
+        super().__init__(TinyModel(0, vocabulary=len(CHARACTERS) + 2), upstream.native("BatchedDataDict"), [])
         Answering.prompts = []
 
     def prepare_refit_info(self, info: Any) -> None:
@@ -79,21 +79,20 @@ def ways(answer: int) -> list[str]:
     return [f"\\boxed{{{answer}}}", f"It is {answer}", "\\boxed{0}", f"\\boxed{{\\frac{{{2 * answer}}}{{2}}}}"]
 
 
-class Examinee:
+ASKED: list[tuple[list[Request], Decoding]] = []
+
+
+def examined(workers: Any, requests: Sequence[Request], decoding: Decoding, *given: Any, seconds: float) -> Any:
     """Answers every question of the set `hard` in its first sample only, and every other question always."""
-
-    asked: list[tuple[list[Request], Decoding]]
-
-    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
-        Examinee.asked.append((list(requests), decoding))
-        found = []
-        for place, request in enumerate(requests):
-            text = "".join(CHARACTERS[token - 2] for token in request.prompt_ids)
-            first, _, second = text.partition("=")[0].partition("\n")[0].partition("+")
-            answer = int(first) + int(second) if place % 2 == 0 or int(second) == 1 else 0
-            tokens = [CHARACTERS.index(character) + 2 for character in f"\\boxed{{{answer}}}"]
-            found.append(Generation((*tokens, 1), truncated=False))
-        return found
+    ASKED.append((list(requests), decoding))
+    found = []
+    for place, request in enumerate(requests):
+        text = "".join(CHARACTERS[token - 2] for token in request.prompt_ids)
+        first, _, second = text.partition("=")[0].partition("\n")[0].partition("+")
+        answer = int(first) + int(second) if place % 2 == 0 or int(second) == 1 else 0
+        tokens = [CHARACTERS.index(character) + 2 for character in f"\\boxed{{{answer}}}"]
+        found.append(Generation((*tokens, 1), truncated=False))
+    return found
 
 
 def make_benchmarks(folder: Path) -> list[str]:
@@ -129,7 +128,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def score_here(policy: Any, data: Any, request: Any, *, seconds: float) -> Any:
         return TinyPolicy.score_tokens(policy, data, request)
 
-    checked = upstream.check()  # before the stand-ins, which it would refuse
+    checked, native = upstream.check(), upstream.native  # before the stand-ins, which it would refuse
     monkeypatch.setattr(upstream, "check", lambda: checked)
     monkeypatch.setattr(grpo, "RayVirtualCluster", cluster)
     monkeypatch.setattr(grpo, "VllmGeneration", Answering)
@@ -139,14 +138,14 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(virtual_cluster, "RayVirtualCluster", cluster)
     monkeypatch.setattr(virtual_cluster, "init_ray", lambda: None)
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
-    monkeypatch.setattr(upstream, "policy_class", lambda: LaunchedPolicy)
+    monkeypatch.setattr(upstream, "native", lambda name: LaunchedPolicy if name == "Policy" else native(name))
     monkeypatch.setattr(upstream, "score_on_workers", score_here)
-    monkeypatch.setattr(launcher, "check_models", lambda config: None)
-    monkeypatch.setattr(launcher, "check_conversion", lambda role, model: None)
-    monkeypatch.setattr(launcher, "long_prompts", lambda config, tokenizer: [])
+    monkeypatch.setattr(preflight, "check_models", lambda config: None)
+    monkeypatch.setattr(preflight, "check_conversion", lambda role, model: None)
+    monkeypatch.setattr(preflight, "long_prompts", lambda config, tokenizer: [])
     monkeypatch.setattr(upstream, "generation_leaders", lambda generation: [])
-    monkeypatch.setattr(evaluation, "WorkersEngine", lambda workers, end_ids, seconds: Examinee())
-    Examinee.asked = []
+    monkeypatch.setattr(evaluation, "answers_of", examined)
+    ASKED.clear()
     return asked
 
 
@@ -158,7 +157,7 @@ def check_evaluations(folder: Path, config: NemoConfig) -> None:
         assert {name: row["avg"] for name, row in record["sets"].items()} == {"easy": 1.0, "hard": 0.5}
         assert record["average"]["avg"] == 0.75
     assert len((folder / "evaluations" / "step-000002.jsonl").read_text().splitlines()) == 8
-    (first, decoding), (again, same) = Examinee.asked
+    (first, decoding), (again, same) = ASKED
     assert decoding == same == Decoding(0.6, 0.95, 20, config.evaluation.max_tokens)
     assert first == again
     assert len({request.seed for request in first}) == 8

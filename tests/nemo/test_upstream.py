@@ -29,7 +29,7 @@ def test_a_changed_signature_is_named(nemo_rl: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("scale", SCALES)
 def test_shipped_configurations_fit_nemo_rls_schema(nemo_rl: str, scale: str) -> None:
     config = load_nemo_config(CONFIGS / f"uecr_qwen3_{scale}.yaml", GIVEN[scale])
-    made = upstream.master_config_class()(**master_config(config))
+    made = upstream.native("MasterConfig")(**master_config(config))
     assert dict(made.grpo)["use_leave_one_out_baseline"] is False
     assert made.loss_fn.force_on_policy_ratio is False
 

@@ -45,8 +45,7 @@ def columns_of(model: TinyModel, data: Any, request: ScoreRequest) -> dict[str, 
     ids = data["input_ids"]
     with torch.no_grad():
         logits = model(ids)
-    columns = score_columns(logits, MicroBatch(ids, data["input_lengths"], None), request, ModelParallel(None, None))
-    return columns | {"terms": [request.terms] * ids.shape[0]}
+    return score_columns(logits, MicroBatch(ids, data["input_lengths"], None), request, ModelParallel(None, None))
 
 
 class TinyTeacher:

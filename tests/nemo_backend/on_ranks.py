@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from nemo_uecr.nemo.two_temperatures import (
     score_columns,
     score_tokens,
 )
+from tests.nemo_backend import tiny_qwen3
 
 ROWS, WIDTH, MICRO = 6, 12, 2
 TEMPERATURES = (0.7, 1.0)
@@ -85,24 +87,20 @@ def _laid_out(part: dict[str, Tensor], *, packed: bool) -> tuple[MicroBatch, dic
     return MicroBatch(ids, lengths, starts), inputs
 
 
-def score_with_megatron(rank: int, *, tensor: int, pipeline: int, packed: bool, padded_vocabulary: int) -> Any:
-    """One scoring pass of a tiny Qwen3 that is cut over the ranks."""
-    from tests.nemo_backend.cpu import allow_cpu
+def score_batch(model: Any, tensor: int, *, packed: bool, temperatures: tuple[float, ...]) -> Any:
+    """One scoring pass of a model that is cut over the ranks; None on all stages but the last."""
+    from megatron.core import parallel_state
 
-    allow_cpu()
-    from megatron.core import parallel_state, tensor_parallel
+    group = parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None
+    request = ScoreRequest(temperatures, True, tiny_qwen3.VOCABULARY, 5)
+    return score_tokens(MegatronMicroBatches(model, packed=packed), batch(), request, ModelParallel(group, None))
 
-    from tests.nemo_backend.tiny_qwen3 import VOCABULARY, parallel_model
 
-    parallel_state.initialize_model_parallel(tensor, pipeline)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    model = parallel_model(tensor, pipeline, padded_vocabulary=padded_vocabulary)
-    return score_tokens(
-        MegatronMicroBatches(model, packed=packed),
-        batch(),
-        ScoreRequest(TEMPERATURES, True, VOCABULARY, 5),
-        ModelParallel(parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None, None),
-    )
+def score_with_megatron(rank: int, *, tensor: int, pipeline: int, packed: bool, padded: int) -> Any:
+    """The scores of the tiny Qwen3."""
+    tiny_qwen3.start(tensor, pipeline)
+    model = tiny_qwen3.parallel_model(tensor, pipeline, padded=padded)
+    return score_batch(model, tensor, packed=packed, temperatures=TEMPERATURES)
 
 
 def score_context_parallel(rank: int, *, pieces: int) -> dict[str, Tensor]:
@@ -134,18 +132,9 @@ def offload_after_forwards(rank: int, *, tensor: int, lengths: tuple[int, ...]) 
 
     The CPU plays the GPU: what counts is every byte but those of the host copy.
     """
-    import gc
-
-    from tests.nemo_backend.cpu import allow_cpu
-
-    allow_cpu()
-    from megatron.core import parallel_state, tensor_parallel
-
     from nemo_uecr.nemo.megatron_worker import WorkerMethods
-    from tests.nemo_backend import tiny_qwen3
 
-    parallel_state.initialize_model_parallel(tensor, 1)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    tiny_qwen3.start(tensor, 1)
     worker: Any = SimpleNamespace(_host_copy=[])
 
     def on_gpu() -> int:
@@ -156,7 +145,7 @@ def offload_after_forwards(rank: int, *, tensor: int, lengths: tuple[int, ...]) 
             sizes[at] for at in {copy.untyped_storage().data_ptr() for copy in worker._host_copy}
         )
 
-    tiny_qwen3.whole_model()  # kept by its own cache, whatever happens here
+    tiny_qwen3.whole_model()  # what transformers keeps of it is none of Megatron's
     before = on_gpu()
     model = tiny_qwen3.parallel_model(tensor, 1, sequence=tensor > 1)
     loaded = on_gpu()

@@ -12,7 +12,7 @@ import torch
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.nemo import estimator, upstream
-from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, score, with_masked_rows
+from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, score
 from nemo_uecr.nemo.estimator import StepContext, StepScores, UecrEstimator
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, PREFIX
 from nemo_uecr.nemo.policy import PolicyMethods, padded_minibatches
@@ -21,22 +21,11 @@ from tests.config.test_nemo import CONFIGS, GIVEN
 from tests.core import sparse
 from tests.nemo_backend.test_loss import loss_of
 
-BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
-PROMPTS, GROUP, WIDTH = 2, 3, 6
-ROWS = PROMPTS * GROUP
-
-
-def small(*changes: str) -> Any:
-    """A step of two prompts, three responses each."""
-    given = [
-        "rollout.prompts_per_step=2", "rollout.responses_per_prompt=3", "train.minibatch_responses=6",
-        "cluster.gpus_per_node=1", "rollout.temperature=0.61",
-    ]  # fmt: skip
-    return load_nemo_config(BASE, [*GIVEN["1p7b"], *given, *changes])
+GROUP, ROWS, WIDTH = 3, 6, 6
 
 
 def scored_step(*changes: str) -> tuple[StepContext, dict[str, torch.Tensor]]:
-    """A context after scoring, every column another."""
+    """A step of two prompts, three responses each, after scoring, every column another."""
     generator = torch.Generator().manual_seed(0)
 
     def column() -> torch.Tensor:
@@ -49,36 +38,41 @@ def scored_step(*changes: str) -> tuple[StepContext, dict[str, torch.Tensor]]:
         "input_ids": ids, "input_lengths": torch.full((ROWS,), WIDTH), "token_mask": mask,
         "sample_mask": torch.ones(ROWS),
     }  # fmt: skip
+    given = [
+        "rollout.prompts_per_step=2", "rollout.responses_per_prompt=3", "train.minibatch_responses=6",
+        "cluster.gpus_per_node=1", "rollout.temperature=0.61", "student.vocabulary=9",
+    ]  # fmt: skip
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *given, *changes])
     found = row_hash(ids, data["input_lengths"])
-    student = Scores((column(), column()), -column(), found)
-    teacher = Scores((column(),), -column(), found)
-    context = StepContext(small(*changes), completed_steps=0, tokenizer=None)
+    student, teacher = Scores((column(), column()), -column(), found), Scores((column(),), -column(), found)
+    context = StepContext(config, completed_steps=0, tokenizer=None)
     context.scores = StepScores(student, teacher, mask, data["sample_mask"], ids)
     return context, data
 
 
-def estimated(*changes: str, **more: torch.Tensor) -> tuple[StepContext, dict[str, torch.Tensor]]:
-    context, data = scored_step(*changes)
+def estimate(context: StepContext, data: dict[str, torch.Tensor], **more: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The training columns."""
     rollouts = {"idx": [7] * GROUP + [4] * GROUP, "truncated": torch.zeros(ROWS)}
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
     handed = context.scores.student.logp[0]
     advantages = UecrEstimator(context).compute_advantage(
         torch.zeros(ROWS, 2), rewards, data["token_mask"], rollouts, handed, None, **more
     )
-    return context, data | {"prev_logprobs": handed, "advantages": advantages}
+    return data | {"prev_logprobs": handed, "advantages": advantages}
 
 
 def test_a_response_that_nemo_rl_calls_invalid_is_not_counted_in_its_group_unseen() -> None:
     """Later versions say which responses count in their group's baseline."""
     valid = torch.ones(ROWS)
-    estimated(valid_mask=valid)
+    estimate(*scored_step(), valid_mask=valid)
     valid[2] = 0
     with pytest.raises(BatchFactsError, match="leaves 1 of 6 responses out"):
-        estimated(valid_mask=valid)
+        estimate(*scored_step(), valid_mask=valid)
 
 
 def test_the_record_has_the_gap_at_temperature_one_and_the_teachers_entropy() -> None:
-    context, _ = estimated()
+    context, data = scored_step()
+    estimate(context, data)
     batch, scores = context.outcome.batch, context.scores
     assert scores.teacher is not None
     assert batch.old_logp_BT is scores.student.logp[1]
@@ -86,20 +80,18 @@ def test_the_record_has_the_gap_at_temperature_one_and_the_teachers_entropy() ->
     assert batch.teacher_entropy_BT is scores.teacher.entropy_BS
 
 
-def test_groups_are_the_problems_or_as_nemo_rl_has_it_equal_prompts() -> None:
-    assert estimated()[0].outcome.batch.group_B.tolist() == [0] * GROUP + [1] * GROUP
-    merged, _ = estimated("conventions.grouping=nemo_rl")
-    assert merged.outcome.batch.group_B.tolist() == [0] * ROWS
+@pytest.mark.parametrize(("grouping", "group"), [("paper", [0, 0, 0, 1, 1, 1]), ("nemo_rl", [0] * ROWS)])
+def test_groups_are_the_problems_or_as_nemo_rl_has_it_equal_prompts(grouping: str, group: list[int]) -> None:
+    context, data = scored_step(f"conventions.grouping={grouping}")
+    estimate(context, data)
+    assert context.outcome.batch.group_B.tolist() == group
 
 
 def test_a_turn_ends_with_a_token_that_contains_the_separator() -> None:
     context, data = scored_step("method.name=atod", "method.turn_separator=|")
     context.tokenizer = SimpleNamespace(decode=lambda ids: "a|" if ids == [3] else "b")
-    ids = torch.tensor([[3, 3, 1, 3, 2, 3]] * ROWS)
-    context.scores = replace(context.scores, token_ids_BS=ids)
-    rollouts = {"idx": [7] * GROUP + [4] * GROUP, "truncated": torch.zeros(ROWS)}
-    handed = context.scores.student.logp[0]
-    UecrEstimator(context).compute_advantage(ids, torch.ones(ROWS), data["token_mask"], rollouts, handed, None)
+    context.scores = replace(context.scores, token_ids_BS=torch.tensor([[3, 3, 1, 3, 2, 3]] * ROWS))
+    estimate(context, data)
     segments = context.outcome.batch.segments_BT
     assert segments is not None
     assert segments[0].tolist() == [0, 0, 0, 0, 1, 1]
@@ -119,21 +111,19 @@ class Policy(PolicyMethods, Base):
     """Ours over it."""
 
 
+def scores_of(data: Any, request: ScoreRequest, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+    return score_columns(logits, micro, request, ModelParallel(None, None))
+
+
 def test_the_loop_gets_the_column_at_the_rollout_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the record keeps the one at temperature 1 beside it, from the same forward."""
     logits = torch.randn(ROWS, WIDTH, 9, generator=torch.Generator().manual_seed(1))
-    _, data = scored_step()
-
-    def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float) -> dict[str, Any]:
-        micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
-        answer = score_columns(logits, micro, request, ModelParallel(None, None))
-        return answer | {"terms": [request.terms] * ROWS}
-
-    monkeypatch.setattr(upstream, "score_on_workers", score_on_workers)
-
-    context = StepContext(small("student.vocabulary=9"), completed_steps=0, tokenizer=None)
-    policy = Policy(context=context, teacher=None)
-    handed = policy.get_logprobs(data)["logprobs"]
+    context, data = scored_step()
+    monkeypatch.setattr(
+        upstream, "score_on_workers", lambda policy, data, request, *, seconds: scores_of(data, request, logits)
+    )
+    handed = Policy(context=context, teacher=None).get_logprobs(data)["logprobs"]
 
     def by_definition(temperature: float) -> torch.Tensor:
         logp = (logits / temperature).log_softmax(dim=-1)[:, :-1]
@@ -145,7 +135,8 @@ def test_the_loop_gets_the_column_at_the_rollout_temperature(monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["prev_logprobs", "advantages", "token_mask", "sample_mask", "input_ids"])
 def test_columns_that_changed_before_training_stop_it(name: str) -> None:
-    context, data = estimated()
+    context, data = scored_step()
+    data = estimate(context, data)
     policy = Policy(context=context, teacher=None)
     with pytest.raises(LookupError, match="it trained"):
         policy.train(data, None)
@@ -158,7 +149,8 @@ def test_columns_that_changed_before_training_stop_it(name: str) -> None:
 def test_a_methods_mask_reaches_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """At ratio 1: ``-mean A`` over the kept tokens, ``-A / N`` as gradient there, and nothing of a response without."""
     sparse.register(monkeypatch)
-    context, data = estimated("method.name=sparse", "loss.reference_kl=0")
+    context, data = scored_step("method.name=sparse", "loss.reference_kl=0")
+    data = estimate(context, data)
     kept = context.outcome.advantages.loss_mask_BT
     assert kept is not None
     kept[1] = False  # a response of which nothing is kept
@@ -188,22 +180,7 @@ def test_a_result_that_the_loss_would_ignore_is_refused(monkeypatch: pytest.Monk
     sparse.register(monkeypatch)
     monkeypatch.setattr(estimator, "USED", estimator.USED - {"loss_mask"})
     with pytest.raises(ScoreError, match="returned loss_mask, which the back end nemo_rl does not use"):
-        estimated("method.name=sparse")
-
-
-def columns_of(rows: int) -> dict[str, Any]:
-    return {
-        "input_ids": torch.arange(1, rows * 3 + 1).view(rows, 3), "input_lengths": torch.full((rows,), 3),
-        "sample_mask": torch.ones(rows), "names": [f"row {row}" for row in range(rows)],
-    }  # fmt: skip
-
-
-def test_masked_rows_round_a_batch_up() -> None:
-    padded = with_masked_rows(columns_of(5), 3)
-    assert padded["sample_mask"].tolist() == [1.0] * 5 + [0.0] * 3
-    assert padded["input_lengths"].tolist() == [3] * 5 + [1] * 3
-    assert padded["names"][5:] == [None] * 3
-    assert padded["input_ids"].shape == (8, 3)
+        estimate(*scored_step("method.name=sparse"))
 
 
 def test_a_scorer_gets_a_whole_batch_and_its_masked_rows_never_come_back() -> None:
@@ -212,10 +189,9 @@ def test_a_scorer_gets_a_whole_batch_and_its_masked_rows_never_come_back() -> No
 
         def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
             assert data["input_ids"].shape == (8, WIDTH)
-            logits = torch.zeros(8, WIDTH, 9)
-            micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
-            answer = score_columns(logits, micro, request, ModelParallel(None, None))
-            return answer | {"terms": [request.terms] * 8}
+            assert data["input_lengths"].tolist() == [WIDTH] * ROWS + [1] * 2
+            assert data["sample_mask"].tolist() == [1.0] * ROWS + [0.0] * 2
+            return scores_of(data, request, torch.zeros(8, WIDTH, 9))
 
     _, data = scored_step()
     found = score(Scorer(), data, ScoreRequest((1.0,), False, 9, 8), name="student")
@@ -224,9 +200,13 @@ def test_a_scorer_gets_a_whole_batch_and_its_masked_rows_never_come_back() -> No
 
 def test_minibatches_are_rounded_each() -> None:
     """Ten rows in mini-batches of five, on parts of four: 5 -> 8 twice, the masked rows at the end of each."""
-    batch, whole = padded_minibatches(columns_of(10), 5, 4)
+    columns = {
+        "input_ids": torch.arange(1, 31).view(10, 3), "input_lengths": torch.full((10,), 3),
+        "sample_mask": torch.ones(10), "names": [f"row {row}" for row in range(10)],
+    }  # fmt: skip
+    batch, whole = padded_minibatches(columns, 5, 4)
     assert whole == 8
     assert batch["sample_mask"].tolist() == [1.0] * 5 + [0.0] * 3 + [1.0] * 5 + [0.0] * 3
-    real = batch["input_ids"][batch["sample_mask"] > 0]
-    assert torch.equal(real, columns_of(10)["input_ids"])
+    assert batch["names"][5:8] == [None] * 3
+    assert torch.equal(batch["input_ids"][batch["sample_mask"] > 0], columns["input_ids"])
     assert batch[FIRST_STEP_COLUMN].tolist() == [1.0] * 5 + [0.0] * 11

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ import torch
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.data.batch_file import load_batch, save_batch
-from nemo_uecr.data.models import check_same_tokenizer
-from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.errors import DataError
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.preflight import check_conversion, check_models, chosen_problems, long_prompts
 from tests.config.test_nemo import CONFIGS, GRPO
@@ -30,14 +28,18 @@ SIZES = {
 FITS = ["train.tokens_per_microbatch=4096", "scoring.tokens_per_microbatch=4096", "rollout.max_response_tokens=2048"]
 
 
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def world(folder: Path) -> list[str]:
     """Two models, a problem file and the keys that name them."""
     for role in ("student", "teacher"):
         (folder / role).mkdir()
         (folder / role / "config.json").write_text(json.dumps(SIZES))
     rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": 6} for n in range(200)]
-    (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "keys.jsonl").write_text('{"problem": "1+1", "final_answer": "2", "difficulty": 6}\n' * 200)
+    write_rows(folder / "p.jsonl", rows)
+    write_rows(folder / "keys.jsonl", [{"problem": "1+1", "final_answer": "2", "difficulty": 6}] * 200)
     return [
         f"student.model_name={folder}/student", f"teacher.model_name={folder}/teacher", "student.vocabulary=98",
         f"data.train={folder}/p.jsonl", f"run.folder={folder}/run", *FITS,
@@ -48,8 +50,9 @@ BAD = {
     "teacher.parallel.pipeline=8": "teacher.parallel.pipeline: got 8, expected a divisor of the model's 4 layers",
     "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
-    "data.train={}/keys.jsonl": "no text under 'question'",
+    "data.train={}/keys.jsonl": "(data.question_key): a problem has no text under 'question'",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
+    "data.subset=300": "200 problems are left of difficulty 5.0 to 7.0; expected at least data.subset=300",
     "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file ",
 }
 
@@ -72,46 +75,24 @@ def test_what_cannot_work_is_refused_by_both_commands(
     ("change", "message"),
     [
         ("student.megatron_checkpoint={}/none", "student.megatron_checkpoint: .*none has no run_config.yaml"),
-        ("student.model_name={}/none", "student.model_name: no folder .*none"),
-        ("teacher.model_name=none/such", "teacher.model_name: the config.json of 'none/such' cannot be loaded"),
+        ("student.model_name={}/none", "model '.*none': no such folder"),
+        ("teacher.model_name=none/such", "model 'none/such' cannot be loaded"),
     ],
 )
 def test_models_that_are_not_there(change: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     config = load_nemo_config(BASE, [*world(tmp_path), change.format(tmp_path)])
-    with pytest.raises((DataError, ConfigError), match=message) as found:
+    with pytest.raises(DataError, match=rf"^{message}.*$"):
         check_models(config)
-    assert "\n" not in str(found.value)
 
 
 def test_config_check_says_what_it_did_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = world(tmp_path)
-    check = ["config", "check", str(BASE), *given]
+    check = ["config", "check", str(BASE), *world(tmp_path)]
     assert entry_point(check) == 0
     assert "is not here" not in capsys.readouterr().out
     assert entry_point([*check, f"teacher.model_name={tmp_path}/elsewhere"]) == 0
     assert "its layout and lengths are checked at the start" in capsys.readouterr().out
-
-
-def saved_batch(folder: Path, *, tokens: int = 6, largest: int = 97) -> Path:
-    """One response of all but the first token."""
-    mask = torch.ones(1, tokens, dtype=torch.bool)
-    mask[0, 0] = False
-    ids = torch.full((1, tokens), 5)
-    ids[0, -1] = largest
-    tensors = {
-        "task_reward": torch.ones(1), "group": torch.zeros(1, dtype=torch.long), "mask": mask,
-        "old_logp": torch.zeros(1, tokens), "token_ids": ids,
-    }  # fmt: skip
-    save_batch(folder / "batch.safetensors", tensors, method="uecr", settings={"alpha": 1.0}, step=1)
-    return folder / "batch.safetensors"
-
-
-def score_alone(folder: Path, batch: Path, *changes: str) -> int:
-    """The command; the model's sizes and keys of `world`."""
-    command = ["teacher", "score", str(BASE), "--batch", str(batch)]
-    return entry_point([*command, "--out", str(folder / "scored.safetensors"), *world(folder), *changes])
 
 
 @pytest.mark.parametrize(
@@ -120,41 +101,31 @@ def score_alone(folder: Path, batch: Path, *changes: str) -> int:
         (["teacher.parallel.pipeline=8"], 6, 97, "teacher.parallel.pipeline: got 8, expected a divisor of the model's"),
         ([], 4097, 97, "has 4097 tokens, but the teacher was made for 4096 positions"),
         ([], 6, 98, "the batch has token id 98; expected ids below student.vocabulary=98"),
+        (["method.name=grpo", "teacher.model_name=null"], 6, 97, "method.name: grpo reads no teacher"),
     ],
 )  # fmt: skip
 def test_a_teacher_alone_that_cannot_work_is_refused(
     changes: list[str], tokens: int, largest: int, message: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    """A batch of one response of all but the first token; nothing is written."""
     pytest.importorskip("transformers")
     monkeypatch.setattr(upstream, "check", lambda: "0.7.0")
-    batch = saved_batch(tmp_path, tokens=tokens, largest=largest)
-    assert score_alone(tmp_path, batch, *changes) == 2
+    mask, ids = torch.ones(1, tokens, dtype=torch.bool), torch.full((1, tokens), 5)
+    mask[0, 0], ids[0, -1] = False, largest
+    tensors = {
+        "task_reward": torch.ones(1), "group": torch.zeros(1, dtype=torch.long), "mask": mask,
+        "old_logp": torch.zeros(1, tokens), "token_ids": ids,
+    }  # fmt: skip
+    batch, out = tmp_path / "batch.safetensors", tmp_path / "scored.safetensors"
+    save_batch(batch, tensors, method="uecr", settings={"alpha": 1.0}, step=1)
+    command = ["teacher", "score", str(BASE), "--batch", str(batch), "--out"]
+    assert entry_point([*command, str(out), *world(tmp_path), *changes]) == 2
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert message in said
-    assert not (tmp_path / "scored.safetensors").exists()
-
-
-def test_a_batch_without_prompts_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The local back end saves responses alone: the teacher would score them out of nowhere."""
-    monkeypatch.setattr(upstream, "check", lambda: pytest.fail("NeMo-RL was looked for"))
-    path = saved_batch(tmp_path)
-    tensors = load_batch(path).tensors
-    tensors["mask"][:] = True
-    save_batch(path, tensors, method="uecr", settings={}, step=1)
-    assert score_alone(tmp_path, path) == 2
-    assert "the batch has no tokens of prompts" in capsys.readouterr().err
-
-
-def test_the_batch_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    batch = saved_batch(tmp_path)
-    before = batch.read_bytes()
-    words = ["--batch", str(batch), "--out", str(batch)]
-    assert entry_point(["teacher", "score", str(BASE), *words, *world(tmp_path)]) == 2
+    assert not out.exists()
+    assert entry_point([*command, str(batch), *FITS, *changes]) == 2
     assert "batch.safetensors is the input itself and would be lost" in capsys.readouterr().err
-    assert batch.read_bytes() == before
 
 
 def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
@@ -162,25 +133,23 @@ def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from nemo_uecr.study.task import build_tokenizer
 
-    given = world(tmp_path)
     sums = {place: "1+1" * (40 if place in (3, 70) else 1) for place in range(128)}
     rows = [{"id": f"p{place}", "question": text, "final_answer": "2", "difficulty": 6} for place, text in sums.items()]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = build_tokenizer()
-    changes = [*given, "data.prompt_template={question}", "data.max_prompt_tokens=100"]
-    config = load_nemo_config(BASE, changes)
+    changes = [*world(tmp_path), "data.prompt_template={question}", "data.max_prompt_tokens=100"]
+    write_rows(tmp_path / "p.jsonl", rows)
     with pytest.raises(DataError, match=r"^2 of 128 prompts .* is problem 'p3' with 1\d\d\. Raise the limit"):
-        long_prompts(config, tokenizer)
-    dropping = [*changes, "data.long_prompts=drop"]
-    assert long_prompts(load_nemo_config(BASE, dropping), tokenizer) == [3, 70]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:127]))
+        long_prompts(load_nemo_config(BASE, changes), tokenizer)
+    dropping = load_nemo_config(BASE, [*changes, "data.long_prompts=drop"])
+    assert long_prompts(dropping, tokenizer) == [3, 70]
+    write_rows(tmp_path / "p.jsonl", rows[:127])
     with pytest.raises(DataError, match="125 problems are left to train on"):
-        long_prompts(load_nemo_config(BASE, dropping), tokenizer)
+        long_prompts(dropping, tokenizer)
 
 
 def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> None:
     rows = [{"question": f"q{place}", "final_answer": 1, "difficulty": place % 10} for place in range(50)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "p.jsonl", rows)
     data = load_nemo_config(BASE, [*GRPO, f"data.train={tmp_path}/p.jsonl"]).data
     kept = chosen_problems(data, 0)
     assert [problem.question for problem in kept] == [f"q{place}" for place in range(50) if place % 10 in (5, 6, 7)]
@@ -188,17 +157,6 @@ def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> No
     drawn = [chosen_problems(few, seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert all(problem in kept for problem in drawn[0])
-
-
-def test_tokenizers_are_compared_id_by_id() -> None:
-    def tokenizer(**vocabulary: int) -> Any:
-        return SimpleNamespace(get_vocab=lambda: vocabulary)
-
-    check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(b=1, a=0))
-    with pytest.raises(DataError, match="token id 1 is 'b' for the student and 'c' for the teacher"):
-        check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(a=0, c=1))
-    with pytest.raises(DataError, match="token id 2 is None for the student"):
-        check_same_tokenizer(tokenizer(a=0, b=1), tokenizer(a=0, b=1, c=2))
 
 
 def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

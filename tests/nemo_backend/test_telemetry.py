@@ -42,15 +42,11 @@ def step(problems: list[int], grouping: str = "paper") -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("grouping", ["paper", "nemo_rl"])
-def test_one_prompt_in_every_place_is_found(grouping: str) -> None:
+def test_a_lost_response_or_one_prompt_in_every_place_is_found(grouping: str) -> None:
+    """Eight responses to each problem but two, which have nine and seven."""
     check_facts(*step(DIFFERENT, grouping))
     with pytest.raises(BatchFactsError, match="1 different problems; expected 4"):
         check_facts(*step([5] * ROWS, grouping))
-
-
-@pytest.mark.parametrize("grouping", ["paper", "nemo_rl"])
-def test_a_lost_response_is_found(grouping: str) -> None:
-    """Eight responses to each problem but two, which have nine and seven."""
     problems = list(DIFFERENT)
     problems[GROUP] = 0
     with pytest.raises(BatchFactsError, match=r"9 responses to one problem; expected 8|5 prompt groups; expected 4"):

@@ -62,34 +62,30 @@ def test_every_configuration_has_what_its_method_needs(name: str) -> None:
     assert context.student_request.temperatures == (0.7, 1.0)
 
 
-def test_an_added_method_hands_its_own_parameters_over() -> None:
-    config = configuration("method.name=rlsd", "method.parameters.mix=0.25")
-    assert StepContext(config, None, completed_steps=0).settings.parameters == {"mix": 0.25, "bound": 0.2}
-
-
 def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:
-    first, second = (StepContext(configuration(), None, completed_steps=step).settings for step in (0, 1))
+    config = configuration("method.name=rlsd", "method.parameters.mix=0.25")
+    first, second = (StepContext(config, None, completed_steps=step).settings for step in (0, 1))
     assert (first.step, second.step) == (0, 1)
     assert first.seed != second.seed
+    assert first.parameters == {"mix": 0.25, "bound": 0.2}
 
 
-def test_a_dedicated_teacher_leaves_the_other_gpus() -> None:
-    cluster = master_config(configuration("teacher.dedicated_gpus=1"))["cluster"]
-    assert (cluster["num_nodes"], cluster["gpus_per_node"]) == (1, 7)
-    cluster = master_config(configuration("teacher.dedicated_gpus=8", "cluster.nodes=2"))["cluster"]
-    assert (cluster["num_nodes"], cluster["gpus_per_node"]) == (1, 8)
+@pytest.mark.parametrize(
+    ("changes", "gpus"), [(["teacher.dedicated_gpus=1"], 7), (["teacher.dedicated_gpus=8", "cluster.nodes=2"], 8)]
+)
+def test_a_dedicated_teacher_leaves_the_other_gpus(changes: list[str], gpus: int) -> None:
+    cluster = master_config(configuration(*changes))["cluster"]
+    assert (cluster["num_nodes"], cluster["gpus_per_node"]) == (1, gpus)
 
 
-def test_sequences_divide_for_student_and_teacher() -> None:
-    """Student TP2 with sequence parallel needs 2; a teacher with CP2 needs 4; both: 4."""
-    config = configuration("student.parallel.tensor=2", "student.parallel.sequence=true", "teacher.parallel.context=2")
-    assert master_config(config)["policy"]["make_sequence_length_divisible_by"] == 4
-
-
-def test_the_engine_has_room_for_the_longest_evaluated_response() -> None:
-    long = configuration("evaluation.max_tokens=30000", "evaluation.benchmarks.easy=easy.jsonl")
-    generation = master_config(long)["policy"]["generation"]
-    assert (generation["vllm_cfg"]["max_model_len"], generation["max_new_tokens"]) == (2048 + 30000, 16384)
+def test_lengths_fit_student_teacher_and_evaluation() -> None:
+    """Student TP2 with sequence parallel needs a multiple of 2, a teacher with CP2 of 4; evaluation is longer."""
+    layout = ["student.parallel.tensor=2", "student.parallel.sequence=true", "teacher.parallel.context=2"]
+    long = ["evaluation.max_tokens=30000", "evaluation.benchmarks.easy=easy.jsonl"]
+    policy = master_config(configuration(*layout, *long))["policy"]
+    assert policy["make_sequence_length_divisible_by"] == 4
+    assert policy["generation"]["vllm_cfg"]["max_model_len"] == 2048 + 30000
+    assert policy["generation"]["max_new_tokens"] == 16384
 
 
 def test_the_teacher_is_the_raw_model_in_its_own_layout() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nemo_uecr.evaluation.engines import Decoding, Request
-from nemo_uecr.nemo.evaluation import WorkersEngine
+from nemo_uecr.nemo.evaluation import answers_of
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
 from nemo_uecr.nemo.upstream import WorkerError
 from tests.nemo_backend.local_ray import local_ray
@@ -24,8 +24,6 @@ ENVIRONMENT = {
 }  # fmt: skip
 TEMPERATURE = 0.7
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
-
-
 VOCABULARY = 512
 
 
@@ -60,21 +58,16 @@ def test_generated_log_probabilities_are_the_scored_ones(tmp_path: Path, monkeyp
     found = engine.generate(requests, sampling, use_tqdm=False)
     rows = [(prompt, answer) for prompt, request in zip(PROMPTS, found, strict=True) for answer in request.outputs]
 
-    width = max(len(prompt) + len(answer.token_ids) for prompt, answer in rows)
-    ids, generated = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width)
-    mask, lengths = torch.zeros(len(rows), width, dtype=torch.bool), torch.zeros(len(rows), dtype=torch.long)
-    for row, (prompt, answer) in enumerate(rows):
-        tokens = [*prompt, *answer.token_ids]
-        ids[row, : len(tokens)], lengths[row] = torch.tensor(tokens), len(tokens)
-        mask[row, len(prompt) : len(tokens)] = True
-        values = [step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs, strict=True)]
-        generated[row, len(prompt) : len(tokens)] = torch.tensor(values)
-    with torch.no_grad():
-        logits = model(input_ids=ids).logits
     request = ScoreRequest((TEMPERATURE,), False, VOCABULARY, 32)
-    scored = score_columns(logits, MicroBatch(ids, lengths, None), request, ModelParallel(None, None))["logp_0"]
-    assert int(mask.sum()) == len(rows) * 12
-    torch.testing.assert_close(scored[mask], generated[mask], atol=1e-5, rtol=0)
+    for prompt, answer in rows:
+        ids = torch.tensor([[*prompt, *answer.token_ids]])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits
+        micro = MicroBatch(ids, torch.tensor([ids.shape[1]]), None)
+        scored = score_columns(logits, micro, request, ModelParallel(None, None))["logp_0"][0, len(prompt) :]
+        values = [step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs, strict=True)]
+        torch.testing.assert_close(scored, torch.tensor(values), atol=1e-5, rtol=0)
+        assert len(values) == 12
 
 
 DRAWN = Decoding(temperature=0.9, top_p=0.95, top_k=20, max_tokens=8)
@@ -107,12 +100,13 @@ def test_two_workers_answer_as_one_engine_does(tmp_path: Path, monkeypatch: pyte
     with local_ray(ENVIRONMENT):
         actors = make_workers(str(tmp_path))
         requests = [Request((3, 1 + row, 4), seed=100 + row) for row in range(5)]
-        both = WorkersEngine([("vllm-0", actors[0]), ("vllm-1", actors[1])], END, seconds=300)
-        first, again = both.generate(requests, DRAWN), both.generate(requests, DRAWN)
-        alone = WorkersEngine([("vllm-0", actors[0])], END, seconds=300).generate(requests, DRAWN)
+        both = [("vllm-0", actors[0]), ("vllm-1", actors[1])]
+        first, again, alone = (
+            answers_of(workers, requests, DRAWN, END, seconds=300) for workers in (both, both, both[:1])
+        )
         assert first == again == alone
         assert len({answer.token_ids for answer in first}) == 5
         assert all(answer.truncated == (answer.token_ids[-1] not in END) for answer in first)
         ray.kill(actors[1])
         with pytest.raises(WorkerError, match="generate for evaluation: worker vllm-1 died"):
-            both.generate(requests, DRAWN)
+            answers_of(both, requests, DRAWN, END, seconds=300)

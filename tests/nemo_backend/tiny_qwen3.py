@@ -1,4 +1,4 @@
-"""A tiny Qwen3 twice: from transformers, whole, and from megatron-core, this rank's part of the same weights."""
+"""A tiny Qwen3 twice: from transformers, whole, and from megatron-core, this rank's part of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED = 48, 32, 2, 4, 2, 16, 40
+VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED, ROPE = 48, 32, 2, 4, 2, 16, 40, 1_000_000
+
+
+def hf_config(*, tied: bool) -> dict[str, Any]:
+    """The architecture in the words of a Hugging Face config.json."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD,
+        "intermediate_size": FEED, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "attention_bias": False, "tie_word_embeddings": tied, "rope_theta": float(ROPE), "torch_dtype": "float32",
+        "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
 
 
 def whole_model() -> Any:
@@ -16,16 +27,22 @@ def whole_model() -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, head_dim=HEAD, intermediate_size=FEED, max_position_embeddings=128,
-        rms_norm_eps=1e-6, tie_word_embeddings=False, rope_theta=1e4, attn_implementation="eager",
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(config).float().eval()
+    model = Qwen3ForCausalLM(Qwen3Config(**hf_config(tied=False), attn_implementation="eager")).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+def start(tensor: int, pipeline: int) -> None:
+    """Megatron on CPU in this rank's process."""
+    from tests.nemo_backend.cpu import allow_cpu
+
+    allow_cpu()
+    from megatron.core import parallel_state, tensor_parallel
+
+    parallel_state.initialize_model_parallel(tensor, pipeline)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
 
 
 class PackedAttention(torch.nn.Module):
@@ -55,8 +72,10 @@ class PackedAttention(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
 
 
-def parallel_model(tensor: int, pipeline: int, *, padded_vocabulary: int = VOCABULARY, sequence: bool = False) -> Any:
-    """This rank's part, without optimizer and without a data-parallel wrapper: how a teacher is built."""
+def make_model(
+    tensor: int, pipeline: int, *, tied: bool = False, padded: int = VOCABULARY, sequence: bool = False
+) -> Any:
+    """This rank's part, initialised by Megatron itself, without optimizer and without a data-parallel wrapper."""
     from megatron.core import parallel_state as state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -66,32 +85,29 @@ def parallel_model(tensor: int, pipeline: int, *, padded_vocabulary: int = VOCAB
         num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=KV_HEADS,
         kv_channels=HEAD, ffn_hidden_size=FEED, normalization="RMSNorm", layernorm_epsilon=1e-6,
         gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
-        add_qkv_bias=False, qk_layernorm=True, hidden_dropout=0.0, attention_dropout=0.0,
-        use_cpu_initialization=True, perform_initialization=False, tensor_model_parallel_size=tensor,
-        sequence_parallel=sequence,
+        add_qkv_bias=False, qk_layernorm=True, hidden_dropout=0.0, attention_dropout=0.0, init_method_std=0.2,
+        use_cpu_initialization=True, tensor_model_parallel_size=tensor, sequence_parallel=sequence,
         pipeline_model_parallel_size=pipeline, pipeline_dtype=torch.float32, params_dtype=torch.float32,
         bias_activation_fusion=False, masked_softmax_fusion=False, bias_dropout_fusion=False,
         apply_rope_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
         batch_p2p_comm=True, batch_p2p_sync=False, variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",
+        moe_token_dispatcher_type="alltoall", attention_softmax_in_fp32=True,
     )  # fmt: skip
     spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
-    model = GPTModel(
-        config=config, transformer_layer_spec=spec, vocab_size=padded_vocabulary, max_sequence_length=128,
+    return GPTModel(
+        config=config, transformer_layer_spec=spec, vocab_size=padded, max_sequence_length=128,
         pre_process=state.is_pipeline_first_stage(), post_process=state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=False, position_embedding_type="rope", rotary_base=10000,
+        share_embeddings_and_output_weights=tied, position_embedding_type="rope", rotary_base=ROPE,
         parallel_output=True,
     )  # fmt: skip
-    _load(model, whole_model().state_dict(), tensor, pipeline, padded_vocabulary)
-    return model.eval()
 
 
-def _load(  # noqa: C901 - one branch a parameter
-    model: Any, whole: dict[str, Tensor], tensor: int, pipeline: int, padded_vocabulary: int
-) -> None:
+def parallel_model(tensor: int, pipeline: int, *, padded: int = VOCABULARY, sequence: bool = False) -> Any:
+    """This rank's part of the reference."""
     from megatron.core import parallel_state as state
 
+    model, whole = make_model(tensor, pipeline, padded=padded, sequence=sequence), whole_model().state_dict()
     rank = state.get_tensor_model_parallel_rank()
     first = state.get_pipeline_model_parallel_rank() * (LAYERS // pipeline)
 
@@ -99,40 +115,32 @@ def _load(  # noqa: C901 - one branch a parameter
         return value.chunk(tensor, dim)[rank]
 
     def vocabulary(value: Tensor) -> Tensor:
-        extra = torch.full((padded_vocabulary - VOCABULARY, HIDDEN), 0.5)
-        return part(torch.cat((value, extra)), 0)
+        return part(torch.cat((value, torch.full((padded - VOCABULARY, HIDDEN), 0.5))), 0)
 
-    def of_layer(name: str) -> Tensor:
-        _, _, index, *rest = name.split(".")
-        old, kind = f"model.layers.{int(index) + first}.", ".".join(rest)
-        if kind == "self_attention.linear_qkv.weight":
-            q, k, v = (whole[f"{old}self_attn.{x}_proj.weight"] for x in "qkv")
-            groups = (q.view(KV_HEADS, -1, HIDDEN), k.view(KV_HEADS, HEAD, HIDDEN), v.view(KV_HEADS, HEAD, HIDDEN))
-            return part(torch.cat(groups, 1).reshape(-1, HIDDEN), 0)
-        if kind == "mlp.linear_fc1.weight":
-            gate, up = (part(whole[f"{old}mlp.{x}_proj.weight"], 0) for x in ("gate", "up"))
-            return torch.cat((gate, up))
-        if kind == "self_attention.linear_proj.weight":
-            return part(whole[f"{old}self_attn.o_proj.weight"], 1)
-        if kind == "mlp.linear_fc2.weight":
-            return part(whole[f"{old}mlp.down_proj.weight"], 1)
-        return whole[old + NORMS[kind]]
-
+    found = {
+        "embedding.word_embeddings.weight": vocabulary(whole["model.embed_tokens.weight"]),
+        "output_layer.weight": vocabulary(whole["lm_head.weight"]),
+        "decoder.final_layernorm.weight": whole["model.norm.weight"],
+    }
+    for layer in range(LAYERS // pipeline):
+        new, old = f"decoder.layers.{layer}.", f"model.layers.{first + layer}."
+        q, k, v = (whole[f"{old}self_attn.{x}_proj.weight"] for x in "qkv")
+        groups = (q.view(KV_HEADS, -1, HIDDEN), k.view(KV_HEADS, HEAD, HIDDEN), v.view(KV_HEADS, HEAD, HIDDEN))
+        gate, up = (part(whole[f"{old}mlp.{x}_proj.weight"], 0) for x in ("gate", "up"))
+        found |= {
+            f"{new}self_attention.linear_qkv.weight": part(torch.cat(groups, 1).reshape(-1, HIDDEN), 0),
+            f"{new}self_attention.linear_proj.weight": part(whole[f"{old}self_attn.o_proj.weight"], 1),
+            f"{new}mlp.linear_fc1.weight": torch.cat((gate, up)),
+            f"{new}mlp.linear_fc2.weight": part(whole[f"{old}mlp.down_proj.weight"], 1),
+            **{f"{new}{name}.weight": whole[f"{old}{theirs}.weight"] for name, theirs in NORMS.items()},
+        }
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name == "embedding.word_embeddings.weight":
-                parameter.copy_(vocabulary(whole["model.embed_tokens.weight"]))
-            elif name == "output_layer.weight":
-                parameter.copy_(vocabulary(whole["lm_head.weight"]))
-            elif name == "decoder.final_layernorm.weight":
-                parameter.copy_(whole["model.norm.weight"])
-            else:
-                parameter.copy_(of_layer(name))
+            parameter.copy_(found[name])
+    return model.eval()
 
 
 NORMS = {
-    "input_layernorm.weight": "input_layernorm.weight",
-    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
-    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
-    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
-}
+    "input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm",
+    "self_attention.q_layernorm": "self_attn.q_norm", "self_attention.k_layernorm": "self_attn.k_norm",
+}  # fmt: skip

@@ -24,20 +24,17 @@ def token_ids() -> Tensor:
 
 def scored(rank: int, *, tensor: int, pipeline: int, sequence: bool) -> dict[str, Tensor]:
     """Both forms of scoring inside one forward-only run of Megatron's schedule; [3, N] by form, on the last stage."""
-    from tests.nemo_backend.cpu import allow_cpu
+    from tests.nemo_backend.tiny_qwen3 import HIDDEN, VOCABULARY, parallel_model, start
 
-    allow_cpu()
+    start(tensor, pipeline)
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
     from nemo_uecr.scoring.dense import score_logits
     from nemo_uecr.scoring.fused_linear import score_hidden
     from nemo_uecr.scoring.records import VocabShard
-    from tests.nemo_backend.tiny_qwen3 import HIDDEN, VOCABULARY, parallel_model
 
-    parallel_state.initialize_model_parallel(tensor, pipeline)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    model = parallel_model(tensor, pipeline, padded_vocabulary=PADDED_VOCABULARY, sequence=sequence)
+    model = parallel_model(tensor, pipeline, padded=PADDED_VOCABULARY, sequence=sequence)
     group = parallel_state.get_tensor_model_parallel_group()
     captured: list[Tensor] = []
     if model.post_process:
