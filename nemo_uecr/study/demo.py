@@ -28,75 +28,52 @@ SCHEME = "demo:"
 SEED = 0
 MODELS = ("student", "teacher")
 BENCH = tuple(f"bench/level{level}" for level in LEVELS)
+PARTS = (*MODELS, "train", *BENCH)
 #: A change in one of these files can change what is made, so it makes a new folder.
 SOURCES = ("demo.py", "models.py", "task.py")
 
+
+def _model(hidden_size: int, heads: int, *, steps: int, skip_rate: float, tokens_per_batch: int) -> ModelConfig:
+    course = CourseConfig(
+        steps=steps, adam_learning_rate=3e-3, muon_learning_rate=0.02, skip_rate=skip_rate, error_rate=0.0,
+        tokens_per_batch=tokens_per_batch,
+    )  # fmt: skip
+    return ModelConfig(
+        hidden_size=hidden_size, intermediate_size=192, layers=3, heads=heads, key_value_heads=2, head_dim=32,
+        course=course,
+    )  # fmt: skip
+
+
 #: The student's demonstrator often skips steps, but never writes a wrong line; the teacher's writes every step.
 RECIPE = RecipeConfig(
-    student=ModelConfig(
-        hidden_size=64,
-        intermediate_size=192,
-        layers=3,
-        heads=2,
-        key_value_heads=2,
-        head_dim=32,
-        course=CourseConfig(
-            steps=700,
-            adam_learning_rate=3e-3,
-            muon_learning_rate=0.02,
-            skip_rate=0.35,
-            error_rate=0.0,
-            tokens_per_batch=2400,
-        ),
-    ),
-    teacher=ModelConfig(
-        hidden_size=128,
-        intermediate_size=192,
-        layers=3,
-        heads=4,
-        key_value_heads=2,
-        head_dim=32,
-        course=CourseConfig(
-            steps=760,
-            adam_learning_rate=3e-3,
-            muon_learning_rate=0.02,
-            skip_rate=0.0,
-            error_rate=0.0,
-            tokens_per_batch=1200,
-        ),
-    ),
+    student=_model(64, 2, steps=700, skip_rate=0.35, tokens_per_batch=2400),
+    teacher=_model(128, 4, steps=760, skip_rate=0.0, tokens_per_batch=1200),
     train_problems=4096,
     bench_problems=20,
 )
 
 
 def ensure_demo(root: Path, recipe: RecipeConfig, *, seed: int) -> Path:
-    """The demo's folder, prepared first when it is missing.
-
-    Two processes that ask at once prepare once: the second waits.
-
-    Args:
-        root: folder of the caches.
-        recipe: what to make.
-        seed: of the problems and of both models.
+    """The demo's folder among the caches, prepared first when it is missing; a second process waits for the first.
 
     Raises:
         RunFolderError: the folder cannot be written, or a worker process died.
     """
     folder = demo_folder(root, recipe, seed=seed)
-    if not folder.is_dir():
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            with FileLock(root / f".{folder.name}.lock"):
-                if not folder.is_dir():
-                    logger.info("demo: preparing problems, student and teacher in %s (once; about a minute)", folder)
-                    with new_folder(folder) as staging:
-                        _prepare(staging, recipe, seed)
-        except OSError as error:
-            raise RunFolderError(
-                f"{folder}: cannot prepare the demo ({error.strerror or error}); "
-                "free space there, or set NEMO_UECR_CACHE to a folder that can be written"
-            ) from error
+    if folder.is_dir():
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f".{folder.name}.lock"):
+            if not folder.is_dir():
+                logger.info("demo: preparing problems, student and teacher in %s (once; about a minute)", folder)
+                with new_folder(folder) as staging:
+                    _prepare(staging, recipe, seed)
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder}: cannot prepare the demo ({error.strerror or error}); "
+            "free space there, or set NEMO_UECR_CACHE to a folder that can be written"
+        ) from error
     return folder
 
 
@@ -110,39 +87,30 @@ def demo_folder(root: Path, recipe: RecipeConfig, *, seed: int) -> Path:
 
 def cache_root() -> Path:
     """The folder of the caches: `$NEMO_UECR_CACHE`, else `nemo_uecr` in the user's cache folder."""
-    if chosen := os.environ.get("NEMO_UECR_CACHE"):
-        return Path(chosen).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "nemo_uecr"
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("NEMO_UECR_CACHE") or f"{home}/nemo_uecr").expanduser()
 
 
 def resolve(name: str) -> str:
-    """The path that a `demo:` name stands for, preparing the demo when it is missing.
-
-    `demo:student`, `demo:teacher`, `demo:train` and `demo:bench/level1` to `demo:bench/level5` are known; a text
-    without the prefix comes back unchanged.
+    """The path that a `demo:` name stands for, preparing the demo when it is missing; any other text as it is.
 
     Raises:
         DataError: a `demo:` name that does not exist.
     """
-    if not name.startswith(SCHEME):
-        return name
-    known = [f"{SCHEME}{part}" for part in (*MODELS, "train", *BENCH)]
-    if name not in known:
-        raise DataError(f"{name}: no such part of the demo; expected one of {', '.join(known)}")
-    return _part(ensure_demo(cache_root(), RECIPE, seed=SEED), name)
+    if name.startswith(SCHEME):
+        if name.removeprefix(SCHEME) not in PARTS:
+            known = ", ".join(f"{SCHEME}{part}" for part in PARTS)
+            raise DataError(f"{name}: no such part of the demo; expected one of {known}")
+        ensure_demo(cache_root(), RECIPE, seed=SEED)
+    return locate(name)
 
 
 def locate(name: str) -> str:
     """Like `resolve`, but the demo is never prepared: the path may lead nowhere."""
     if not name.startswith(SCHEME):
         return name
-    return _part(demo_folder(cache_root(), RECIPE, seed=SEED), name)
-
-
-def _part(folder: Path, name: str) -> str:
     part = name.removeprefix(SCHEME)
-    return str(folder / (part if part in MODELS else f"{part}.jsonl"))
+    return str(demo_folder(cache_root(), RECIPE, seed=SEED) / (part if part in MODELS else f"{part}.jsonl"))
 
 
 def _prepare(folder: Path, recipe: RecipeConfig, seed: int) -> None:

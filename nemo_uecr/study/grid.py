@@ -26,25 +26,15 @@ PLACE = OWN[:6]
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        arm: line of the tables.
-        variant: named set of overrides.
-        pair: number of the student, which is also the seed of the run.
-        learning_rate: what the optimizer uses.
-        overrides: everything that differs from the shared configuration.
-        folder: run folder.
-        selection: whether it chooses a learning rate; otherwise it is one of the tables.
-    """
-
-    arm: str
-    variant: str
-    pair: int
+    arm: str  # line of the tables
+    variant: str  # named set of overrides
+    pair: int  # number of the student, which is also the seed of the run
     learning_rate: float
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...]  # everything that differs from the shared configuration
     folder: Path
-    selection: bool
+    selection: bool  # whether it chooses a learning rate; otherwise it is one of the tables
 
 
 # Problems and models
@@ -102,9 +92,7 @@ def selection_cells(study: StudyConfig) -> list[Cell]:
 def table_cells(study: StudyConfig, rates: Mapping[tuple[str, str], float]) -> list[Cell]:
     """Runs behind the tables, by stage; within one pairs come first, so that an unfinished study is balanced over arms.
 
-    Args:
-        study: the study.
-        rates: learning rate by (variant, arm) for every arm with a choice of its own.
+    `rates` has the learning rate by (variant, arm) of every arm with a choice of its own.
     """
     return [
         _cell(study, name, variant, pair, rates[variant, arm.learning_rate_of or name], selection=False)
@@ -144,12 +132,9 @@ def check_overrides(study: StudyConfig) -> None:
     Raises:
         ConfigError: an override is faulty, or says what the study says itself.
     """
-    stated = {
-        "overrides": study.overrides,
-        "selection.overrides": study.selection.overrides,
-        **{f"variants.{name}": texts for name, texts in study.variants.items()},
-        **{f"arms.{name}.overrides": arm.overrides for name, arm in study.arms.items()},
-    }
+    stated = {"overrides": study.overrides, "selection.overrides": study.selection.overrides}
+    stated |= {f"variants.{name}": texts for name, texts in study.variants.items()}
+    stated |= {f"arms.{name}.overrides": arm.overrides for name, arm in study.arms.items()}
     for where, text in ((where, text) for where, texts in stated.items() for text in texts):
         for key in override_layer(text, Config).origins:  # student=null takes away what stands below it
             own = next((own for own in OWN if f"{own}.".startswith(f"{key}.") or key.startswith(f"{own}.")), None)

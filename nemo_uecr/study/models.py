@@ -13,17 +13,16 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from nemo_uecr.data.models import save_pretrained
+from nemo_uecr.data.models import chat_ids, save_pretrained
 from nemo_uecr.files import new_folder
+from nemo_uecr.study.schema import CourseConfig, ModelConfig
 from nemo_uecr.study.task import LEVELS, build_tokenizer, read_questions, sample_unseen, worked_solution
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
-
-    from nemo_uecr.study.schema import CourseConfig, ModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +41,8 @@ ITERATIONS = 5
 SMALLEST_NORM = 1e-7
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Token ids `ids_BT` padded on the right, and `response_BT`, true on the solution and its end token."""
+class Batch(NamedTuple):
+    """Token ids padded on the right, and which of them are the solution and its end token."""
 
     ids_BT: torch.Tensor
     response_BT: torch.Tensor
@@ -52,29 +50,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class ModelJob:
-    """One model to teach, in a process of its own.
+    """One model to teach, in a process of its own."""
 
-    Attributes:
-        folder: where it goes.
-        config: its sizes and courses.
-        weights_seed: of the random weights that it begins with.
-        rng: draws the demonstrations.
-        held_out: files of questions that it must not see.
-    """
-
-    folder: Path
+    folder: Path  # where it goes
     config: ModelConfig
-    weights_seed: int
-    rng: random.Random
-    held_out: tuple[Path, ...]
+    weights_seed: int  # of the random weights that it begins with
+    rng: random.Random  # draws the demonstrations
+    held_out: tuple[Path, ...]  # files of questions that it must not see
 
 
 def teach_model(job: ModelJob) -> float:
-    """Teach one model on one thread and save it with its tokenizer, whole or not at all.
-
-    Returns:
-        The last loss, in nats a token.
-    """
+    """Teach one model on one thread and save it with its tokenizer, whole or not at all; its last loss in nats."""
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -124,38 +110,22 @@ def demonstrations(
     tokenizer: PreTrainedTokenizerFast, course: CourseConfig, rng: random.Random, held_out: Set[str]
 ) -> Iterator[Batch]:
     """Endless batches of fresh problems, of one level each and none of `held_out`, with the course's solutions."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
     while True:
         level = rng.choice(LEVELS)
-        rows: list[tuple[list[int], list[int]]] = []
-        tokens = 0
-        while tokens < course.tokens_per_batch:
+        ids: list[torch.Tensor] = []
+        response: list[torch.Tensor] = []
+        while sum(map(len, ids)) < course.tokens_per_batch:
             problem = sample_unseen(rng, level, held_out)
             solution = worked_solution(problem, rng, skip_rate=course.skip_rate, error_rate=course.error_rate)
-            rows.append(_encoded(tokenizer, problem.question, solution))
-            tokens += sum(map(len, rows[-1]))
-        yield _padded(rows, int(tokenizer.pad_token_id))
-
-
-def _encoded(tokenizer: PreTrainedTokenizerFast, question: str, solution: str) -> tuple[list[int], list[int]]:
-    """Token ids of the non-thinking prompt, and of the solution with its end token."""
-    messages = [{"role": "user", "content": question}]
-    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    solution_ids = tokenizer(solution, add_special_tokens=False)["input_ids"]
-    return prompt_ids, [*solution_ids, tokenizer.eos_token_id]
-
-
-def _padded(rows: list[tuple[list[int], list[int]]], pad: int) -> Batch:
-    import torch
-
-    width = max(len(prompt) + len(response) for prompt, response in rows)
-    ids_BT = torch.full((len(rows), width), pad)
-    response_BT = torch.zeros((len(rows), width), dtype=torch.bool)
-    for row, (prompt, response) in enumerate(rows):
-        end = len(prompt) + len(response)
-        ids_BT[row, :end] = torch.tensor(prompt + response)
-        response_BT[row, len(prompt) : end] = True
-    return Batch(ids_BT, response_BT)
+            prompt = chat_ids(tokenizer, problem.question, system=None, thinking=False)
+            written = [*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            ids.append(torch.tensor(prompt + written))
+            response.append(torch.tensor([False] * len(prompt) + [True] * len(written)))
+        padded_BT = pad_sequence(ids, batch_first=True, padding_value=int(tokenizer.pad_token_id))
+        yield Batch(padded_BT, pad_sequence(response, batch_first=True))
 
 
 def train_supervised(model: Qwen3ForCausalLM, batches: Iterator[Batch], course: CourseConfig) -> Iterator[float]:

@@ -23,35 +23,20 @@ LEAST_PAIRS = 2
 
 @dataclass(frozen=True)
 class RunResult:
-    """One finished run.
-
-    Attributes:
-        cell: which run.
-        initial: average of the sets before training.
-        final: average of the sets after the last step.
-        initial_sets: before training, by set.
-        sets: after the last step, by set.
-        curve: (step, average) of every evaluation.
-        degenerate_start: share of groups with equal task rewards in the first step.
-        degenerate: the same, mean over all steps.
-        seconds: mean seconds of each phase of a step.
-        step_seconds: mean seconds of a step without evaluation and saving.
-        rewards: mean task reward of the batch by training step, from the first.
-        samples: responses a problem of the evaluations, k of avg@k.
-    """
+    """One finished run; averages are over the held-out sets, "initial" before training, "final" after the last step."""
 
     cell: Cell
     initial: float
     final: float
     initial_sets: dict[str, float]
-    sets: dict[str, float]
-    curve: tuple[tuple[int, float], ...]
-    degenerate_start: float
-    degenerate: float
-    seconds: dict[str, float]
-    step_seconds: float
-    rewards: tuple[float, ...]
-    samples: int
+    sets: dict[str, float]  # after the last step
+    curve: tuple[tuple[int, float], ...]  # (step, average) of every evaluation
+    degenerate_start: float  # share of groups with equal task rewards in the first step
+    degenerate: float  # the same, mean over all steps
+    seconds: dict[str, float]  # of each phase of a step, mean over steps
+    step_seconds: float  # of a step without evaluation and saving
+    rewards: tuple[float, ...]  # mean task reward of the batch by training step, from the first
+    samples: int  # k of avg@k
 
 
 #: arm -> pair -> its run
@@ -64,9 +49,6 @@ def read_results(study: StudyConfig, cells: Iterable[Cell]) -> list[RunResult]:
     The initial student of a pair is the same for all arms, and so is its evaluation, to the last token; where a run
     was told to leave it out (`evaluation.at_start=false`) the one of another run of the pair stands in. A pair whose
     evaluation before training is not there yet is left out.
-
-    Raises:
-        RunFolderError: a folder holds a run of another study file.
     """
     runs = list(finished_runs(study, cells))
     before = {cell.pair: run.evaluations[0] for cell, run in runs if run.evaluations[0]["step"] == 0}
@@ -119,11 +101,7 @@ class Choice:
 
 
 def choose_rates(study: StudyConfig) -> list[Choice]:
-    """The choice for every arm that has one of its own, from the finished runs.
-
-    Raises:
-        RunFolderError: a candidate has fewer finished runs than the study asks for.
-    """
+    """The choice for every arm that has one of its own, from the finished runs."""
     runs = finished_runs(study, selection_cells(study))
     return best_rates(study, {cell: 100.0 * run.evaluations[-1]["average"]["avg"] for cell, run in runs})
 
@@ -163,54 +141,30 @@ def rates_of(choices: Iterable[Choice]) -> dict[tuple[str, str], float]:
 
 @dataclass(frozen=True)
 class Line:
-    """One arm in one comparison.
-
-    Attributes:
-        arm: its name.
-        final: average of the sets after the last step, over the arm's own pairs.
-        initial: the same before training.
-        learning_rate: of its runs.
-        degenerate_start: share of groups with equal task rewards in the first step.
-        degenerate: the same over all steps.
-        common: like ``final``, over the pairs that every arm has; None with fewer than two.
-        sets: after the last step by set, over those pairs.
-        against: reference minus arm; None for the reference itself.
-        p_holm: corrected p-value; None without a test.
-    """
+    """One arm in one comparison."""
 
     arm: str
-    final: Mean
+    final: Mean  # after the last step, over the arm's own pairs
     initial: Mean
     learning_rate: float
-    degenerate_start: float
-    degenerate: float
-    common: Mean | None
-    sets: dict[str, Mean]
-    against: Paired | None
-    p_holm: float | None
+    degenerate_start: float  # share of groups with equal task rewards in the first step
+    degenerate: float  # the same over all steps
+    common: Mean | None  # like `final`, over the pairs that every arm has; None with fewer than two
+    sets: dict[str, Mean]  # after the last step, over those pairs
+    against: Paired | None  # reference minus arm; None for the reference itself
+    p_holm: float | None  # None without a test
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, or a panel of the figure of settings, in one variant.
+    """A table, or a panel of the figure of settings, in one variant."""
 
-    Attributes:
-        name: its key in the study file.
-        title: its heading.
-        variant: where its runs are from.
-        reference: arm that is compared with the others.
-        pairs: those that every arm has; an average over other pairs is one over other students.
-        initial: average of the sets before training over those pairs; None with fewer than two.
-        initial_sets: the same by set.
-        lines: one an arm.
-    """
-
-    name: str
+    name: str  # its key in the study file
     title: str
     variant: str
     reference: str
-    pairs: tuple[int, ...]
-    initial: Mean | None
+    pairs: tuple[int, ...]  # those that every arm has; an average over other pairs is one over other students
+    initial: Mean | None  # before training, over those pairs; None with fewer than two
     initial_sets: dict[str, Mean]
     lines: tuple[Line, ...]
 
@@ -248,11 +202,11 @@ def runs_by_arm(results: Iterable[RunResult], variant: str) -> dict[str, dict[in
     return found
 
 
-def _finished_arms(study: StudyConfig, results: Sequence[RunResult], variant: str, arms: Iterable[str]) -> ByArm:
+def _finished_arms(study: StudyConfig, results: Sequence[RunResult], variant: str, arms: Sequence[str]) -> ByArm:
     """Those of the arms that have pairs enough; none where not all of them run in the variant."""
-    by_arm, arms = runs_by_arm(results, variant), list(arms)
     if any(variant not in study.variants_of(study.arms[arm]) for arm in arms):
         return {}
+    by_arm = runs_by_arm(results, variant)
     return {arm: by_arm[arm] for arm in arms if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
 
 
@@ -283,16 +237,9 @@ def _compared(study: StudyConfig, name: str, title: str, variant: str, reference
         for arm, runs in arms.items()
     ]
     before = common[reference]  # the student of a pair is the same for every arm
-    return Comparison(
-        name=name,
-        title=title,
-        variant=variant,
-        reference=reference,
-        pairs=pairs,
-        initial=_interval(study, [run.initial for run in before]) if pairs else None,
-        initial_sets=_by_set(study, [run.initial_sets for run in before]),
-        lines=tuple(lines),
-    )
+    initial = _interval(study, [run.initial for run in before]) if pairs else None
+    sets = _by_set(study, [run.initial_sets for run in before])
+    return Comparison(name, title, variant, reference, pairs, initial, sets, tuple(lines))
 
 
 def _common_pairs(arms: ByArm) -> tuple[int, ...]:
@@ -312,16 +259,9 @@ def _by_set(study: StudyConfig, found: Sequence[Mapping[str, float]]) -> dict[st
 # Curves and costs
 
 
-def curve(study: StudyConfig, runs: Sequence[RunResult]) -> list[tuple[int, Mean]]:
-    """Mean over runs, at least two, of the average of the sets at every evaluated step."""
-    steps = [step for step, _ in runs[0].curve]
-    return [(step, _interval(study, [dict(run.curve)[step] for run in runs])) for step in steps]
-
-
-def reward_curve(study: StudyConfig, runs: Sequence[RunResult]) -> list[tuple[int, Mean]]:
-    """Mean over runs, at least two, of the task reward of the training batches at every step."""
-    rewards = zip(*(run.rewards for run in runs), strict=True)
-    return [(step, _interval(study, values)) for step, values in enumerate(rewards, start=1)]
+def curve(study: StudyConfig, runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, Mean]]:
+    """Mean over runs, at least two, of a value at every step that they have it at."""
+    return [(points[0][0], _interval(study, [value for _, value in points])) for points in zip(*runs, strict=True)]
 
 
 @dataclass(frozen=True)

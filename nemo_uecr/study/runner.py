@@ -13,20 +13,9 @@ from pathlib import Path
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import new_folder, read_object, replace_file
 from nemo_uecr.stopping import StopRequest
-from nemo_uecr.study.grid import (
-    Cell,
-    every_cell,
-    every_model,
-    finished_run,
-    finished_runs,
-    held_out,
-    model_folder,
-    selection_cells,
-    table_cells,
-    task_folder,
-)
+from nemo_uecr.study import grid, results
+from nemo_uecr.study.grid import Cell
 from nemo_uecr.study.models import TEACHING, ModelJob, teach_model
-from nemo_uecr.study.results import choose_rates, rates_of, read_results, wall_seconds
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.summary import write_summary
 from nemo_uecr.study.task import write_problems
@@ -43,11 +32,11 @@ def forecast(study: StudyConfig) -> list[str]:
 
     hours = (models * seconds of a model + runs * seconds of a run) / processes / 3600
     """
-    cells, folders = every_cell(study), [model_folder(study, name) for name in every_model(study)]
+    cells, folders = grid.every_cell(study), [grid.model_folder(study, name) for name in grid.every_model(study)]
     taught = [read_object(folder / TEACHING)["seconds"] for folder in folders if folder.is_dir()]
-    ran = [wall_seconds(run) for cell in cells if (run := finished_run(cell.folder)) is not None]
+    ran = [results.wall_seconds(run) for cell in cells if (run := grid.finished_run(cell.folder)) is not None]
     models, runs = len(folders) - len(taught), len(cells) - len(ran)
-    selection = sum(cell.selection and finished_run(cell.folder) is None for cell in cells)
+    selection = sum(cell.selection and grid.finished_run(cell.folder) is None for cell in cells)
     model_seconds = sum(taught) / len(taught) if taught else study.expected_model_seconds
     run_seconds = sum(ran) / len(ran) if ran else study.expected_run_seconds
     hours = (models * model_seconds + runs * run_seconds) / study.processes / 3600
@@ -63,38 +52,30 @@ def forecast(study: StudyConfig) -> list[str]:
 def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Report) -> Path:
     """Do what is missing, then write tables and figures; returns the summary's path.
 
-    Args:
-        study: the study.
-        work: trains one cell in a worker process.
-        stop: when it is asked, what is under way saves and ends.
-        report: called with each line of progress.
+    When `stop` is asked, what is under way saves and ends; `report` is called with each line of progress.
 
     Raises:
         RunFolderError: a run failed; what is finished is kept, and the same command continues.
         RunStopped: somebody asked to stop; the same command continues.
     """
     _prepare_task(study, stop, report)
-    _run(study, "selection", selection_cells(study), work, stop, report)
-    _run(study, "tables", table_cells(study, rates_of(choose_rates(study))), work, stop, report)
+    _run(study, "selection", grid.selection_cells(study), work, stop, report)
+    _run(study, "tables", grid.table_cells(study, results.rates_of(results.choose_rates(study))), work, stop, report)
     return summarise(study)
 
 
 def summarise(study: StudyConfig) -> Path:
-    """Tables and figures again from the finished runs, training nothing; returns the summary's path.
-
-    Raises:
-        RunFolderError: the runs that choose the learning rates are not all there.
-    """
-    choices = choose_rates(study)
-    cells = table_cells(study, rates_of(choices))
-    return write_summary(study, choices, cells, read_results(study, cells))
+    """Tables and figures again from the finished runs, training nothing; returns the summary's path."""
+    choices = results.choose_rates(study)
+    cells = grid.table_cells(study, results.rates_of(choices))
+    return write_summary(study, choices, cells, results.read_results(study, cells))
 
 
 # Problems and models
 
 
 def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None:
-    root, task = task_folder(study), study.task
+    root, task = grid.task_folder(study), study.task
     described = root / "task.json"
     if described.is_file() and read_object(described) != task.model_dump(mode="json"):
         raise RunFolderError(
@@ -104,7 +85,7 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
     sets = {
         path: [level] * count
         for kind, count in (("bench", task.bench_problems), ("validation", task.validation_problems))
-        for level, path in enumerate(held_out(study, kind).values(), start=1)
+        for level, path in enumerate(grid.held_out(study, kind).values(), start=1)
     }
     problems = root / "problems"
     if not problems.is_dir():
@@ -114,10 +95,10 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
             write_problems(rng, inside, folder / "train.jsonl", task.train_levels, task.train_problems)
         report("problems: ready")
     jobs = []
-    for name, config in every_model(study).items():
-        if not model_folder(study, name).is_dir():
+    for name, config in grid.every_model(study).items():
+        if not grid.model_folder(study, name).is_dir():
             rng = random.Random(f"{task.seed} {name}")
-            jobs.append(ModelJob(model_folder(study, name), config, rng.randrange(2**31), rng, tuple(sets)))
+            jobs.append(ModelJob(grid.model_folder(study, name), config, rng.randrange(2**31), rng, tuple(sets)))
     ready = list[Path]()
 
     def told(job: ModelJob, loss: float) -> None:
@@ -133,7 +114,7 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
 def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop: StopRequest, report: Report) -> None:
     """Run every cell that is not finished; one that fails does not stop the others."""
     # Finished runs that are not this study's are refused before others train.
-    ran = {cell: wall_seconds(run) for cell, run in finished_runs(study, cells)}
+    ran = {cell: results.wall_seconds(run) for cell, run in grid.finished_runs(study, cells)}
     waiting = [cell for cell in cells if cell not in ran]
     failures = list[tuple[Cell, str]]()
 
@@ -145,7 +126,7 @@ def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop
 
     def told(cell: Cell, error: str | None) -> None:
         if error is None:
-            ran[cell] = wall_seconds(read_run(cell.folder))
+            ran[cell] = results.wall_seconds(read_run(cell.folder))
         else:
             failures.append((cell, error))
         outcome = "done" if error is None else f"FAILED: {error}"
@@ -167,10 +148,7 @@ def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop
 def time_left(ran: Sequence[float], runs: int, processes: int) -> str:
     """What is left, for the end of a line: runs * mean of ran / min(processes, runs); empty where nothing tells.
 
-    Args:
-        ran: seconds of each finished run, without the start of its process.
-        runs: still to end; those under way count in full.
-        processes: runs at once.
+    `ran` has the seconds of each finished run without its process's start; of `runs`, those under way count in full.
     """
     if not ran or not runs:
         return ""

@@ -7,26 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from nemo_uecr.config.load import load_as
 from nemo_uecr.config.schema import Count, LearningRate, Positive, Section, Seed, Share, Text
 
-MINIMUM_PAIRS = 2
-#: Students of a study, each a model to teach.
-MAXIMUM_PAIRS = 1000
-
-
-def _tuple_of_list(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
 #: Names of arms, variants and tables become those of folders and files.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
-Texts = Annotated[tuple[Text, ...], BeforeValidator(_tuple_of_list)]
-Names = Annotated[tuple[Text, ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
-Rates = Annotated[tuple[LearningRate, ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
-Levels = Annotated[tuple[Literal[1, 2, 3, 4, 5], ...], BeforeValidator(_tuple_of_list), Field(min_length=1)]
+#: `key=value` texts, for example `method.name=grpo`.
+Overrides = list[Text]
+Rates = Annotated[list[LearningRate], Field(min_length=1)]
 #: Level 1 has 111,466 questions; drawing the last different ones would hardly end.
 Problems = Annotated[int, Field(ge=1, le=10_000)]
 ZeroToOne = Annotated[float, Field(ge=0, le=1)]
@@ -35,199 +25,101 @@ ZeroToOne = Annotated[float, Field(ge=0, le=1)]
 class CourseConfig(Section):
     """How a model of the task is taught before any reinforcement learning."""
 
-    steps: Count
-    """Optimizer steps."""
-
-    adam_learning_rate: Positive
-    """Peak for the embedding and the norms."""
-
-    muon_learning_rate: Positive
-    """Peak for the weight matrices."""
-
-    skip_rate: ZeroToOne
-    """Probability that the demonstrator does the next operation in the head."""
-
-    error_rate: ZeroToOne
-    """Probability that a written line of the demonstrator is wrong; it goes on from the wrong value."""
-
-    tokens_per_batch: Count
-    """Tokens of a batch, prompts included."""
+    steps: Count  # of the optimizer
+    adam_learning_rate: Positive  # peak for the embedding and the norms
+    muon_learning_rate: Positive  # peak for the weight matrices
+    skip_rate: ZeroToOne  # probability that the demonstrator does the next operation in the head
+    error_rate: ZeroToOne  # probability that a written line is wrong; the demonstrator goes on from the wrong value
+    tokens_per_batch: Count  # prompts included
 
 
 class ModelConfig(Section):
     """Sizes of a model and the course it takes."""
 
     hidden_size: Count
-    """Width of the residual stream."""
-
     intermediate_size: Count
-    """Width inside the MLP."""
-
     layers: Count
-    """Transformer layers."""
-
     heads: Count
-    """Query heads."""
-
     key_value_heads: Count
-    """Key and value heads."""
-
     head_dim: Count
-    """Width of one head."""
-
     course: CourseConfig
-    """How it is taught."""
-
-    habits: CourseConfig | None = None
-    """A second course on the same weights, which gives a model that can do the task bad habits; null: none."""
-
-    @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
-        if self.heads % self.key_value_heads or self.head_dim % 2:
-            raise ValueError(
-                f"got {self.heads} heads, {self.key_value_heads} key_value_heads and head_dim {self.head_dim}; "
-                "expected heads to be a multiple of key_value_heads, and an even head_dim"
-            )
-        return self
+    habits: CourseConfig | None = None  # a second course: bad habits for a model that can do the task
 
 
 class RecipeConfig(Section):
     """Problems and models, made on the spot: what the demo has, and every study."""
 
-    train_problems: Problems
-    """Problems for reinforcement learning."""
-
-    bench_problems: Problems
-    """Problems a level of the five held-out sets."""
-
-    student: ModelConfig
-    """Every student: one recipe, weights and demonstrations by its own seed."""
-
+    train_problems: Problems  # for reinforcement learning
+    bench_problems: Problems  # a level of the five held-out sets
+    student: ModelConfig  # one recipe for every student; weights and demonstrations by its own seed
     teacher: ModelConfig
-    """The frozen teacher of every run."""
 
 
 class TaskConfig(RecipeConfig):
     """What a study has besides."""
 
-    seed: Seed
-    """Seeds problems, teachers and students; student number n has its own stream."""
-
-    train_levels: Levels = (1, 2, 3, 4, 5)
-    """Levels from which their levels are drawn; one that stands twice is drawn twice as often."""
-
-    validation_problems: Problems
-    """Problems a level on which learning rates are chosen."""
-
-    bad_teacher: ModelConfig | None
-    """A deliberately bad teacher for arms that ask for it; null: none."""
+    seed: Seed  # of problems, teachers and students; student number n has its own stream
+    #: The training problems' levels are drawn from these; one that stands twice is drawn twice as often.
+    train_levels: list[Literal[1, 2, 3, 4, 5]] = Field(default=[1, 2, 3, 4, 5], min_length=1)
+    validation_problems: Problems  # a level of the sets on which learning rates are chosen
+    bad_teacher: ModelConfig | None  # for arms that ask for it
 
 
 class SelectionConfig(Section):
     """The choice of a learning rate for each arm, on students and problems that no table uses."""
 
-    learning_rates: Rates
-    """Candidates."""
-
+    learning_rates: Rates  # candidates
+    #: Other candidates in the variants that are named here; several updates a batch want lower rates.
     learning_rates_in: dict[Text, Rates] = Field(default_factory=dict)
-    """Other candidates in the variants that are named here; several updates a batch want lower rates."""
-
-    pairs: Annotated[int, Field(ge=1, le=MAXIMUM_PAIRS)]
-    """Students, each with its own seed, that every candidate runs on."""
-
-    overrides: Texts = ()
-    """`key=value` texts of these runs alone, for example no evaluation before training."""
+    pairs: Count  # students, each with its own seed, that every candidate runs on
+    overrides: Overrides = Field(default_factory=list)  # of these runs alone
 
 
 class ArmConfig(Section):
     """One line of the tables: what it changes, and on how many pairs it runs."""
 
-    overrides: Texts
-    """`key=value` texts, for example `method.name=grpo`."""
-
-    pairs: Annotated[int, Field(ge=MINIMUM_PAIRS, le=MAXIMUM_PAIRS)]
-    """Runs on the first this many pairs; each pair is a student and a seed of its own."""
-
-    teacher: Literal["teacher", "bad_teacher", "student"]
-    """Which frozen model scores: the teacher, the bad one, or the initial student itself."""
-
-    learning_rate_of: Text | None
-    """Use the learning rate chosen for that arm; null: choose one for this arm."""
-
-    variants: Names | None = None
-    """Names of the variants that it runs in; null: all of them."""
-
-    stage: Count = 1
-    """Runs of stage 1 come before those of stage 2, and so on; within a stage pairs come first."""
+    overrides: Overrides
+    pairs: Annotated[int, Field(ge=2)]  # runs on the first so many; each is a student and a seed of its own
+    teacher: Literal["teacher", "bad_teacher", "student"]  # what scores; "student" is the initial one itself
+    learning_rate_of: Text | None  # the arm whose chosen rate it uses; null: it has a choice of its own
+    variants: Annotated[list[Text], Field(min_length=1)] | None = None  # that it runs in; null: all
+    stage: Count = 1  # runs of stage 1 come before those of stage 2, and so on; within a stage pairs come first
 
 
 class TableConfig(Section):
-    """A table: its lines, and the line that the others are compared with."""
+    """A table: its lines in order, and the one that the others are subtracted from."""
 
     title: Text
-    """Heading."""
-
     reference: Text
-    """Arm that is subtracted in the paired differences."""
-
-    arms: Annotated[Names, Field(min_length=2)]
-    """Lines in order."""
+    arms: Annotated[list[Text], Field(min_length=2)]
 
 
 class SensitivityConfig(Section):
     """A panel of the sensitivity figure: arms that differ in one setting."""
 
-    title: Text
-    """What the horizontal axis is called."""
-
-    default: Text
-    """Arm with the shipped value, which the others are compared with."""
-
-    points: Annotated[dict[Text, float], Field(min_length=2)]
-    """Value of the setting by arm, the default among them."""
+    title: Text  # what the horizontal axis is called
+    default: Text  # arm with the shipped value, which the others are compared with
+    points: Annotated[dict[Text, float], Field(min_length=2)]  # value by arm, the default among them
 
 
 class StudyConfig(Section):
     """A whole study."""
 
-    folder: Text
-    """Output folder."""
-
-    config: Text
-    """Configuration of the local back end that all runs share, relative to the study file."""
-
-    overrides: Texts
-    """`key=value` texts of every run."""
-
-    processes: Count
-    """Runs at once, one thread each."""
-
+    folder: Text  # output
+    config: Text  # configuration of the local back end that all runs share, relative to the study file
+    overrides: Overrides  # of every run
+    processes: Count  # runs at once, one thread each
+    #: Processor seconds for the forecast before the first run and the first model; later ones use what was measured.
     expected_run_seconds: Positive
-    """Processor seconds of one run, for the forecast before the first run; later forecasts use measured ones."""
-
     expected_model_seconds: Positive
-    """Processor seconds to teach one model, for the forecast before the first; later forecasts use measured ones."""
-
     task: TaskConfig
-    """Problems, students and teachers."""
-
     selection: SelectionConfig
-    """How learning rates are chosen."""
-
-    variants: Annotated[dict[Name, Texts], Field(min_length=1)]
-    """Named sets of overrides; every arm runs in each, for example one and several updates a batch."""
-
+    #: Named sets of overrides; every arm runs in each, for example one and several updates a batch.
+    variants: Annotated[dict[Name, Overrides], Field(min_length=1)]
     arms: Annotated[dict[Name, ArmConfig], Field(min_length=1)]
-    """Lines of the tables by name."""
-
     tables: Annotated[dict[Name, TableConfig], Field(min_length=1)]
-    """Tables by name."""
-
     sensitivity: dict[Text, SensitivityConfig] = Field(default_factory=dict)
-    """Panels of the sensitivity figure by name."""
-
-    confidence: Share
-    """Level of the intervals."""
+    confidence: Share  # level of the intervals
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
@@ -248,13 +140,13 @@ class StudyConfig(Section):
             _known(f"sensitivity.{name}.default", [panel.default], panel.points)
         return self
 
-    def candidates(self, variant: str) -> tuple[float, ...]:
+    def candidates(self, variant: str) -> list[float]:
         """Different learning rates to choose from in a variant."""
-        return tuple(dict.fromkeys(self.selection.learning_rates_in.get(variant, self.selection.learning_rates)))
+        return list(dict.fromkeys(self.selection.learning_rates_in.get(variant, self.selection.learning_rates)))
 
-    def variants_of(self, arm: ArmConfig) -> tuple[str, ...]:
+    def variants_of(self, arm: ArmConfig) -> list[str]:
         """Names of the variants that an arm runs in."""
-        return tuple(self.variants) if arm.variants is None else arm.variants
+        return list(self.variants) if arm.variants is None else arm.variants
 
     def tuned(self, variant: str) -> list[str]:
         """Names of the arms that choose a learning rate of their own in a variant."""

@@ -14,9 +14,11 @@ from 0 to 99. A problem of level k has k + 1 operations; here is one of level 2:
 from __future__ import annotations
 
 import json
+import operator
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ FIRST_VALUES = range(2, 100)
 ADDENDS = range(2, 20)
 FACTORS = range(2, 4)
 FACTOR_SHARE = 0.25
+APPLY: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 #: How far a wrong line of a demonstrator is off.
 SLIPS = (-10, -2, -1, 1, 2, 10)
 
@@ -62,12 +65,8 @@ class Operation:
     operand: int
 
     def apply(self, value: int) -> int:
-        """Return the value after this operation."""
-        if self.symbol == "+":
-            return value + self.operand
-        if self.symbol == "-":
-            return value - self.operand
-        return value * self.operand
+        """The value after this operation."""
+        return APPLY[self.symbol](value, self.operand)
 
     def __str__(self) -> str:
         return f"{self.symbol}{self.operand}"
@@ -88,10 +87,7 @@ class Problem:
     @property
     def answer(self) -> str:
         """The value after the last operation."""
-        value = self.start
-        for operation in self.operations:
-            value = operation.apply(value)
-        return str(value)
+        return str(reduce(lambda value, operation: operation.apply(value), self.operations, self.start))
 
 
 def sample_problem(rng: random.Random, level: int) -> Problem:
@@ -128,12 +124,6 @@ def worked_solution(problem: Problem, rng: random.Random, *, skip_rate: float, e
     To skip a step is to do the next operation in the head: it joins the line that is being written, as in
     `10+5*3=45`. A slip changes the value that a line ends in; the following lines go on from the wrong value, so the
     text is consistent with itself and its answer is (almost always) wrong.
-
-    Args:
-        problem: what to solve.
-        rng: decides skips and slips.
-        skip_rate: probability that two neighbouring operations share a line; at 0 each line has one operation.
-        error_rate: probability that a line ends in a wrong value.
     """
     lines, value, line = [], problem.start, str(problem.start)
     for position, operation in enumerate(problem.operations, start=1):
@@ -153,40 +143,21 @@ def worked_solution(problem: Problem, rng: random.Random, *, skip_rate: float, e
 
 
 def write_problems(
-    rng: random.Random,
-    held_out: Mapping[Path, Sequence[int]],
-    train: Path,
-    train_levels: Sequence[int],
-    train_count: int,
+    rng: random.Random, held_out: Mapping[Path, Sequence[int]], train: Path, train_levels: Sequence[int], count: int
 ) -> None:
-    """Write held-out sets and a training set that share no question.
-
-    Args:
-        rng: decides every problem.
-        held_out: levels of the problems of each file.
-        train: file of the problems for reinforcement learning.
-        train_levels: levels from which theirs are drawn.
-        train_count: how many.
-    """
+    """Write held-out sets, whose problems' levels are given, and a training set; no two problems share a question."""
     seen = set[str]()
     for path, levels in held_out.items():
-        _write_rows(path, _distinct(rng, levels, seen))
-    levels = [rng.choice(train_levels) for _ in range(train_count)]
-    _write_rows(train, _distinct(rng, levels, seen))
+        _write_distinct(path, rng, levels, seen)
+    _write_distinct(train, rng, [rng.choice(train_levels) for _ in range(count)], seen)
 
 
-def _distinct(rng: random.Random, levels: Iterable[int], seen: set[str]) -> Iterator[Problem]:
-    for level in levels:
+def _write_distinct(path: Path, rng: random.Random, levels: Sequence[int], seen: set[str]) -> None:
+    rows = []
+    for number, level in enumerate(levels, start=1):
         problem = sample_unseen(rng, level, seen)
         seen.add(problem.question)
-        yield problem
-
-
-def _write_rows(path: Path, problems: Iterable[Problem]) -> None:
-    rows = (
-        {"id": f"{path.stem}-{number}", "question": problem.question, "answer": problem.answer}
-        for number, problem in enumerate(problems, start=1)
-    )
+        rows.append({"id": f"{path.stem}-{number}", "question": problem.question, "answer": problem.answer})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -205,12 +176,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), behavior="isolated"), bytes_alone])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=1000,

@@ -38,25 +38,18 @@ def work_on(
     stop: StopRequest,
     report: Callable[[Item, Result], None],
 ) -> None:
-    """Work on every item in a process of its own, several at once.
+    """Work on every item in a process of its own, several at once; `work` must be importable.
 
-    Args:
-        work: must be importable, because it runs in other processes.
-        items: what to work on, in the order in which they begin.
-        processes: items at once.
-        stop: when it is asked, the workers save and end.
-        report: called here with each item and its result, in the order in which they end.
+    `report` is called here with each item and its result, in the order in which they end.
 
     Raises:
-        RunStopped: somebody asked to stop.
+        RunStopped: somebody asked to stop; the workers have saved and ended.
         RunFolderError: a worker died.
     """
     if not items:
         return
     others = set(active_children())
-    pool = ProcessPoolExecutor(
-        min(processes, len(items)), mp_context=get_context("spawn"), initializer=_end_with_the_parent
-    )
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_end_with_the_parent)
     try:
         left, waiting = deque(items), dict[Future[Result], Item]()
         while left or waiting:
