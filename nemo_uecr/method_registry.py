@@ -117,7 +117,8 @@ PAPER = (
         provenance="the paper's appendix on closest methods; the bound 3 is from that method's own scripts",
     ),
     Entry(
-        name="atod", file="atod", settings=GROUP | {"step", "turn_separator"}, scores=TEACHER, identities=("finite",),
+        name="atod", file="baselines", settings=GROUP | {"step", "turn_separator"}, scores=TEACHER,
+        identities=("finite",),
         equation="A = kappa(s) w_turn delta + rho(s) A^GRPO; kappa 1 to 0.1 and rho 1 to 2 over 80 steps",
         provenance="the paper's appendix on closest methods; schedule figures are second-hand; one turn gives w_turn "
         "0.75",

@@ -67,7 +67,7 @@ def ecr_residual(
 
 @dataclass(frozen=True)
 class Residual:
-    """A redistribution: ``q`` and what it was made of; direction and confidence are [b, t], centre [b]."""
+    """A redistribution: ``q`` and what it was made of, [b, t], and the centre mu [b]."""
 
     q: Tensor
     direction: Tensor
@@ -76,39 +76,18 @@ class Residual:
 
 
 def direction(delta: Tensor, sign_b: Tensor, tau_delta: float) -> Tensor:
-    """``d = tanh(s delta / (2 tau_delta))``; [b, t], written into ``delta``.
-
-    Args:
-        delta: [b, t] gap, nats.
-        sign_b: [b] sign s of the task advantage.
-        tau_delta: gap scale, nats.
-
-    References:
-        eq:local-signal.
-    """
+    """``d = tanh(s delta / (2 tau_delta))``, s the task advantage's sign; written into ``delta`` (eq:local-signal)."""
     return delta.mul_((sign_b / (2.0 * tau_delta)).to(delta.dtype).unsqueeze(1)).tanh_()
 
 
 def confidence(teacher_entropy: Tensor, mask: Tensor, tau_entropy: float, names: Names) -> tuple[Tensor, Tensor]:
     """Confidence ``c = exp(-H / tau_H)`` as ``exp(-(H - min_t H) / tau_H)`` and its scale ``exp(-min_t H / tau_H)``.
 
-    The centre mu is computed with the first factor, whose largest value is 1, so that a response whose confidence
-    vanishes gives q = 0 and never 0/0.
-
-    Args:
-        teacher_entropy: [b, t] teacher entropy +H, nats.
-        mask: [b, t] bool, at least one True a row.
-        tau_entropy: entropy scale, nats.
-        names: of rows and tokens, for errors.
-
-    Returns:
-        The relative confidence [b, t], 0 where the mask is False, and its scale [b, 1].
+    eq:local-signal. The centre mu is computed with the first factor, whose largest value is 1, so that a response whose
+    confidence vanishes gives q = 0 and never 0/0. Where the mask is False it is 0.
 
     Raises:
         ScoreError: If an entropy is not finite or negative.
-
-    References:
-        eq:local-signal.
     """
     entropy = teacher_entropy.masked_fill(~mask, 0.0)
     check_finite(entropy.sum(dim=1, dtype=torch.float64), mask, names, teacher_entropy=teacher_entropy)
@@ -126,13 +105,8 @@ def confidence(teacher_entropy: Tensor, mask: Tensor, tau_entropy: float, names:
 def projected(d: Tensor, relative: Tensor, scale_b1: Tensor) -> Residual:
     """The projection: ``mu = sum(c d) / sum(c)``, ``q = 1/2 c (d - mu)``, which sums to zero over a response.
 
-    Args:
-        d: [b, t] direction, 0 where the mask is False.
-        relative: [b, t] relative confidence, 0 where the mask is False; written into.
-        scale_b1: [b, 1] its scale.
-
-    References:
-        eq:projection-weights, prop:projection.
+    eq:projection-weights, prop:projection. ``relative`` and its scale are those of `confidence`; the first is written
+    into.
     """
     weight_b1 = relative.sum(dim=1, keepdim=True, dtype=torch.float64)
     centre_b1 = (relative * d).sum(dim=1, keepdim=True, dtype=torch.float64) / weight_b1
@@ -164,10 +138,6 @@ def with_shuffled_entropy(batch: ScoredBatch, *, seed: int) -> ScoredBatch:
 
     The permutation depends on the seed and the number of sampled tokens only, so it does not change with padding,
     with the order of responses, or with how the batch is split.
-
-    Args:
-        batch: the responses.
-        seed: which permutation.
     """
     entropy_BT = batch.scores("teacher_entropy")
     shuffled_BT = entropy_BT.clone()

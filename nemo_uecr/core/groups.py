@@ -20,11 +20,7 @@ class Groups:
 
     @classmethod
     def of(cls, group_B: Tensor) -> Groups:
-        """Number the groups.
-
-        Raises:
-            ScoreError: If a group has one member, whose advantage does not exist.
-        """
+        """Number the groups; one of a single member, whose advantage does not exist, is a `ScoreError`."""
         _, index_B, size_P = torch.unique(group_B, return_inverse=True, return_counts=True)
         if bool((size_P < 2).any()):
             row = int((size_P[index_B] < 2).nonzero()[0])
@@ -42,20 +38,19 @@ class Groups:
 
     def flat(self, value_B: Tensor) -> Tensor:
         """[B] bool, True where max == min in the response's group (a degenerate group)."""
-        low_B, high_B = self._ends(value_B)
-        return high_B == low_B
+        return self.spread(value_B) == 0
 
     def spread(self, value_B: Tensor) -> Tensor:
         """[B] float64 ``max - min`` of each response's group."""
-        low_B, high_B = self._ends(value_B)
+        low_B, high_B = self.ends(value_B)
         return high_B - low_B
 
-    def _ends(self, value_B: Tensor) -> tuple[Tensor, Tensor]:
+    def ends(self, value_B: Tensor) -> tuple[Tensor, Tensor]:
+        """[B] float64 smallest and largest value of each response's group."""
         value_B = value_B.to(torch.float64)
         low_P = torch.full(self.size_P.shape, torch.inf, dtype=torch.float64, device=value_B.device)
-        high_P = -low_P
+        high_P = (-low_P).scatter_reduce(0, self.index_B, value_B, "amax")
         low_P = low_P.scatter_reduce(0, self.index_B, value_B, "amin")
-        high_P = high_P.scatter_reduce(0, self.index_B, value_B, "amax")
         return low_P[self.index_B], high_P[self.index_B]
 
     def centre(self, value_B: Tensor) -> Tensor:
@@ -80,11 +75,7 @@ def denominator(std_B: Tensor, *, floor: float) -> Tensor:
 
 
 def normalised(value_B: Tensor, groups: Groups, *, floor: float, sample: bool) -> tuple[Tensor, Tensor]:
-    """Group-normalised value ``(x - mean) / (max(std, floor) + eps)`` and the group std, [B] float64 each.
-
-    References:
-        eq:grpo-adv, eq:unified-advantage.
-    """
+    """Value ``(x - mean) / (max(std, floor) + eps)`` and the group's std, [B] float64 each (eq:grpo-adv)."""
     centred_B = groups.centre(value_B)
     std_B = groups.std(centred_B, sample=sample)
     return centred_B / denominator(std_B, floor=floor), std_B

@@ -22,7 +22,7 @@ ResidualOf = Callable[[ScoredBatch, Settings, Advantages], Tensor]
 
 @dataclass(frozen=True)
 class Identity:
-    """A named identity with its residual; ``statement`` is what a violation message says."""
+    """``statement`` is what a violation message says."""
 
     name: str
     statement: str
@@ -38,11 +38,7 @@ def finite(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Te
 
 
 def decomposition(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
-    """``|A^U - (A^task|U + alpha A^T|U)| / max(1, |A^task|U| + |alpha A^T|U|)``; [B].
-
-    References:
-        prop:adv-decomposition.
-    """
+    """``|A^U - (A^task|U + alpha A^T|U)| / max(1, |A^task|U| + |alpha A^T|U|)``; [B] (prop:adv-decomposition)."""
     unified_B = _present(advantages.advantage_unified_B, "advantage_unified").to(torch.float64)
     task_B = _present(advantages.advantage_task_B, "advantage_task").to(torch.float64)
     alpha = 0.0 if settings.alpha is None else settings.alpha
@@ -51,19 +47,18 @@ def decomposition(batch: ScoredBatch, settings: Settings, advantages: Advantages
 
 
 def budget(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
-    """``|mean_t w - 1|`` over the sampled tokens; [B].
-
-    References:
-        prop:invariants.
-    """
+    """``|mean_t w - 1|`` over the sampled tokens; [B] (prop:invariants)."""
     weight_BT = _present(advantages.weight_BT, "weight").to(torch.float64)
     return (_token_sum(batch, weight_BT) / batch.token_counts_B - 1.0).abs()
 
 
 def residual_bound(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
     """``max(0, max_t |q| - 1)``; [B]."""
-    residual_BT = _present(advantages.residual_BT, "residual").to(torch.float64)
-    return _token_max(batch, residual_BT.abs() - 1.0).clamp_min(0.0)
+    excess_BT = (_present(advantages.residual_BT, "residual").to(torch.float64).abs() - 1.0).clamp_min(0.0)
+    worst_B = torch.empty(batch.responses, dtype=torch.float64, device=excess_BT.device)
+    for block in batch.blocks:
+        worst_B[block.rows] = block.of(excess_BT).masked_fill(~block.of(batch.mask_BT), 0.0).amax(dim=1)
+    return worst_B
 
 
 def sign_kept(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
@@ -100,7 +95,7 @@ def check_identities(
     advantages: Advantages,
     tolerances: dict[str, float],
 ) -> dict[str, float]:
-    """Worst residual of every identity that the method declares or monitors.
+    """Worst residual of every identity that the method declares or monitors, by name.
 
     Args:
         method: declares which identities hold.
@@ -108,9 +103,6 @@ def check_identities(
         settings: the method's scalars.
         advantages: computed with ``detail=True``.
         tolerances: largest allowed residual by identity name; counts and monitored ones need none.
-
-    Returns:
-        Worst residual by identity name, monitored ones included.
 
     Raises:
         InvariantError: If a declared identity is violated, naming the worst response.
@@ -148,20 +140,12 @@ def _token_sum(batch: ScoredBatch, value_BT: Tensor) -> Tensor:
     return total_B
 
 
-def _token_max(batch: ScoredBatch, value_BT: Tensor) -> Tensor:
-    worst_B = torch.empty(batch.responses, dtype=torch.float64, device=value_BT.device)
-    for block in batch.blocks:
-        worst_B[block.rows] = block.of(value_BT).masked_fill(~block.of(batch.mask_BT), -torch.inf).amax(dim=1)
-    return worst_B
-
-
 def reductions(batch: ScoredBatch) -> dict[str, float]:
-    """Largest difference of UECR without its novel parts from its baselines, on one batch; equal bits give 0.
+    """Largest difference of UECR without its novel parts from its baselines, by condition; equal bits give 0.
 
         A(rho = 0) = A^U (puu),   A(alpha = rho = 0) = A^GRPO
 
-    Returns:
-        The difference by condition; empty where the batch has no teacher's scores.
+    Empty where the batch has no teacher's scores.
     """
     if batch.teacher_logp_BT is None or batch.teacher_entropy_BT is None:
         return {}

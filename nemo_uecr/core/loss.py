@@ -15,18 +15,15 @@ from nemo_uecr.errors import ScoreError
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The loss of one micro-batch, already divided by the optimizer step's token count.
+    """The loss of one micro-batch, already divided by the optimizer step's token count; all but the total detached."""
 
-    Attributes:
-        total: float64 scalar with gradient; micro-batch values add up to the loss of the whole optimizer step.
-        surrogate: scalar, the clipped surrogate's share, detached.
-        reference_kl: scalar, the KL estimate's share before its coefficient, detached.
-        ratio: [..., T] pi_theta / pi_old at the rollout temperature, 1 where the mask is False, detached.
-    """
-
+    #: float64 scalar with gradient; micro-batch values add up to the loss of the whole optimizer step.
     total: Tensor
+    #: Scalar, the clipped surrogates' share.
     surrogate: Tensor
+    #: Scalar, the KL estimate's share before its coefficient.
     reference_kl: Tensor
+    #: [..., T] pi_theta / pi_old at the rollout temperature, 1 where the mask is False.
     ratio: Tensor
 
 
@@ -38,12 +35,9 @@ def importance_ratio(logp_BT: Tensor, old_logp_BT: Tensor, mask_BT: Tensor) -> T
 def clipped_surrogate(
     ratio_BT: Tensor, advantage_BT: Tensor, mask_BT: Tensor, *, clip_low: float, clip_high: float
 ) -> Tensor:
-    """Token-wise ``-min(r A, clip(r, 1 - low, 1 + high) A)``, 0 where the mask is False; [B, T].
+    """Token-wise ``-min(r A, clip(r, 1 - low, 1 + high) A)``, 0 where the mask is False; [B, T] (eq:policy-loss).
 
     The advantage is a constant: no gradient flows into it.
-
-    References:
-        eq:policy-loss.
     """
     advantage_BT = torch.where(mask_BT, advantage_BT.detach(), 0.0)
     clipped_BT = ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -51,12 +45,9 @@ def clipped_surrogate(
 
 
 def low_variance_kl(logp_BT: Tensor, ref_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Token-wise k3 estimate ``exp(u) - u - 1`` with ``u = log pi_ref - log pi_theta``; [B, T] nats.
+    """Token-wise k3 estimate ``exp(u) - u - 1`` with ``u = log pi_ref - log pi_theta``, nats (eq:final-objective).
 
     Its plain gradient, no clamp; at the rollout temperature like the ratio.
-
-    References:
-        eq:final-objective.
     """
     log_ratio_BT = torch.where(mask_BT, ref_logp_BT - logp_BT, 0.0)
     return log_ratio_BT.exp() - log_ratio_BT - 1.0

@@ -17,35 +17,20 @@ from nemo_uecr.core.records import GAP_CLIP, Names, Settings, check_finite, chec
 
 @dataclass(frozen=True)
 class UnifiedAdvantage:
-    """PUU's response-level quantities, float64, of the rewards' shape.
+    """PUU's response-level quantities, float64, of the rewards' shape."""
 
-    Attributes:
-        unified: A^U.
-        task: A^task|U, exactly 0 in a group of equal task rewards.
-        teacher: A^T|U, on the same denominator.
-        std: Std(R^U) of the group, before floor and eps.
-    """
-
+    #: A^U.
     unified: Tensor
+    #: A^task|U, exactly 0 in a group of equal task rewards.
     task: Tensor
+    #: A^T|U, on the same denominator.
     teacher: Tensor
+    #: Std(R^U) of the group, before floor and eps.
     std: Tensor
 
 
 def gap(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
-    """Teacher-to-old-policy gap ``delta_t = log pi_T(y_t) - log pi_old(y_t)``, both at temperature 1.
-
-    Args:
-        teacher_logp: [b, t] nats.
-        old_logp: [b, t] nats.
-        mask: [b, t] bool.
-
-    Returns:
-        [b, t] nats, a fresh tensor, 0 where the mask is False.
-
-    References:
-        eq:teacher-token-reward.
-    """
+    """Gap ``delta_t = log pi_T(y_t) - log pi_old(y_t)``, fresh, 0 where the mask is False (eq:teacher-token-reward)."""
     return (teacher_logp - old_logp).masked_fill_(~mask, 0.0)
 
 

@@ -29,6 +29,17 @@ GPU_BLOCK_TOKENS = 16_777_216
 SCORE_FIELDS = ("old_logp", "teacher_logp", "teacher_entropy", "initial_logp")
 #: Marks the fields of `Advantages` that tell how an advantage came about; any other belongs to the loss.
 DESCRIBES = {"describes": True}
+#: What the settings must be, and how an error message says it.
+RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "alpha": (math.isfinite, "a finite number"),
+    "rho": (lambda rho: 0.0 <= rho < 1.0, "0 <= rho < 1, so that every token weight stays positive"),
+    "tau_delta": (lambda tau: 0.0 < tau < math.inf, "a positive number of nats"),
+    "tau_entropy": (lambda tau: 0.0 < tau < math.inf, "a positive number of nats"),
+    "std_floor": (lambda floor: 0.0 <= floor < math.inf, "0 or more"),
+    "opd_coef": (math.isfinite, "a finite number"),
+    "step": (lambda step: step >= 0, "0 or more"),
+    "seed": (lambda seed: seed >= 0, "0 or more"),
+}
 
 
 @dataclass(frozen=True)
@@ -68,20 +79,15 @@ def numbered(group: Tensor | Sequence[Hashable], device: torch.device) -> Tensor
 
 
 def check_scores(mask: Tensor, **scores: Tensor | None) -> None:
-    """Refuse scores of another shape than the mask, or of a type that loses the gap.
-
-    Raises:
-        ScoreError: naming the field.
-    """
+    """Refuse scores of another shape than the mask, or of a type that loses the gap."""
     given = {name: tensor for name, tensor in scores.items() if tensor is not None}
     dtype = next(iter(given.values())).dtype
     for name, tensor in given.items():
-        if tensor.shape != mask.shape:
-            raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
-        if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != dtype:
+        if tensor.shape != mask.shape or tensor.dtype != dtype or dtype not in (torch.float32, torch.float64):
             raise ScoreError(
-                f"{name} has dtype {tensor.dtype}; expected float32 (or float64 throughout), because bf16 scores lose "
-                "the gap between teacher and student"
+                f"{name} has dtype {tensor.dtype} and shape {list(tensor.shape)}; expected float32 (or float64 "
+                "throughout), because bf16 scores lose the gap between teacher and student, and "
+                f"{list(mask.shape)}, the shape of mask"
             )
 
 
@@ -104,45 +110,40 @@ def check_finite(row_sums_b: Tensor, mask: Tensor, names: Names, **fields: Tenso
     if bool(row_sums_b.isfinite().all()):
         return
     for name, values in fields.items():
-        bad = (~values.isfinite() & mask).nonzero()
-        if bad.numel():
-            row, column = int(bad[0, 0]), int(bad[0, 1])
+        for row, column in (~values.isfinite() & mask).nonzero()[:1].tolist():
             raise ScoreError(
                 f"{name} of {names.row(row)} at token {names.first_token + column} is {float(values[row, column])}; "
                 "expected a finite number of nats. Score the response again; scores are never filled in"
             )
-    row = int((~row_sums_b.isfinite()).nonzero()[0])
-    raise ScoreError(f"scores of {names.row(row)} overflow when summed; expected finite nats")
 
 
 @dataclass(frozen=True)
 class ScoredBatch:
     """One step's responses with their rewards and token scores (docs/method.md, inputs of one step).
 
-    Values of token fields where ``mask_BT`` is False are never read, NaN included.
-
-    Attributes:
-        task_reward_B: [B] verifier reward R^task.
-        group_B: [B] integer prompt identity; groups may be ragged and in any order.
-        mask_BT: [B, T] (packed: [N]) bool, the sampled response tokens; may have holes.
-        old_logp_BT: [B, T] log pi_old(y_t) at temperature 1, nats, float32 or float64.
-        teacher_logp_BT: [B, T] log pi_T(y_t) at temperature 1, nats.
-        teacher_entropy_BT: [B, T] full-vocabulary teacher entropy +H at temperature 1, nats.
-        initial_logp_BT: [B, T] log pi_0(y_t), the initial student at temperature 1, nats (``g_opd`` only).
-        segments_BT: [B, T] integer turn label of each token (``atod`` only).
-        offsets: [B + 1] token offsets of a packed batch; None when padded.
-        sample_ids: names of the responses for error messages.
+    Log-probabilities and entropies are at temperature 1, in nats, float32 or float64. Values of token fields where
+    ``mask_BT`` is False are never read, NaN included.
     """
 
+    #: Verifier reward R^task.
     task_reward_B: Tensor
+    #: Integer prompt identity; groups may be ragged and in any order.
     group_B: Tensor
+    #: bool, the sampled response tokens; may have holes.
     mask_BT: Tensor
+    #: log pi_old(y_t).
     old_logp_BT: Tensor
+    #: log pi_T(y_t).
     teacher_logp_BT: Tensor | None = None
+    #: Full-vocabulary teacher entropy +H.
     teacher_entropy_BT: Tensor | None = None
+    #: log pi_0(y_t) of the initial student (``g_opd`` only).
     initial_logp_BT: Tensor | None = None
+    #: Integer turn label of each token (``atod`` only).
     segments_BT: Tensor | None = None
+    #: [B + 1] token offsets of a packed batch; None when padded.
     offsets: Tensor | None = None
+    #: Names of the responses for error messages.
     sample_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -151,8 +152,26 @@ class ScoredBatch:
         Raises:
             ScoreError: naming the field.
         """
-        _check_responses(self)
-        _check_tokens(self)
+        reward_B, mask, responses = self.task_reward_B, self.mask_BT, self.responses
+        if reward_B.ndim != 1 or responses == 0 or self.group_B.shape != reward_B.shape:
+            raise ScoreError(
+                f"task_reward has shape {list(reward_B.shape)} and group {list(self.group_B.shape)}; expected [B], one "
+                "value for each of at least two responses"
+            )
+        for row in (~reward_B.isfinite()).nonzero()[:1, 0].tolist():
+            raise ScoreError(
+                f"task_reward of {self.name_of(row)} is {float(reward_B[row])}; expected a finite number. "
+                "One bad reward would spoil its whole group"
+            )
+        if self.offsets is None:
+            fits, expected = mask.ndim == 2 and mask.shape[0] == responses, f"[{responses}, T]"
+        else:
+            ends = self.offsets.tolist()
+            fits = mask.ndim == 1 and len(ends) == responses + 1 and [0, *sorted(ends[1:-1]), len(mask)] == ends
+            expected = f"[N], and {responses + 1} ascending offsets from 0 to N"
+        if mask.dtype != torch.bool or not fits:
+            raise ScoreError(f"mask has dtype {mask.dtype} and shape {list(mask.shape)}; expected bool {expected}")
+        check_scores(mask, **{name: getattr(self, f"{name}_BT") for name in SCORE_FIELDS})
 
     @classmethod
     def of(
@@ -233,11 +252,7 @@ class ScoredBatch:
         return not_empty(counts_B, self.name_of)
 
     def scores(self, name: str) -> Tensor:
-        """A score field, [B, T], by its name in `SCORE_FIELDS`.
-
-        Raises:
-            ScoreError: If the batch has none.
-        """
+        """A score field, [B, T], by its name in `SCORE_FIELDS`."""
         found: Tensor | None = getattr(self, f"{name}_BT")
         if found is None:
             raise ScoreError(f"the batch has no {name}; expected these scores, which the method reads")
@@ -255,30 +270,27 @@ class ScoredBatch:
 
 @dataclass(frozen=True)
 class Settings:
-    """Scalars of a method; None means "not given", and a method that needs it says so.
+    """Scalars of a method; None means "not given", and a method that needs it says so."""
 
-    Attributes:
-        alpha: weight of the teacher reward in R^U.
-        rho: redistribution strength, 0 <= rho < 1.
-        tau_delta: gap scale of the direction, nats, > 0.
-        tau_entropy: entropy scale of the confidence, nats, > 0.
-        std_floor: denominator becomes max(sigma, std_floor) + eps; 0 is the paper.
-        sample_std: divide the variance by G - 1 instead of G.
-        opd_coef: weight of the second surrogate of ``grpo_plus_opd``.
-        step: completed training steps (``atod``'s schedule).
-        seed: permutation seed (``shuffled_entropy``).
-        parameters: numbers of one method's own, by the names in its line of the registry.
-    """
-
+    #: Weight of the teacher reward in R^U.
     alpha: float | None = None
+    #: Redistribution strength, 0 <= rho < 1.
     rho: float | None = None
+    #: Gap scale of the direction, nats, > 0.
     tau_delta: float | None = None
+    #: Entropy scale of the confidence, nats, > 0.
     tau_entropy: float | None = None
+    #: The group denominator becomes max(sigma, std_floor) + eps; 0 is the paper.
     std_floor: float | None = None
+    #: Divide the variance by G - 1 instead of G.
     sample_std: bool | None = None
+    #: Weight of the second surrogate of ``grpo_plus_opd``.
     opd_coef: float | None = None
+    #: Completed training steps (``atod``'s schedule).
     step: int | None = None
+    #: Of the permutation (``shuffled_entropy``).
     seed: int | None = None
+    #: Numbers of one method's own, by the names in its line of the registry.
     parameters: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -287,20 +299,10 @@ class Settings:
         Raises:
             ConfigError: naming the setting.
         """
-        for name in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor", "opd_coef"):
+        for name, (legal, expected) in RANGES.items():
             value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise ConfigError(f"{name} is {value}; expected a finite number")
-        if self.rho is not None and not 0.0 <= self.rho < 1.0:
-            raise ConfigError(f"rho is {self.rho}; expected 0 <= rho < 1, so that every token weight stays positive")
-        for name in ("tau_delta", "tau_entropy"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} is {value}; expected a positive number of nats")
-        for name in ("std_floor", "step", "seed"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} is {value}; expected 0 or more")
+            if value is not None and not legal(value):
+                raise ConfigError(f"{name} is {value}; expected {expected}")
 
     def given(self, names: Iterable[str], method: str) -> dict[str, Any]:
         """Values of settings, or of the method's own parameters, by name.
@@ -321,45 +323,42 @@ class Advantages:
 
     Token fields have the layout of the batch. Outside the mask, and outside the loss's own where there is one, the
     advantages are 0; ``weight_BT`` is 1 outside the mask, and the other token fields are 0.
-
-    Attributes:
-        advantage_BT: advantage of the (first) clipped surrogate.
-        advantage_opd_BT: advantage of the second surrogate (``grpo_plus_opd``).
-        loss_mask_BT: bool, the sampled tokens in the loss; the others leave its numerator, the reference KL's
-            included, and its denominator. None where all are in it.
-        weight_BT: token weight w (only with ``detail``).
-        residual_BT: q (only with ``detail``).
-        direction_BT: d (only with ``detail``).
-        confidence_BT: c (only with ``detail``).
-        centre_B: [B] the response mean mu^c that the projection subtracts.
-        advantage_unified_B: [B] A^U.
-        advantage_task_B: [B] A^task|U (methods without PUU: their task advantage).
-        advantage_teacher_B: [B] A^T|U.
-        teacher_reward_B: [B] R^T, nats.
-        unified_std_B: [B] group standard deviation of the normalised reward, before floor and eps.
     """
 
+    #: Advantage of the (first) clipped surrogate.
     advantage_BT: Tensor
+    #: Advantage of the second surrogate (``grpo_plus_opd``).
     advantage_opd_BT: Tensor | None = None
+    #: bool, the sampled tokens in the loss; the others leave its numerator, the reference KL's included, and its
+    #: denominator. None where all are in it.
     loss_mask_BT: Tensor | None = None
+    #: Token weight w, residual q, direction d and confidence c: only with ``detail``.
     weight_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
     residual_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
     direction_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
     confidence_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
+    #: The response mean mu^c that the projection subtracts.
     centre_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    #: A^U, A^task|U (methods without PUU: their task advantage) and A^T|U.
     advantage_unified_B: Tensor | None = field(default=None, metadata=DESCRIBES)
     advantage_task_B: Tensor | None = field(default=None, metadata=DESCRIBES)
     advantage_teacher_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    #: R^T, nats.
     teacher_reward_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    #: Group standard deviation of the normalised reward, before floor and eps.
     unified_std_B: Tensor | None = field(default=None, metadata=DESCRIBES)
 
-    def trained(self, mask_BT: Tensor) -> Tensor:
-        """[B, T] bool, which of the sampled tokens ``mask_BT`` are in the loss."""
-        return mask_BT if self.loss_mask_BT is None else self.loss_mask_BT
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is present, by its public name (the keys of ``nemo-uecr replay``)."""
+        return {_public(name): tensor for name, tensor in vars(self).items() if tensor is not None}
 
     def loss_tensors(self) -> dict[str, Tensor]:
         """What the loss reads, by public name: a back end uses all of it, and a saved batch keeps it."""
         return {name: tensor for name, tensor in self.named_tensors().items() if name in LOSS_TENSORS}
+
+    def trained(self, mask_BT: Tensor) -> Tensor:
+        """[B, T] bool, which of the sampled tokens ``mask_BT`` are in the loss."""
+        return mask_BT if self.loss_mask_BT is None else self.loss_mask_BT
 
     def check_used(self, used: Set[str], back_end: str) -> None:
         """Refuse what the loss has to read and a back end would ignore.
@@ -373,10 +372,6 @@ class Advantages:
                 f"{', '.join(sorted(used))}: it would train on another loss"
             )
 
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor that is present, by its public name (the keys of ``nemo-uecr replay``)."""
-        return {_public(name): tensor for name, tensor in vars(self).items() if tensor is not None}
-
 
 def _public(name: str) -> str:
     return name.removesuffix("_BT").removesuffix("_B")
@@ -384,41 +379,3 @@ def _public(name: str) -> str:
 
 #: Public names of the tensors that the loss reads.
 LOSS_TENSORS = frozenset(_public(each.name) for each in fields(Advantages) if not each.metadata)
-
-
-def _check_responses(batch: ScoredBatch) -> None:
-    reward_B, responses = batch.task_reward_B, batch.responses
-    if reward_B.ndim != 1 or responses == 0 or batch.group_B.shape != reward_B.shape:
-        raise ScoreError(
-            f"task_reward has shape {list(reward_B.shape)} and group {list(batch.group_B.shape)}; expected [B], one "
-            "value for each of at least two responses"
-        )
-    if batch.group_B.is_floating_point():
-        raise ScoreError(f"group has dtype {batch.group_B.dtype}; expected integers (the prompt index)")
-    unusable = (~reward_B.isfinite()).nonzero()
-    if unusable.numel():
-        row = int(unusable[0])
-        raise ScoreError(
-            f"task_reward of {batch.name_of(row)} is {float(reward_B[row])}; expected a finite number. "
-            "One bad reward would spoil its whole group"
-        )
-    if batch.sample_ids is not None and len(batch.sample_ids) != responses:
-        raise ScoreError(f"{len(batch.sample_ids)} sample ids for {responses} responses; expected one each")
-
-
-def _check_tokens(batch: ScoredBatch) -> None:
-    mask = batch.mask_BT
-    if mask.dtype != torch.bool:
-        raise ScoreError(f"mask has dtype {mask.dtype}; expected bool")
-    if batch.offsets is None and (mask.ndim != 2 or mask.shape[0] != batch.responses):
-        raise ScoreError(f"mask has shape {list(mask.shape)}; expected [{batch.responses}, T]")
-    if batch.offsets is not None:
-        ends = batch.offsets.tolist()
-        if mask.ndim != 1 or len(ends) != batch.responses + 1 or [0, *sorted(ends[1:-1]), len(mask)] != ends:
-            raise ScoreError(
-                f"offsets run {ends[:1]} to {ends[-1:]} in {len(ends)} values; expected {batch.responses + 1} "
-                f"ascending values from 0 to the {mask.shape[0]} tokens of a packed mask [N]"
-            )
-    if batch.segments_BT is not None and batch.segments_BT.shape != mask.shape:
-        raise ScoreError(f"segments has shape {list(batch.segments_BT.shape)}; expected {list(mask.shape)}")
-    check_scores(mask, **{name: getattr(batch, f"{name}_BT") for name in SCORE_FIELDS})

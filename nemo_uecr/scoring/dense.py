@@ -217,15 +217,8 @@ def _write_gradient(
     """Gradient of the log-probability at the layout's one temperature for the logits of one vocabulary shard.
 
     g_v = grad / T * (1[v = y] - exp((z_v - m) / T) / s), in float32, stored in the dtype of the logits.
-    A chunk of tokens at a time: beside the gradient itself no memory grows with N.
-
-    Args:
-        logits_NV: `[N, V]` logits of the shard.
-        column_N: `[N]` the target's column, which may lie outside the shard.
-        merged_WN: `[W, N]` float64 statistics of the whole vocabulary.
-        layout: their layout.
-        grad_N: `[N]` gradient of the result for each log-probability.
-        gradient_NV: `[N, V]` in the dtype of the logits, overwritten.
+    A chunk of tokens at a time: beside the gradient itself no memory grows with N. ``column_N`` is the target's column,
+    which may lie outside the shard; ``merged_WN`` are the statistics of the whole vocabulary.
     """
     (temperature,) = layout.temperatures
     tokens, columns = logits_NV.shape

@@ -100,11 +100,7 @@ def score_hidden(
 
 
 def tile_for(hidden_NH: Tensor, columns: int, logits_dtype: torch.dtype | None) -> Tile:
-    """The tile for this device and precision.
-
-    On a CPU it is 1 MiB of logits, or two widened factors of 1 MiB; on a GPU all columns of the shard by as
-    many tokens as 608 MiB of logits hold, at most 2048.
-    """
+    """On a CPU 1 MiB of logits, or two widened factors of 1 MiB; on a GPU all columns, by at most 2048 tokens."""
     widen = logits_dtype == torch.float32 and hidden_NH.dtype != torch.float32
     size = 4 if widen else hidden_NH.element_size()
     if hidden_NH.device.type != "cpu":

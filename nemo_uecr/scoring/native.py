@@ -52,14 +52,10 @@ def native_serves(logits_NV: Tensor, layout: StatisticsLayout) -> bool:
 
 
 def reduce_natively(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:
-    """Write the max, the exponential sums and the weighted sum of each row into `stats_WN`.
+    """Write the max, the exponential sums and the weighted sum of each row into `stats_WN`, not the target's logit.
 
-    Rows are shared out to as many threads as torch may use; a row's result does not depend on their number.
-
-    Args:
-        logits_NV: `[N, V]` float logits with unit stride along V, padding columns sliced off, V >= 1.
-        layout: which statistics to write, and where.
-        stats_WN: `[W, N]` float32 with unit stride along N, written in place except for the target's row.
+    Both lie side by side along V and N. Rows are shared out to as many threads as torch may use; a row's result does
+    not depend on their number.
     """
     temperatures = (ctypes.c_double * len(layout.sum_temperatures))(*layout.sum_temperatures)
     reduce_rows, dtype = kernel(), DTYPE_CODES[logits_NV.dtype]
@@ -91,12 +87,7 @@ def kernel() -> Any | None:
         logger.info("no native scoring: needs an x86-64 processor and a C compiler")
         return None
     try:
-        library = _built(compiler)
-        try:
-            reduce_rows = ctypes.CDLL(str(library)).uecr_reduce_rows
-        except (OSError, AttributeError):  # cut short in the cache, as by a full disk
-            library.unlink()
-            reduce_rows = ctypes.CDLL(str(_built(compiler))).uecr_reduce_rows
+        reduce_rows = ctypes.CDLL(str(_built(compiler))).uecr_reduce_rows
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:  # RuntimeError: no home folder
         logger.info("no native scoring: %s", error)
         return None

@@ -75,14 +75,9 @@ def rows_per_block(columns: int) -> int:
 
 
 def reduce_with_torch(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:
-    """Write the max, the exponential sums and the weighted sum of each row into `stats_WN`.
+    """Write the max, the exponential sums and the weighted sum of each row into `stats_WN`, not the target's logit.
 
     A few rows at a time, in two reused float32 buffers. A long row ends in zeros up to a whole number of pieces.
-
-    Args:
-        logits_NV: `[N, V]` float logits, padding columns already sliced off, V >= 1.
-        layout: which statistics to write, and where.
-        stats_WN: `[W, N]` float32, written in place except for the target's row.
     """
     tokens, columns = logits_NV.shape
     rows = min(tokens, rows_per_block(columns))

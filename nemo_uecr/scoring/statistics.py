@@ -50,23 +50,8 @@ def scores_by_chunk(
 
     log p_T = (y - m) / T - log s(T);  H = log s(1) - t / s(1).
 
-    Args:
-        statistics_of: gives the `[W, n]` statistics of this rank's columns for a slice of n tokens.
-        target_N: `[N]` token ids.
-        layout: which statistics the W rows hold.
-        top1: whether to say if the target attains the largest logit.
-        columns: columns of this rank, padding included.
-        valid_vocab: number of real columns of the whole vocabulary; None if all are real.
-        shard: this rank's place in a sharded vocabulary; None where one process holds all columns.
-        kept_WN: `[W, N]` float64, receives the merged statistics; None where nobody needs them afterwards.
-
-    Returns:
-        The scores, float32 nats.
-
-    Raises:
-        ScoreError: a target lies outside the vocabulary.
-        NonFiniteScoreError: a logit is NaN or +inf, the target's own logit is -inf, or the log-probability has no
-            float32.
+    ``statistics_of`` gives the `[W, n]` statistics of this rank's ``columns``, padding included, for a slice of n
+    tokens. ``kept_WN``, where the backward needs it, receives the merged statistics in float64.
     """
     tokens, device = target_N.shape[0], target_N.device
     logp_KN = torch.empty(len(layout.temperatures), tokens, dtype=torch.float32, device=device)
@@ -100,14 +85,7 @@ def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
 
     m = max_r m_r;  d_r = m_r - m;  s(T) = sum_r s_r(T) exp(d_r / T);  t = sum_r (t_r + d_r s_r) exp(d_r);
     y = max_r y_r, as a shard without the target reports y_r = -inf.
-    A shard without a real column has m_r = -inf and s_r = t_r = 0 and adds exactly nothing.
-
-    Args:
-        stats_RWN: `[R, W, N]` float32, row meanings in `StatisticsLayout`.
-        layout: which statistics the W rows hold.
-
-    Returns:
-        `[W, N]` float64.
+    A shard without a real column has m_r = -inf and s_r = t_r = 0 and adds exactly nothing. `[W, N]` float64.
     """
     stats = stats_RWN.double()
     merged = stats.new_empty(stats.shape[1:])
@@ -126,14 +104,9 @@ def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
 
 
 def check_statistics(merged_WN: Tensor, logp_KN: Tensor, target_N: Tensor, first_token: int, vocab: int | None) -> None:
-    """Refuse targets outside the vocabulary and tokens with non-finite logits or scores, from the statistics.
+    """Refuse targets outside the vocabulary, and tokens with non-finite logits or scores.
 
-    Args:
-        merged_WN: `[W, N]` statistics of the whole vocabulary.
-        logp_KN: `[K, N]` float32 log-probabilities made of them.
-        target_N: `[N]` token ids.
-        first_token: number of the first of these tokens in the call, for the message.
-        vocab: number of real columns of the whole vocabulary; None where no rank knows it.
+    ``first_token`` is the number of the first of them in the call; ``vocab`` None where no rank knows it.
     """
     if bool(merged_WN.isfinite().all() & logp_KN.isfinite().all()):  # one question, as a GPU is waited for
         return

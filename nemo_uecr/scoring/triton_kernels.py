@@ -79,14 +79,8 @@ def reduce_with_triton(
 ) -> None:
     """Write all statistics of each row, the target's logit included, into `stats_WN`.
 
-    The logits are read once, and once more for each temperature beyond 1 and one other.
-
-    Args:
-        logits_NV: `[N, V]` float logits with unit stride along V, padding columns sliced off, V >= 1.
-        target_N: `[N]` token ids of the whole vocabulary.
-        layout: which statistics to write, and where.
-        first_column: token id of column 0 of this shard.
-        stats_WN: `[W, N]` float32 with unit stride along N, overwritten.
+    Both lie side by side along V and N. The logits are read once, and once more for each temperature beyond 1 and one
+    other.
     """
     tokens, columns = logits_NV.shape
     target_N = target_N.contiguous()  # the kernel reads ids that lie side by side

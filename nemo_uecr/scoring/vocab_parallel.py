@@ -24,8 +24,6 @@ from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.records import StatisticsLayout, VocabShard
 
 DEBUG = "NEMO_UECR_DEBUG_COLLECTIVES"
-STAGED_BYTES = 1 << 20
-"""Up to this many gathered bytes gloo's own second buffer for a gather is of no account."""
 
 # torch 2.13 renamed the collective that gathers into one tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,22 +38,10 @@ def gathered_statistics(
     valid_vocab: int | None,
     shard: VocabShard,
 ) -> Tensor:
-    """Reduce this rank's shard and gather all ranks' statistics with one collective.
+    """Reduce this rank's shard and gather all ranks' `[R, W, N]` statistics, in rank order, with one collective.
 
-    Args:
-        statistics_of: gives the `[W, n]` statistics of this shard for a chunk of n tokens.
-        chunks: the chunks of tokens.
-        target_N: `[N]` token ids of the whole vocabulary.
-        layout: which statistics the W rows hold.
-        columns: columns of this shard, padding included.
-        valid_vocab: number of real columns of the whole vocabulary.
-        shard: this rank's place.
-
-    Returns:
-        `[R, W, N]` float32 in rank order.
-
-    Raises:
-        ScoreError: in debug mode, where the ranks make different calls or the shards do not tile the vocabulary.
+    Arguments as for `scores_by_chunk`. In debug mode ranks that make different calls, or shards that do not tile the
+    vocabulary, are a `ScoreError`.
     """
     if os.environ.get(DEBUG) == "1":
         call = {"tokens": target_N.shape[0], "targets": hash(tuple(target_N.tolist())), "layout": layout}
@@ -65,26 +51,11 @@ def gathered_statistics(
     for chunk in chunks:
         gathered_RWN[rank, :, chunk] = statistics_of(chunk)
     if size > 1:
-        _exchange(gathered_RWN, rank, shard.group)
+        _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=shard.group)
     return gathered_RWN
 
 
-def _exchange(gathered_RWN: Tensor, rank: int, group: dist.ProcessGroup | None) -> None:
-    """Bring the ranks' statistics together in place.
-
-    On a CPU gloo's all-gather holds a second buffer as large as the gathered one. Where that would count, its
-    all-reduce, which works in place, takes over: what a rank did not write is 0, and x + 0 is x in every bit.
-    """
-    if gathered_RWN.device.type == "cpu" and gathered_RWN.nbytes > STAGED_BYTES:
-        gathered_RWN[:rank].zero_()
-        gathered_RWN[rank + 1 :].zero_()
-        dist.all_reduce(gathered_RWN, group=group)
-    else:
-        _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=group)
-
-
 def _check_agreement(call: dict[str, object], columns: int, shard: VocabShard) -> None:
-    """Compare this rank's call with the others'."""
     said: list[tuple[dict[str, object], int, int]] = [({}, 0, 0)] * dist.get_world_size(shard.group)
     dist.all_gather_object(said, (call, shard.first_column, columns), group=shard.group)
     for name in call:

@@ -12,7 +12,7 @@ from torch import Tensor
 from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.loss import clipped_surrogate, low_variance_kl, policy_loss
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.methods.atod import schedule
+from nemo_uecr.core.methods.baselines import schedule
 from nemo_uecr.core.records import EPSILON, GAP_CLIP, ScoredBatch, Settings
 
 PLAIN = Settings(

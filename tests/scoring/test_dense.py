@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -89,12 +88,6 @@ def test_gradient_against_float64(tokens: int, vocab: int, temperature: float) -
         assert (leaf.grad.double() - expected).abs().max() <= bound
 
 
-def test_no_gradient_and_no_graph_from_score_logits() -> None:
-    logits = torch.randn(3, 11, requires_grad=True)
-    scores = score_logits(logits, torch.tensor([1, 2, 3]), temperatures=(1.0,), entropy=True)
-    assert not scores.logp.requires_grad
-
-
 def test_temperatures_come_back_in_the_order_asked() -> None:
     logits, target = peaked_logits(4, 50, 9.0, seed=10)
     scores = score_logits(logits, target, temperatures=(0.7, 1.0, 0.7), entropy=False)
@@ -175,24 +168,3 @@ def test_target_outside_the_vocabulary(target: int) -> None:
         score_logits(logits, targets, temperatures=(1.0,), entropy=True, valid_vocab=4)
     with pytest.raises(ScoreError, match="of 4 columns"):
         token_logp(logits[:, :4], targets, temperature=1.0)
-
-
-@pytest.mark.parametrize(
-    ("shape", "targets", "changes", "message"),
-    [
-        ((2, 3, 4), torch.zeros(2).long(), {}, "two dimensions"),
-        ((2, 4), torch.zeros(1).long(), {}, r"expected \(2,\)"),
-        ((2, 4), torch.zeros(2), {}, "token id"),
-        ((2, 4), torch.zeros(2).long(), {"temperatures": (0.0,)}, "above 0"),
-        ((2, 4), torch.zeros(2).long(), {"valid_vocab": 5}, "1 to 4"),
-    ],
-)
-def test_bad_arguments(shape: tuple[int, ...], targets: Tensor, changes: dict[str, Any], message: str) -> None:
-    options = {"temperatures": (1.0,), "entropy": True, **changes}
-    with pytest.raises(ScoreError, match=message):
-        score_logits(torch.zeros(shape), targets, **options)
-
-
-def test_no_token_has_no_scores() -> None:
-    scores = score_logits(torch.zeros(0, 4), torch.zeros(0).long(), temperatures=(1.0, 0.7), entropy=True)
-    assert scores.logp.shape == (2, 0)

@@ -14,15 +14,6 @@ from nemo_uecr.scoring.statistics import merge_shards
 from .conftest import peaked_logits
 
 
-def test_layout_of_one_and_two_temperatures() -> None:
-    one = StatisticsLayout((1.0,), True)
-    assert (one.width, one.sum_temperatures, one.sum_row(1.0), one.weighted_row) == (4, (1.0,), 2, 3)
-    two = StatisticsLayout((0.7, 1.0, 0.7), True)
-    assert (two.width, two.sum_temperatures, two.sum_row(0.7), two.weighted_row) == (5, (1.0, 0.7), 3, 4)
-    training = StatisticsLayout((0.7,), False)
-    assert (training.width, training.sum_temperatures) == (3, (0.7,))
-
-
 def test_merge_by_hand() -> None:
     # Shard 0 holds z = 0 and ln 2: m = ln 2, s = 1/2 + 1 = 1.5, t = (-ln 2)(1/2) = -0.3465736.
     # Shard 1 holds z = ln 4 (the target): m = y = ln 4, s = 1, t = 0.

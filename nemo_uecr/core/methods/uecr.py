@@ -104,10 +104,8 @@ def without_entropy(view: View, tau_delta: float) -> Rule:
 def _redistributed(view: View, parts: UnifiedAdvantage, rule: Rule, moved_B: Tensor, rho: float) -> Advantages:
     """``A = A^U + moved q`` for the residual q of each block, given the sign of its responses' task advantage.
 
-    ``A^task|U (1 + rho q) + alpha A^T|U`` is the same number but not the same bits: at rho = 0 it would not be A^U.
-
-    References:
-        eq:final-advantage, prop:invariants.
+    eq:final-advantage, prop:invariants. ``A^task|U (1 + rho q) + alpha A^T|U`` is the same number but not the same
+    bits: at rho = 0 it would not be A^U.
     """
     sign_B = parts.task.sign()
     centre_B = torch.empty_like(sign_B)

@@ -49,11 +49,7 @@ class View:
 
     @cached_property
     def grpo_B(self) -> Tensor:
-        """[B] float64 ``A^GRPO = (R^task - mean) / (Std(R^task) + eps)``.
-
-        References:
-            eq:grpo-adv.
-        """
+        """[B] float64 ``A^GRPO = (R^task - mean) / (Std(R^task) + eps)`` (eq:grpo-adv)."""
         advantage_B, std_B = self.normalised(self.batch.task_reward_B)
         self.keep("unified_std_B", std_B)
         return self.keep("advantage_task_B", advantage_B)
