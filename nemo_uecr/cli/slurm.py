@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.cli.common import ConfigFile, Override, family, load_and_report
+from nemo_uecr.cli.common import ConfigFile, Override, family, reported, say
 from nemo_uecr.cli.train import train_until
 from nemo_uecr.errors import ConfigError, DependencyError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.stopping import StopRequest
-
-__all__ = ["app", "train_replica"]
 
 app = family("slurm", "What slurm/*.sh call.")
 app.show = False
@@ -29,10 +26,11 @@ def smoke(config: ConfigFile, /, *overrides: Override) -> None:
     Each node trains in run.folder/NODE; at the end all must have come to the same numbers. It continues what the run
     folders hold, and ends early as `train` does.
     """
+    from nemo_uecr.config.load import load_config
     from nemo_uecr.slurm.replicas import compare_nodes
     from nemo_uecr.stopping import listening
 
-    folder = Path(load_and_report(config, overrides).config.run.folder).resolve()
+    folder = Path(reported(load_config(config, overrides)).config.run.folder).resolve()
     os.environ["RAY_DEDUP_LOGS"] = "0"  # read at the import; else lines end in "[repeated 4x across cluster]", coloured
     require_extra("ray")
     import ray
@@ -47,14 +45,14 @@ def smoke(config: ConfigFile, /, *overrides: Override) -> None:
             names, difference = compare_nodes(work, folder, stop)
     finally:
         ray.shutdown()  # it prints the last lines of its actors, and the job's last line is ours
-    sys.stdout.write(
-        f"smoke: {len(names)} nodes ({', '.join(names)}) agree, largest difference {difference:.3g}; {folder}\n"
-    )
+    say(f"smoke: {len(names)} nodes ({', '.join(names)}) agree, largest difference {difference:.3g}; {folder}")
 
 
 def train_replica(config: str, overrides: tuple[str, ...], folder: Path, stop: StopRequest) -> Path:
     """One replica's run; called on its node."""
-    return train_until(load_and_report(config, [*overrides, f"run.folder={folder}"]), resume=True, stop=stop)
+    from nemo_uecr.config.load import load_config
+
+    return train_until(reported(load_config(config, [*overrides, f"run.folder={folder}"])), resume=True, stop=stop)
 
 
 @app.command
@@ -69,7 +67,7 @@ def command(config: ConfigFile, /, *overrides: Override, nodes: int, gpus: int, 
     from nemo_uecr.slurm.job import command_words
 
     words = command_words(config, overrides, smoke=smoke, nodes=nodes, gpus=gpus)
-    sys.stdout.write(shlex.join(["nemo-uecr", *words]) + "\n")
+    say(shlex.join(["nemo-uecr", *words]))
 
 
 @app.command

@@ -9,25 +9,20 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 import nemo_uecr
-from nemo_uecr.cli.common import ConfigFile, Override, is_nemo_rl, load_and_report, whole_numbers
+from nemo_uecr.cli.common import ConfigFile, Numbers, Override, reported, say
 from nemo_uecr.errors import ConfigError, InvariantError, UecrError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.config.load import LoadedConfig
     from nemo_uecr.stopping import StopRequest
     from nemo_uecr.study.grid import Cell
-
-__all__ = [
-    "demo", "demo_config_path", "smoke", "study", "train", "train_cell", "train_until",
-    "with_free_folder",
-]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -42,36 +37,45 @@ def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> 
     Args:
         resume: Continue the run in run.folder from its newest checkpoint.
     """
-    if is_nemo_rl(config, overrides):
+    from nemo_uecr.config.load import backend_of, load_config
+
+    if backend_of(config, overrides) == "nemo_rl":
         folder = _train_nemo_rl(config, overrides, resume=resume)
     else:
-        loaded = load_and_report(config, overrides)
-        with _saying_how_to_continue(loaded.config.run.folder):
-            folder = _train_local(loaded, resume=resume)
-    sys.stdout.write(f"run: {folder}\n")
+        folder = _train_local(reported(load_config(config, overrides)), resume=resume)
+    say(f"run: {folder}")
 
 
 def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Path:
-    from nemo_uecr.config.load import load_nemo
-    from nemo_uecr.config.methods import objective, unused_line
+    from nemo_uecr.config.load import load_as
+    from nemo_uecr.config.methods import objective
+    from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.files import locked
     from nemo_uecr.nemo.launcher import train as launch
 
-    loaded = load_nemo(config, overrides)
-    equation, unused = objective(loaded.config), unused_line(loaded.config, loaded.origins)
+    loaded = reported(load_as(NemoConfig, config, overrides))
+    equation = objective(loaded.config)
     logger.info(equation)
-    if unused is not None:
-        logger.info(unused)
     with locked(Path(loaded.config.run.folder)):
         return launch(loaded.config, resume=resume, origins=loaded.origins, objective=equation)
 
 
 def _train_local(loaded: LoadedConfig, *, resume: bool) -> Path:
-    """Train with the local back end until the last step or a signal."""
+    """Train with the local back end until the last step or a signal.
+
+    Ctrl-C saves nothing; the command that continues from the newest checkpoint is printed.
+    """
     from nemo_uecr.stopping import listening
 
-    with listening() as stop:
-        return train_until(loaded, resume=resume, stop=stop)
+    try:
+        with listening() as stop:
+            return train_until(loaded, resume=resume, stop=stop)
+    except KeyboardInterrupt:
+        written = os.path.join(loaded.config.run.folder, "config.yaml")
+        if os.path.exists(written):
+            command = shlex.join(["nemo-uecr", "train", written, "--resume"])
+            sys.stderr.write(f"to continue from the newest checkpoint: {command}\n")
+        raise
 
 
 def train_until(loaded: LoadedConfig, *, resume: bool, stop: StopRequest) -> Path:
@@ -83,19 +87,6 @@ def train_until(loaded: LoadedConfig, *, resume: bool, stop: StopRequest) -> Pat
 
     equation = objective(loaded.config)
     return run(loaded.config, resume=resume, origins=loaded.origins, objective=equation, locate=resolve, stop=stop)
-
-
-@contextlib.contextmanager
-def _saying_how_to_continue(folder: str) -> Iterator[None]:
-    """Ctrl-C saves nothing; print the command that continues the run from its newest checkpoint."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        written = os.path.join(folder, "config.yaml")
-        if os.path.exists(written):
-            command = shlex.join(["nemo-uecr", "train", written, "--resume"])
-            sys.stderr.write(f"to continue from the newest checkpoint: {command}\n")
-        raise
 
 
 def demo(*overrides: Override, no_open: bool = False) -> None:
@@ -110,20 +101,17 @@ def demo(*overrides: Override, no_open: bool = False) -> None:
         no_open: Do not open the report in the browser.
     """
     from nemo_uecr.cli.runs import report
+    from nemo_uecr.config.load import load_config
 
-    loaded = load_and_report(demo_config_path(), with_free_folder(overrides))
-    with _saying_how_to_continue(loaded.config.run.folder):
-        folder = _train_local(loaded, resume=False)
-    report(folder, open_=not no_open)
+    loaded = reported(load_config(demo_config_path(), with_free_folder(overrides)))
+    report(_train_local(loaded, resume=False), open_=not no_open)
 
 
 def demo_config_path() -> str:
     """The demo's configuration: that of the clone, or the one inside an installed package."""
     package = Path(nemo_uecr.__file__).resolve().parent
-    places = [folder / "configs" / "local" / "demo.yaml" for folder in (package.parent / "examples", package)]
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
-        raise ConfigError(f"no demo configuration at {' or '.join(map(str, places))}; install nemo-uecr again")
+    cloned = package.parent / "examples" / "configs" / "local" / "demo.yaml"
+    path = cloned if cloned.is_file() else package / "configs" / "local" / "demo.yaml"
     shown = os.path.relpath(path)
     return str(path) if shown.startswith("..") else shown
 
@@ -143,7 +131,7 @@ def smoke(
     config: ConfigFile,
     /,
     *overrides: Override,
-    steps: Annotated[str, Parameter(help="Steps of each run: 1,5,10.")],
+    steps: Annotated[Numbers, Parameter(help="Steps of each run: 1,5,10.")],
 ) -> None:
     """Train for a few steps with every check on, before a long run.
 
@@ -153,33 +141,27 @@ def smoke(
     """
     from nemo_uecr.config.load import load_config
     from nemo_uecr.config.methods import objective
+    from nemo_uecr.stopping import listening
     from nemo_uecr.telemetry.run_folder import worst_residuals
 
-    counts = whole_numbers("--steps", steps)
-    if 0 in counts or len(set(counts)) < len(counts):
-        raise ConfigError(f"--steps: got {steps}, expected different whole numbers above 0, such as 1,5,10")
-    loaded = load_and_report(config, overrides).config
-    sys.stdout.write(f"objective: {objective(loaded)}\n")
-    for name, value in loaded.tolerances.model_dump().items():
-        sys.stdout.write(f"tolerance {name}: {value:g}\n")
+    if min(steps) < 1 or len(set(steps)) < len(steps):
+        raise ConfigError(f"--steps: got {','.join(map(str, steps))}, expected different numbers above 0, such as 1,5")
+    loaded = reported(load_config(config, overrides)).config
+    say(f"objective: {objective(loaded)}")
+    say(*(f"tolerance {name}: {value:g}" for name, value in loaded.tolerances.model_dump().items()))
     root = os.path.join(f"{loaded.run.folder}-smoke", time.strftime("%Y%m%d-%H%M%S"))
-    for count in counts:
-        target = os.path.join(root, f"steps-{count:03d}")
-        short = [
-            f"train.steps={count}",
-            f"run.folder={target}",
-            "evaluation.at_start=false",
-            "evaluation.benchmarks={}",
-            "checkpoint.keep_best=false",
+    for count in steps:
+        short = (
+            f"train.steps={count}", f"run.folder={os.path.join(root, f'steps-{count:03d}')}",
+            "evaluation.at_start=false", "evaluation.benchmarks={}", "checkpoint.keep_best=false",
             "telemetry.save_batch_every=1",
-        ]
-        folder = _train_local(load_config(config, [*overrides, *short]), resume=False)
-        for name, residual in worst_residuals(folder).items():
-            sys.stdout.write(f"smoke {count}: {name} at most {residual:.3g}\n")
+        )  # fmt: skip
+        with listening() as stop:
+            folder = train_until(load_config(config, [*overrides, *short]), resume=False, stop=stop)
+        say(*(f"smoke {count}: {name} at most {worst:.3g}" for name, worst in worst_residuals(folder).items()))
         reductions = _check_reductions(folder)
         compared = f"{reductions} reductions bit for bit" if reductions else "no teacher scores to reduce"
-        sys.stdout.write(f"smoke {count}: passed, {compared}, {folder}\n")
-        sys.stdout.flush()
+        say(f"smoke {count}: passed, {compared}, {folder}")
 
 
 def _check_reductions(folder: Path) -> int:
@@ -202,7 +184,7 @@ def study(
     """Run a grid of methods on several students, with tables and figures.
 
     Prints the budget first. Run it again after an interruption: finished runs are kept, unfinished ones continue from
-    their checkpoints. SIGTERM (exit code 75) and Ctrl-C (130) end its processes too.
+    their checkpoints.
 
         nemo-uecr study examples/configs/study/small.yaml
 
@@ -220,26 +202,27 @@ def study(
     loaded = load_study(config)
     if tables_only:
         with locked(Path(loaded.folder)):
-            sys.stdout.write(f"summary: {summarise(loaded)}\n")
+            say(f"summary: {summarise(loaded)}")
         return
     check_overrides(loaded)  # a misspelt override must not wait for its turn
     with contextlib.nullcontext() if budget else locked(Path(loaded.folder)):
-        sys.stdout.write("".join(f"{line}\n" for line in forecast(loaded)))
-        sys.stdout.flush()
-        if budget:
-            return
-        with listening() as stop:
-            work = functools.partial(train_cell, loaded.config)
-            sys.stdout.write(f"summary: {run_study(loaded, work, stop=stop, report=logger.info)}\n")
+        say(*forecast(loaded))
+        if not budget:
+            with listening() as stop:
+                work = functools.partial(train_cell, loaded.config)
+                say(f"summary: {run_study(loaded, work, stop=stop, report=logger.info)}")
 
 
 def train_cell(config: str, cell: Cell) -> str | None:
     """Train one cell, continuing it where it was begun; returns the error that a user should read, or None."""
     from nemo_uecr.config.load import load_config
+    from nemo_uecr.stopping import listening
 
     logging.getLogger("nemo_uecr").setLevel(logging.WARNING)
     try:
-        _train_local(load_config(config, cell.overrides), resume=(cell.folder / "config.yaml").is_file())
+        with listening() as stop:
+            begun = (cell.folder / "config.yaml").is_file()
+            train_until(load_config(config, cell.overrides), resume=begun, stop=stop)
     except UecrError as error:
         return " ".join(str(error).split())
     return None

@@ -8,7 +8,6 @@ duplicate keys are refused, the marker works at any depth, and a file that inher
 from __future__ import annotations
 
 import inspect
-import io
 import json
 import os
 import re
@@ -28,44 +27,31 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config, MethodConfig, Section, nearest_name
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
 
-__all__ = [
-    "DEFAULT", "Layer", "Loaded", "LoadedConfig", "annotated_yaml", "backend_of", "check_same_configuration",
-    "dump_config", "flat_values", "flattened", "is_known", "known_keys", "load_as", "load_config", "load_nemo",
-    "load_nemo_config", "overlay", "override_layer", "read_chain", "read_written", "section_of", "written_config",
-]  # fmt: skip
-
-OVERRIDE = "override"
-"""Origin of a value given on the command line."""
-DEFAULT = "default"
-"""Origin of a value that neither a file nor the command line gave."""
+#: Origins of a value given on the command line, and of one that neither a file nor the command line gave.
+OVERRIDE, DEFAULT = "override", "default"
 REPLACE_MARKER = "_override_"
-#: Keys that a resumed run may change: they alter what is written, not what is trained.
-FREE_KEYS = ("train.steps", "telemetry.", "checkpoint.", "run.folder")
-
 #: OmegaConf's mark for a value that a later file must give.
 MISSING = "???"
+#: Keys that a resumed run may change: they alter what is written, not what is trained.
+FREE_KEYS = ("train.steps", "telemetry.", "checkpoint.", "run.folder")
 #: `${` with the backslashes before it, each of which OmegaConf reads as an escape there and nowhere else.
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 #: `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`, as in NeMo-RL's files.
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b),
 }  # fmt: skip
-NULLS = {"null", "Null", "NULL", "~"}
+#: Where `annotated_yaml` begins its comments.
 COLUMN = 48
-"""Where `annotated_yaml` begins its comments."""
 
 C = TypeVar("C", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[C]):
-    """A validated configuration and where it came from."""
+    """A validated configuration and, by dotted key, where each value came from: a file, `override` or `default`."""
 
     config: C
-    """Every value, resolved."""
-
     origins: dict[str, str]
-    """By dotted key: the file as the user wrote it, `override`, or `default`."""
 
 
 LoadedConfig = Loaded[Config]
@@ -87,23 +73,22 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> Loade
     return load_as(Config, path, overrides)
 
 
-def load_nemo(path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[NemoConfig]:
-    """The configuration of a NeMo-RL run with the origin of every value; see `load_as`."""
-    return load_as(NemoConfig, path, overrides)
-
-
 def load_nemo_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> NemoConfig:
-    """The configuration of a NeMo-RL run."""
-    return load_nemo(path, overrides).config
+    """The configuration of a NeMo-RL run; see `load_as`."""
+    return load_as(NemoConfig, path, overrides).config
 
 
-def backend_of(path: str | os.PathLike[str], overrides: Sequence[str]) -> str | None:
-    """The back end that a configuration names, before anything else of it is read; None if it names none."""
-    named = [text.partition("=")[2].strip() for text in overrides if text.lstrip("+").startswith("backend=")]
-    if named:
-        return named[-1]
-    backend = read_chain(os.fspath(path)).values.get("backend")
-    return None if backend is None else str(backend)
+def load(path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[Config] | Loaded[NemoConfig]:
+    """The configuration of either back end, the one that it names; see `load_as`."""
+    if backend_of(path, overrides) == "nemo_rl":
+        return load_as(NemoConfig, path, overrides)
+    return load_as(Config, path, overrides)
+
+
+def backend_of(path: str | os.PathLike[str], overrides: Sequence[str]) -> str:
+    """The back end that a configuration names, before anything else of it is read."""
+    named = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("backend=")]
+    return named[-1] if named else str(read_chain(os.fspath(path)).values.get("backend"))
 
 
 def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[C]:
@@ -118,7 +103,7 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
         ConfigError: with one line that says what was got, what was expected and where it was set.
     """
     shown = os.fspath(path)
-    layer = reduce(overlay, [override_layer(text, schema) for text in overrides], read_chain(shown))
+    layer = reduce(_overlay, [override_layer(text, schema) for text in overrides], read_chain(shown))
     config = _validated(schema, _resolved(layer, shown), layer.origins, shown)
     return Loaded(config, {key: layer.origins.get(key, DEFAULT) for key in flat_values(config)})
 
@@ -136,12 +121,9 @@ def load_method(name: str, overrides: Sequence[str], run: MethodConfig | None = 
         name: the method.
         overrides: `method.key=value` texts.
         run: the section that they change; None: the schema's defaults.
-
-    Raises:
-        ConfigError: as `load_as`; also where the method needs a setting that nobody gives.
     """
     base = _layer({"method": {**({} if run is None else run.model_dump()), "name": name}}, OVERRIDE)
-    layer = reduce(overlay, [override_layer(text, _MethodAlone) for text in overrides], base)
+    layer = reduce(_overlay, [override_layer(text, _MethodAlone) for text in overrides], base)
     return _validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method
 
 
@@ -153,11 +135,10 @@ def _resolved(layer: Layer, path: str) -> dict[str, object]:
     for name, function in RESOLVERS.items():
         register(name, function, replace=True)
     try:
-        plain = OmegaConf.to_container(OmegaConf.create(layer.values), resolve=True)
+        return _without_missing(OmegaConf.to_container(OmegaConf.create(layer.values), resolve=True))
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", None) or "a value")
         raise ConfigError(f"{key}: {str(error).splitlines()[0]} ({_set_where(key, layer.origins, path)})") from error
-    return _without_missing(plain)
 
 
 def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
@@ -169,7 +150,7 @@ def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
 
 
 def flat_values(config: BaseModel) -> dict[str, object]:
-    """Every value by dotted key, in the order of the schema; lists and empty mappings are values."""
+    """Every value by dotted key, in the order of the schema."""
     return flattened(config.model_dump(mode="json"))
 
 
@@ -177,28 +158,23 @@ def flattened(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]
     """A tree of mappings as one mapping with dotted keys; lists and empty mappings are values."""
     flat: dict[str, object] = {}
     for key, value in tree.items():
-        name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            flat |= flattened(value, f"{name}.")
+            flat |= flattened(value, f"{prefix}{key}.")
         else:
-            flat[name] = value
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
 # -- layers ----------------------------------------------------------------------------------------------------------
 
 
-def overlay(base: Layer, layer: Layer) -> Layer:
-    """The base with the layer on top: mappings merge, everything else is replaced by the later value.
-
-    A section of the layer that carries the replace marker takes the place of the base's. The marker acts once.
-    """
-    values = _merged(base.values, layer.values)
-    origins = base.origins | layer.origins
-    return Layer(values, {key: origins[key] for key in flattened(values)})
+def _overlay(base: Layer, layer: Layer) -> Layer:
+    """The base with the layer on top; a replace marker acts once."""
+    return Layer(_merged(base.values, layer.values), base.origins | layer.origins)
 
 
 def _merged(base: Mapping[str, object], layer: Mapping[str, object]) -> dict[str, object]:
+    """Mappings merge, unless the layer's carries the replace marker; everything else is replaced by the later value."""
     merged = dict(base)
     for key, value in layer.items():
         if isinstance(value, Mapping):
@@ -210,46 +186,36 @@ def _merged(base: Mapping[str, object], layer: Mapping[str, object]) -> dict[str
     return merged
 
 
-def _layer(tree: Mapping[str, object], origin: str) -> Layer:
-    keys = [*flattened(tree), *flattened(_merged({}, tree))]
-    return Layer(dict(tree), dict.fromkeys(keys, origin))
+def _layer(tree: dict[str, object], origin: str) -> Layer:
+    return Layer(tree, dict.fromkeys(flattened(_merged({}, tree)), origin))
 
 
 def read_chain(path: str) -> Layer:
-    """A file with everything it inherits.
-
-    Args:
-        path: the file as the user wrote it; it becomes the origin of its values.
-
-    Raises:
-        ConfigError: a file is missing, is no YAML mapping, repeats a key, or inherits itself.
-    """
-    if "=" in path and not os.path.exists(path):
-        raise ConfigError(f"got {path!r} where CONFIG belongs; expected a YAML file before key=value")
-    return overlay(Layer({}, {}), _chain(path, above=()))
+    """A file with everything it inherits; its path, as the user wrote it, becomes the origin of its values."""
+    return _overlay(Layer({}, {}), _chain(path, above=()))
 
 
 def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
     """The same with the replace markers of a file that inherits nothing; `above` led here through `defaults:`."""
     if os.path.realpath(path) in map(os.path.realpath, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
-    tree = _read_mapping(path, f" (named by 'defaults' of {above[-1]})" if above else "")
+    tree = _read_mapping(path)
     defaults = tree.pop("defaults", [])
     names = [defaults] if isinstance(defaults, str) else defaults
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{path}: defaults: got {defaults!r}, expected a file name or a list of file names")
     parents = [os.path.normpath(os.path.join(os.path.dirname(path), name)) for name in names]
     below = [_chain(parent, above=(*above, path)) for parent in parents]
     own = _layer(tree, path)
-    return reduce(overlay, [*below, own], Layer({}, {})) if below else own
+    return reduce(_overlay, [*below, own], Layer({}, {})) if below else own
 
 
-def _read_mapping(path: str, wanted_by: str) -> dict[str, object]:
+def _read_mapping(path: str) -> dict[str, object]:
     try:
-        loaded = OmegaConf.load(io.StringIO(Path(path).read_text(encoding="utf-8")))
+        loaded = OmegaConf.load(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read as YAML: {reason}{wanted_by}") from error
+        raise ConfigError(f"{path}: cannot be read as YAML: {reason}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: holds a list, expected a mapping of keys")
     tree: dict[str, object] = OmegaConf.to_container(loaded, resolve=False)
@@ -269,13 +235,14 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     name = name.strip().lstrip("+")
     if not equals or not name:
         raise ConfigError(f"override {text!r}: expected key=value, for example train.steps=10")
-    if not is_known(name, schema):
+    key = key_of(name, schema)
+    if key is None:
         nearest = nearest_name(name, known_keys(schema))
         raise ConfigError(f"override {text!r}: unknown key {name}; the nearest known key is {nearest}")
-    mapping = _mapping_of(name, schema)
-    parts = name.split(".") if mapping is None else [*mapping.split("."), name.removeprefix(f"{mapping}.")]
-    annotation = known_keys(schema)[mapping or name].annotation
-    value = _override_value(text, written, annotation if mapping is None else get_args(annotation)[1])
+    annotation, parts = known_keys(schema)[key].annotation, key.split(".")
+    if name != key:
+        annotation, parts = get_args(annotation)[1], [*parts, name.removeprefix(f"{key}.")]
+    value = _override_value(text, written, annotation)
     if isinstance(value, Mapping) and get_origin(annotation) is dict:
         value = {**value, REPLACE_MARKER: True}
     tree = reduce(lambda inner, part: {part: inner}, reversed(parts[1:]), value)
@@ -286,12 +253,11 @@ def _override_value(text: str, written: str, annotation: object) -> object:
     if written == "" or _takes_text(annotation):
         # A path or a prompt needs no YAML quoting; quotes around it are dropped.
         quoted = len(written) >= 2 and written[0] in "'\"" and written[-1] == written[0]
-        return None if written in NULLS else written[1:-1] if quoted else written
+        return None if written in ("null", "~") else written[1:-1] if quoted else written
     try:
-        parsed: dict[str, object] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={written}"]), resolve=False)
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={written}"]), resolve=False)["value"]
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"override {text}: the value is not valid YAML") from error
-    return parsed["value"]
 
 
 def _takes_text(annotation: object) -> bool:
@@ -321,15 +287,12 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def is_known(name: str, schema: type[BaseModel]) -> bool:
-    """Whether a dotted name is a section, a key, or an entry of a mapping of names."""
-    return name in known_keys(schema) or _mapping_of(name, schema) is not None
-
-
-def _mapping_of(name: str, schema: type[BaseModel]) -> str | None:
-    """The mapping of names that a dotted name is an entry of."""
-    mappings = (key for key, field in known_keys(schema).items() if get_origin(field.annotation) is dict)
-    return next((key for key in mappings if name.startswith(f"{key}.")), None)
+def key_of(name: str, schema: type[BaseModel]) -> str | None:
+    """The section or key that a dotted name is, or the mapping of names that it is an entry of; None if unknown."""
+    keys = known_keys(schema)
+    if name in keys:
+        return name
+    return next((k for k in keys if name.startswith(f"{k}.") and get_origin(keys[k].annotation) is dict), None)
 
 
 # -- faults in one line ----------------------------------------------------------------------------------------------
@@ -379,25 +342,23 @@ def _set_where(name: str, origins: Mapping[str, str], path: str) -> str:
 
 def dump_config(config: BaseModel) -> str:
     """The complete configuration as YAML; `load_config` of it gives the same configuration back."""
-    text: str = OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
+    text: str = OmegaConf.to_yaml(OmegaConf.create(_escaped(config)))
     return text
 
 
 def annotated_yaml(config: BaseModel, origins: Mapping[str, str]) -> str:
     """The complete configuration as YAML with the origin of every value in a comment, itself a configuration file."""
-    tree = _escaped(config.model_dump(mode="json"))
-    return "".join(f"{line}\n" for line in _annotated(tree, origins, ()))
+    return "".join(f"{line}\n" for line in _annotated(_escaped(config), origins, ()))
 
 
 def _annotated(tree: Mapping[str, object], origins: Mapping[str, str], path: tuple[str, ...]) -> Iterator[str]:
     for key, value in tree.items():
-        inside = (*path, key)
         label = f"{'  ' * len(path)}{_scalar(key)}:"
         if isinstance(value, Mapping) and value:
             yield label
-            yield from _annotated(value, origins, inside)
+            yield from _annotated(value, origins, (*path, key))
         else:
-            yield f"{f'{label} {_scalar(value)}':<{COLUMN}}  # {origins['.'.join(inside)]}"
+            yield f"{f'{label} {_scalar(value)}':<{COLUMN}}  # {origins['.'.join((*path, key))]}"
 
 
 def _scalar(value: object) -> str:
@@ -409,20 +370,19 @@ def _scalar(value: object) -> str:
     return text.rstrip("\n").removesuffix("\n...")
 
 
-def _escaped(tree: Mapping[str, object]) -> dict[str, object]:
+def _escaped(config: BaseModel) -> dict[str, object]:
     """Keep `${` in a text from being read as an interpolation, and backslashes before it as they are."""
-    return _with_texts(tree, lambda found: f"{found[1] * 2}\\${{")
+    return _with_texts(config.model_dump(mode="json"), lambda found: f"{found[1] * 2}\\${{")
 
 
 def _with_texts(tree: Mapping[str, object], change: Callable[[re.Match[str]], str]) -> dict[str, object]:
-    return {
-        key: _with_texts(value, change)
-        if isinstance(value, Mapping)
-        else INTERPOLATION.sub(change, value)
-        if isinstance(value, str)
-        else value
-        for key, value in tree.items()
-    }
+    changed = dict(tree)
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            changed[key] = _with_texts(value, change)
+        elif isinstance(value, str):
+            changed[key] = INTERPOLATION.sub(change, value)
+    return changed
 
 
 def read_written(path: Path) -> dict[str, object]:
@@ -430,27 +390,17 @@ def read_written(path: Path) -> dict[str, object]:
 
     Nothing is looked up for it: `${oc.env:...}` in a folder that came from elsewhere would put the reader's environment
     into a report.
-
-    Raises:
-        RunFolderError: it cannot be read, or holds no mapping.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RunFolderError(f"{path} cannot be read ({reason}); expected the resolved configuration") from error
-    if not isinstance(values, Mapping):
-        raise RunFolderError(f"{path} holds no mapping; expected the configuration as the run wrote it")
     return _with_texts(values, lambda found: found[1][: len(found[1]) // 2] + "${")
 
 
 def written_config(path: Path) -> Config:
-    """The configuration of a run of the local back end, as its `config.yaml` stands; see `read_written`.
-
-    Raises:
-        RunFolderError: it cannot be read.
-        ConfigError: it is no such configuration.
-    """
+    """The configuration of a run of the local back end, as its `config.yaml` stands; see `read_written`."""
     return _validated(Config, read_written(path), {}, str(path))
 
 

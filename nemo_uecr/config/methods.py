@@ -8,8 +8,6 @@ from nemo_uecr.config.load import DEFAULT
 from nemo_uecr.config.nemo_schema import AnyConfig
 from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, MethodConfig
 
-__all__ = ["objective", "unused_line"]
-
 
 def objective(config: AnyConfig) -> str:
     """What the run minimises, on one line: loss, token advantage, and the settings that the method uses.

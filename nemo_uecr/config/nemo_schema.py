@@ -31,25 +31,16 @@ from nemo_uecr.config.schema import (
     check_teacher,
 )
 
-__all__ = ["AnyConfig", "NemoConfig", "NemoDataConfig", "NemoStudentConfig", "NemoTeacherConfig", "ParallelConfig"]
-
 Form = Literal["paper", "nemo_rl"]
 
 
 class ParallelConfig(Section):
     """How a model is cut over GPUs; the rest of them is data parallel."""
 
-    tensor: Count
-    """Ranks that share each layer and the vocabulary."""
-
-    pipeline: Count
-    """Ranks that share the stack of layers."""
-
-    context: Count
-    """Ranks that share each sequence."""
-
-    sequence: bool
-    """Whether the tensor ranks also share the activations between layers."""
+    tensor: Count  # Ranks that share each layer and the vocabulary.
+    pipeline: Count  # Ranks that share the stack of layers.
+    context: Count  # Ranks that share each sequence.
+    sequence: bool  # Whether the tensor ranks also share the activations between layers.
 
     @property
     def ranks(self) -> int:
@@ -66,61 +57,35 @@ class ParallelConfig(Section):
 class NemoStudentConfig(Section):
     """The policy that is trained with Megatron."""
 
-    model_name: Text
-    """Hugging Face model: a local folder or a hub name."""
-
+    model_name: Text  # Hugging Face model: a local folder or a hub name.
+    # Megatron checkpoint of that model to start from; null: its Hugging Face weights are converted.
     megatron_checkpoint: Text | None
-    """Megatron checkpoint of that model to start from; null: its Hugging Face weights are converted."""
-
+    # Real vocabulary columns (the model's vocab_size); the padding that Megatron adds carries no probability.
     vocabulary: Count
-    """Real vocabulary columns (the model's vocab_size); the padding that Megatron adds carries no probability."""
-
-    parallel: ParallelConfig
-    """Its layout."""
-
-    activation_checkpointing: bool
-    """Whether activations are computed again in the backward pass instead of kept."""
+    parallel: ParallelConfig  # Its layout.
+    activation_checkpointing: bool  # Whether activations are computed again in the backward pass instead of kept.
 
 
 class NemoTeacherConfig(Section):
     """The frozen model that scores the student's tokens, with its own layout."""
 
-    model_name: Text | None
-    """Hugging Face model: a local folder or a hub name; null where the method reads no teacher."""
-
-    megatron_checkpoint: Text | None
-    """Megatron checkpoint of that model; null: its Hugging Face weights are converted."""
-
-    parallel: ParallelConfig
-    """Its own layout."""
-
-    fp8: bool
-    """Whether Transformer Engine computes in FP8; it changes gap and entropy, so measure it first."""
-
+    model_name: Text | None  # Hugging Face model: a local folder or a hub name; null where the method reads no teacher.
+    megatron_checkpoint: Text | None  # Megatron checkpoint of that model; null: its Hugging Face weights are converted.
+    parallel: ParallelConfig  # Its own layout.
+    fp8: bool  # Whether Transformer Engine computes in FP8; it changes gap and entropy, so measure it first.
+    # GPUs of its own: some of the one node's, or whole nodes; 0: on the student's GPUs, only while it scores.
     dedicated_gpus: NonNegativeInt
-    """GPUs of its own: some of the one node's, or whole nodes; 0: on the student's GPUs, only while it scores."""
-
-    offload_limit_mebi: Count
-    """MiB that may stay on each GPU after its offload; checked at start."""
+    offload_limit_mebi: Count  # MiB that may stay on each GPU after its offload; checked at start.
 
 
 class NemoDataConfig(ProblemsConfig):
     """Training problems and how a prompt is made from one."""
 
-    difficulty_key: Text | None
-    """Field of the difficulty; null: problems are not chosen by it."""
-
-    difficulty_low: NonNegative | None
-    """Lowest difficulty that is kept; null: all."""
-
-    difficulty_high: NonNegative | None
-    """Highest difficulty that is kept; null: all."""
-
-    subset: Count | None
-    """Number of problems drawn by the run's seed from those that are kept; null: all of them."""
-
-    verifier_workers: Count
-    """Processes that judge the responses."""
+    difficulty_key: Text | None  # Field of the difficulty; null: problems are not chosen by it.
+    difficulty_low: NonNegative | None  # Lowest difficulty that is kept; null: all.
+    difficulty_high: NonNegative | None  # Highest difficulty that is kept; null: all.
+    subset: Count | None  # Number of problems drawn by the run's seed from those that are kept; null: all of them.
+    verifier_workers: Count  # Processes that judge the responses.
 
     @model_validator(mode="after")
     def _difficulty_is_a_range(self) -> Self:
@@ -135,94 +100,64 @@ class NemoDataConfig(ProblemsConfig):
 class NemoRolloutConfig(SamplingConfig):
     """How vLLM samples the student's responses."""
 
-    tensor: Count
-    """vLLM's tensor-parallel ranks."""
-
-    gpu_memory: Share
-    """Share of each GPU's memory that vLLM takes while it generates."""
-
-    enforce_eager: bool
-    """Whether vLLM runs without CUDA graphs."""
+    tensor: Count  # vLLM's tensor-parallel ranks.
+    gpu_memory: Share  # Share of each GPU's memory that vLLM takes while it generates.
+    enforce_eager: bool  # Whether vLLM runs without CUDA graphs.
 
 
 class NemoTrainConfig(OptimizerConfig):
     """The optimizer and its steps; the data-parallel ranks share a mini-batch equally."""
 
+    # Tokens packed into a forward and backward pass; at least the longest, padded prompt and response.
     tokens_per_microbatch: Count
-    """Tokens packed into a forward and backward pass; at least the longest, padded prompt and response."""
-
-    warmup_steps: NonNegativeInt
-    """Rollout batches of linear warm-up."""
+    warmup_steps: NonNegativeInt  # Rollout batches of linear warm-up.
 
 
 class ScoringConfig(Section):
     """Scoring passes of student, reference and teacher."""
 
+    # Tokens packed into a scoring forward; at least the longest, padded prompt and response.
     tokens_per_microbatch: Count
-    """Tokens packed into a scoring forward; at least the longest, padded prompt and response."""
-
-    chunk_tokens: Count
-    """Tokens whose logits are reduced at once; bounds memory."""
-
+    chunk_tokens: Count  # Tokens whose logits are reduced at once; bounds memory.
+    # Longest wait for a scoring pass or an evaluation; then the run ends and names the workers that are silent.
     timeout_s: Positive
-    """Longest wait for a scoring pass or an evaluation; then the run ends and names the workers that are silent."""
 
 
 class ClusterConfig(Section):
     """The GPUs of the run."""
 
-    nodes: Count
-    """Nodes."""
-
-    gpus_per_node: Count
-    """GPUs of each node that the run uses."""
+    nodes: Count  # Nodes.
+    gpus_per_node: Count  # GPUs of each node that the run uses.
 
 
 class NemoCheckpointConfig(Section):
     """When the run can be resumed from."""
 
-    every: NonNegativeInt
-    """Steps between checkpoints; 0: none."""
-
-    keep_last: Count
-    """Newest checkpoints that are kept."""
+    every: NonNegativeInt  # Steps between checkpoints; 0: none.
+    keep_last: Count  # Newest checkpoints that are kept.
 
 
 class NemoTelemetryConfig(Section):
     """NeMo-RL's loggers."""
 
-    tensorboard: bool
-    """TensorBoard events."""
-
-    wandb: Text | None
-    """Weights & Biases project; null: off."""
-
-    mlflow: Text | None
-    """MLflow experiment; null: off."""
-
-    save_batch_every: NonNegativeInt
-    """Steps between saved batches (replay and credit map); 0: none."""
+    tensorboard: bool  # TensorBoard events.
+    wandb: Text | None  # Weights & Biases project; null: off.
+    mlflow: Text | None  # MLflow experiment; null: off.
+    save_batch_every: NonNegativeInt  # Steps between saved batches (replay and credit map); 0: none.
 
 
 class ConventionsConfig(Section):
     """Where NeMo-RL departs from the paper: `paper` for the paper's form, `nemo_rl` for NeMo-RL's own."""
 
-    kl: Form
-    """Reference KL: plain k3, or with a score-function factor and clamps."""
-
-    grouping: Form
-    """Groups: by problem, or by equal prompt token rows."""
-
-    filters: Form
-    """Training log-probabilities: at T_r only, or with generation's top-p and top-k as well."""
+    kl: Form  # Reference KL: plain k3, or with a score-function factor and clamps.
+    grouping: Form  # Groups: by problem, or by equal prompt token rows.
+    filters: Form  # Training log-probabilities: at T_r only, or with generation's top-p and top-k as well.
 
 
 class NemoConfig(Section):
     """A whole run."""
 
-    backend: Literal["nemo_rl"]
-    """What executes the run: NeMo-RL with Megatron workers and vLLM."""
-
+    backend: Literal["nemo_rl"]  # What executes the run: NeMo-RL with Megatron workers and vLLM.
     run: RunConfig
     student: NemoStudentConfig
     teacher: NemoTeacherConfig

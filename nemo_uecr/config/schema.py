@@ -1,87 +1,43 @@
 """The configuration of a run of the local back end: every key, its type, its limits, its meaning and the rules.
 
-A default stands either on the field here or in a YAML file, never at a call site. Unknown keys are errors. Texts that
-look like numbers stay texts, booleans are not numbers, NaN and infinities are refused. A rule that spans several keys
-is a validator that raises ValueError with a sentence naming them.
+One key is one line; the comment behind it, or above a long one, is what docs/configuration.md says (`make pages`). A
+default stands either here or in a YAML file, never at a call site. Unknown keys are errors. Texts that look like
+numbers stay texts, booleans are not numbers, NaN and infinities are refused. A rule that spans several keys is a
+validator that raises ValueError with a sentence naming them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import REGISTRY, Entry
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import AnyConfig
 
-__all__ = [
-    "OPTIONAL_SETTINGS", "REQUIRED_SETTINGS", "Config", "Count", "DataConfig", "EvaluationConfig", "LearningRate",
-    "LossConfig", "MethodConfig", "NonNegative", "NonNegativeInt", "OptimizerConfig", "Positive", "ProblemsConfig",
-    "RunConfig", "SamplingConfig", "Section", "Seed", "Share", "Text", "TolerancesConfig", "check_batch",
-    "check_parameters", "check_teacher", "nearest_name", "teacher_of",
-]  # fmt: skip
-
+#: Settings of `method` without a default in code: every method that uses one needs it stated.
 REQUIRED_SETTINGS = ("alpha", "rho", "tau_delta", "tau_entropy")
-"""Settings of `method` without a default in code: every method that uses one needs it stated."""
-
+#: Settings of `method` that have a default.
 OPTIONAL_SETTINGS = ("std_floor", "opd_coef", "std", "scoring_noise", "turn_separator")
-"""Settings of `method` that have a default."""
-
-#: Between these temperatures logits / T stay within float32.
-COLDEST, HOTTEST = 1e-3, 1e3
 
 Count = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Positive = Annotated[float, Field(gt=0)]
-LearningRate = Annotated[float, Field(gt=0, le=1e30)]  # float32 arithmetic ends at 3e38
-Threads = Annotated[int, Field(ge=1, le=4096)]  # OpenMP ends the process at numbers that no machine has
-SamplingTemperature = Annotated[float, Field(ge=COLDEST, le=HOTTEST)]
-Temperature = Annotated[float, Field(ge=0, le=HOTTEST)]
-ClipHigh = Annotated[float, Field(gt=0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
-TopP = Annotated[float, Field(gt=0, le=1)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
+UpToOne = Annotated[float, Field(gt=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
-
-Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
-Std = Literal["population", "sample"]
 
-
-def _word_of_switch(value: object) -> object:
-    """YAML 1.1 reads a bare on/off as a boolean; these fields mean the word."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return value
-
-
-Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_word_of_switch)]
-Tracking = Annotated[Literal["off", "offline", "online"], BeforeValidator(_word_of_switch)]
-Progress = Annotated[Literal["auto", "bar", "lines", "off"], BeforeValidator(_word_of_switch)]
-
-
-def _tuple_of_list(value: object) -> object:
-    """YAML has lists only; a frozen model keeps tuples."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-Pair = Annotated[tuple[Beta, Beta], BeforeValidator(_tuple_of_list)]
-
-
-def _with_question(template: str) -> str:
-    if "{question}" not in template:
-        raise ValueError(f"data.prompt_template: got {template!r}, expected a text that contains {{question}}")
-    return template
-
-
-PromptTemplate = Annotated[str, AfterValidator(_with_question)]
+#: YAML 1.1 reads a bare on/off as a boolean; keys of this kind mean the word.
+Word = BeforeValidator(lambda value: {True: "on", False: "off"}[value] if isinstance(value, bool) else value)
+Tracking = Annotated[Literal["off", "offline", "online"], Word]
 
 
 def nearest_name(wrong: str, known: Iterable[str]) -> str:
@@ -92,15 +48,8 @@ def nearest_name(wrong: str, known: Iterable[str]) -> str:
 class Section(BaseModel):
     """Base of every section: frozen, strict types, no unknown keys, no NaN or infinity."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        # `model_name` is a key of ours; older pydantic reserves the prefix.
-        protected_namespaces=(),
-    )
+    # `model_name` is a key of ours; older pydantic reserves the prefix.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 # -- sections of both back ends --------------------------------------------------------------------------------------
@@ -109,73 +58,43 @@ class Section(BaseModel):
 class RunConfig(Section):
     """Where the run lives and what seeds it."""
 
-    folder: Text
-    """Output folder of the run; created when missing. One run per folder."""
-
-    seed: Seed
-    """Seeds the sampling of prompts and tokens, and every permutation."""
+    folder: Text  # Output folder of the run; created when missing. One run per folder.
+    seed: Seed  # Seeds the sampling of prompts and tokens, and every permutation.
 
 
 class SamplingConfig(Section):
     """What every back end says of the student's responses."""
 
-    prompts_per_step: Count
-    """P: prompts a step."""
-
-    responses_per_prompt: Annotated[int, Field(ge=2)]
-    """G: responses a prompt; a group of one has no advantage."""
-
-    temperature: SamplingTemperature
-    """T_r: sampling temperature, also the temperature of the PPO ratio."""
-
-    top_p: TopP
-    """Nucleus mass of generation only; 1 is off."""
-
-    top_k: NonNegativeInt
-    """Number of candidate tokens of generation only; 0 is off."""
-
-    max_response_tokens: Count
-    """Longest response in tokens; a response cut there counts as truncated."""
-
-    overlong_filter: bool
-    """Whether truncated responses are left out of the loss."""
+    prompts_per_step: Count  # P: prompts a step.
+    responses_per_prompt: Annotated[int, Field(ge=2)]  # G: responses a prompt; a group of one has no advantage.
+    temperature: Positive  # T_r: sampling temperature, also the temperature of the PPO ratio.
+    top_p: UpToOne  # Nucleus mass of generation only; 1 is off.
+    top_k: NonNegativeInt  # Number of candidate tokens of generation only; 0 is off.
+    max_response_tokens: Count  # Longest response in tokens; a response cut there counts as truncated.
+    overlong_filter: bool  # Whether truncated responses are left out of the loss.
 
 
 class MethodConfig(Section):
     """The advantage: which method, and its settings."""
 
-    name: Text
-    """One of the methods: the paper's fourteen, and those added to the registry."""
-
-    alpha: float | None = None
-    """Weight of the teacher reward in R^U. Required by the methods that use it."""
-
-    rho: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Strength of the token redistribution. Required by the methods that use it."""
-
+    name: Text  # One of the methods: the paper's fourteen, and those added to the registry.
+    alpha: float | None = None  # Weight of the teacher reward in R^U. Required by the methods that use it.
+    # Strength of the token redistribution. Required by the methods that use it.
+    rho: BelowOne | None = None
+    # Scale of the gap inside the direction's tanh, nats. Required by the methods that use it.
     tau_delta: Positive | None = None
-    """Scale of the gap inside the direction's tanh, nats. Required by the methods that use it."""
-
+    # Scale of the teacher entropy in the confidence, nats. Required by the methods that use it.
     tau_entropy: Positive | None = None
-    """Scale of the teacher entropy in the confidence, nats. Required by the methods that use it."""
-
-    std_floor: NonNegative = 0.0
-    """Least standard deviation a group is divided by; 0 is the paper."""
-
-    opd_coef: float = 1.0
-    """Weight of the second surrogate, PG(A_opd)."""
-
-    std: Std = "population"
-    """Divisor of the group's variance: G (population) or G - 1 (sample)."""
-
+    std_floor: NonNegative = 0.0  # Least standard deviation a group is divided by; 0 is the paper.
+    opd_coef: float = 1.0  # Weight of the second surrogate, PG(A_opd).
+    # Divisor of the group's variance: G (population) or G - 1 (sample).
+    std: Literal["population", "sample"] = "population"
+    # Groups whose standard deviation lies below it are counted in telemetry; changes no advantage.
     scoring_noise: Positive = 1e-3
-    """Groups whose standard deviation lies below it are counted in telemetry; changes no advantage."""
-
+    # Token text that ends a turn; null: one turn. The end of a line is "\n" in YAML, $'...=\n' in a shell.
     turn_separator: Text | None = None
-    r"""Token text that ends a turn; null: one turn. The end of a line is "\n" in YAML, $'...=\n' in a shell."""
-
+    # Numbers of one method's own; what is not stated has the default in the registry.
     parameters: dict[str, float] = {}
-    """Numbers of one method's own; what is not stated has the default in the registry."""
 
     @property
     def entry(self) -> Entry:
@@ -215,73 +134,41 @@ class MethodConfig(Section):
             raise ValueError(
                 f"{', '.join(missing)}: missing, but method {self.name} needs it; write {missing[0]}=VALUE"
             )
-        check_parameters(self.name, self.parameters)
+        own, known = self.entry.parameters, {name for entry in REGISTRY.values() for name in entry.parameters}
+        for name, value in self.parameters.items():
+            if name in own:
+                own[name].check(f"method.parameters.{name}", value)
+            elif name not in known:  # another method's is left alone
+                raise ValueError(
+                    f"method.parameters.{name}: no such parameter; {self.name} has: {', '.join(own) or 'none'}"
+                )
         return self
-
-
-def check_parameters(method: str, parameters: Mapping[str, float]) -> None:
-    """Refuse a parameter that no method has, and one outside its range; another method's is left alone."""
-    own = REGISTRY[method].parameters
-    known = {name for entry in REGISTRY.values() for name in entry.parameters}
-    for name, value in parameters.items():
-        key = f"method.parameters.{name}"
-        if name not in known:
-            hint = f"the nearest is {nearest_name(name, own)!r}" if own else f"method {method} has none of its own"
-            raise ConfigError(f"{key}: no such parameter; {hint}")
-        if name in own:
-            own[name].check(key, value)
 
 
 class LossConfig(Section):
     """The clipped surrogate and the reference KL."""
 
-    clip_low: Share
-    """The ratio is clipped below at 1 - clip_low."""
-
-    clip_high: ClipHigh
-    """The ratio is clipped above at 1 + clip_high."""
-
+    clip_low: Share  # The ratio is clipped below at 1 - clip_low.
+    clip_high: Positive  # The ratio is clipped above at 1 + clip_high.
+    # Coefficient of the k3 KL to the initial student; 0: no reference model is loaded, unless the method reads it.
     reference_kl: NonNegative
-    """Coefficient of the k3 KL to the initial student; 0: no reference model is loaded, unless the method reads it."""
 
 
 class EvaluationConfig(Section):
     """avg@k on named benchmark files, with decoding of its own."""
 
-    every: NonNegativeInt
-    """Steps between evaluations; 0: only after the last step."""
-
-    at_start: bool
-    """Whether the untrained student is evaluated too."""
-
-    samples: Count
-    """k: responses a problem."""
-
-    temperature: Temperature
-    """Decoding temperature, at least 0.001; or 0, which is greedy and asks for samples = 1."""
-
-    top_p: TopP
-    """Nucleus mass; 1 is off."""
-
-    top_k: NonNegativeInt
-    """Number of candidate tokens; 0 is off."""
-
-    seed: Seed
-    """Seed of the decoding, the same at every evaluation."""
-
-    max_tokens: Count
-    """Longest response in tokens."""
-
-    benchmarks: dict[Text, Text]
-    """Name and JSONL file of each benchmark; may be empty."""
+    every: NonNegativeInt  # Steps between evaluations; 0: only after the last step.
+    at_start: bool  # Whether the untrained student is evaluated too.
+    samples: Count  # k: responses a problem.
+    temperature: NonNegative  # Decoding temperature; 0 is greedy and asks for samples = 1.
+    top_p: UpToOne  # Nucleus mass; 1 is off.
+    top_k: NonNegativeInt  # Number of candidate tokens; 0 is off.
+    seed: Seed  # Seed of the decoding, the same at every evaluation.
+    max_tokens: Count  # Longest response in tokens.
+    benchmarks: dict[Text, Text]  # Name and JSONL file of each benchmark; may be empty.
 
     @model_validator(mode="after")
     def _decoding_is_possible(self) -> Self:
-        if 0 < self.temperature < COLDEST:
-            raise ValueError(
-                f"evaluation.temperature: got {self.temperature:g}, expected 0, or a number from {COLDEST:g} to "
-                f"{HOTTEST:g}"
-            )
         if self.temperature == 0 and self.samples != 1:
             raise ValueError(
                 f"evaluation.samples: got {self.samples}, expected 1 because evaluation.temperature = 0 is greedy and "
@@ -293,70 +180,37 @@ class EvaluationConfig(Section):
 class ProblemsConfig(Section):
     """Training problems and how a prompt is made from one."""
 
-    train: Text
-    """JSONL file of problems, one object a line."""
-
-    question_key: Text
-    """Field of the question."""
-
-    answer_key: Text
-    """Field of the reference answer."""
-
-    prompt_template: PromptTemplate
-    """The user's turn; `{question}` is replaced by the question."""
-
-    enable_thinking: bool
-    """Handed to the chat template; false is the non-thinking mode."""
-
-    max_prompt_tokens: Count
-    """Longest prompt in tokens, chat template included."""
-
+    train: Text  # JSONL file of problems, one object a line.
+    question_key: Text  # Field of the question.
+    answer_key: Text  # Field of the reference answer.
+    prompt_template: Annotated[str, Field(pattern=r"\{question\}")]  # The user's turn, with {question} in it.
+    enable_thinking: bool  # Handed to the chat template; false is the non-thinking mode.
+    max_prompt_tokens: Count  # Longest prompt in tokens, chat template included.
+    # What is done about longer prompts of the training: `refuse` ends the start, `drop` leaves them out.
     long_prompts: Literal["refuse", "drop"]
-    """What is done about longer prompts of the training: `refuse` ends the start, `drop` leaves them out."""
-
-    shuffle: bool
-    """Whether problems are drawn in a random order instead of the file's."""
+    shuffle: bool  # Whether problems are drawn in a random order instead of the file's.
 
 
 class OptimizerConfig(Section):
     """The optimizer and its steps."""
 
-    steps: Count
-    """Rollout batches to train on."""
-
+    steps: Count  # Rollout batches to train on.
+    # Responses an optimizer step; divides the batch of prompts_per_step * responses_per_prompt.
     minibatch_responses: Count
-    """Responses an optimizer step; divides the batch of prompts_per_step * responses_per_prompt."""
-
-    learning_rate: LearningRate
-    """AdamW's learning rate after warm-up."""
-
-    betas: Pair
-    """AdamW's two decay rates."""
-
-    weight_decay: NonNegative
-    """AdamW's decoupled weight decay."""
-
-    max_grad_norm: Positive
-    """Gradients are scaled down to this norm."""
+    learning_rate: Positive  # AdamW's learning rate after warm-up.
+    betas: Annotated[tuple[BelowOne, BelowOne], Field(strict=False)]  # AdamW's two decay rates.
+    weight_decay: NonNegative  # AdamW's decoupled weight decay.
+    max_grad_norm: Positive  # Gradients are scaled down to this norm.
 
 
 class TolerancesConfig(Section):
     """Largest residual of each identity; a larger one stops the run."""
 
-    budget: Positive = 1e-6
-    """|mean over valid tokens of w - 1|, as stored in float32."""
-
-    decomposition: Positive = 1e-6
-    """|A^U - (A^task|U + alpha A^T|U)|, relative to max(1, |A^task|U| + |alpha A^T|U|)."""
-
-    residual_bound: Positive = 1e-6
-    """Excess of |q| over 1."""
-
-    log_weight: Positive = 1e-6
-    """|mean log weight| of distilled_rl where the advantage is positive."""
-
-    first_ratio: Positive = 1e-5
-    """|ratio - 1| at the first optimizer step of a batch."""
+    budget: Positive = 1e-6  # |mean over valid tokens of w - 1|, as stored in float32.
+    decomposition: Positive = 1e-6  # |A^U - (A^task|U + alpha A^T|U)|, relative to max(1, |A^task|U| + |alpha A^T|U|).
+    residual_bound: Positive = 1e-6  # Excess of |q| over 1.
+    log_weight: Positive = 1e-6  # |mean log weight| of distilled_rl where the advantage is positive.
+    first_ratio: Positive = 1e-5  # |ratio - 1| at the first optimizer step of a batch.
 
 
 def check_batch(config: AnyConfig) -> None:
@@ -389,97 +243,66 @@ def teacher_of(config: AnyConfig) -> str | None:
 class StudentConfig(Section):
     """The policy that is trained."""
 
-    model_name: Text
-    """Hugging Face model: a local folder or a hub name."""
-
-    dtype: Dtype
-    """Number format of weights and activations."""
+    model_name: Text  # Hugging Face model: a local folder or a hub name.
+    dtype: Dtype  # Number format of weights and activations.
 
 
 class TeacherConfig(Section):
     """The frozen model that scores the student's tokens."""
 
-    model_name: Text | None
-    """Hugging Face model: a local folder or a hub name; null where the method reads no teacher."""
-
-    dtype: Dtype
-    """Number format of weights and activations."""
+    model_name: Text | None  # Hugging Face model: a local folder or a hub name; null where the method reads no teacher.
+    dtype: Dtype  # Number format of weights and activations.
 
 
 class DataConfig(ProblemsConfig):
     """Training problems and how a prompt is made from one."""
 
-    id_key: Text | None
-    """Field of the problem's id; null: the line number."""
-
-    system_prompt: Text | None
-    """The system turn; null: none."""
+    id_key: Text | None  # Field of the problem's id; null: the line number.
+    system_prompt: Text | None  # The system turn; null: none.
 
 
 class RolloutConfig(SamplingConfig):
     """How the student's responses are sampled."""
 
-    microbatch_responses: Count
-    """Responses sampled at once; bounds memory."""
+    microbatch_responses: Count  # Responses sampled at once; bounds memory.
 
 
 class TrainConfig(OptimizerConfig):
     """The optimizer and its steps."""
 
+    # Responses a forward and backward pass; gradients are accumulated, the result is the same.
     microbatch_responses: Count
-    """Responses a forward and backward pass; gradients are accumulated, the result is the same."""
-
-    warmup_steps: NonNegativeInt
-    """Optimizer steps of linear warm-up."""
+    warmup_steps: NonNegativeInt  # Optimizer steps of linear warm-up.
 
 
 class CheckpointConfig(Section):
     """When the run can be resumed from."""
 
-    every: NonNegativeInt
-    """Steps between checkpoints; 0: only after the last step."""
-
-    keep_last: Count
-    """Newest checkpoints that are kept."""
-
-    keep_best: bool
-    """Whether the checkpoint with the highest average avg@k is kept as well; needs benchmarks."""
+    every: NonNegativeInt  # Steps between checkpoints; 0: only after the last step.
+    keep_last: Count  # Newest checkpoints that are kept.
+    keep_best: bool  # Whether the checkpoint with the highest average avg@k is kept as well; needs benchmarks.
 
 
 class TelemetryConfig(Section):
     """What is written beside the metrics file."""
 
-    tensorboard: Switch
-    """TensorBoard events; auto: when it is installed."""
-
-    wandb: Tracking = "off"
-    """Weights & Biases; offline: into the run folder, for `wandb sync`; online: to its service."""
-
+    tensorboard: Annotated[Literal["auto", "on", "off"], Word]  # TensorBoard events; auto: when it is installed.
+    wandb: Tracking = "off"  # Weights & Biases; offline: into the run folder, for `wandb sync`; online: to its service.
+    # MLflow; offline: into the run folder's mlflow.db; online: to the server that MLFLOW_TRACKING_URI names.
     mlflow: Tracking = "off"
-    """MLflow; offline: into the run folder's mlflow.db; online: to the server that MLFLOW_TRACKING_URI names."""
-
-    project: Text = "nemo-uecr"
-    """W&B project and MLflow experiment."""
-
+    project: Text = "nemo-uecr"  # W&B project and MLflow experiment.
+    # Steps between saved batches (replay and credit map), the first step included; 0: none.
     save_batch_every: NonNegativeInt
-    """Steps between saved batches (replay and credit map), the first step included; 0: none."""
-
-    progress: Progress
-    """Progress on the terminal; auto: a bar for people, lines otherwise."""
+    # Progress on the terminal; auto: a bar for people, lines otherwise.
+    progress: Annotated[Literal["auto", "bar", "lines", "off"], Word]
 
 
 class Config(Section):
     """A whole run."""
 
-    backend: Literal["local"]
-    """What executes the run: one process, CPU or one GPU."""
-
-    device: Device
-    """Where the models live; auto: the GPU when there is one."""
-
-    threads: Threads | None
-    """CPU threads of the mathematics; null: what torch chooses."""
-
+    backend: Literal["local"]  # What executes the run: one process, CPU or one GPU.
+    device: Literal["auto", "cpu", "cuda"]  # Where the models live; auto: the GPU when there is one.
+    threads: Count | None  # CPU threads of the mathematics; null: what torch chooses.
     run: RunConfig
     student: StudentConfig
     teacher: TeacherConfig

@@ -10,13 +10,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from nemo_uecr.config.load import load_as
-from nemo_uecr.config.schema import Count, LearningRate, Positive, Section, Seed, Share, Text
+from nemo_uecr.config.schema import Count, Positive, Section, Seed, Share, Text
 
 #: Names of arms, variants and tables become those of folders and files.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
 #: `key=value` texts, for example `method.name=grpo`.
 Overrides = list[Text]
-Rates = Annotated[list[LearningRate], Field(min_length=1)]
+Rates = Annotated[list[Positive], Field(min_length=1)]
 #: Level 1 has 111,466 questions; drawing the last different ones would hardly end.
 Problems = Annotated[int, Field(ge=1, le=10_000)]
 ZeroToOne = Annotated[float, Field(ge=0, le=1)]

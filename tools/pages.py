@@ -1,36 +1,43 @@
-"""The reference pages of the configuration, written from the schema; a test holds them current.
+"""Write the pages that come from the code: configuration and commands. Tests hold them current.
 
-python -m nemo_uecr.config.reference > docs/configuration.md
-python -m nemo_uecr.config.reference nemo_rl > docs/configuration-nemo-rl.md
+python tools/pages.py configuration > docs/configuration.md
+python tools/pages.py configuration-nemo-rl > docs/configuration-nemo-rl.md
+python tools/pages.py cli > docs/cli.md
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from nemo_uecr.cli.main import app
 from nemo_uecr.config.load import section_of
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, Config
+from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, Config, Section
 from nemo_uecr.method_registry import REGISTRY
-
-__all__ = ["nemo_reference_page", "reference_page"]
 
 WORDS = {
     "integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false", "null": "null",
 }  # fmt: skip
 SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+#: A key of a section in the source, with the comment above it and the one behind it.
+KEY = re.compile(r"((?:^    # .*\n)*)^    (\w+): [^#\n]*(?:# (.*))?$", re.M)
 
 _OPENING = """\
 # Configuration
 
 A run is described by one YAML file. This page lists every key of the local back end, to look things up; those of
 `backend: nemo_rl` are in [configuration-nemo-rl.md](configuration-nemo-rl.md). It is written from the schema
-(`nemo_uecr/config/schema.py`) by `python -m nemo_uecr.config.reference`; edit the schema, not the page.
+(`nemo_uecr/config/schema.py`) by `python tools/pages.py`; edit the schema, not the page.
 
 ```
 nemo-uecr config show CONFIG [key=value ...]    # every value and the file it comes from
@@ -66,7 +73,7 @@ _NEMO_OPENING = """\
 
 Every key of `backend: nemo_rl`, to look things up. Files, inheritance and the command line work as in
 [configuration.md](configuration.md), which also has the table of methods and their settings. The page is written from
-`nemo_uecr/config/nemo_schema.py` by `python -m nemo_uecr.config.reference nemo_rl`. What every shipped run shares is in
+`nemo_uecr/config/nemo_schema.py` by `python tools/pages.py`. What every shipped run shares is in
 `examples/configs/nemo_rl_base.yaml`.
 
 """
@@ -82,14 +89,32 @@ the method's own parameters, `method.parameters.NAME`, with their defaults.
 """
 
 
-def reference_page() -> str:
-    """The page as Markdown."""
+def configuration() -> str:
+    """Every key of the local back end, and what each method reads."""
     return _OPENING + "\n".join(_tables(Config)) + _METHODS + "\n".join(_methods()) + "\n"
 
 
-def nemo_reference_page() -> str:
-    """The page of the NeMo-RL back end as Markdown."""
+def configuration_nemo_rl() -> str:
+    """Every key of the NeMo-RL back end."""
     return _NEMO_OPENING + "\n".join(_tables(NemoConfig)) + "\n"
+
+
+def cli() -> str:
+    """Every command, from its own help."""
+    sys.argv = ["nemo-uecr"]  # cyclopts asks how the program was started
+    return app.generate_docs(usage_name="nemo-uecr").replace("```console", "```text")
+
+
+PAGES = {"configuration": configuration, "configuration-nemo-rl": configuration_nemo_rl, "cli": cli}
+
+
+def meanings(schema: type[BaseModel]) -> dict[str, str]:
+    """What the comments of a section and of its bases say of each key; a section within has its own docstring."""
+    found: dict[str, str] = {}
+    for kind in (kind for kind in reversed(schema.__mro__) if issubclass(kind, Section)):
+        for above, name, behind in KEY.findall(inspect.getsource(kind)):
+            found[name] = behind or " ".join(re.findall(r"# (.*)", above))
+    return found
 
 
 def _tables(schema: type[BaseModel], section: str = "") -> Iterator[str]:
@@ -100,14 +125,13 @@ def _tables(schema: type[BaseModel], section: str = "") -> Iterator[str]:
         yield from ("## Top level", "", "What executes the run, and where.", "")
     by_method = section.partition(".")[0] in ("method", "teacher")
     prefix = f"{section}." if section else ""
-    nodes = schema.model_json_schema()["properties"]
+    nodes, meaning = schema.model_json_schema()["properties"], meanings(schema)
     fields = {name: field for name, field in schema.model_fields.items() if section_of(field) is None}
     if fields:
         yield "| key | expects | default | meaning |" + (" read by |" if by_method else "")
         yield "|---|---|---|---|" + ("---|" if by_method else "")
     for name, field in fields.items():
-        meaning = " ".join((field.description or "").split())
-        cells = [f"`{prefix}{name}`", _words(nodes[name]), _default(name, field), meaning]
+        cells = [f"`{prefix}{name}`", _words(nodes[name]), _default(name, field), meaning[name]]
         cells += [_readers(section, name)] if by_method else []
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     for name, field in schema.model_fields.items():
@@ -166,4 +190,4 @@ def _methods() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(nemo_reference_page() if sys.argv[1:] == ["nemo_rl"] else reference_page())
+    sys.stdout.write(PAGES[sys.argv[1]]())
