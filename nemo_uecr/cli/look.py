@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter, types, validators
 
-from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, load, write_json
+from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, say, write_json
 from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,15 +19,13 @@ if TYPE_CHECKING:
     from nemo_uecr.plan.records import Plan
     from nemo_uecr.plan.shapes import ModelShape
 
-__all__ = ["config", "doctor", "plan", "sizes"]
-
 
 def plan(
     config: ConfigFile,
     /,
     *overrides: Override,
     device: Literal["h200", "h100", "a100", "cpu"] | None = None,
-    memory: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
+    memory: types.PositiveFloat | None = None,
     response_tokens: AtLeastOne | None = None,
     prompt_tokens: AtLeastOne | None = None,
     length_sigma: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=3))] = 0.9,
@@ -50,6 +47,7 @@ def plan(
         prompt_tokens: Mean prompt length (default: the longest allowed).
         length_sigma: Standard deviation of ln(response length) before truncation; 0: all have the mean.
     """
+    from nemo_uecr.config.load import load
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.plan.local import local_plan
     from nemo_uecr.plan.nemo import nemo_plan, other_placements, what_fits
@@ -75,9 +73,9 @@ def plan(
         others = other_placements(loaded, limits, lengths)
     else:
         made = local_plan(loaded, limits, lengths, sizes=sizes)
-    sys.stdout.write(plan_text(made))
+    say(plan_text(made).rstrip("\n"))
     if others:
-        sys.stdout.write("\n" + side_by_side(others))
+        say("", side_by_side(others).rstrip("\n"))
     columns = {name: {"refused": other} if isinstance(other, str) else as_json(other) for name, other in others.items()}
     write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice, "placements": columns})
     if made.faults:
@@ -93,36 +91,20 @@ def sizes(name: str, role: str) -> ModelShape:
     Args:
         name: folder, hub name, `demo:student` or `demo:teacher`.
         role: section of the configuration, for messages.
-
-    Raises:
-        ConfigError: the demo has no such model.
-        DataError: the sizes are not known.
     """
-    from nemo_uecr.plan.shapes import ModelShape, shape_of
-
-    if not name.startswith("demo:"):
-        return shape_of(name, role=role)
+    from nemo_uecr.plan.shapes import KNOWN, shape_of
     from nemo_uecr.study.demo import RECIPE
     from nemo_uecr.study.task import MODEL_MAX_LENGTH, build_tokenizer
 
-    models = {"demo:student": RECIPE.student, "demo:teacher": RECIPE.teacher}
-    if name not in models:
-        raise ConfigError(f"{role}.model_name: got {name!r}, expected one of {', '.join(models)}")
-    shape = models[name]
-    return ModelShape(
-        vocabulary=len(build_tokenizer()),
-        hidden=shape.hidden_size,
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.key_value_heads,
-        head_dim=shape.head_dim,
-        feed_forward=shape.intermediate_size,
-        tied=True,
-        qk_norm=True,
-        qkv_bias=False,
-        output_bias=False,
+    demo = {"demo:student": RECIPE.student, "demo:teacher": RECIPE.teacher}.get(name)
+    if demo is None:
+        return shape_of(name, role=role)
+    return replace(
+        KNOWN["Qwen/Qwen3-0.6B"],  # of the same kind
+        vocabulary=len(build_tokenizer()), hidden=demo.hidden_size, layers=demo.layers, heads=demo.heads,
+        kv_heads=demo.key_value_heads, head_dim=demo.head_dim, feed_forward=demo.intermediate_size,
         positions=MODEL_MAX_LENGTH,
-    )
+    )  # fmt: skip
 
 
 def doctor(
@@ -143,17 +125,18 @@ def doctor(
     Args:
         ray_port: Port of the Ray head, as in slurm/*.sbatch.
     """
+    from nemo_uecr.config.load import load
     from nemo_uecr.plan.doctor import examine
 
     run = None if config is None else load(config, overrides).config
     findings: list[Finding] = []
     for finding in examine(run, ray_port=ray_port, sizes=sizes):
         findings.append(finding)
-        remedy = f"\n      {'':<26}  -> {finding.remedy}" if finding.remedy else ""
-        sys.stdout.write(f"{finding.status:<4}  {finding.check:<26}  {' '.join(finding.message.split())}{remedy}\n")
-        sys.stdout.flush()
+        say(f"{finding.status:<4}  {finding.check:<26}  {' '.join(finding.message.split())}")
+        if finding.remedy:
+            say(f"{'':<32}  -> {finding.remedy}")
     counts = {status: sum(one.status == status for one in findings) for status in ("ok", "warn", "fail")}
-    sys.stdout.write(", ".join(f"{count} {status}" for status, count in counts.items()) + "\n")
+    say(", ".join(f"{count} {status}" for status, count in counts.items()))
     write_json(json, {"format": "nemo_uecr.doctor/1", "counts": counts, "findings": [asdict(one) for one in findings]})
     return 1 if counts["fail"] else 0
 
@@ -165,7 +148,7 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
         action: `show` prints the complete configuration as YAML, every value with the file it comes from. `check`
             validates it, looks for the problem files, and prints the objective as one equation.
     """
-    from nemo_uecr.config.load import annotated_yaml
+    from nemo_uecr.config.load import annotated_yaml, load
     from nemo_uecr.config.methods import objective, unused_line
     from nemo_uecr.config.nemo_schema import NemoConfig
 
@@ -173,13 +156,10 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     unused = unused_line(loaded.config, loaded.origins)
     notes = [f"objective: {objective(loaded.config)}", *([] if unused is None else [unused])]
     if action == "show":
-        sys.stdout.write(annotated_yaml(loaded.config, loaded.origins))
-        notes = [f"# {note}" for note in notes]
-    elif isinstance(loaded.config, NemoConfig):
-        notes += _check_nemo(loaded.config)
+        say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:
-        _check_files(loaded.config)
-    sys.stdout.write("\n".join(notes) + "\n")
+        more = _check_nemo(loaded.config) if isinstance(loaded.config, NemoConfig) else _check_files(loaded.config)
+        say(*notes, *more)
 
 
 def _check_nemo(config: NemoConfig) -> list[str]:
@@ -187,20 +167,18 @@ def _check_nemo(config: NemoConfig) -> list[str]:
     from nemo_uecr.nemo.preflight import check_problems, check_visible_models
 
     check_problems(config)
-    looked_at = check_visible_models(config)
-    if importlib.util.find_spec("nemo_rl") is None:
-        native = "NeMo-RL cannot be imported here: its own schema was not checked"
-    else:
-        from nemo_uecr.nemo import launcher, upstream
-
-        version = upstream.check()
-        launcher.native_config(config, version)
-        native = f"NeMo-RL {version}: its schema accepts the run"
     unseen = "a model's folder is not here: its layout and lengths are checked at the start"
-    return [native] if looked_at else [unseen, native]
+    notes = [] if check_visible_models(config) else [unseen]
+    if importlib.util.find_spec("nemo_rl") is None:
+        return [*notes, "NeMo-RL cannot be imported here: its own schema was not checked"]
+    from nemo_uecr.nemo import launcher, upstream
+
+    version = upstream.check()
+    launcher.native_config(config, version)
+    return [*notes, f"NeMo-RL {version}: its schema accepts the run"]
 
 
-def _check_files(config: Config) -> None:
+def _check_files(config: Config) -> list[str]:
     from nemo_uecr.data.benchmarks import check_benchmark_files
     from nemo_uecr.data.manifest import training_file
 
@@ -208,3 +186,4 @@ def _check_files(config: Config) -> None:
         training_file(Path(config.data.train), "data.train")
     benchmarks = config.evaluation.benchmarks
     check_benchmark_files({name: path for name, path in benchmarks.items() if not path.startswith("demo:")})
+    return []

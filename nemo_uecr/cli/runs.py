@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter, types
 
-from nemo_uecr.cli.common import AtLeastOne, method_settings, refuse_output
+from nemo_uecr.cli.common import AtLeastOne, method_settings, refuse_input, say
 from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RunFolderError, require_extra
 
-__all__ = ["convert", "pack", "replay", "report", "unpack"]
-
 GIGABYTE = 10**9
-Positive = Annotated[float, Parameter(validator=validators.Number(gt=0))]
 Words = Annotated[
     tuple[str, ...],
     Parameter(name="--set", help="The method's settings as `key=value`: alpha=1 rho=.5 std=sample parameters.NAME=2."),
@@ -48,40 +46,29 @@ def report(
     from nemo_uecr.report.page import write_report
 
     written = write_report([run, *others], run / "report.html" if out is None else out)
-    sys.stdout.write(f"report: {written}\n")
+    say(f"report: {written}")
     if open_:
-        _open(written)
+        # On a Linux terminal without a screen a text browser would take over the terminal.
+        screen = sys.platform != "linux" or os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
+        address = written.resolve().as_uri()
+        if not (screen and webbrowser.open(address)):
+            say(f"no browser to open it in; its address is {address}")
     return 0
 
 
 def _verify(folder: Path) -> int:
-    from nemo_uecr.study.demo import locate
-
     require_extra("local")
     from nemo_uecr.config.methods import objective
     from nemo_uecr.local.manifest import verify_run
+    from nemo_uecr.study.demo import locate
 
     found = verify_run(folder, objective_of=objective, locate=locate)
-    for text in found.changed:
-        sys.stdout.write(f"changed: {text}\n")
-    for text in found.unknown:
-        sys.stdout.write(f"not checked: {text}\n")
-    sys.stdout.write(
-        f"{folder}: {found.same} as in the run, {len(found.changed)} changed, {len(found.unknown)} not checked\n"
+    say(
+        *(f"changed: {text}" for text in found.changed),
+        *(f"not checked: {text}" for text in found.unknown),
+        f"{folder}: {found.same} as in the run, {len(found.changed)} changed, {len(found.unknown)} not checked",
     )
     return 1 if found.changed else 0
-
-
-def _open(page: Path) -> None:
-    import webbrowser
-
-    # On a Linux terminal without a screen a text browser would take over the terminal.
-    screen = not sys.platform.startswith("linux") or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-    )
-    address = page.resolve().as_uri()
-    if not (screen and webbrowser.open(address)):
-        sys.stdout.write(f"no browser to open it in; its address is {address}\n")
 
 
 def replay(
@@ -108,12 +95,10 @@ def replay(
         method: Method, for example uecr.
         out: File to write (safetensors).
     """
-    if check:
-        if method is not None or words or out is not None:
-            raise ConfigError("--check takes method and settings from the saved step; drop --method, --set and --out")
+    if check and method is None and not words and out is None:
         return _check_steps(batch)
-    if method is None or out is None:
-        raise ConfigError("expected --method NAME and --out OUT, or --check alone; see nemo-uecr replay --help")
+    if check or method is None or out is None:
+        raise ConfigError("expected --check alone, or --method NAME and --out OUT; see nemo-uecr replay --help")
     _write_advantages(batch, method, words, out)
     return 0
 
@@ -125,17 +110,13 @@ def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) ->
     from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
     from nemo_uecr.files import replace_file
 
-    refuse_output(out, path)
+    refuse_input(out, path)
     settings = method_settings(name, words)
     batch = scored_batch(load_batch(path), path)
     with naming_file(path):
         tensors = METHODS[name].compute(batch, settings, detail=True).named_tensors()
-    for key, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
-            raise DataError(f"{key} is not finite with these settings; expected finite numbers. Use moderate settings")
-    content = save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata={"method": name})
-    replace_file(out, content)
-    sys.stdout.write(f"{name}: {len(tensors)} tensors in {out}\n")
+    replace_file(out, save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata={"method": name}))
+    say(f"{name}: {len(tensors)} tensors in {out}")
 
 
 def _check_steps(path: Path) -> int:
@@ -143,29 +124,24 @@ def _check_steps(path: Path) -> int:
     from nemo_uecr.data.batch_file import TOLERANCE, recompute
     from nemo_uecr.local.manifest import batch_faults
 
-    if not path.exists():
-        raise DataError(f"{path}: no such folder; expected a run folder, or a saved batch in safetensors form")
-    steps = sorted((path / "batches").glob("step-*.safetensors")) if path.is_dir() else [path]
-    if not steps:
+    run = path if path.is_dir() else path.parent.parent
+    listed = {Path(name).name: fault for name, fault in batch_faults(run).items()}
+    steps = sorted({*listed, *(step.name for step in run.glob("batches/step-*.safetensors"))})
+    if not steps and path.is_dir():
         raise DataError(f"{path} has no batches/step-*.safetensors; expected a run with telemetry.save_batch_every > 0")
-    listed = {Path(name).name: fault for name, fault in batch_faults(steps[0].parent.parent).items()}
-    gone = sorted(set(listed) - {step.name for step in steps}) if path.is_dir() else []
-    for name in gone:
-        sys.stdout.write(f"{name}: missing, the run's list of files has it: NOT REPRODUCED\n")
-    failed = 0
-    for step in steps:
-        fault = listed.get(step.name) if step.parent.name == "batches" else None
-        if fault is not None:
+    failed, steps = 0, steps if path.is_dir() else [path.name]
+    for name in steps:
+        if fault := listed.get(name):
             failed += 1
-            sys.stdout.write(f"{step.name}: {fault}, by the run's list of files: NOT REPRODUCED\n")
+            say(f"{name}: {fault}, by the run's list of files: NOT REPRODUCED")
             continue
-        found = recompute(step)
+        found = recompute(run / "batches" / name if path.is_dir() else path)
         failed += not found.holds
         word = "bit for bit" if found.bitwise else f"differs by {found.difference:.3g}"
         want = "the run's own arithmetic" if found.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
-        sys.stdout.write(f"{step.name}: {word} ({want}){'' if found.holds else ': NOT REPRODUCED'}\n")
-    sys.stdout.write(f"{len(steps) - failed} of {len(steps) + len(gone)} saved steps reproduced\n")
-    return 1 if failed or gone else 0
+        say(f"{name}: {word} ({want}){'' if found.holds else ': NOT REPRODUCED'}")
+    say(f"{len(steps) - failed} of {len(steps)} saved steps reproduced")
+    return 1 if failed else 0
 
 
 def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
@@ -188,7 +164,7 @@ def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
     if in_use(run):
         raise RunFolderError(f"{run} is in use by a run; wait until it has ended, then pack again")
     files = write_archive(run, out, checkpoints=not without_checkpoints)
-    sys.stdout.write(f"{files} files, {out.stat().st_size / 1e6:.1f} MB: {out}\n")
+    say(f"{files} files, {out.stat().st_size / 1e6:.1f} MB: {out}")
 
 
 def unpack(archive: Path, folder: Path, /, *, max_gib: AtLeastOne = 64) -> None:
@@ -204,7 +180,7 @@ def unpack(archive: Path, folder: Path, /, *, max_gib: AtLeastOne = 64) -> None:
     """
     from nemo_uecr.data.archive import unpack as read_archive
 
-    sys.stdout.write(f"{read_archive(archive, folder, max_gib=max_gib)} files: {folder}\n")
+    say(f"{read_archive(archive, folder, max_gib=max_gib)} files: {folder}")
 
 
 def convert(
@@ -218,8 +194,8 @@ def convert(
     hf: str | None = None,
     tokenizer: Path | None = None,
     expect: Path | None = None,
-    tolerance: Positive = 1e-4,
-    shard_gb: Positive = 4.0,
+    tolerance: types.PositiveFloat = 1e-4,
+    shard_gb: types.PositiveFloat = 4.0,
 ) -> None:
     """Convert a checkpoint between Megatron and Hugging Face, and prove that the result is the same model.
 
@@ -230,8 +206,6 @@ def convert(
         nemo-uecr convert runs/uecr/checkpoints/step_100 --to models/uecr-step-100
         nemo-uecr convert models/Qwen3-4B --to models/Qwen3-4B-megatron
         nemo-uecr convert models/uecr-step-100 --check
-
-    An interrupted conversion leaves no OUT; run the same command again.
 
     Args:
         ckpt: The checkpoint.
@@ -264,12 +238,12 @@ def convert(
             read_record(ckpt)
         else:
             prepare(request)
-        sys.stdout.write(f"dry run: {request or ckpt}\n")
+        say(f"dry run: {request or ckpt}")
         return
     require_extra("convert")
     require_bridge()
     agreement = check_again(ckpt, tolerance) if request is None else run(request)
-    sys.stdout.write(
+    say(
         f"{to or ckpt}: the same model; log-probabilities of {agreement.tokens} tokens differ by at most "
-        f"{agreement.largest:.2g} nats\n"
+        f"{agreement.largest:.2g} nats"
     )

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from nemo_uecr.cli.common import (
-    AtLeastOne,
-    ConfigFile,
-    Json,
-    Override,
-    family,
-    is_nemo_rl,
-    refuse_output,
-    whole_numbers,
-    write_json,
-)
-from nemo_uecr.errors import ConfigError, DataError, require_extra
-
-if TYPE_CHECKING:
-    from nemo_uecr.audit.teacher import Effect
-
-__all__ = ["score", "teacher"]
+from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Numbers, Override, family, refuse_input, say, write_json
+from nemo_uecr.errors import DataError, require_extra
 
 teacher = family("teacher", "What FP8 changes in a Megatron teacher's scores.")
 
@@ -36,7 +20,7 @@ def score(
     student: str | None = None,
     anchor: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     take: Literal["evaluations", "batches"] = "evaluations",
-    steps: str | None = None,
+    steps: Numbers | None = None,
     max_length: AtLeastOne | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -70,7 +54,7 @@ def score(
             evaluation's model).
         anchor: A further, fixed policy as NAME=MODEL; may be repeated.
         take: Which responses of a run.
-        steps: Only these steps of a run: N,N,... (default: all).
+        steps: Only these steps of a run: 1,5,10 (default: all).
         max_length: Longest sequence, in tokens; longer ones are truncated at the end (default: no limit).
         dtype: Precision of the models.
         batch: Responses in one forward pass.
@@ -84,7 +68,7 @@ def score(
     from nemo_uecr.audit.sources import source_of, students_of
     from nemo_uecr.study.demo import resolve
 
-    chosen = None if steps is None else frozenset(whole_numbers("--steps", steps))
+    chosen = None if steps is None else frozenset(steps)
     sources = [source_of(text, take=take, steps=chosen) for text in rollouts]
     teachers = {source.teacher for source in sources}
     model = teacher or (teachers.pop() if len(teachers) == 1 else None)
@@ -108,11 +92,12 @@ def score(
     found = score_rollouts(out, responses, files, scoring).responses
     if ranks:
         rank_parts(out, scoring.load(scoring.teacher, "teacher"), batch=batch)
-    sys.stdout.write(
+    say(
         f"{len(found.ids)} responses, {int(found.scored_B.sum())} tokens, "
         f"checkpoints {', '.join(map(str, found.checkpoints))}; "
         f"{int(found.truncated_B.sum())} truncated in generation, {int(found.cut_B.sum())} cut by --max-length, "
-        f"{int(found.from_text_B.sum())} with token ids from text\nscores: {out}\n"
+        f"{int(found.from_text_B.sum())} with token ids from text",
+        f"scores: {out}",
     )
 
 
@@ -145,15 +130,13 @@ def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out:
     from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.data.batch_file import load_batch
 
-    if not is_nemo_rl(config, overrides):
-        raise ConfigError(f"{config}: the backend is not nemo_rl; expected a configuration with a Megatron teacher")
-    refuse_output(out, batch)
+    refuse_input(out, batch)
     loaded, saved = load_nemo_config(config, overrides), load_batch(batch)
     from nemo_uecr.nemo.teacher import score_saved_batch
 
     score_saved_batch(loaded, saved, out)
     precision = "FP8" if loaded.teacher.fp8 else "bf16"
-    sys.stdout.write(f"{batch} scored by {loaded.teacher.model_name} in {precision}: {out}\n")
+    say(f"{batch} scored by {loaded.teacher.model_name} in {precision}: {out}")
 
 
 @teacher.command
@@ -166,6 +149,7 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
     """
     import torch
 
+    from nemo_uecr.audit.output import shown, text_table
     from nemo_uecr.audit.teacher import teacher_effect
     from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
 
@@ -178,13 +162,6 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
         scored_batch(other, second),
         lambda batch: compute_again(saved, batch, first).advantage_BT,
     )
-    sys.stdout.write(_table(effects, method=str(saved.method)))
-    write_json(json, [effect._asdict() for effect in effects])
-
-
-def _table(effects: list[Effect], *, method: str) -> str:
-    from nemo_uecr.audit.output import shown, text_table
-
     heads = ("quantity", "unit", "spread", "bias", "mean |d|", "99% |d|", "max |d|", "sign changed")
     rows = [
         (
@@ -195,5 +172,8 @@ def _table(effects: list[Effect], *, method: str) -> str:
         )
         for effect in effects
     ]
-    note = f"d = second - first; spread: standard deviation of the first; advantages of {method}"
-    return f"{text_table(heads, rows)}\n{note}\n"
+    say(
+        text_table(heads, rows),
+        f"d = second - first; spread: standard deviation of the first; advantages of {saved.method}",
+    )
+    write_json(json, [effect._asdict() for effect in effects])

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,68 +17,57 @@ from nemo_uecr.cli.main import app, entry_point
 from nemo_uecr.errors import DataError, DependencyError, require_extra
 from nemo_uecr.stopping import RunStopped
 from tests.cli.commands import commands
-
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = str(ROOT / "examples" / "configs" / "local" / "demo.yaml")
-MINE = str(ROOT / "examples" / "configs" / "local" / "my_problems.yaml")
+from tests.config.demo import CONFIGS, DEMO
+from tests.reliability.commands import refused
 
 
-@pytest.fixture
-def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | int], None]:
-    """Puts an app in the place of ours whose command `probe` returns a code or raises."""
+def probed(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int) -> int:
+    """The exit code of an app in the place of ours whose only command returns a code or raises."""
 
-    def install(outcome: BaseException | int) -> None:
-        def body() -> int:
-            if isinstance(outcome, BaseException):
-                raise outcome
-            return outcome
+    def probe() -> int:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
-        other = common.family("probes")
-        other.command(body, name="probe")
-        monkeypatch.setattr(main, "app", other)
-
-    return install
+    other = common.family("probes")
+    other.command(probe)
+    monkeypatch.setattr(main, "app", other)
+    return entry_point(["probe"])
 
 
-@pytest.mark.parametrize(
-    ("outcome", "code", "said"),
-    [
-        (7, 7, ""),
-        (DataError("line one\n  line two"), 2, "nemo-uecr: error: line one line two\n"),
-        (RunStopped("SIGTERM: saved step 3"), 75, "nemo-uecr: SIGTERM: saved step 3\n"),
-        (KeyboardInterrupt(), 130, "nemo-uecr: interrupted\n"),
-        (
-            ModuleNotFoundError("No module named 'transformers'", name="transformers.models"),
-            2,
-            "nemo-uecr: error: transformers is not installed; run: pip install 'nemo-uecr[local]'\n",
-        ),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "out/train.jsonl"),
-            2,
-            "nemo-uecr: error: out/train.jsonl: No space left on device; make room, or write elsewhere, and run the "
-            "command again\n",
-        ),
-    ],
-)
+ROOM = "out/train.jsonl: No space left on device; make room or name another path, and run the command again"
+OUTCOMES = [
+    (7, 7, ""),
+    (DataError("line one\n  line two"), 2, "nemo-uecr: error: line one line two\n"),
+    (RunStopped("SIGTERM: saved step 3"), 75, "nemo-uecr: SIGTERM: saved step 3\n"),
+    (KeyboardInterrupt(), 130, "nemo-uecr: interrupted\n"),
+    (
+        ModuleNotFoundError("No module named 'transformers'", name="transformers.models"),
+        2,
+        "nemo-uecr: error: transformers is not installed; run: pip install 'nemo-uecr[local]'\n",
+    ),
+    (OSError(errno.ENOSPC, "No space left on device", "out/train.jsonl"), 2, f"nemo-uecr: error: {ROOM}\n"),
+]
+
+
+@pytest.mark.parametrize(("outcome", "code", "said"), OUTCOMES)
 def test_exit_codes(
-    probe: Callable[[BaseException | int], None],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     outcome: BaseException | int,
     code: int,
     said: str,
 ) -> None:
-    probe(outcome)
-    assert entry_point(["probe"]) == code
+    assert probed(monkeypatch, outcome) == code
     assert capsys.readouterr() == ("", said)
 
 
 @pytest.mark.parametrize(
     "error", [ModuleNotFoundError("x", name="nemo_uecr.nowhere"), ValueError("a defect"), OSError("a library's text")]
 )
-def test_a_defect_keeps_its_traceback(probe: Callable[[BaseException | int], None], error: Exception) -> None:
-    probe(error)
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     with pytest.raises(type(error)):
-        entry_point(["probe"])
+        probed(monkeypatch, error)
 
 
 def test_a_missing_module_of_an_extra_refuses_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,56 +86,52 @@ def test_options_stand_anywhere_among_the_overrides() -> None:
     words = ["a.b=1", "--resume", "c=[1,2]"]
     command, bound, _ = app.parse_args(["train", "x.yaml", *words], exit_on_error=False, print_error=False)
     assert command is train.train
-    assert bound.args == ("x.yaml", "a.b=1", "c=[1,2]")
-    assert bound.kwargs == {"resume": True}
-
-
-#: The console script of this environment, or the module where the package is not installed.
-COMMAND = shutil.which("nemo-uecr", path=str(Path(sys.executable).parent)) or f"{sys.executable} -m nemo_uecr"
-
-
-def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    words = ["bash", "-c", line]
-    return subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+    assert (bound.args, bound.kwargs) == (("x.yaml", "a.b=1", "c=[1,2]"), {"resume": True})
 
 
 REFUSALS = {
-    "misspelt key": (("train", DEMO, "train.step=3"), "the nearest known key is train.steps"),
-    "no configuration file": (("train", "nowhere.yaml"), "nowhere.yaml: "),
-    "no problem file": (("config", "check", MINE), "data.train: path/to/train.jsonl: no such file"),
-    "no token limit": (("evaluate", "m", "--out", "o"), "--max-tokens"),
-    "unknown command": (("trainn", DEMO), 'Did you mean "train"?'),
-    "unknown option": (("train", DEMO, "--resum"), "Unknown option: --resum. Did you mean --resume? See: nemo-uecr"),
-    "missing argument": (("train",), "CONFIG requires an argument"),
-    "number out of range": (("audit", "signal", "s", "--pairs", "0"), "Must be >= 1"),
+    ("train", DEMO, "train.step=3"): "the nearest known key is train.steps",
+    ("train", "nowhere.yaml"): "nowhere.yaml: ",
+    ("config", "check", CONFIGS / "local" / "my_problems.yaml"): "data.train: path/to/train.jsonl: no such file",
+    ("evaluate", "m", "--out", "o"): "--max-tokens",
+    ("trainn", DEMO): 'Did you mean "train"?',
+    ("train", DEMO, "--resum"): "Unknown option: --resum. Did you mean --resume? See: nemo-uecr train --help",
+    ("train",): "CONFIG requires an argument",
+    ("audit", "signal", "s", "--pairs", "0"): "Must be > 0",
+    ("smoke", DEMO, "--steps", "1,1"): "expected different numbers above 0",
+    ("smoke", DEMO, "--steps", "1,x"): "--steps",
+    ("plan", CONFIGS / "uecr_qwen3_4b.yaml", "--device", "gpu"): "--device",
+    ("doctor", DEMO, "train.steps=none"): "train.steps",
 }
 
 
-@pytest.mark.parametrize(("arguments", "expected"), REFUSALS.values(), ids=REFUSALS.keys())
+@pytest.mark.parametrize(("words", "expected"), REFUSALS.items(), ids=REFUSALS.values())
 def test_a_users_mistake_is_one_line(
-    arguments: tuple[str, ...],
+    words: tuple[object, ...],
     expected: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert entry_point(arguments) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert printed.err.startswith("nemo-uecr: error: ")
-    assert expected in printed.err
+    assert expected in refused(capsys, *words)
     assert list(tmp_path.iterdir()) == []
 
 
+#: The console script of this environment, or the module where the package is not installed.
+COMMAND = shutil.which("nemo-uecr", path=str(Path(sys.executable).parent)) or f"{sys.executable} -m nemo_uecr"
+
+
 def test_the_installed_command(tmp_path: Path) -> None:
-    assert shell(f"{COMMAND} --version", tmp_path).stdout.strip() == __version__
-    refused = shell(f"{COMMAND} train {DEMO} train.step=3", tmp_path)
-    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
-
-
-def test_a_reader_that_leaves_is_no_crash(tmp_path: Path) -> None:
-    done = shell(f"{COMMAND} config show {DEMO} | head -n 1", tmp_path)
-    assert done.stdout.startswith("backend: local")
-    assert "Traceback" not in done.stderr
+    """Its version, a refusal, and a reader of its output that leaves."""
+    root = str(Path(__file__).resolve().parents[2])
+    line = f"{COMMAND} --version; {COMMAND} train {DEMO} train.step=3; {COMMAND} config show {DEMO} | head -n 1"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+    )
+    version, shown = done.stdout.splitlines()
+    assert version == __version__
+    assert shown.startswith("backend: local")
+    assert done.stderr.startswith("nemo-uecr: error: ")
+    assert done.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Files, inheritance, overrides and interpolation."""
+"""Files, inheritance, interpolation, overrides; and what a run writes of them, reads again and does not let change."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.config.load import annotated_yaml, dump_config, flat_values, load_config
-from nemo_uecr.errors import ConfigError
+from nemo_uecr.config.load import (
+    annotated_yaml,
+    check_same_configuration,
+    dump_config,
+    flat_values,
+    load_config,
+    read_written,
+    written_config,
+)
+from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
+from tests.config.demo import CONFIGS, DEMO, refusal
 
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local"  # the others: test_nemo.py
-SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
-RUNNABLE = [path for path in SHIPPED if path.name != "base.yaml"]
-DEMO = str(CONFIGS / "demo.yaml")
-BASE = str(CONFIGS / "base.yaml")
+BASE = CONFIGS / "local" / "base.yaml"
+RUNNABLE = sorted(path for path in BASE.parent.rglob("*.yaml") if path != BASE)  # the others: test_nemo.py
 
 
-def write(folder: Path, name: str, text: str) -> str:
+def write(folder: Path, text: str, name: str = "config.yaml") -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
-def refusal(path: str, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(path, overrides)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    return path
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
@@ -37,160 +35,134 @@ def test_every_shipped_configuration_loads(path: Path) -> None:
 
 
 def test_the_base_alone_lacks_what_a_run_must_give() -> None:
-    message = refusal(BASE)
+    message = refusal(path=BASE)
     assert message.startswith(f"{BASE}: missing run.folder; write it")
     assert message.endswith("(and 3 more: student.model_name, data.train, train.steps)")
 
 
-class TestInheritance:
-    """`defaults:`: depth first, later wins, relative to the file that names it."""
-
-    def test_later_parent_and_child_win(self, tmp_path: Path) -> None:
-        (tmp_path / "parents").mkdir()
-        write(
-            tmp_path,
-            "parents/root.yaml",
-            f"defaults: {DEMO}\nrun: {{seed: 1}}\ntrain: {{steps: 1, learning_rate: 3e-5}}\n",
-        )
-        write(tmp_path, "parents/a.yaml", "defaults: root.yaml\nrollout: {top_k: 3}\nrun: {seed: 2}\n")
-        write(tmp_path, "parents/b.yaml", "run: {seed: 3}\nrollout: {top_k: 4}\n")
-        child = write(tmp_path, "child.yaml", "defaults: [parents/a.yaml, parents/b.yaml]\nrollout: {top_k: 5}\n")
-        loaded = load_config(child, [])
-        assert (loaded.config.train.steps, loaded.config.run.seed, loaded.config.rollout.top_k) == (1, 3, 5)
-        assert loaded.config.train.learning_rate == 3e-5  # which YAML 1.1 takes for a text
-        assert loaded.origins["train.steps"] == str(tmp_path / "parents" / "root.yaml")
-        assert loaded.origins["run.seed"] == str(tmp_path / "parents" / "b.yaml")
-        assert loaded.origins["rollout.top_k"] == child
-
-    def test_a_section_can_replace_the_inherited_one(self, tmp_path: Path) -> None:
-        text = "evaluation:\n  benchmarks: {_override_: true, own: own.jsonl}\n"
-        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\n{text}")
-        assert load_config(path, []).config.evaluation.benchmarks == {"own": "own.jsonl"}
-
-    def test_a_missing_parent_is_named_with_the_file_that_wants_it(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "run.yaml", "defaults: nowhere.yaml\n")
-        parent = tmp_path / "nowhere.yaml"
-        said = f"{parent}: cannot be read as YAML: No such file or directory (named by 'defaults' of {path})"
-        assert refusal(path) == said
-
-    def test_a_circle_is_refused(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "a.yaml", "defaults: b.yaml\n")
-        write(tmp_path, "b.yaml", "defaults: a.yaml\n")
-        assert "a file cannot inherit itself" in refusal(path)
+def test_later_parent_and_child_win(tmp_path: Path) -> None:
+    (tmp_path / "up").mkdir()
+    root = f"defaults: {DEMO}\nrun: {{seed: 1}}\ntrain: {{steps: 1, learning_rate: 3e-5}}\n"
+    write(tmp_path, root, "up/root.yaml")
+    write(tmp_path, "defaults: root.yaml\nrollout: {top_k: 3}\nrun: {seed: 2}\n", "up/a.yaml")
+    write(tmp_path, "run: {seed: 3}\nrollout: {top_k: 4, prompts_per_step: 3}\n", "up/b.yaml")
+    text = "evaluation: {benchmarks: {_override_: true, own: own.jsonl}}\nrollout: {top_k: 5}\n"
+    child = write(tmp_path, f"defaults: [up/a.yaml, up/b.yaml]\ntrain: {{microbatch_responses: 1}}\n{text}")
+    loaded = load_config(child, [])
+    assert (loaded.config.train.steps, loaded.config.run.seed, loaded.config.rollout.top_k) == (1, 3, 5)
+    assert loaded.config.train.learning_rate == 3e-5  # which YAML 1.1 takes for a text
+    assert loaded.config.train.minibatch_responses == 24  # the base's prompts_per_step * responses_per_prompt
+    assert loaded.config.evaluation.benchmarks == {"own": "own.jsonl"}
+    origins = [loaded.origins[key] for key in ("train.steps", "run.seed", "rollout.top_k")]
+    assert origins == [str(tmp_path / "up" / "root.yaml"), str(tmp_path / "up" / "b.yaml"), str(child)]
 
 
-class TestInterpolation:
-    """OmegaConf's `${...}` with the resolvers of NeMo-RL's files."""
-
-    def test_a_value_follows_another_key_that_a_later_file_changes(self, tmp_path: Path) -> None:
-        text = "rollout: {prompts_per_step: 3}\ntrain: {microbatch_responses: 1}\n"
-        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\n{text}")
-        # The base asks for prompts_per_step times responses_per_prompt, here 3 times 8.
-        assert load_config(path, []).config.train.minibatch_responses == 24
-
-    def test_what_cannot_be_resolved_is_named(self) -> None:
-        assert refusal(DEMO, "run.seed=${nowhere.at_all}").startswith("run.seed: ")
-
-
-class TestFiles:
-    """What is wrong with a file is said with its name and line."""
-
-    @pytest.mark.parametrize(
-        ("text", "end"),
-        [
-            ("run:\n  seed: 1\n  seed: 2\n", "found duplicate key seed"),
-            ("run:\n\tseed: 1\n", "line 2"),
-            ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
-        ],
-        ids=["duplicate", "tab", "python object"],
-    )
-    def test_faults(self, tmp_path: Path, text: str, end: str) -> None:
-        path = write(tmp_path, "run.yaml", text)
-        message = refusal(path)
-        assert message.startswith(path)
-        assert end in message
-
-    def test_an_unknown_key_names_the_nearest(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "run.yaml", f"defaults: {DEMO}\ntrain: {{learning_rat: 1.0}}\n")
-        assert refusal(path) == (
-            f"{path}: unknown key train.learning_rat; the nearest known key is train.learning_rate"
-        )
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("run:\n  seed: 1\n  seed: 2\n", "found duplicate key seed"),
+        ("run:\n\tseed: 1\n", "line 2"),
+        ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
+        ("defaults: nowhere.yaml\n", "nowhere.yaml: cannot be read as YAML: No such file or directory"),
+        ("defaults: config.yaml\n", "a file cannot inherit itself"),
+        ("defaults: [{model: small}]\n", "expected a file name or a list of file names"),
+        (f"defaults: {DEMO}\ntrain: {{learning_rat: 1.0}}\n", "the nearest known key is train.learning_rate"),
+        (f"defaults: {DEMO}\nrun: {{seed: '${{nowhere.at_all}}'}}\n", "run.seed: "),
+    ],
+)
+def test_a_faulty_file_is_named(tmp_path: Path, text: str, fault: str) -> None:
+    message = refusal(path=write(tmp_path, text))
+    assert fault in message
+    assert str(tmp_path) in message
 
 
-class TestOverrides:
-    """`key=value` of the command line."""
-
-    @pytest.mark.parametrize(
-        ("overrides", "key", "value"),
-        [
-            (["train.steps=3"], "train.steps", 3),
-            (["+train.steps=3"], "train.steps", 3),
-            (["++train.steps=3", "train.steps=4"], "train.steps", 4),
-            (["method.std=sample"], "method.std", "sample"),  # a key that no file has
-            (["run.folder=on"], "run.folder", "on"),  # text is taken as written
-            (["run.folder=a=b"], "run.folder", "a=b"),
-            (["data.system_prompt='null'"], "data.system_prompt", "null"),
-            (["threads=null"], "threads", None),
-            (["telemetry.tensorboard=off"], "telemetry.tensorboard", "off"),  # a word there, no boolean
-            (["rollout.top_k=${mul:3,4}"], "rollout.top_k", 12),
-            (["rollout.top_k=${max:3,4}"], "rollout.top_k", 4),
-            (["evaluation.benchmarks.a.b=own.jsonl"], "evaluation.benchmarks.a.b", "own.jsonl"),
-            (["evaluation.benchmarks={}", "checkpoint.keep_best=false"], "evaluation.benchmarks", {}),
-        ],
-        ids=str,
-    )
-    def test_a_value(self, overrides: list[str], key: str, value: object) -> None:
-        loaded = load_config(DEMO, overrides)
-        assert (flat_values(loaded.config)[key], loaded.origins[key]) == (value, "override")
-
-    def test_a_section_merges_and_a_benchmark_is_added(self) -> None:
-        method = load_config(DEMO, ["method={name: puu, alpha: 2.0}"]).config.method
-        assert (method.name, method.alpha, method.rho) == ("puu", 2.0, 0.5)
-        benchmarks = load_config(DEMO, ["evaluation.benchmarks.own=own.jsonl"]).config.evaluation.benchmarks
-        assert len(benchmarks) > 1
-
-    def test_what_is_no_override(self) -> None:
-        assert refusal(DEMO, "train.steps") == "override 'train.steps': expected key=value, for example train.steps=10"
-
-    @pytest.mark.parametrize(("text", "nearest"), [("train.step=3", "train.steps"), ("alpha=1", "method.alpha")])
-    def test_an_unknown_key_names_the_nearest(self, text: str, nearest: str) -> None:
-        assert refusal(DEMO, text).endswith(f"the nearest known key is {nearest}")
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["train.steps=3"], "train.steps", 3),
+        (["++train.steps=3", "+train.steps=4"], "train.steps", 4),
+        (["method.std=sample"], "method.std", "sample"),  # a key that no file has
+        (["run.folder=on"], "run.folder", "on"),  # text is taken as written
+        (["run.folder=a=b"], "run.folder", "a=b"),
+        (["data.system_prompt='null'"], "data.system_prompt", "null"),
+        (["threads=null"], "threads", None),
+        (["telemetry.tensorboard=off"], "telemetry.tensorboard", "off"),  # a word there, no boolean
+        (["rollout.top_k=${mul:3,4}"], "rollout.top_k", 12),
+        (["rollout.top_k=${max:3,4}"], "rollout.top_k", 4),
+        (["method={name: puu, alpha: 2.0}"], "method.alpha", 2.0),
+        (["evaluation.benchmarks.a.b=own.jsonl"], "evaluation.benchmarks.a.b", "own.jsonl"),
+        (["evaluation.benchmarks={}", "checkpoint.keep_best=false"], "evaluation.benchmarks", {}),
+    ],
+    ids=str,
+)
+def test_an_override(overrides: list[str], key: str, value: object) -> None:
+    loaded = load_config(DEMO, overrides)
+    assert (flat_values(loaded.config)[key], loaded.origins[key]) == (value, "override")
 
 
-class TestRoundTrip:
-    """What is written into the run folder gives the same run again."""
+def test_an_override_leaves_the_rest_of_its_section() -> None:
+    config = load_config(DEMO, ["method={name: puu}", "evaluation.benchmarks.own=own.jsonl"]).config
+    assert config.method.rho == 0.5
+    assert len(config.evaluation.benchmarks) > 1
 
-    OVERRIDES = (
-        "data.prompt_template=\\${{question}} \u00e4 # no comment: 'x'\nsecond line",
-        "data.system_prompt='null'",
-        "telemetry.tensorboard=off",
-        "train.learning_rate=1e-7",
-        "evaluation.benchmarks.on=on.jsonl",
-    )
 
-    def test_the_dump(self, tmp_path: Path) -> None:
-        config = load_config(DEMO, self.OVERRIDES).config
-        assert config.data.prompt_template.startswith("${{question}}")
-        assert config.data.system_prompt == "null"
-        again = load_config(write(tmp_path, "config.yaml", dump_config(config)), [])
-        assert again.config == config
-        assert set(again.origins.values()) == {str(tmp_path / "config.yaml")}
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("train.steps", "expected key=value, for example train.steps=10"),
+        ("train.step=3", "the nearest known key is train.steps"),
+        ("alpha=1", "the nearest known key is method.alpha"),
+    ],
+)
+def test_what_is_no_override(text: str, end: str) -> None:
+    assert refusal(text).endswith(end)
 
-    @pytest.mark.parametrize("text", ["{question} ${a}", r"{question} \${a}"])
-    def test_a_text_with_dollars_and_backslashes(self, tmp_path: Path, text: str) -> None:
-        """LaTeX has both; OmegaConf reads a backslash as an escape before `${` and as itself elsewhere."""
-        plain = load_config(DEMO, []).config
-        config = plain.model_copy(update={"data": plain.data.model_copy(update={"prompt_template": text})})
-        origins = dict.fromkeys(flat_values(config), "somewhere")
-        for written in (dump_config(config), annotated_yaml(config, origins)):
-            again = load_config(write(tmp_path, "config.yaml", written), []).config
-            assert again.data.prompt_template == text
 
-    def test_the_annotated_form(self, tmp_path: Path) -> None:
-        loaded = load_config(DEMO, self.OVERRIDES)
-        text = annotated_yaml(loaded.config, loaded.origins)
-        assert load_config(write(tmp_path, "config.yaml", text), []).config == loaded.config
-        origin_of = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in text.splitlines()}
-        assert origin_of["learning_rate"] == "override"
-        assert origin_of["std_floor"] == "default"
-        assert origin_of["backend"] == BASE
+# LaTeX has dollars and backslashes; OmegaConf reads a backslash as an escape before `${` and as itself elsewhere.
+TEMPLATES = ["$${question}$ ä # no comment: 'x'\nsecond line", "{question} ${a}", r"{question} \${a} and \ on its own"]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_what_a_run_writes_gives_the_same_run_again(tmp_path: Path, template: str) -> None:
+    words = ["data.system_prompt='null'", "telemetry.tensorboard=off", "train.learning_rate=1e-7"]
+    loaded = load_config(DEMO, [*words, "evaluation.benchmarks.on=on.jsonl"])
+    data = loaded.config.data.model_copy(update={"prompt_template": template})
+    config = loaded.config.model_copy(update={"data": data})
+    path = write(tmp_path, dump_config(config))
+    again = load_config(path, [])
+    assert again.config == config
+    assert set(again.origins.values()) == {str(path)}
+    assert read_written(path) == config.model_dump(mode="json")
+    assert written_config(path) == config
+
+    text = annotated_yaml(config, loaded.origins)
+    assert load_config(write(tmp_path, text), []).config == config
+    origin_of = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in text.splitlines()}
+    assert (origin_of["learning_rate"], origin_of["std_floor"], origin_of["backend"]) == (
+        "override", "default", str(BASE),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["${oc.env:HOME}", "x ${method.name}"])
+def test_nothing_is_looked_up_for_a_run_folder(tmp_path: Path, text: str) -> None:
+    assert read_written(write(tmp_path, f"a: '{text}'")) == {"a": text}
+
+
+def test_what_no_run_has_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="No such file"):
+        read_written(tmp_path / "config.yaml")
+    text = dump_config(load_config(DEMO, []).config)
+    with pytest.raises(ConfigError, match=r"unknown key run\.sead"):
+        written_config(write(tmp_path, text.replace("seed:", "sead:", 1)))
+
+
+def resumed(saved: list[str], now: list[str]) -> None:
+    before = load_config(DEMO, saved).config.model_dump(mode="json")
+    check_same_configuration(Path("runs/one"), load_config(DEMO, now).config, before)
+
+
+def test_what_a_resumed_run_may_change() -> None:
+    """What is written, and how long it trains; of what is trained, the first difference is named."""
+    resumed([], ["train.steps=9", "run.folder=elsewhere", "checkpoint.every=3", "telemetry.save_batch_every=7"])
+    with pytest.raises(CheckpointError, match=r"^runs/one was written with loss\.clip_low=0\.11, this run has 0\.2"):
+        resumed(["run.seed=77", "loss.clip_low=0.11"], [])

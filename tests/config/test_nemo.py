@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 
-from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import backend_of, load_nemo_config
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.method_registry import PAPER
+from tests.config.demo import CONFIGS
 
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 SCALES = ("1p7b", "4b")
 #: What a user has to give: the teacher, and the size of the subset that the paper does not state.
 GIVEN = {"1p7b": ["teacher.model_name=teachers/4b"], "4b": ["teacher.model_name=teachers/8b", "data.subset=2000"]}
@@ -55,54 +52,37 @@ def test_teacher_recipes_need_no_teacher(name: str) -> None:
     assert (config.method.name, config.teacher.model_name) == ("grpo", None)
 
 
-TEACHER = "teacher.model_name=t"
+LONG = "rollout.max_response_tokens=16383"  # 2048 + 16383 = 18431; sequence parallelism on 2 GPUs makes 18432 of them
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "missing teacher.model_name; write it"),
         (["teacher.model_name=null"], "method uecr reads a teacher"),
-        ([TEACHER, "train.minibatch_responses=1000"], "expected a divisor of"),
-        ([TEACHER, "scoring.tokens_per_microbatch=100"], "expected at least data.max_prompt_tokens"),
-        ([TEACHER, "method.name=g_opd"], "which reads the initial student at temperature 1"),
-        ([TEACHER, "student.parallel.tensr=2"], "unknown key student.parallel.tensr; the nearest known"),
-        (
-            ["method.name=grpo", "teacher.model_name=null", "teacher.dedicated_gpus=1"],
-            "got 1, but method grpo loads no teacher; set it to 0",
-        ),
-        ([TEACHER, "data.difficulty_low=9"], "data.difficulty_low: got 9, expected at most"),
-        # 2048 + 16383 = 18431 tokens; sequence parallelism on 2 GPUs makes 18432 of them.
+        (["train.minibatch_responses=1000"], "expected a divisor of"),
+        (["scoring.tokens_per_microbatch=100"], "expected at least data.max_prompt_tokens"),
+        (["method.name=g_opd"], "which reads the initial student at temperature 1"),
+        (["student.parallel.tensr=2"], "unknown key student.parallel.tensr; the nearest known"),
+        ([*GRPO, "teacher.dedicated_gpus=1"], "got 1, but method grpo loads no teacher; set it to 0"),
+        (["data.difficulty_low=9"], "data.difficulty_low: got 9, expected at most"),
         *(
-            (
-                [TEACHER, "rollout.max_response_tokens=16383", f"{section}.tokens_per_microbatch=18431",
-                 f"{role}.parallel.tensor=2", f"{role}.parallel.sequence=true"],
-                f"{section}.tokens_per_microbatch: got 18431, expected at least data.max_prompt_tokens + "
-                "rollout.max_response_tokens = 18431, rounded up to a multiple of 2 for the parallel layouts: 18432",
-            )
+            ([LONG, f"{section}.tokens_per_microbatch=18431", f"{role}.parallel.tensor=2",
+              f"{role}.parallel.sequence=true"], f"{section}.tokens_per_microbatch: got 18431, expected at least")
             for section, role in (("train", "student"), ("scoring", "teacher"))
         ),
     ],
 )  # fmt: skip
 def test_an_impossible_run_is_refused_in_one_line(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", overrides)
+        load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *overrides])
     assert "\n" not in str(caught.value)
 
 
 def test_sequences_are_padded_for_both_layouts() -> None:
     """Context 3 asks for 2 * 3 = 6, sequence parallelism on 4 for 4: 12 serves both, 6 would not."""
-    config = load_nemo_config(
-        CONFIGS / "uecr_qwen3_1p7b.yaml",
-        [
-            *GIVEN["1p7b"],
-            "cluster.gpus_per_node=12",
-            "student.parallel.context=3",
-            "teacher.parallel.tensor=4",
-            "teacher.parallel.sequence=true",
-            "rollout.max_response_tokens=16000",
-        ],
-    )
+    layouts = ["student.parallel.context=3", "teacher.parallel.tensor=4", "teacher.parallel.sequence=true"]
+    words = [*GIVEN["1p7b"], "cluster.gpus_per_node=12", *layouts, "rollout.max_response_tokens=16000"]
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", words)
     assert config.sequence_multiple == 12
     assert [config.packed(tokens) for tokens in (1, 12, 13)] == [12, 12, 24]
 
@@ -110,16 +90,3 @@ def test_sequences_are_padded_for_both_layouts() -> None:
 def test_the_backend_is_read_first() -> None:
     assert backend_of(CONFIGS / "uecr_qwen3_4b.yaml", []) == "nemo_rl"
     assert backend_of(CONFIGS / "uecr_qwen3_4b.yaml", ["backend=local"]) == "local"
-
-
-def test_show_says_where_every_value_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(CONFIGS / "uecr_qwen3_1p7b.yaml"), "student.parallel={tensor: 2, pipeline: 1}", *given("1p7b", "grpo")]
-    assert entry_point(["config", "show", *words]) == 0
-    shown = capsys.readouterr().out
-    origins = [line.rpartition("# ")[2].rpartition("/")[2] for line in shown.splitlines() if not line.startswith("#")]
-    keys = [line.partition(":")[0].strip() for line in shown.splitlines() if not line.startswith("#")]
-    first = dict(reversed(list(zip(keys, origins, strict=True))))
-    assert (first["tensor"], first["context"]) == ("override", "nemo_rl_base.yaml")
-    assert (first["difficulty_low"], first["std"]) == ("uecr_qwen3_1p7b.yaml", "default")
-    assert "# not used by method grpo: method.alpha, method.rho" in shown
-    assert yaml.safe_load(shown)["student"]["parallel"]["tensor"] == 2

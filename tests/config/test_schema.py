@@ -1,113 +1,136 @@
-"""Types, limits and the rules that span keys; each refusal is one line that names the key."""
+"""Types, limits, rules that span keys, and what a method makes of the `method` section; each refusal is one line."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+import yaml
 
-from nemo_uecr.config.load import known_keys, load_config
-from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import REQUIRED_SETTINGS, Config
-from nemo_uecr.errors import ConfigError
-from nemo_uecr.method_registry import REGISTRY
+from nemo_uecr.config.load import known_keys, load_config, section_of
+from nemo_uecr.config.methods import objective, unused_line
+from nemo_uecr.config.schema import REQUIRED_SETTINGS, Config, MethodConfig
+from nemo_uecr.core.records import Settings
+from nemo_uecr.method_registry import FROM_THE_RUN, REGISTRY, SETTINGS
+from tests.config.demo import CONFIGS, DEMO, refusal
 
-DEMO = Path(__file__).resolve().parents[2] / "examples" / "configs" / "local" / "demo.yaml"
-
-
-def refusal(*overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(DEMO, overrides)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-WRONG = [
-    ("method.rho=1.0", "method.rho: got 1.0, expected less than 1 (set on the command line)"),
-    ("rollout.responses_per_prompt=1", "rollout.responses_per_prompt: got 1, expected greater than or equal to 2"),
-    ("train.betas=[0.9]", "train.betas: got [0.9]"),
-    ("run.folder=", 'run.folder: got ""'),
-    ("device=gpu", "device: got \"gpu\", expected 'auto', 'cpu' or 'cuda'"),
-    # Nothing is coerced.
-    ("train.steps='3'", 'train.steps: got "3", expected a valid integer'),
-    ("train.steps=3.0", "train.steps: got 3.0"),
-    ("train.steps=true", "train.steps: got true"),
-    ("train.learning_rate=.nan", "train.learning_rate: got NaN, expected a finite number"),
-    ("data.shuffle=1", "data.shuffle: got 1"),
-    ("method=3", "method: got 3"),
-    ("evaluation.benchmarks=[a]", 'evaluation.benchmarks: got ["a"]'),
-]
-
-
-@pytest.mark.parametrize(("override", "message"), WRONG, ids=[override for override, _ in WRONG])
-def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
-    assert refusal(override).startswith(message)
-
-
-def test_the_template_must_have_the_question() -> None:
-    assert refusal("data.prompt_template=Solve it.") == (
-        "data.prompt_template: got 'Solve it.', expected a text that contains {question}"
-    )
-
-
-def test_an_unknown_method_names_the_nearest() -> None:
-    assert refusal("method.name=uecrr").startswith(
-        "method.name: got 'uecrr', the nearest method is 'uecr'; known methods: grpo, pg_opd,"
-    )
-
-
-@pytest.mark.parametrize("method", REGISTRY)
-def test_a_method_asks_for_the_settings_it_uses_and_no_other(method: str) -> None:
-    needed = [key for key in REQUIRED_SETTINGS if key in REGISTRY[method].settings]
-    spare = [f"method.{key}=null" for key in REQUIRED_SETTINGS if key not in needed]
-    assert load_config(DEMO, [f"method.name={method}", *spare]).config.method.name == method
-    for key in needed:
-        assert refusal(f"method.name={method}", f"method.{key}=null") == (
-            f"method.{key}: missing, but method {method} needs it; write method.{key}=VALUE"
-        )
-
-
-@pytest.mark.parametrize("method", REGISTRY)
-def test_a_teacher_is_asked_for_where_it_is_read(method: str) -> None:
-    overrides = [f"method.name={method}", "teacher.model_name=null"]
-    if REGISTRY[method].needs_teacher:
-        assert refusal(*overrides).startswith(f"teacher.model_name: got null, but method {method} reads a teacher")
-    else:
-        assert load_config(DEMO, overrides).config.teacher.model_name is None
-
-
-# demo.yaml or these overrides: 6 prompts * 4 responses = 24 responses a step
+# 6 prompts * 4 responses = 24 responses a step
 BATCH = ("rollout.prompts_per_step=6", "rollout.responses_per_prompt=4", "train.microbatch_responses=1")
+WRONG = {
+    "method.rho=1.0": "method.rho: got 1.0, expected less than 1 (set on the command line)",
+    "train.betas=[0.9]": "train.betas: got [0.9]",
+    "run.folder=": 'run.folder: got ""',
+    "device=gpu": "device: got \"gpu\", expected 'auto', 'cpu' or 'cuda'",
+    # Nothing is coerced.
+    "train.steps='3'": 'train.steps: got "3", expected a valid integer',
+    "train.steps=3.0": "train.steps: got 3.0",
+    "train.steps=true": "train.steps: got true",
+    "train.learning_rate=.nan": "train.learning_rate: got NaN, expected a finite number",
+    "data.shuffle=1": "data.shuffle: got 1",
+    "method=3": "method: got 3",
+    "data.prompt_template=Solve it.": 'data.prompt_template: got "Solve it."',
+    "method.name=uecrr": "method.name: got 'uecrr', the nearest method is 'uecr'; known methods: grpo, pg_opd,",
+    "method.parameters.mixx=1": "method.parameters.mixx: no such parameter",
+    "train.minibatch_responses=5": "train.minibatch_responses: got 5, expected a divisor of",
+    "train.microbatch_responses=25": "train.microbatch_responses: got 25, expected at most train.minibatch_responses",
+    "evaluation.temperature=0": "evaluation.samples: got 12, expected 1 because",
+    "evaluation.benchmarks={}": "checkpoint.keep_best: got true, but evaluation.benchmarks is empty",
+}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("train.minibatch_responses=5",), "train.minibatch_responses: got 5, expected a divisor of"),
-        (
-            ("train.minibatch_responses=8", "train.microbatch_responses=9"),
-            "train.microbatch_responses: got 9, expected at most train.minibatch_responses = 8",
-        ),
-        (("evaluation.temperature=0",), "evaluation.samples: got 12, expected 1 because"),
-        (
-            ("evaluation.benchmarks={}", "checkpoint.keep_best=true"),
-            "checkpoint.keep_best: got true, but evaluation.benchmarks is empty",
-        ),
-    ],
-)
-def test_keys_that_contradict_each_other(overrides: tuple[str, ...], message: str) -> None:
-    assert refusal(*BATCH, *overrides).startswith(message)
+@pytest.mark.parametrize(("override", "message"), WRONG.items(), ids=WRONG)
+def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
+    assert refusal(*BATCH, "train.minibatch_responses=24", "checkpoint.keep_best=true", override).startswith(message)
 
 
 def test_limits_themselves_are_legal() -> None:
-    batch = load_config(DEMO, [*BATCH, "train.minibatch_responses=8", "train.microbatch_responses=8"]).config
-    assert batch.train.microbatch_responses == 8
-    assert load_config(DEMO, ["evaluation.temperature=0", "evaluation.samples=1"])
+    words = ["train.minibatch_responses=8", "train.microbatch_responses=8", "evaluation.temperature=0"]
+    assert load_config(DEMO, [*BATCH, *words, "evaluation.samples=1"]).config.train.microbatch_responses == 8
 
 
-def test_every_key_says_what_it_means() -> None:
-    for schema in (Config, NemoConfig):
-        keys = known_keys(schema)
-        sections = {name for name in keys if any(other.startswith(f"{name}.") for other in keys)}
-        assert [name for name, field in keys.items() if name not in sections and not field.description] == []
+def test_the_base_states_every_required_key() -> None:
+    base = yaml.safe_load((CONFIGS / "local" / "base.yaml").read_text(encoding="utf-8"))
+    stated = {
+        f"{section}.{key}" if isinstance(value, dict) else section
+        for section, value in base.items()
+        for key in (value if isinstance(value, dict) else [None])
+    }
+    required = {name for name, field in known_keys(Config).items() if field.is_required() and not section_of(field)}
+    assert required - stated == set()
+
+
+# Methods
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_line_of_the_registry_names_what_both_sides_have(name: str) -> None:
+    """Keys of the configuration on one side, fields of `Settings` on the other; nothing is misspelt in between."""
+    entry = REGISTRY[name]
+    assert entry.config_settings <= set(MethodConfig.model_fields)
+    assert entry.core_settings <= set(vars(Settings()))
+    assert entry.scores <= {"teacher_logp", "teacher_entropy", "initial_logp"}
+
+
+def test_a_line_may_name_every_key_of_the_method_section() -> None:
+    assert set(MethodConfig.model_fields) - {"name", "parameters"} == SETTINGS - FROM_THE_RUN
+
+
+@pytest.mark.parametrize("method", REGISTRY)
+def test_a_method_asks_for_what_it_reads_and_for_nothing_else(method: str) -> None:
+    needed = [key for key in REQUIRED_SETTINGS if key in REGISTRY[method].settings]
+    words = [f"method.name={method}", *(f"method.{key}=null" for key in REQUIRED_SETTINGS if key not in needed)]
+    assert load_config(DEMO, words).config.method.name == method
+    for key in needed:
+        assert refusal(*words, f"method.{key}=null").startswith(f"method.{key}: missing, but method {method} needs it")
+    if REGISTRY[method].needs_teacher:
+        assert refusal(*words, "teacher.model_name=null").startswith("teacher.model_name: got null, but method")
+    else:
+        assert load_config(DEMO, [*words, "teacher.model_name=null"]).config.teacher.model_name is None
+
+
+def test_core_settings_leave_only_step_and_seed_to_the_run() -> None:
+    method = MethodConfig(name="uecr", alpha=1.5, rho=0.25, tau_delta=2.0, tau_entropy=0.5, std="sample")
+    made = Settings(**method.core_settings())
+    assert {name for name, value in vars(made).items() if value is None} == {"step", "seed"}
+    assert (made.alpha, made.rho, made.tau_delta, made.tau_entropy, made.sample_std) == (1.5, 0.25, 2.0, 0.5, True)
+
+
+def text_of(*overrides: str) -> str:
+    return objective(load_config(DEMO, overrides).config)
+
+
+def unused(*overrides: str) -> list[str]:
+    loaded = load_config(DEMO, overrides)
+    return (unused_line(loaded.config, loaded.origins) or "").partition(": ")[2].split(", ")
+
+
+def test_a_methods_own_parameters_are_completed_and_can_be_set() -> None:
+    loaded = load_config(DEMO, ["method.name=rlsd", "method.parameters.mix=1"])
+    assert loaded.config.method.parameters == {"mix": 1.0, "bound": 0.2}
+    assert loaded.origins["method.parameters.mix"] == "override"
+    assert loaded.origins["method.parameters.bound"] == "default"
+    assert text_of("method.name=rlsd", "method.parameters.mix=0.25").endswith("; mix = 0.25, bound = 0.2")
+
+
+def test_what_a_method_does_not_use_is_reported() -> None:
+    assert unused("method.name=grpo") == [
+        "teacher.model_name", "method.alpha", "method.rho", "method.tau_delta", "method.tau_entropy",
+    ]  # fmt: skip
+    assert unused("method.name=g_opd", "method.parameters.mix=0.3")[-1] == "method.parameters.mix"
+    assert "method.parameters.extrapolation" not in unused("method.name=g_opd", "method.parameters.extrapolation=2")
+
+
+def test_the_objective_of_uecr() -> None:
+    text = text_of("loss.reference_kl=0.001", "loss.clip_high=0.28", "method.rho=0.25")
+    assert text.startswith("loss = PG(A; clip 0.2/0.28) + 0.001 KL3(ref); A = A^U + rho A^task|U q; ")
+    assert text.endswith("; alpha = 1, rho = 0.25, tau_delta = 1, tau_entropy = 1")
+
+
+def test_the_second_surrogate_of_any_method_is_told_by_its_own_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss knows two advantages; only the method knows what they are."""
+    entry = replace(REGISTRY["grpo_plus_opd"], name="rlsd", equation="A = A^GRPO, A_opd = the mean gap of the turn")
+    monkeypatch.setitem(REGISTRY, "rlsd", entry)
+    assert text_of("method.name=rlsd", "method.opd_coef=0.5", "loss.reference_kl=0") == (
+        "loss = PG(A; clip 0.2/0.2) + 0.5 PG(A_opd; clip 0.2/0.2); A = A^GRPO, A_opd = the mean gap of the turn; "
+        "opd_coef = 0.5"
+    )

@@ -1,31 +1,33 @@
-"""The pages that a person reads, and what stands in them: code blocks, commands, links."""
+"""The pages that a person reads, and what stands in them: code blocks, commands, code spans, links, headings."""
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
-FENCE = re.compile(r"^( *)```([\w-]*)$")
-NOTE = re.compile(r"^\s*<!-- (.*) -->\s*$")
+NOTE = re.compile(r"<!-- (.*) -->\s*$")
 #: Ends of a command within a shell line.
 SHELL = ("&&", "|", ";", ">", "||")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block."""
+    """One block of code, and the HTML comment on the line before it."""
 
     page: Path
     line: int
     language: str
     text: str
     note: str
-    """The HTML comment on the line before, where there is one."""
 
     @property
     def where(self) -> str:
@@ -53,30 +55,34 @@ def has_own_test(where: str) -> bool:
     return (ROOT / "tests" / "docs" / f"test_{name}.py").exists()
 
 
+@functools.cache
+def tokens_of(page: Path) -> list[Any]:
+    return MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def blocks_of(page: Path) -> list[Block]:
-    """Every fenced block of a page, in order."""
-    found: list[Block] = []
-    lines = page.read_text(encoding="utf-8").splitlines()
-    number = 0
-    while number < len(lines):
-        opened = FENCE.match(lines[number])
-        if opened:
-            end = next(at for at in range(number + 1, len(lines)) if lines[at] == f"{opened[1]}```")
-            note = NOTE.match(lines[number - 1]) if number else None
-            text = "\n".join(line.removeprefix(opened[1]) for line in lines[number + 1 : end])
-            found.append(Block(page, number + 1, opened[2], text, note[1] if note else ""))
-            number = end
-        number += 1
+    """Every block of code of a page, in order."""
+    found, before = [], ""
+    for token in tokens_of(page):
+        if token.type in ("fence", "code_block"):
+            note = NOTE.search(before)
+            found.append(Block(page, token.map[0] + 1, token.info, token.content, note[1] if note else ""))
+        before = token.content if token.type == "html_block" else ""
     return found
 
 
-def prose_of(page: Path) -> str:
-    """A page without its fenced blocks; line numbers stay."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    for block in blocks_of(page):
-        for at in range(block.line - 1, block.line + len(block.text.splitlines()) + 1):
-            lines[at] = ""
-    return "\n".join(lines)
+def inline_of(page: Path, kind: str) -> Iterator[tuple[str, Any]]:
+    """(where, token) of every `code_inline`, `link_open` or `image` of a page's text."""
+    for token in tokens_of(page):
+        for child in token.children or ():
+            if child.type == kind:
+                yield f"{name_of(page)}:{token.map[0] + 1}", child
+
+
+def spans_of(page: Path) -> Iterator[tuple[str, str]]:
+    """(where, text) of every code span."""
+    return ((where, token.content) for where, token in inline_of(page, "code_inline"))
 
 
 def commands_in(block: Block) -> Iterator[Typed]:
@@ -105,13 +111,6 @@ def _typed(line: str, where: str) -> Iterator[Typed]:
 
 def commands_of(page: Path) -> list[Typed]:
     return [typed for block in blocks_of(page) if block.language == "" for typed in commands_in(block)]
-
-
-def spans_of(page: Path) -> Iterator[tuple[str, str]]:
-    """(where, text) of every code span outside fences; a span may run over a line's end."""
-    text = prose_of(page)
-    for found in re.finditer(r"(?<!`)`([^`]+)`(?!`)", text):
-        yield f"{name_of(page)}:{text.count(chr(10), 0, found.start()) + 1}", " ".join(found[1].split())
 
 
 #: Files that a page tells its reader to write: a block begins with the name.

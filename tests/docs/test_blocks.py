@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.cli.common import is_nemo_rl
-from nemo_uecr.config.load import load_config, load_nemo_config
+from nemo_uecr.config.load import load
 from tests.docs.pages import PAGES, ROOT, Block, blocks_of, has_own_test, name_of
 
 LANGUAGES = {"", "text", "math", "json", "yaml", "python"}
@@ -39,10 +38,7 @@ def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     path = tmp_path / named[1]
     path.write_text(block.text, encoding="utf-8")
-    if is_nemo_rl(str(path), []):
-        load_nemo_config(str(path), [])
-    else:
-        load_config(str(path), [])
+    load(path, [])
 
 
 @pytest.mark.parametrize("page", PYTHON, ids=name_of)

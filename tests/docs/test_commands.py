@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import runpy
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
 from cyclopts import CycloptsError
 
-from nemo_uecr.cli.main import app, commands_page
-from nemo_uecr.config.load import is_known
+from nemo_uecr.cli.main import app
+from nemo_uecr.config.load import key_of
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config
-from tests.cli.commands import commands, options
+from tests.cli.commands import commands, find, options
 from tests.docs.pages import PAGES, ROOT, WRITTEN, Block, Typed, commands_in, commands_of, has_own_test, spans_of
 
 TYPED = [typed for page in PAGES for typed in commands_of(page)]
@@ -21,6 +22,7 @@ NAMED = [Typed(where, tuple(text.split())) for page in PAGES for where, text in 
 OURS = [typed for typed in TYPED if typed.words[0] == "nemo-uecr"]
 #: Commands whose key=value changes a configuration.
 WITH_OVERRIDES = ("train", "config", "plan", "doctor", "smoke", "demo", "study", "teacher score", "slurm smoke")
+GENERATED = runpy.run_path(str(ROOT / "tools" / "pages.py"))["PAGES"]
 
 
 def fault_of(words: tuple[str, ...]) -> str | None:
@@ -40,14 +42,10 @@ def fault_of(words: tuple[str, ...]) -> str | None:
         app.parse_args(list(words), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return str(error)
-    return unknown_key(" ".join(chain), rest)
-
-
-def unknown_key(command: str, words: Sequence[str]) -> str | None:
-    keys = [found[1] for word in words if (found := re.match(r"\+{0,2}([a-z_]+(?:\.[\w-]+)+)=", word))]
-    if command not in WITH_OVERRIDES:
+    if " ".join(chain) not in WITH_OVERRIDES:
         return None
-    return next((f"no key {key}" for key in keys if not is_known(key, Config) and not is_known(key, NemoConfig)), None)
+    keys = [found[1] for word in rest if (found := re.match(r"\+{0,2}([a-z_]+(?:\.[\w-]+)+)=", word))]
+    return next((f"no key {key}" for key in keys if not (key_of(key, Config) or key_of(key, NemoConfig))), None)
 
 
 def test_the_pages_have_commands() -> None:
@@ -73,7 +71,6 @@ def test_commands_named_in_the_text_exist() -> None:
         ("nemo-uecr trainx x.yaml", "unknown command trainx"),
         ("nemo-uecr train x.yaml --resum", "Unknown option: --resum"),
         ("nemo-uecr train x.yaml methods.name=grpo", "no key methods.name"),
-        ("nemo-uecr train", 'Command "train" parameter CONFIG requires an argument'),
     ],
 )
 def test_a_wrong_command_is_found(line: str, fault: str) -> None:
@@ -88,23 +85,41 @@ def test_make_targets_exist() -> None:
     assert [str(each) for each in typed if each.words[1] not in targets and each.words[1].islower()] == []
 
 
-def test_files_of_commands_exist() -> None:
+def test_files_and_modules_of_commands_exist() -> None:
     """Scripts and configurations; a file that the page itself tells to write is its own."""
-    ours = re.compile(r"(examples/(configs|audits)|slurm|tests|nemo_uecr|docs)/")
+    ours = re.compile(r"(examples/(configs|audits)|slurm|tests|nemo_uecr|docs|tools)/")
     checked = [typed for typed in TYPED if not has_own_test(typed.where)]
     named = [(typed, word) for typed in checked for word in typed.words if ours.match(word)]
     assert len(named) > 20
     assert [str(typed) for typed, word in named if not (ROOT / word).exists() and word not in WRITTEN] == []
+    modules = [typed for typed in TYPED if " ".join(typed.words).startswith("python -m nemo_uecr")]
+    assert modules
+    assert [str(typed) for typed in modules if find_spec(typed.words[2]) is None] == []
 
 
-def test_modules_of_commands_exist() -> None:
-    modules = [(typed, typed.words[2]) for typed in TYPED if typed.words[:2] == ("python", "-m")]
-    ours = [(typed, module) for typed, module in modules if module.startswith("nemo_uecr")]
-    assert ours
-    assert [str(typed) for typed, module in ours if find_spec(module) is None] == []
+ROWS = re.findall(
+    r"^\| ☑ \| (.*?) \| `(.*?)` \| `(.*?)` \|$", (ROOT / "docs" / "paper-map.md").read_text("utf-8"), re.M
+)
 
 
-def test_the_page_of_commands_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["nemo-uecr"])  # cyclopts asks how the program was started
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert page == commands_page(), "run: make pages"
+def test_the_paper_map_has_its_rows() -> None:
+    assert len(ROWS) == (ROOT / "docs" / "paper-map.md").read_text("utf-8").count("| ☑ |") > 60
+
+
+@pytest.mark.parametrize(("item", "function", "line"), ROWS, ids=[row[0][:40] for row in ROWS])
+def test_what_a_row_of_the_paper_map_names_exists(item: str, function: str, line: str) -> None:
+    """A function below `nemo_uecr`, a command's words, and its options."""
+    module, _, name = f"nemo_uecr.{function}".rpartition(".")
+    assert hasattr(import_module(module), name)
+    words = line.partition(" --")[0].split()
+    command = find(tuple(words))
+    assert command is not None, line
+    assert set(line.split()[len(words) :]) <= options(command)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_page_that_comes_from_the_code_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["nemo-uecr"])
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert page == GENERATED[name](), "run: make pages"
+    assert [line for line in page.splitlines() if line.startswith("| `") and "|  |" in line] == []  # no meaning

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, WRITTEN, has_own_test, name_of, prose_of, spans_of
+from tests.docs.pages import PAGES, ROOT, WRITTEN, has_own_test, inline_of, name_of, spans_of, tokens_of
 
-LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 #: Folders of the repository in which a path that is named must exist.
 FOLDERS = ("docs/", "examples/", "nemo_uecr/", "slurm/", "tests/")
 
 
-def links_of(page: Path) -> list[tuple[str, str]]:
-    """(shown text, target) of every link within the repository."""
-    prose = re.sub(r"`[^`]*`", lambda span: span[0].replace("[", "(").replace("]", ")"), prose_of(page))
-    return [(text, target) for text, target in LINK.findall(prose) if not re.match(r"[a-z]+:", target)]
+def links_of(page: Path) -> list[str]:
+    """The targets within the repository."""
+    found = [token.attrs["href"] for _, token in inline_of(page, "link_open")]
+    found += [token.attrs["src"] for _, token in inline_of(page, "image")]
+    return [target for target in found if not re.match(r"[a-z]+:", target)]
 
 
-@functools.cache
-def anchors_of(page: Path) -> frozenset[str]:
+def anchors_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub and the site make them."""
-    heads = [line.lstrip("#").strip() for line in prose_of(page).splitlines() if re.match(r"#{1,6} ", line)]
-    return frozenset(re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads)
+    pairs = itertools.pairwise(tokens_of(page))
+    heads = [after.content for token, after in pairs if token.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 def fault_of(page: Path, target: str) -> str | None:
@@ -33,21 +33,18 @@ def fault_of(page: Path, target: str) -> str | None:
     file = (page.parent / path).resolve() if path else page
     if not file.exists():
         return f"no file {target}"
-    if anchor and anchor not in anchors_of(file):
-        return f"no heading {target}"
-    return None
+    return f"no heading {target}" if anchor and anchor not in anchors_of(file) else None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    assert [fault for _, target in links_of(page) if (fault := fault_of(page, target))] == []
+    assert [fault for target in links_of(page) if (fault := fault_of(page, target))] == []
 
 
 def test_a_broken_link_is_found() -> None:
     page = ROOT / "docs" / "README.md"
-    assert fault_of(page, "metrics.md") is None
-    assert fault_of(page, "metric.md") == "no file metric.md"
     assert fault_of(page, "configuration.md#files") is None
+    assert fault_of(page, "metric.md") == "no file metric.md"
     assert fault_of(page, "configuration.md#filez") == "no heading configuration.md#filez"
 
 
@@ -72,5 +69,4 @@ def test_every_page_is_in_the_navigation_and_the_index() -> None:
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if (ROOT / "docs") in page.parents}
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     assert set(re.findall(r"([\w/-]+\.md)\s*$", navigation, re.M)) == pages
-    index = {target for _, target in links_of(ROOT / "docs" / "README.md")}
-    assert pages - index == {"README.md"}
+    assert pages - set(links_of(ROOT / "docs" / "README.md")) == {"README.md"}

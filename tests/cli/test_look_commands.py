@@ -1,0 +1,117 @@
+"""`plan`, `doctor` and `config`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.plan.shapes import KNOWN
+from tests.config.demo import CONFIGS
+from tests.reliability.commands import refused
+
+FOUR = [str(CONFIGS / "uecr_qwen3_4b.yaml"), "teacher.model_name=Qwen/Qwen3-8B", "data.subset=null"]
+DEMO = [str(CONFIGS / "local" / "demo.yaml")]
+
+
+def test_the_file_of_a_plan_has_bytes_and_seconds(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    assert entry_point(["plan", *FOUR, "--response-tokens", "5000", "--json", str(out)]) == 0
+    plan = json.loads(out.read_text())
+    train = next(phase for phase in plan["phases"] if phase["name"] == "train")
+    assert train["size"] == sum(one["size"] for one in train["device"])
+    assert plan["seconds"] == pytest.approx(sum(phase["seconds"] for phase in plan["phases"]))
+    assert plan["fits"] is True
+    assert set(plan["placements"]) == {"colocated, 8 GPUs", "7 + 1 GPUs"}
+    assert len(plan["layout"]) == 8
+
+
+def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    models = ["student.model_name=Qwen/Qwen3-14B", "--device", "h100", "--json", str(out)]
+    assert entry_point(["plan", *FOUR, *models]) == 2
+    printed = capsys.readouterr()
+    assert "what fits: student.parallel.tensor=2 student.parallel.sequence=true" in printed.err
+    assert "phases of a step" in printed.out
+    written = json.loads(out.read_text())
+    assert written["fits"] is False
+    assert written["what_fits"][0] in printed.err
+
+
+def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "lower train.microbatch_responses" in refused(capsys, "plan", *DEMO, "--memory", "0.3")
+    assert entry_point(["plan", *DEMO, "--memory", "0.3", "train.microbatch_responses=16"]) == 0
+
+
+@pytest.mark.parametrize(("method", "kept"), [("pg_opd", False), ("g_opd", True)])
+def test_the_initial_student_is_counted_where_the_method_reads_it(
+    method: str, kept: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry_point(["plan", *DEMO, f"method.name={method}", "loss.reference_kl=0.0"]) == 0
+    told = capsys.readouterr().out
+    assert ("reference weights" in told, "score reference" in told) == (kept, kept)
+
+
+def test_a_teacher_with_other_output_columns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One column more than the student; the student's own number is the remedy."""
+    student = KNOWN["Qwen/Qwen3-4B"].vocabulary
+    sizes = {
+        "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": 8, "intermediate_size": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"vocab_size": student + 1}))
+    said = refused(capsys, "plan", *FOUR, f"teacher.model_name={tmp_path}")
+    assert f"take a teacher whose config.json has vocab_size {student}" in said
+
+
+@pytest.fixture
+def few_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real imports in processes of their own, but of two packages instead of all."""
+    from nemo_uecr.plan import machine
+
+    monkeypatch.setattr(machine, "PLAIN", machine.PLAIN[1:3])
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.mark.usefixtures("few_imports")
+def test_doctor_on_a_run_that_is_ready_and_on_one_that_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "doctor.json"
+    assert entry_point(["doctor", *DEMO, f"run.folder={tmp_path}/run", "--json", str(out)]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("0 fail")
+    written = json.loads(out.read_text())
+    assert len(written["findings"]) == sum(written["counts"].values())
+    assert all(one["remedy"] for one in written["findings"] if one["status"] != "ok")
+    assert entry_point(["doctor", *DEMO, "run.folder=/proc/run"]) == 1
+    printed = capsys.readouterr().out
+    assert "fail  run folder" in printed
+    assert "choose another folder" in printed
+
+
+@pytest.mark.usefixtures("few_imports")
+def test_doctor_on_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert entry_point(["doctor", "--ray-port", str(port)]) == 1
+    assert f"fail  ray port                    {port} is taken" in capsys.readouterr().out
+
+
+def test_show_says_where_every_value_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "student.parallel={tensor: 2, pipeline: 1}", "method.name=grpo", "teacher.model_name=null", "data.subset=null",
+    ]  # fmt: skip
+    assert entry_point(["config", "show", FOUR[0], *words]) == 0
+    shown = capsys.readouterr().out
+    lines = [line for line in shown.splitlines() if not line.startswith("#")]
+    origins = {line.partition(":")[0].strip(): line.rpartition("# ")[2].rpartition("/")[2] for line in lines[::-1]}
+    assert (origins["tensor"], origins["context"]) == ("override", "nemo_rl_base.yaml")
+    assert (origins["difficulty_low"], origins["std"]) == ("uecr_qwen3_4b.yaml", "default")
+    assert "# not used by method grpo: method.alpha, method.rho" in shown
+    assert yaml.safe_load(shown)["student"]["parallel"]["tensor"] == 2
