@@ -77,7 +77,7 @@ def method_settings(name: str, words: Sequence[str], run: MethodConfig | None = 
     overrides = [f"method.{word}" for word in words if word.partition("=")[0] not in of_the_run]
     try:
         given = load_method(name, overrides, run).core_settings()
-        return Settings(**given, **{key: int(text) for key, text in of_the_run.items()})
+        return Settings(**(given | {key: int(text) for key, text in of_the_run.items()}))
     except ValueError as error:  # ConfigError among them
         raise ConfigError(f"{error} (on this command: --set key=value, without 'method.')") from error
 
