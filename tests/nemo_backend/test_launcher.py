@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.load import load_nemo, load_nemo_config
+from nemo_uecr.config.load import load_as, load_nemo_config
+from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.nemo import launcher, upstream
 from nemo_uecr.nemo.estimator import StepContext
@@ -30,7 +31,7 @@ def configuration(folder: Path, *changes: str) -> Any:
 
 
 def begin(folder: Path) -> None:
-    loaded = load_nemo(BASE, [*GRPO, f"run.folder={folder}"])
+    loaded = load_as(NemoConfig, BASE, [*GRPO, f"run.folder={folder}"])
     launcher.write_run_files(loaded.config, origins=loaded.origins, objective="loss = 0", version="0.7.0")
 
 
