@@ -36,23 +36,16 @@ class Checked:
         return 1.0 if self.verdict is Verdict.CORRECT else 0.0
 
 
-@dataclass(frozen=True)
-class _Box:
-    """The spans of a box and of its content."""
-
-    outer: tuple[int, int]
-    inner: tuple[int, int]
-
-
 def last_boxed(text: str) -> str | None:
     r"""Content of the last ``\boxed{...}`` whose braces close; None when there is none.
 
     Braces nest, and an escaped brace (``\{``) does not count. An unclosed last box is skipped in favour of an earlier
-    complete one: a response cut off while it repeats its answer has already given it. A box inside another with
-    something beside it is part of the outer answer. One pass, linear in the length of the text.
+    complete one: a response cut off while it repeats its answer has already given it. A box that holds only another
+    has that one's content; with something beside it, the inner box is part of the outer answer. One pass, linear in
+    the length of the text.
     """
     open_braces: list[tuple[int, int] | None] = []  # start of an open box and of its content; None for a plain brace
-    last: _Box | None = None
+    outer = inner = (-1, -1)  # spans of the last box and of its content
     escaped = -1  # position of a character that a backslash escapes
     for piece in _PIECE.finditer(text):
         if piece["marker"] is not None:
@@ -63,24 +56,15 @@ def last_boxed(text: str) -> str | None:
             continue
         elif piece[0] == "{":
             open_braces.append(None)
-        elif open_braces:
-            start = open_braces.pop()
-            if start is not None and piece.start() - start[1] <= MAX_ANSWER_CHARS:
-                last = _closed(text, last, start, piece.start())
-    return None if last is None else text[last.inner[0] : last.inner[1]].strip()
+        elif open_braces and (opened := open_braces.pop()) is not None:
+            start, end = opened[1], piece.start()
+            if end - start <= MAX_ANSWER_CHARS:
+                alone = outer[0] >= start and not (text[start : outer[0]] + text[outer[1] : end]).strip()
+                outer, inner = (opened[0], end + 1), inner if alone else (start, end)
+    return None if inner[0] < 0 else text[slice(*inner)].strip()
 
 
 def reference_answer(answer: str) -> str:
     """The reference answer without its box, if it has one."""
     boxed = last_boxed(answer)
     return answer if boxed is None else boxed
-
-
-def _closed(text: str, last: _Box | None, start: tuple[int, int], end: int) -> _Box:
-    """The box that has just closed; one that holds only another box has that one's content."""
-    inner = (start[1], end)
-    if last is not None and last.outer[0] >= start[1]:
-        beside = text[start[1] : last.outer[0]], text[last.outer[1] : end]
-        if not "".join(beside).strip():
-            inner = last.inner
-    return _Box((start[0], end + 1), inner)

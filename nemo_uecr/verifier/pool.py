@@ -15,16 +15,13 @@ import json
 import os
 import queue
 import resource
-import select
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from typing import IO, cast
+from multiprocessing.connection import Connection, Pipe
 
 from nemo_uecr.errors import DependencyError, UecrError
 from nemo_uecr.verifier.compare import compare, judge_plain
@@ -48,9 +45,7 @@ def check_response(response: str, answer: str) -> Checked:
         answer: the reference answer, bare or boxed.
     """
     extracted = last_boxed(response)
-    if not extracted:
-        return Checked(Verdict.NO_ANSWER, extracted)
-    return Checked(judge(extracted, reference_answer(answer)), extracted)
+    return Checked(judge(extracted, reference_answer(answer)) if extracted else Verdict.NO_ANSWER, extracted)
 
 
 def check_responses(responses: Sequence[str], answers: Sequence[str], pool: ComparisonPool) -> list[Checked]:
@@ -66,13 +61,9 @@ def check_responses(responses: Sequence[str], answers: Sequence[str], pool: Comp
     """
     given = [last_boxed(response) for response in responses]
     pairs = [(text, reference_answer(answer)) for text, answer in zip(given, answers, strict=True)]
-    found = {(text, reference): judge_plain(text, reference) for text, reference in pairs if text}
-    hard = [pair for pair, verdict in found.items() if verdict is None]
-    found |= dict(zip(hard, pool.compare_all(hard), strict=True))
-    return [
-        Checked((found[text, reference] or Verdict.ERROR) if text else Verdict.NO_ANSWER, text)
-        for text, reference in pairs
-    ]
+    distinct = [(text, reference) for text, reference in dict.fromkeys(pairs) if text]
+    verdicts = dict(zip(distinct, pool.judge_all(distinct), strict=True))
+    return [Checked(verdicts[text, reference] if text else Verdict.NO_ANSWER, text) for text, reference in pairs]
 
 
 def check_conversations(
@@ -92,11 +83,7 @@ def check_conversations(
 @functools.lru_cache(maxsize=65_536)
 def judge(given: str, expected: str) -> Verdict:
     """Whether two answer texts are equivalent; what needs mathematics goes to this program's one shared process."""
-    quick = judge_plain(given, expected)
-    if quick is not None:
-        return quick
-    with _shared_lock:
-        return _shared.compare(given, expected)
+    return _shared.judge(given, expected)
 
 
 class ComparisonProcess:
@@ -112,78 +99,81 @@ class ComparisonProcess:
         """The verdict; `timeout` when the limit passed, `error` when the comparison ended the process.
 
         Raises:
-            DependencyError: If math-verify is not installed.
-            UecrError: If the process does not start.
+            DependencyError: math-verify is not installed.
+            UecrError: The process does not start.
         """
-        process = self._running()
+        self._ensure_running()
         try:
-            _requests(process).write(json.dumps([given, expected]).encode() + b"\n")
-            _requests(process).flush()
-        except BrokenPipeError:
-            self.close()
-            return Verdict.ERROR
-        line = _read_line(process, self._time_limit)
-        if not line:
-            self.close()
-            return Verdict.TIMEOUT if line is None else Verdict.ERROR
-        return Verdict(line.decode().strip())
+            self._pipe.send_bytes(json.dumps([given, expected]).encode())
+            if self._pipe.poll(self._time_limit):
+                return Verdict(self._pipe.recv_bytes().decode())
+            verdict = Verdict.TIMEOUT
+        except (EOFError, OSError):
+            verdict = Verdict.ERROR
+        self.close()
+        return verdict
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
         process, self._process = self._process, None
-        if process is None or self._owner != os.getpid():
-            return
-        process.kill()
-        process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            _requests(process).close()
-        _answers(process).close()
+        if process is not None and self._owner == os.getpid():
+            process.kill()
+            process.wait()
+            self._pipe.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _ensure_running(self) -> None:
         if find_spec("math_verify") is None:
             raise DependencyError("comparing answers needs math-verify; pip install 'nemo-uecr[verify]'")
-        # After a fork the pipes are shared with the parent, so each process needs a child of its own.
+        # After a fork the pipe is shared with the parent, so each process needs a child of its own.
         if self._process is not None and self._owner == os.getpid():
             if self._process.poll() is None:
-                return self._process
+                return
             self.close()  # it ended between two comparisons
         for _ in range(2):  # the second try is for a process that was killed while it loaded
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "nemo_uecr.verifier.pool"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
+            self._pipe, theirs = Pipe()
             self._owner = os.getpid()
-            if _read_line(self._process, START_LIMIT):
-                return self._process
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "nemo_uecr.verifier.pool", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                )
+            with contextlib.suppress(EOFError, OSError):
+                if self._pipe.poll(START_LIMIT):
+                    self._pipe.recv_bytes()
+                    return
             self.close()
-        raise UecrError("the comparison process did not start; run: python -m nemo_uecr.verifier.pool")
+        raise UecrError("the comparison process did not start; run: python -m nemo_uecr.verifier.pool 1")
 
 
 class ComparisonPool:
-    """Several comparison processes for many pairs."""
+    """Several comparison processes, each started when the first pair needs it; usable from several threads."""
 
     def __init__(self, *, workers: int, time_limit: float = TIME_LIMIT) -> None:
-        """Processes start when the first pair needs them."""
+        """Start nothing yet."""
         self._processes = [ComparisonProcess(time_limit) for _ in range(workers)]
-
-    def compare_all(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """The verdicts of (given, expected) pairs, in order."""
-        free: queue.SimpleQueue[ComparisonProcess] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[ComparisonProcess] = queue.SimpleQueue()
         for process in self._processes:
-            free.put(process)
+            self._free.put(process)
 
-        def one(pair: tuple[str, str]) -> Verdict:
-            process = free.get()
-            try:
-                return process.compare(*pair)
-            finally:
-                free.put(process)
+    def judge(self, given: str, expected: str) -> Verdict:
+        """Whether two answer texts are equivalent."""
+        quick = judge_plain(given, expected)
+        if quick is not None:
+            return quick
+        process = self._free.get()
+        try:
+            return process.compare(given, expected)
+        finally:
+            self._free.put(process)
 
+    def judge_all(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """The verdicts of (given, expected) pairs, in order."""
         with ThreadPoolExecutor(len(self._processes)) as threads:
-            return list(threads.map(one, pairs))
+            return list(threads.map(lambda pair: self.judge(*pair), pairs))
 
     def close(self) -> None:
         """End the processes."""
@@ -194,63 +184,31 @@ class ComparisonPool:
 @contextlib.contextmanager
 def comparison_pool(workers: int) -> Iterator[ComparisonPool]:
     """A pool for the length of a block."""
-    pool = ComparisonPool(workers=workers)
-    try:
+    with contextlib.closing(ComparisonPool(workers=workers)) as pool:
         yield pool
-    finally:
-        pool.close()
 
 
-_shared = ComparisonProcess()
-_shared_lock = threading.Lock()
+_shared = ComparisonPool(workers=1)
 atexit.register(_shared.close)
 
 
-def _requests(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], process.stdin)
-
-
-def _answers(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], process.stdout)
-
-
-def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-    """The process's next line; None when the time passed, empty when it has ended."""
-    pipe, deadline = _answers(process), time.monotonic() + seconds
-    line = b""
-    while not line.endswith(b"\n"):
-        if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            return None
-        piece = os.read(pipe.fileno(), 4096)
-        if not piece:
-            return b""
-        line += piece
-    return line
-
-
-def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer one JSON pair a line with one verdict a line; the first line says that the libraries are loaded."""
-    compare(r"\frac{1}{2}", "0.5")
-    answers.write(b"ready\n")
-    answers.flush()
-    for line in requests:
-        signal.alarm(ORPHAN_LIMIT)  # its default action ends the process even inside a big-integer operation
-        answers.write(compare(*json.loads(line)).value.encode() + b"\n")
-        answers.flush()
-        signal.alarm(0)
-
-
-def _main() -> None:
+def serve(pipe: Connection) -> None:
+    """Answer pairs with verdicts until the other end closes; the first message says that the libraries are loaded."""
     # A request to stop may reach every process of a job. The run finishes its step first, and so must this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a library prints is no verdict
-    serve(sys.stdin.buffer, answers)
+    compare(r"\frac{1}{2}", "0.5")
+    pipe.send_bytes(b"ready")
+    with contextlib.suppress(EOFError):
+        while True:
+            pair = json.loads(pipe.recv_bytes())
+            signal.alarm(ORPHAN_LIMIT)  # its default action ends the process even inside a big-integer operation
+            pipe.send_bytes(compare(*pair).value.encode())
+            signal.alarm(0)
 
 
 if __name__ == "__main__":
-    _main()
+    serve(Connection(int(sys.argv[1])))

@@ -14,6 +14,8 @@ _INTEGER = re.compile(r"-?\d+")
 #: Beside a sign, but not where a comma sets thousands apart: `58, 500` is a list.
 _SPACED = re.compile(r"(?<=[-+=^{}()])|(?=[-+=^{}()])|(?<=,)(?!\d{3}(?!\d)|\\!)|(?=,(?!\d{3}(?!\d)|\\!))")
 _FRACTION = re.compile(r"(-?)\\frac\{(\d+)\}\{(\d+)\}")
+#: Where "plus one" makes no sense: texts, lists, intervals, equations, units.
+_WORDS = re.compile(r"\\text|\\mbox|,|=|\\in\b|\\cup|\\begin|\\pm|\\infty|_|%|\\circ|\\\$")
 
 
 @dataclass(frozen=True)
@@ -27,63 +29,49 @@ class Trial:
     expected: Verdict
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A trial with another verdict than expected."""
-
-    trial: Trial
-    got: Verdict
-
-
 def trials(problem: str, answer: str) -> list[Trial]:
-    """Every form that makes sense for this answer.
+    """Every form that makes sense for this answer; `problem` is the id for the list of failures."""
 
-    Args:
-        problem: id, for the list of failures.
-        answer: the bare reference answer.
-    """
+    def trial(form: str, text: str, expected: Verdict) -> Trial:
+        return Trial(problem, form, answer, rf"Therefore the result is \boxed{{{text}}}", expected)
+
     texts = {"itself": answer, "spaced": _SPACED.sub(" ", answer)} | _other_forms(answer)
-    made = [Trial(problem, form, answer, _response(text), Verdict.CORRECT) for form, text in texts.items()]
-    earlier = f"First I thought \\boxed{{-987654}}. {_response(answer)}"
-    made.append(Trial(problem, "after another box", answer, earlier, Verdict.CORRECT))
-    made.append(Trial(problem, "plus one", answer, _response(f"{answer} + 1"), Verdict.WRONG) if not _words(answer) else
-                Trial(problem, "another word", answer, _response(r"\text{none of these}"), Verdict.WRONG))  # fmt: skip
-    made.append(Trial(problem, "two answers", answer, _response(rf"{answer} \text{{ or }} 987654"), Verdict.WRONG))
-    made.append(Trial(problem, "no box", answer, f"The answer is {answer}.", Verdict.NO_ANSWER))
-    return made
-
-
-def run_trials(made: Sequence[Trial], pool: ComparisonPool) -> list[Failure]:
-    """The trials that do not get the verdict they must get."""
-    checked = check_responses([trial.response for trial in made], [trial.answer for trial in made], pool)
+    made = [trial(form, text, Verdict.CORRECT) for form, text in texts.items()]
+    earlier = rf"First I thought \boxed{{-987654}}. {made[0].response}"
     return [
-        Failure(trial, outcome.verdict)
-        for trial, outcome in zip(made, checked, strict=True)
-        if outcome.verdict is not trial.expected
+        *made,
+        Trial(problem, "after another box", answer, earlier, Verdict.CORRECT),
+        trial("another word", r"\text{none of these}", Verdict.WRONG)
+        if _WORDS.search(answer)
+        else trial("plus one", f"{answer} + 1", Verdict.WRONG),
+        trial("two answers", rf"{answer} \text{{ or }} 987654", Verdict.WRONG),
+        Trial(problem, "no box", answer, f"The answer is {answer}.", Verdict.NO_ANSWER),
     ]
 
 
-def self_test(answers: Mapping[str, str], pool: ComparisonPool) -> tuple[list[str], bool]:
-    """Verify a benchmark's reference answers in all their forms.
+def run_trials(made: Sequence[Trial], pool: ComparisonPool) -> list[tuple[Trial, Verdict]]:
+    """The trials that do not get the verdict they must get, with the one they get."""
+    checked = check_responses([trial.response for trial in made], [trial.answer for trial in made], pool)
+    outcomes = zip(made, checked, strict=True)
+    return [(trial, outcome.verdict) for trial, outcome in outcomes if outcome.verdict is not trial.expected]
 
-    Args:
-        answers: by problem.
-        pool: where the comparisons run.
+
+def self_test(answers: Mapping[str, str], pool: ComparisonPool) -> tuple[list[str], bool]:
+    """Verify a benchmark's reference answers, by problem, in all their forms.
 
     Returns:
         The outcome for a terminal, and whether an answer fails against itself.
     """
     made = [trial for problem, answer in answers.items() for trial in trials(problem, answer)]
     failures = run_trials(made, pool)
-    failed = Counter(failure.trial.form for failure in failures)
+    failed = Counter(trial.form for trial, _ in failures)
     lines = [f"{len(made) - len(failures)} of {len(made)} as expected"]
     for form, number in Counter(trial.form for trial in made).items():
         lines.append(f"  {number - failed[form]:>5} of {number:>5}  {form}")
-    for failure in failures:
-        trial = failure.trial
+    for trial, got in failures:
         lines.append(
             f"  failure: problem {trial.problem}, {trial.form}: {trial.response!r} against {trial.answer!r} "
-            f"is {failure.got.value}, expected {trial.expected.value}"
+            f"is {got.value}, expected {trial.expected.value}"
         )
     return lines, failed["itself"] > 0
 
@@ -109,12 +97,3 @@ def _other_forms(answer: str) -> dict[str, str]:
     if "(" in answer and r"\left" not in answer and answer[0] == "(":
         forms["sized brackets"] = re.sub(r"([\[(])", r"\\left\1", re.sub(r"([\])])", r"\\right\1", answer))
     return forms
-
-
-def _words(answer: str) -> bool:
-    """Whether "plus one" makes no sense: texts, lists, intervals, equations, units."""
-    return bool(re.search(r"\\text|\\mbox|,|=|\\in\b|\\cup|\\begin|\\pm|\\infty|_|%|\\circ|\\\$", answer))
-
-
-def _response(text: str) -> str:
-    return f"Therefore the result is \\boxed{{{text}}}"

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Pipe
 
 import pytest
 
@@ -43,17 +44,12 @@ def test_a_comparison_that_hangs_is_stopped_and_the_next_one_works() -> None:
     process.close()
 
 
-def test_a_process_that_died_while_idle_is_replaced() -> None:
+def test_a_process_that_dies_is_replaced() -> None:
+    """Between two comparisons unseen; of a comparison, that one is an error."""
     process = ComparisonProcess(time_limit=60.0)
     process.compare("1", "2")
     kill(process)
     assert process.compare(r"\frac{1}{2}", "0.5") is Verdict.CORRECT
-    process.close()
-
-
-def test_a_process_that_dies_of_a_comparison_is_an_error() -> None:
-    process = ComparisonProcess(time_limit=60.0)
-    process.compare("1", "2")
     threading.Timer(0.5, kill, [process]).start()
     assert process.compare("9^{9^{9^{9}}}", "3") is Verdict.ERROR
     assert process.compare(r"\frac{1}{2}", "0.5") is Verdict.CORRECT
@@ -108,24 +104,14 @@ ADVERSARIAL = {
     "an equation of two numbers": r"\boxed{8=7}",
     "a set of answers": r"\boxed{\{7, 8\}}",
     "no box": "the answer is 7",
-    "box in a box, unclosed": r"\boxed{8 \boxed{7}",
 }
 
 
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_adversarial_responses_end_soon_and_earn_nothing(name: str, pool: ComparisonPool) -> None:
     began = time.monotonic()
-    [checked] = check_responses([ADVERSARIAL[name]], ["7"], pool)
-    if name != "box in a box, unclosed":  # a complete box inside an unfinished one is an answer like any other
-        assert checked.reward == 0.0
-    assert checked.verdict in Verdict
+    assert check_responses([ADVERSARIAL[name]], ["7"], pool)[0].reward == 0.0
     assert time.monotonic() - began < 20
-
-
-def test_each_side_of_an_equation_counts() -> None:
-    assert check_response(r"\boxed{n = 7}", "7").verdict is Verdict.CORRECT
-    assert check_response(r"\boxed{3 + 4 = 7}", "7").verdict is Verdict.CORRECT
-    assert check_response(r"\boxed{8 = 7}", "7").verdict is Verdict.WRONG
 
 
 def test_an_answer_in_the_prompt_earns_nothing(pool: ComparisonPool) -> None:
@@ -136,11 +122,13 @@ def test_an_answer_in_the_prompt_earns_nothing(pool: ComparisonPool) -> None:
 
 def test_a_comparison_that_hangs_ends_though_its_parent_is_gone() -> None:
     """The process itself has a limit, which needs no turn of the interpreter: nobody else is left to stop it."""
-    program = "from nemo_uecr.verifier import pool; pool.ORPHAN_LIMIT = 1; pool._main()"
-    process = subprocess.run(
-        [sys.executable, "-c", program], input=b'["9^{9^{9^{9}}}", "3"]\n', capture_output=True, timeout=60, check=False
+    ours, theirs = Pipe()
+    program = (
+        f"from nemo_uecr.verifier import pool; pool.ORPHAN_LIMIT = 1; pool.serve(pool.Connection({theirs.fileno()}))"
     )
-    assert process.returncode == -signal.SIGALRM
+    with subprocess.Popen([sys.executable, "-c", program], pass_fds=[theirs.fileno()]) as process:
+        ours.send_bytes(b'["9^{9^{9^{9}}}", "3"]')
+        assert process.wait(timeout=60) == -signal.SIGALRM
 
 
 def test_a_process_that_never_starts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,4 +25,4 @@ def test_usual_answers_pass_and_a_wrong_expectation_is_listed() -> None:
     wrong = Trial("q", "planted", "5", r"\boxed{6}", Verdict.CORRECT)
     with comparison_pool(2) as pool:
         failures = run_trials([*made, wrong], pool)
-    assert [(failure.trial.form, failure.got) for failure in failures] == [("planted", Verdict.WRONG)]
+    assert [(trial.form, got) for trial, got in failures] == [("planted", Verdict.WRONG)]
