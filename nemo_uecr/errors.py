@@ -10,6 +10,8 @@ from importlib.util import find_spec
 #: Each extra of the package and the modules that it brings.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "local": ("transformers", "tokenizers", "jinja2"),
+    "lora": ("peft",),
+    "optimizers": ("bitsandbytes", "torchao"),
     "verify": ("math_verify",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

@@ -46,7 +46,7 @@ class Scoring:
 
     def load(self, model: str, role: str) -> TokenModel:
         """A model for forward passes alone."""
-        return load_model(model, role=role, dtype=self.dtype, device=self.device, trained=False)
+        return load_model(model, role=role, dtype=self.dtype, device=self.device, master_weights=False)
 
 
 def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> Scores:

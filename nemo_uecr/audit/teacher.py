@@ -176,7 +176,7 @@ def _transformers(dtype: str) -> Callable[[str, Request], EngineScores]:
         from nemo_uecr.local.scores import score as score_sequences
         from nemo_uecr.local.sequences import Sequences
 
-        loaded = load_model(model, role="teacher", dtype=dtype, device=torch.device("cpu"), trained=False)
+        loaded = load_model(model, role="teacher", dtype=dtype, device=torch.device("cpu"), master_weights=False)
         sequences = Sequences(*zip(*map(tokens_alone, request.prompts, request.responses), strict=True))
         # One response at a time: another shape than that of the reference, so that its rounding shows as well.
         rows = torch.split(torch.arange(len(request.prompts)), 1)

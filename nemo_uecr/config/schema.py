@@ -244,7 +244,11 @@ class StudentConfig(Section):
     """The policy that is trained."""
 
     model_name: Text  # Hugging Face model: a local folder or a hub name.
-    dtype: Dtype  # Number format of weights and activations.
+    # Number format of the computation; the weights that are trained are float32 except under `adamw8bit_sr`.
+    dtype: Dtype
+    # r: train an adapter B A of this rank on every linear layer in place of the weights; 0: the weights.
+    lora_rank: NonNegativeInt = 0
+    lora_alpha: Positive = 32.0  # The adapter counts alpha / r.
 
 
 class TeacherConfig(Section):
@@ -270,6 +274,11 @@ class RolloutConfig(SamplingConfig):
 class TrainConfig(OptimizerConfig):
     """The optimizer and its steps."""
 
+    # AdamW with float32 moments, with 8-bit moments (bitsandbytes), or with 8-bit moments and bfloat16 weights that
+    # are rounded at random (torchao).
+    optimizer: Literal["adamw", "adamw8bit", "adamw8bit_sr"] = "adamw"
+    # Whether the backward pass computes each layer again instead of keeping it; the numbers are the same.
+    activation_checkpointing: bool = False
     # Responses a forward and backward pass; gradients are accumulated, the result is the same.
     microbatch_responses: Count
     warmup_steps: NonNegativeInt  # Optimizer steps of linear warm-up.
@@ -303,6 +312,9 @@ class Config(Section):
     backend: Literal["local"]  # What executes the run: one process, CPU or one GPU.
     device: Literal["auto", "cpu", "cuda"]  # Where the models live; auto: the GPU when there is one.
     threads: Count | None  # CPU threads of the mathematics; null: what torch chooses.
+    # What waits in host memory while a phase does without it: nothing, teacher and reference, or the student and its
+    # optimizer too; the numbers are the same.
+    offload: Literal["none", "teacher", "all"] = "none"
     run: RunConfig
     student: StudentConfig
     teacher: TeacherConfig
@@ -324,6 +336,11 @@ class Config(Section):
         if size > most:
             raise ValueError(
                 f"train.microbatch_responses: got {size}, expected at most train.minibatch_responses = {most}"
+            )
+        if self.train.optimizer == "adamw8bit_sr" and (self.student.dtype != "bfloat16" or self.student.lora_rank):
+            raise ValueError(
+                "train.optimizer: got adamw8bit_sr, which trains bfloat16 weights; set student.dtype=bfloat16 and "
+                "student.lora_rank=0, or take adamw8bit"
             )
         if self.checkpoint.keep_best and not self.evaluation.benchmarks:
             raise ValueError(

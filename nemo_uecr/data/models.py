@@ -386,6 +386,8 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
 
     try:
         model.save_pretrained(folder)
+        if (folder / "adapter_config.json").is_file():  # what the base says, for whoever asks for a model's sizes
+            model.config.save_pretrained(folder)
     except SafetensorError as error:
         raise _system_error(error, folder) from error
     save_tokenizer(tokenizer, folder)

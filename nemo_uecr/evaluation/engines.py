@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nemo_uecr.data import models
+from nemo_uecr.data import adapter, models
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import read_object
 
@@ -162,7 +162,12 @@ def check_model(model: str) -> None:
     if not folder.is_dir():
         return
     if not (folder / "config.json").is_file():
-        raise DataError(f"{model} has no config.json; expected a whole model (merge an adapter into its base first)")
+        raise DataError(f"{model} has no config.json; expected a model folder")
+    base = adapter.base_of(folder)
+    if base is not None:
+        check_model(base)
+        models.read_header(folder / adapter.WEIGHTS)
+        return
     shards = models.weight_names(folder)
     if not any((folder / shard).is_file() for shard in shards):
         raise DataError(
@@ -192,15 +197,13 @@ class TransformersEngine:
             DataError: the model is damaged or missing, or was not made for sequences of that length.
         """
         import torch
-        from transformers import AutoModelForCausalLM
         from transformers.utils import logging as transformers_logging
+
+        from nemo_uecr.data.adapter import load_causal_lm
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        module, report = models.load_pretrained(
-            AutoModelForCausalLM, model, local_files_only=models.only_here(model),
-            dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True,
-        )  # fmt: skip
+        module, report = load_causal_lm(model, local_files_only=models.only_here(model), dtype=getattr(torch, dtype))
         if report["missing_keys"]:
             raise DataError(f"model {model!r} lacks weights ({min(report['missing_keys'])}, ...); expected all of them")
         context = context_of(module.config)

@@ -8,11 +8,10 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from nemo_uecr.config.load import check_same_configuration
 from nemo_uecr.config.schema import Config
@@ -23,7 +22,7 @@ from nemo_uecr.local.models import TokenModel
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
-OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER = "optimizer.pt"
 _STEP = re.compile(r"step-(\d{6,})")
 
 
@@ -56,7 +55,7 @@ class Checkpoints:
         """Folder of a step's checkpoint."""
         return self._folder / f"step-{step:06d}"
 
-    def save(self, model: TokenModel, optimizer: torch.optim.AdamW, position: Position) -> None:
+    def save(self, model: TokenModel, optimizer: torch.optim.Optimizer, position: Position) -> None:
         """Write a checkpoint and drop those no longer kept.
 
         Raises:
@@ -72,7 +71,7 @@ class Checkpoints:
         try:
             with new_folder(target) as aside:
                 save_pretrained(model.module, model.tokenizer, aside)
-                save_file(optimizer_tensors(optimizer), aside / OPTIMIZER)
+                torch.save(optimizer.state_dict(), aside / OPTIMIZER)
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
                 hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
                 (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
@@ -85,8 +84,8 @@ class Checkpoints:
                 + "Free disk space and run again with --resume"
             ) from error
 
-    def load(self, step: int) -> tuple[Path, dict[str, Tensor], Position]:
-        """Model folder, optimizer tensors and position of a checkpoint.
+    def load(self, step: int) -> tuple[Path, dict[str, Any], Position]:
+        """Model folder, optimizer state and position of a checkpoint.
 
         Raises:
             CheckpointError: If a file is missing or altered, or the checkpoint is of another configuration.
@@ -103,7 +102,8 @@ class Checkpoints:
             )
         state = read_object(folder / STATE)
         check_same_configuration(folder, self._config, state["config"])
-        return folder, load_file(folder / OPTIMIZER), Position(**state["position"])
+        optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
+        return folder, optimizer, Position(**state["position"])
 
     def prune(self, position: Position) -> None:
         """Remove the checkpoints that are no longer kept; a resumed run finishes what a kill cut short."""
@@ -130,21 +130,3 @@ def compare_manifest(folder: Path) -> Iterator[tuple[str, str | None]]:
             yield name, "missing"
         else:
             yield name, None if file_sha256(path) == expected else "content changed"
-
-
-def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """AdamW's state as flat named tensors, ``<parameter index>.<name>``."""
-    return {
-        f"{index}.{name}": value.detach().cpu()
-        for index, values in optimizer.state_dict()["state"].items()
-        for name, value in values.items()
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` returned."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from nemo_uecr.data.adapter import load_causal_lm, without_adapter
 from nemo_uecr.data.models import (
     ModelLoadError,
     check_objects,
     check_same_tokenizer,
-    load_pretrained,
     load_tokenizer,
     only_here,
 )
@@ -46,6 +45,8 @@ class TokenModel:
         splits: whether ``head(features(x))`` is the model's own forward; otherwise the features are the logits.
         compute: autocast dtype of the forward, None for the weights' own.
         name: what messages call it.
+        adapter: whether its LoRA adapter counts; without it a student with one is its own initial policy.
+        recomputed: layers whose activations the backward pass computes again.
     """
 
     module: PreTrainedModel
@@ -53,6 +54,17 @@ class TokenModel:
     splits: bool
     compute: torch.dtype | None
     name: str
+    adapter: bool = True
+    recomputed: tuple[torch.nn.Module, ...] = ()
+
+    @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        """The parameters that an optimizer may change."""
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def base(self) -> TokenModel:
+        """The same model without its adapter."""
+        return replace(self, adapter=False, name=f"initial {self.name}")
 
     @property
     def device(self) -> torch.device:
@@ -80,10 +92,11 @@ class TokenModel:
     @contextlib.contextmanager
     def forward_context(self) -> Iterator[None]:
         """Autocast when a lower compute precision was asked for; scoring and training use the same."""
-        if self.compute is None:
-            yield
-            return
-        with torch.autocast(self.device.type, dtype=self.compute):
+        with contextlib.ExitStack() as stack:
+            if not self.adapter:
+                stack.enter_context(without_adapter(self.module))
+            if self.compute is not None:
+                stack.enter_context(torch.autocast(self.device.type, dtype=self.compute))
             yield
 
     def features(self, ids_bt: Tensor) -> Tensor:
@@ -103,7 +116,7 @@ class TokenModel:
         return logits_NV
 
 
-def load_model(name: str, *, role: str, dtype: str, device: torch.device, trained: bool) -> TokenModel:
+def load_model(name: str, *, role: str, dtype: str, device: torch.device, master_weights: bool) -> TokenModel:
     """Load a local folder or a hub name; safetensors only, no remote code.
 
     Args:
@@ -111,7 +124,7 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
         role: configuration section for messages, e.g. "student".
         dtype: "float32" or "bfloat16".
         device: where to put it.
-        trained: keep float32 weights and lower only the computation, so that small updates are not lost.
+        master_weights: keep float32 weights and lower only the computation, so that small updates are not lost.
 
     Raises:
         DataError: If the model is missing, incomplete, or no causal language model; naming the folder and the reason.
@@ -125,10 +138,8 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
         check_objects(Path(source))
         local = only_here(source)
         tokenizer = load_tokenizer(source, local_files_only=local)
-        module, report = load_pretrained(
-            AutoModelForCausalLM, source, local_files_only=local, use_safetensors=True, output_loading_info=True,
-            dtype=torch.bfloat16 if low and not trained else torch.float32,
-        )  # fmt: skip
+        weights = torch.bfloat16 if low and not master_weights else torch.float32
+        module, report = load_causal_lm(source, local_files_only=local, dtype=weights)
     except DataError as error:
         reason = error.reason if isinstance(error, ModelLoadError) else error
         raise DataError(f"{role}.model_name {name!r} cannot be loaded: {reason}") from error
@@ -140,7 +151,7 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, traine
             f"{role}.model_name {name!r} lacks {len(missing)} weights ({missing[0]}, ...); expected a complete model"
         )
     module = module.to(device).eval()  # dropout would make the PPO ratio differ from 1 before any update
-    compute = torch.bfloat16 if low and trained else None
+    compute = torch.bfloat16 if low and master_weights else None
     model = TokenModel(module, tokenizer, _splits(module), compute, f"{role} {name}")
     if not model.end_ids:
         raise DataError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,12 +13,14 @@ import torch
 from nemo_uecr.config.load import check_same_configuration, flat_values, written_config
 from nemo_uecr.config.schema import Config, DataConfig
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.data.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import load_problems
-from nemo_uecr.errors import RunFolderError
+from nemo_uecr.data.reproducible import derive
+from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import locked
 from nemo_uecr.local.batch import FAILURE
-from nemo_uecr.local.checkpoint import Checkpoints, Position, restore_optimizer
+from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import (
     ARTIFACTS,
     DIFF,
@@ -27,7 +31,8 @@ from nemo_uecr.local.manifest import (
     list_files,
     write_run_files,
 )
-from nemo_uecr.local.models import check_same_tokens, load_model
+from nemo_uecr.local.memory import Placement, checkpointed_layers, state_of, weights_of
+from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
@@ -72,15 +77,14 @@ def train(
             _check_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
-            student = locate(config.student.model_name) if start is None else str(start[0])
-            models = _models(config, student, locate)
+            models = _models(config, None if start is None else start[0], locate)
             prompts, benchmarks = _problems(config, models, locate)
             inputs = input_hashes(config, locate)  # after loading: a model of the hub is then on this machine
             check_same_inputs(folder, inputs)
             optimizer = build_optimizer(models.student, config)
             position = Position(0, 0, None, None)
             if start is not None:
-                restore_optimizer(optimizer, start[1])
+                optimizer.load_state_dict(start[1])
                 position = start[2]
                 checkpoints.prune(position)
                 log.info("resuming after step %d from %s", position.step, start[0])
@@ -95,6 +99,7 @@ def train(
                 config,
                 models=models,
                 optimizer=optimizer,
+                placement=_placement(config, models, optimizer),
                 prompts=prompts,
                 benchmarks=benchmarks,
                 folder=folder,
@@ -129,22 +134,51 @@ def _retire_failure(folder: Path) -> None:
         failure.rename(folder / f"{FAILURE}-{number}")
 
 
-def _models(config: Config, student_name: str, locate: Locate) -> Models:
+def _models(config: Config, checkpoint: Path | None, locate: Locate) -> Models:
     device = _device(config.device)
-    student = load_model(student_name, role="student", dtype=config.student.dtype, device=device, trained=True)
+    student = _student(config, checkpoint, locate, device)
     teacher = reference = None
     method = METHODS[config.method.name]
     if method.needs_teacher and config.teacher.model_name is not None:
         name, dtype = locate(config.teacher.model_name), config.teacher.dtype
-        teacher = load_model(name, role="teacher", dtype=dtype, device=device, trained=False)
+        teacher = load_model(name, role="teacher", dtype=dtype, device=device, master_weights=False)
+        teacher.module.requires_grad_(False)
         check_same_tokens(student, teacher)
     if config.loss.reference_kl > 0 or method.needs_initial:  # the initial student, also after a resume
-        name = locate(config.student.model_name)
-        reference = load_model(name, role="student", dtype=config.student.dtype, device=device, trained=True)
-    for frozen in (teacher, reference):
-        if frozen is not None:
-            frozen.module.requires_grad_(False)
+        if config.student.lora_rank:
+            reference = student.base()
+        else:
+            reference = _student(config, None, locate, device)
+            reference.module.requires_grad_(False)
     return Models(student, teacher, reference)
+
+
+def _student(config: Config, checkpoint: Path | None, locate: Locate, device: torch.device) -> TokenModel:
+    """The student as it starts, or with what a checkpoint holds."""
+    asked, training = config.student, config.train
+    initial = locate(asked.model_name)
+    if asked.lora_rank and base_of(initial) is not None:
+        raise DataError(
+            f"student.model_name {initial!r} is an adapter, and student.lora_rank asks for another; merge it first: "
+            "nemo-uecr export"
+        )
+    weights = initial if checkpoint is None or asked.lora_rank else str(checkpoint)
+    master = not asked.lora_rank and training.optimizer != "adamw8bit_sr"
+    student = load_model(weights, role="student", dtype=asked.dtype, device=device, master_weights=master)
+    if asked.lora_rank:
+        seed = derive(config.run.seed, "adapter", 0)
+        add_adapter(student.module, rank=asked.lora_rank, alpha=asked.lora_alpha, seed=seed)
+        if checkpoint is not None:
+            load_adapter(student.module, checkpoint)
+    layers = checkpointed_layers(student.module) if training.activation_checkpointing else []
+    return replace(student, recomputed=tuple(layers))
+
+
+def _placement(config: Config, models: Models, optimizer: torch.optim.Optimizer) -> Placement:
+    reference = models.reference if models.reference and models.reference.module is not models.student.module else None
+    loaded = {"student": models.student, "teacher": models.teacher, "reference": reference}
+    members = {name: partial(weights_of, model.module) for name, model in loaded.items() if model is not None}
+    return Placement(config.offload, models.student.device, members | {"optimizer": partial(state_of, optimizer)})
 
 
 def _device(name: str) -> torch.device:

@@ -19,6 +19,7 @@ from nemo_uecr.evaluation.engines import Decoding
 from nemo_uecr.local.batch import StepBatch, leave_failure, method_settings, turn_segments
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
+from nemo_uecr.local.memory import Placement
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.rollout import Fault, draw, evaluate
 from nemo_uecr.local.scores import score
@@ -51,6 +52,7 @@ class Trainer:
         config: the resolved configuration.
         models: the models it names.
         optimizer: the student's.
+        placement: which of their weights are on the device.
         prompts: encoded training problems.
         benchmarks: encoded problems of each benchmark.
         folder: run folder.
@@ -62,7 +64,8 @@ class Trainer:
 
     config: Config
     models: Models
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
+    placement: Placement
     prompts: Sequence[Prompt]
     benchmarks: Mapping[str, Sequence[Prompt]]
     folder: Path
@@ -114,7 +117,9 @@ class Trainer:
                 tolerances = self.config.tolerances
                 residuals = check_identities(self.method, batch.scored, settings, advantages, tolerances.model_dump())
             with watch.phase("update"):
+                self.placement.need("student", "optimizer")
                 outcome = self._update(batch, advantages)
+                self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
             with watch.phase("advantage"):
                 check_ratios(outcome, batch.sample_ids, tolerances)
                 metrics = step_metrics(batch, advantages, residuals, outcome, settings, self.config)
@@ -139,6 +144,7 @@ class Trainer:
         prompts = [self.prompts[index] for index in indices for _ in range(rollout.responses_per_prompt)]
         decoding = Decoding(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens)
         with watch.phase("rollout"):
+            self.placement.need("student")
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
             responses, fault = draw(
                 self.models.student, prompts, seeds, decoding, microbatch=rollout.microbatch_responses
@@ -163,10 +169,12 @@ class Trainer:
             )
         if models.teacher is not None:
             with watch.phase("score_teacher"):
+                self.placement.need("teacher")
                 wants_entropy = "teacher_entropy" in self.method.scores
                 teacher = score(models.teacher, sequences, rows, temperatures=(1.0,), entropy=wants_entropy)
         if models.reference is not None:
             with watch.phase("score_reference"):
+                self.placement.need("student" if models.reference.module is models.student.module else "reference")
                 wanted = (config.rollout.temperature, *((1.0,) if self.method.needs_initial else ()))
                 reference = score(models.reference, sequences, rows, temperatures=wanted, entropy=False)
         prompts, per_prompt = config.rollout.prompts_per_step, config.rollout.responses_per_prompt
@@ -222,6 +230,7 @@ class Trainer:
         self.position = Position(step, outcome.optimizer_steps, best_step, best_average)
 
     def _evaluate(self, step: int) -> float:
+        self.placement.need("student")
         result = evaluate(self.models.student, self.benchmarks, self.config, step=step, folder=self.folder)
         list_files(self.folder, step, f"evaluations/step-{step:06d}.jsonl")
         self.log.evaluation(result)

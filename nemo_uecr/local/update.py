@@ -14,7 +14,9 @@ from torch import Tensor
 
 from nemo_uecr.config.schema import Config, TolerancesConfig
 from nemo_uecr.core.loss import policy_loss
-from nemo_uecr.errors import InvariantError
+from nemo_uecr.data.reproducible import derive
+from nemo_uecr.errors import InvariantError, require_extra
+from nemo_uecr.local.memory import recomputing
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.scores import training_logp
 from nemo_uecr.local.sequences import Sequences
@@ -61,15 +63,25 @@ class UpdateOutcome:
     optimizer_steps: int
 
 
-def build_optimizer(model: TokenModel, config: Config) -> torch.optim.AdamW:
-    """AdamW over every parameter."""
+def build_optimizer(model: TokenModel, config: Config) -> torch.optim.Optimizer:
+    """AdamW over every parameter that is trained."""
     train = config.train
-    return torch.optim.AdamW(
-        model.module.parameters(),
-        lr=train.learning_rate,
-        betas=(train.betas[0], train.betas[1]),
-        weight_decay=train.weight_decay,
-    )
+    betas, decay = (train.betas[0], train.betas[1]), train.weight_decay
+    if train.optimizer == "adamw":
+        return torch.optim.AdamW(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay)
+    require_extra("optimizers")
+    found: torch.optim.Optimizer
+    if train.optimizer == "adamw8bit":
+        from bitsandbytes.optim import AdamW8bit
+
+        found = AdamW8bit(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay)
+    else:
+        from torchao.optim import AdamW8bit as RoundedAtRandom
+
+        found = RoundedAtRandom(
+            model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, bf16_stochastic_round=True
+        )
+    return found
 
 
 def warmed_rate(config: Config, done: int) -> float:
@@ -81,7 +93,7 @@ def warmed_rate(config: Config, done: int) -> float:
 
 
 def update(
-    model: TokenModel, optimizer: torch.optim.AdamW, inputs: UpdateInputs, config: Config, *, steps_done: int
+    model: TokenModel, optimizer: torch.optim.Optimizer, inputs: UpdateInputs, config: Config, *, steps_done: int
 ) -> UpdateOutcome:
     """Take one optimizer step for each mini-batch.
 
@@ -105,22 +117,26 @@ def update(
         if tokens == 0:  # the overlong filter, or the method's mask, left nothing of this mini-batch
             continue
         for group in optimizer.param_groups:
-            group["lr"] = warmed_rate(config, steps_done + len(totals))
+            rate = warmed_rate(config, steps_done + len(totals))
+            group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
         optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(3, dtype=torch.float64)
-        for rows in minibatch:
-            losses, ratio_N = _accumulate(model, inputs, rows, config, tokens)
-            sums += losses
-            ratios.append(ratio_N)
-            row_N, column_N = inputs.loss_mask_BT[rows].nonzero(as_tuple=True)
-            places.append(torch.stack((rows[row_N], column_N), dim=1))
-        norm = float(torch.nn.utils.clip_grad_norm_(model.module.parameters(), config.train.max_grad_norm))
+        with recomputing(model.recomputed):
+            for rows in minibatch:
+                losses, ratio_N = _accumulate(model, inputs, rows, config, tokens)
+                sums += losses
+                ratios.append(ratio_N)
+                row_N, column_N = inputs.loss_mask_BT[rows].nonzero(as_tuple=True)
+                places.append(torch.stack((rows[row_N], column_N), dim=1))
+        norm = float(torch.nn.utils.clip_grad_norm_(model.trained, config.train.max_grad_norm))
         if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
             culprit = _culprit(model, optimizer, inputs, torch.cat(minibatch), config, tokens)
             raise InvariantError(
                 f"loss {float(sums[0])} and gradient norm {norm} at {culprit}; expected finite numbers. "
                 "Lower train.learning_rate or look at the saved batch"
             )
+        # Rounding at random draws from the global stream; whatever came before, a resumed run draws the same.
+        torch.manual_seed(derive(config.run.seed, "rounding", steps_done + len(totals)))
         optimizer.step()
         totals.append([*sums.tolist(), norm])
         trained.append(tokens)
@@ -137,7 +153,7 @@ def update(
         surrogate=surrogates,
         reference_kl=kls,
         grad_norm=norms,
-        learning_rate=optimizer.param_groups[0]["lr"],
+        learning_rate=float(optimizer.param_groups[0]["lr"]),
         ratio_N=all_ratios_N,
         first_ratio_N=all_ratios_N[: trained[0]],
         place_N2=torch.cat(places),
@@ -148,7 +164,7 @@ def update(
 def _check_weights(model: TokenModel, optimizer_step: int) -> None:
     """A finite gradient can still take a weight beyond its type: no checkpoint may hold what comes out of that."""
     # One fused norm settles it in almost every step; only where that overflows is each weight looked at.
-    if math.isfinite(float(torch.nn.utils.get_total_norm(model.module.parameters()))):
+    if math.isfinite(float(torch.nn.utils.get_total_norm(model.trained))):
         return
     for name, parameter in model.module.named_parameters():
         bad = int((~parameter.isfinite()).sum())
@@ -187,7 +203,7 @@ def _accumulate(
 
 def _culprit(
     model: TokenModel,
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     inputs: UpdateInputs,
     rows: Tensor,
     config: Config,
@@ -198,7 +214,7 @@ def _culprit(
         optimizer.zero_grad(set_to_none=True)
         losses, _ = _accumulate(model, inputs, row.unsqueeze(0), config, tokens)
         norm = torch.nn.utils.get_total_norm(
-            [parameter.grad for parameter in model.module.parameters() if parameter.grad is not None]
+            [parameter.grad for parameter in model.trained if parameter.grad is not None]
         )
         if not (math.isfinite(float(losses[0])) and math.isfinite(float(norm))):
             return f"response {row} ({inputs.sample_ids[row]})"

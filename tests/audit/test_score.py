@@ -42,7 +42,7 @@ def scoring(**changes: Any) -> Scoring:
 
 
 def model(path: Path, role: str) -> TokenModel:
-    return load_model(str(path), role=role, dtype="float32", device=CPU, trained=False)
+    return load_model(str(path), role=role, dtype="float32", device=CPU, master_weights=False)
 
 
 def rollouts(folder: Path, rows: int = 10) -> Source:

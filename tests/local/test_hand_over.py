@@ -39,7 +39,7 @@ def test_each_model_is_scored_at_its_temperature(tmp_path: Path) -> None:
     folder = tiny.run(tmp_path / "run", *overrides)
     found = saved(folder, 1).tensors
     student, teacher = (
-        load_model(str(path), role=role, dtype="float32", device=CPU, trained=False)
+        load_model(str(path), role=role, dtype="float32", device=CPU, master_weights=False)
         for path, role in ((tiny.STUDENT, "student"), (tiny.TEACHER, "teacher"))
     )
     problems = [Problem(row["problem"], row["question"], row["answer"]) for row in texts(folder, 1)]

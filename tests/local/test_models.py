@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def load(folder: Path | str, role: str = "teacher") -> TokenModel:
-    return load_model(str(folder), role=role, dtype="float32", device=CPU, trained=False)
+    return load_model(str(folder), role=role, dtype="float32", device=CPU, master_weights=False)
 
 
 @pytest.fixture

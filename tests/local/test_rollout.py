@@ -24,7 +24,7 @@ PLAIN = Decoding(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
 
 @pytest.fixture(scope="module")
 def student() -> TokenModel:
-    return load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, trained=True)
+    return load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
 
 
 def sample(

@@ -63,7 +63,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TokenModel:
     tokenizer = build_tokenizer()
     folder = save_model(BUILDERS[request.param](tokenizer), tokenizer, tmp_path_factory.mktemp(request.param))
-    loaded = load_model(str(folder), role="student", dtype="float32", device=CPU, trained=True)
+    loaded = load_model(str(folder), role="student", dtype="float32", device=CPU, master_weights=True)
     assert loaded.splits == (request.param != "capped")
     return loaded
 
@@ -117,7 +117,7 @@ def test_training_sees_the_same_numbers(model: TokenModel) -> None:
 
 
 def test_one_forward_for_all_temperatures_and_the_entropy() -> None:
-    model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, trained=True)
+    model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
     calls = []
     model.module.base_model.register_forward_hook(lambda *_: calls.append(1))
     score(model, ragged(), list(torch.arange(8).split(4)), temperatures=(0.7, 1.0, 1.3), entropy=True)
@@ -126,7 +126,7 @@ def test_one_forward_for_all_temperatures_and_the_entropy() -> None:
 
 def test_bad_token_stays_nan_and_leaves_the_others_alone() -> None:
     """One row of the input embedding is NaN: the tokens after it in that response have no score, all others do."""
-    model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, trained=True)
+    model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
     sequences = ragged()
     clean = score(model, sequences, WHOLE, temperatures=(1.0,), entropy=True)
     # an id that stands in the prompt of row 0 and nowhere else, given a vector that overflows in float32
@@ -147,9 +147,9 @@ def test_bad_token_stays_nan_and_leaves_the_others_alone() -> None:
 
 
 def test_low_precision_scores_are_close_and_float32() -> None:
-    full = load_model(str(TEACHER), role="teacher", dtype="float32", device=CPU, trained=False)
-    low = load_model(str(TEACHER), role="teacher", dtype="bfloat16", device=CPU, trained=False)
-    kept = load_model(str(TEACHER), role="student", dtype="bfloat16", device=CPU, trained=True)
+    full = load_model(str(TEACHER), role="teacher", dtype="float32", device=CPU, master_weights=False)
+    low = load_model(str(TEACHER), role="teacher", dtype="bfloat16", device=CPU, master_weights=False)
+    kept = load_model(str(TEACHER), role="student", dtype="bfloat16", device=CPU, master_weights=True)
     assert (low.module.dtype, kept.module.dtype) == (torch.bfloat16, torch.float32)  # small updates need float32
     exact = score(full, ragged(), WHOLE, temperatures=(1.0,), entropy=True)
     for model in (low, kept):

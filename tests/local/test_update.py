@@ -35,7 +35,9 @@ PROMPTS = (5, 2, 9, 3, 3, 4, 6, 1)
 
 @pytest.fixture
 def student() -> TokenModel:
-    return load_model(str(tiny.STUDENT), role="student", dtype="float32", device=torch.device("cpu"), trained=True)
+    return load_model(
+        str(tiny.STUDENT), role="student", dtype="float32", device=torch.device("cpu"), master_weights=True
+    )
 
 
 def ragged(seed: int = 0, lengths: Sequence[int] = LENGTHS, prompts: Sequence[int] = PROMPTS) -> Sequences:

@@ -57,7 +57,7 @@ def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> 
     sizes = {"vocab_size": 2000, "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 96}
     dtype = "bfloat16" if bfloat16 else "float32"
     folder = str(save_model(tmp_path, **sizes))
-    model = load_model(folder, role="student", dtype=dtype, device=torch.device("cpu"), trained=True)
+    model = load_model(folder, role="student", dtype=dtype, device=torch.device("cpu"), master_weights=True)
     rows, length, prompt = 4, 64, 8
     response = length - prompt
     ids = torch.randint(0, 280, (rows, length))

@@ -21,7 +21,7 @@ PARTS = {
     "rollout": (trainer, "draw"),
     "scoring": (trainer, "score"),
     "update": (trainer, "update"),
-    "save": (checkpoint, "optimizer_tensors"),
+    "save": (checkpoint, "save_pretrained"),
 }
 
 

@@ -1,0 +1,119 @@
+"""What lets a student and a teacher share one device: recomputed activations, and weights that wait in host memory.
+
+Neither changes a number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.errors import DataError
+
+Policy = Literal["none", "teacher", "all"]
+#: What moves under each policy.
+MOVED: dict[Policy, frozenset[str]] = {
+    "none": frozenset(),
+    "teacher": frozenset({"teacher", "reference"}),
+    "all": frozenset({"teacher", "reference", "student", "optimizer"}),
+}
+#: They never change, so their copy in host memory is made once and never written back.
+FROZEN = MOVED["teacher"]
+
+
+class Placement:
+    """Which weights are on the device; the others wait in pinned host memory, one copy of each.
+
+    Shared by the phases of a step: each says by `need` what it computes with, and everything else that `offload` moves
+    makes room.
+    """
+
+    def __init__(
+        self, policy: Policy, device: torch.device, members: Mapping[str, Callable[[], Iterable[Tensor]]]
+    ) -> None:
+        """Name the members; each function gives the tensors as they are when called, since an optimizer's grow."""
+        self._moved, self._device, self._members = MOVED[policy], device, members
+        self._away: set[str] = set()
+        self._host: dict[int, Tensor] = {}
+
+    def need(self, *names: str) -> None:
+        """Make room, then bring these onto the device."""
+        for name in self._members.keys() & self._moved - self._away - set(names):
+            for tensor in _plain(self._members[name]()):
+                tensor.data = self._host_copy(tensor, frozen=name in FROZEN)
+            self._away.add(name)
+        for name in self._away & set(names):
+            for tensor in _plain(self._members[name]()):
+                tensor.data = torch.empty_like(tensor, device=self._device).copy_(tensor, non_blocking=True)
+            self._away.remove(name)
+
+    def _host_copy(self, tensor: Tensor, *, frozen: bool) -> Tensor:
+        host = self._host.get(id(tensor))
+        if host is None or host.shape != tensor.shape:
+            pinned = self._device.type == "cuda"
+            self._host[id(tensor)] = host = torch.empty_like(tensor, device="cpu", pin_memory=pinned).copy_(tensor)
+        elif not frozen:
+            host.copy_(tensor)
+        return host
+
+
+def _plain(tensors: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors that hold the values: of a quantised one, those inside; of one that several share, one."""
+    seen: set[int] = set()
+    for tensor in tensors:
+        if hasattr(tensor, "__tensor_flatten__"):
+            yield from _plain(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        elif id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor
+
+
+def weights_of(module: torch.nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers."""
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Moments and whatever else an optimizer keeps on the device."""
+    for values in optimizer.state.values():
+        yield from (value for value in values.values() if isinstance(value, Tensor) and value.dim())
+
+
+def checkpointed_layers(module: Any) -> list[torch.nn.Module]:
+    """Have the layers keep their inputs alone in training mode, and recompute the rest in the backward pass.
+
+    Raises:
+        DataError: The architecture has no layer that can.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # Newer releases of transformers have the first name, older ones the second alone.
+    enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise DataError(
+            f"train.activation_checkpointing is true, but transformers' {type(module).__name__} has no layer that "
+            "recomputes; set it to false and lower train.microbatch_responses"
+        )
+    return layers
+
+
+@contextlib.contextmanager
+def recomputing(layers: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Training mode for these layers alone: what lies within keeps its evaluation mode, so no dropout is drawn.
+
+    Outside of it transformers would not recompute, and inside of it a layer takes no KV cache.
+    """
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False

@@ -1,0 +1,172 @@
+"""A student and a teacher in less memory: adapters, recomputed activations, small moments, weights in host memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nemo_uecr.data.adapter import WEIGHTS, add_adapter, load_adapter, load_causal_lm
+from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.local.memory import Placement, state_of, weights_of
+from nemo_uecr.local.models import load_model
+from tests.local import tiny
+from tests.local.tiny import every, run
+
+LORA = ("student.lora_rank=4", "student.dtype=bfloat16", "train.learning_rate=0.03", "loss.reference_kl=0.01")
+CPU = torch.device("cpu")
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """A run's steps without what was measured."""
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in step.items() if not name.startswith(tiny.MEASURED)} for step in steps]
+
+
+@pytest.mark.parametrize("changes", [("train.activation_checkpointing=true",), ("offload=teacher",), ("offload=all",)])
+def test_these_change_no_number(changes: tuple[str, ...], trained: Path, tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", *every(), *changes)
+    assert metrics(folder) == metrics(trained)
+    for step in trained.glob("checkpoints/step-*"):
+        ours = folder / "checkpoints" / step.name
+        for name in ("model.safetensors", "optimizer.pt"):
+            assert (ours / name).read_bytes() == (step / name).read_bytes()
+
+
+def test_recomputing_keeps_less_for_the_backward_pass() -> None:
+    """The same gradients, bit for bit, from fewer bytes."""
+    from nemo_uecr.local.memory import checkpointed_layers, recomputing
+
+    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    ids_bt = torch.arange(60).remainder(model.vocabulary).view(2, 30)
+    found = []
+    kept: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.nbytes)
+        return tensor
+
+    for layers in ([], checkpointed_layers(model.module)):
+        kept.clear()
+        with recomputing(layers), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = model.features(ids_bt).square().mean()
+        found.append((sum(kept), torch.autograd.grad(loss, model.trained)))
+    assert found[1][0] < 0.2 * found[0][0]
+    assert all(map(torch.equal, found[0][1], found[1][1]))
+
+
+def test_an_architecture_that_cannot_recompute_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("transformers.modeling_layers.GradientCheckpointingLayer", int)
+    with pytest.raises(DataError, match="activation_checkpointing is true"):
+        run(tmp_path / "run", "train.activation_checkpointing=true")
+
+
+def test_placement_moves_values_and_only_what_the_policy_names() -> None:
+    layer = torch.nn.Linear(3, 3)
+    teacher = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(3)).sum().backward()
+    optimizer.step()
+    members = {
+        "student": lambda: weights_of(layer), "teacher": lambda: weights_of(teacher),
+        "optimizer": lambda: state_of(optimizer),
+    }  # fmt: skip
+    before = [tensor.clone() for tensors in members.values() for tensor in tensors()]
+    kept, host = layer.weight.data_ptr(), teacher.weight.data_ptr()
+    place = Placement("teacher", CPU, members)
+    place.need("student")
+    assert layer.weight.data_ptr() == kept
+    assert teacher.weight.data_ptr() != host
+    place = Placement("all", CPU, members)
+    for names in (("student",), ("teacher",), ("student", "optimizer"), ("student",), ("student", "optimizer")):
+        place.need(*names)
+    place.need("student", "teacher", "optimizer")
+    after = [tensor for tensors in members.values() for tensor in tensors()]
+    assert all(map(torch.equal, before, after))
+    layer.weight.data.add_(1.0)  # an update
+    changed = layer.weight.detach().clone()
+    place.need("teacher")
+    place.need("student")
+    assert torch.equal(layer.weight, changed)
+
+
+def test_an_adapter_is_trained_from_a_ratio_of_one(tmp_path: Path) -> None:
+    one_update = "train.minibatch_responses=8"
+    steps = metrics(run(tmp_path / "run", *every(), *LORA, one_update, "train.activation_checkpointing=true"))
+    assert all(step["policy/first_ratio_error"] == 0 for step in steps)
+    assert steps[0]["policy/ref_kl"] == 0  # with the adapter off the student is the reference
+    assert steps[-1]["policy/ref_kl"] > 0
+
+
+SMALL_MOMENTS = ("train.optimizer=adamw8bit",)
+ROUNDED = ("train.optimizer=adamw8bit_sr", "student.dtype=bfloat16")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(LORA, id="lora"),
+        pytest.param(SMALL_MOMENTS, id="adamw8bit", marks=pytest.mark.real),
+        pytest.param(ROUNDED, id="adamw8bit_sr", marks=pytest.mark.real),
+    ],
+)
+def test_a_run_resumes_bitwise(changes: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if "train.optimizer" in changes[0]:
+        pytest.importorskip("bitsandbytes", reason="make test-real installs it")
+        pytest.importorskip("torchao", reason="make test-real installs it")
+        torch.compiler.set_stance("force_eager")  # torchao compiles its step, for minutes on a CPU
+        request.addfinalizer(lambda: torch.compiler.set_stance("default"))
+    whole = run(tmp_path / "whole", *every(), *changes, "train.steps=4")
+    run(tmp_path / "half", *every(), *changes)
+    half = run(tmp_path / "half", *every(), *changes, "train.steps=4", resume=True)
+    assert metrics(half) == metrics(whole)
+    assert all(step["policy/first_ratio_error"] == 0 for step in metrics(whole))
+    last = whole / "checkpoints" / "step-000004"
+    weights = WEIGHTS if changes == LORA else "model.safetensors"
+    for name in (weights, "optimizer.pt"):
+        assert (half / "checkpoints" / "step-000004" / name).read_bytes() == (last / name).read_bytes()
+    first = load_file(whole / "checkpoints" / "step-000001" / weights)
+    assert not all(torch.equal(value, first[name]) for name, value in load_file(last / weights).items())
+
+
+def test_random_rounding_asks_for_bfloat16_weights(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trains bfloat16 weights"):
+        run(tmp_path / "run", "train.optimizer=adamw8bit_sr")
+
+
+def test_a_saved_adapter_loads_as_it_was_trained(tmp_path: Path) -> None:
+    last = run(tmp_path / "run", *every(), *LORA) / "checkpoints" / "step-000002"
+    model = load_model(str(last), role="teacher", dtype="bfloat16", device=CPU, master_weights=False)
+    saved = load_file(last / WEIGHTS)
+    assert all(
+        torch.equal(parameter, saved[f"base_model.model.{name.replace('.default', '')}"])
+        for name, parameter in model.module.named_parameters()
+        if "lora_" in name
+    )
+    ids = torch.arange(12).unsqueeze(0)
+    bare, _ = load_causal_lm(str(tiny.STUDENT), local_files_only=True, dtype=torch.bfloat16)
+    with torch.no_grad():
+        trained, base, plain = model.features(ids), None, bare.base_model(input_ids=ids).last_hidden_state
+        with model.base().forward_context():
+            base = model.features(ids)
+    assert torch.equal(base, plain)
+    assert not torch.equal(trained, plain)
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    module, _ = load_causal_lm(str(tiny.STUDENT), local_files_only=True, dtype=torch.float32)
+    add_adapter(module, rank=2, alpha=4.0, seed=0)
+    module.save_pretrained(tmp_path)
+    other = tiny.new_model(tiny_tokenizer(), seed=0, hidden=48)
+    with pytest.raises(DataError, match="does not fit its base model"):
+        load_adapter(other, tmp_path)
+
+
+def tiny_tokenizer() -> Any:
+    from nemo_uecr.data.models import load_tokenizer
+
+    return load_tokenizer(str(tiny.STUDENT), local_files_only=True)
