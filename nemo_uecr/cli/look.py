@@ -15,7 +15,7 @@ from nemo_uecr.errors import ConfigError
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
-    from nemo_uecr.plan.machine import Finding
+    from nemo_uecr.plan.doctor import Finding
     from nemo_uecr.plan.records import Plan
     from nemo_uecr.plan.shapes import ModelShape
 

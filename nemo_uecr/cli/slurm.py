@@ -64,7 +64,7 @@ def command(config: ConfigFile, /, *overrides: Override, nodes: int, gpus: int, 
         gpus: GPUs of each node.
         smoke: The same short local run on every node.
     """
-    from nemo_uecr.slurm.job import command_words
+    from nemo_uecr.slurm.node import command_words
 
     words = command_words(config, overrides, smoke=smoke, nodes=nodes, gpus=gpus)
     say(shlex.join(["nemo-uecr", *words]))
@@ -98,8 +98,7 @@ def node(
         silence_s: Longest silence of the driver, seconds.
         smoke: The same short local run on every node.
     """
-    from nemo_uecr.slurm.job import Job
-    from nemo_uecr.slurm.node import run_node
+    from nemo_uecr.slurm.node import Job, run_node
 
     name, names = os.environ.get("SLURMD_NODENAME", ""), tuple(nodes.split(","))
     if name not in names:

@@ -6,124 +6,150 @@ message, which has the remedy in it. Without a configuration the doctor looks at
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from subprocess import SubprocessError
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import psutil
 
-from nemo_uecr.checkpoint.reading import ITERATION, MEGATRON, newest_iteration, read_weights
-from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import teacher_of
+from nemo_uecr.checkpoint.reading import MEGATRON, find_source, read_weights
+from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
+from nemo_uecr.config.schema import Config, teacher_of
+from nemo_uecr.data import models
 from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.models import (
-    ModelLoadError,
-    check_same_tokenizer,
-    has_hub_form,
-    load_pretrained,
-    load_tokenizer,
-    read_fields,
-    read_header,
-    refuse_kernels,
-    rendered,
-    weight_names,
-)
 from nemo_uecr.data.problems import Problem, load_problems
 from nemo_uecr.errors import DataError, UecrError
 from nemo_uecr.files import check_writable, read_object
 from nemo_uecr.local.sequences import encode_prompts
-from nemo_uecr.nemo.preflight import check_problems, long_prompts
-from nemo_uecr.plan import machine
-from nemo_uecr.plan.faults import layout_faults, mismatches_of, vocabulary_faults
-from nemo_uecr.plan.local import local_plan
-from nemo_uecr.plan.machine import Finding, fail, ok, warn
+from nemo_uecr.nemo import preflight, upstream
+from nemo_uecr.plan import faults
+from nemo_uecr.plan.local import Sizes, local_plan
 from nemo_uecr.plan.nemo import nemo_plan
 from nemo_uecr.plan.records import CPU, GIB, GPUS, Lengths
 
-if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import AnyConfig
-    from nemo_uecr.config.schema import Config
-    from nemo_uecr.plan.local import Sizes
-    from nemo_uecr.plan.shapes import ModelShape
-
-__all__ = [
-    "chat_finding", "examine", "fit_findings", "megatron_finding", "model_finding", "problems_finding",
-    "resume_findings", "shared_findings", "tokenizer_findings",
-]  # fmt: skip
-
-LENGTHS = Lengths(prompt=1, response=1, sigma=0.0)
-"""Of no influence on memory."""
-
+IMAGE = "nvcr.io/nvidia/nemo-rl:v0.7.0"
+RAY_VENVS = Path("/opt/ray_venvs")  # of that image: an environment for each kind of worker
+IMPORT_S = 180  # longest wait for an import
+SHARED_MEMORY = 8 * GIB
 LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs"}
+LENGTHS = Lengths(prompt=1, response=1, sigma=0.0)  # of no influence on memory
 QUESTION = "What is 2 + 3?"
-CODE = ("config.json", "tokenizer_config.json")
-"""Files that can name code of a model folder's own."""
+CODE = ("config.json", "tokenizer_config.json")  # files that can name code of a model folder's own
 STEP = re.compile(r"step[-_](\d+)")
+
+# Module, distribution, what to do where it cannot be imported.
+PLAIN = (
+    *((name, name, "pip install 'nemo-uecr'") for name in ("torch", "pydantic", "omegaconf", "safetensors")),
+    ("transformers", "transformers", "pip install 'nemo-uecr[local]'"),
+    ("math_verify", "math-verify", "pip install 'nemo-uecr[verify]'"),
+)
+# Module, distribution, and the worker in whose environment it is needed.
+STACK = (
+    ("ray", "ray", None),
+    ("megatron.core", "megatron-core", upstream.NATIVE_WORKER_FQN),
+    ("megatron.bridge", "megatron-bridge", upstream.NATIVE_WORKER_FQN),
+    ("transformer_engine.pytorch", "transformer-engine", upstream.NATIVE_WORKER_FQN),
+    ("vllm", "vllm", upstream.VLLM_WORKER_FQN),
+)
+
+_IMPORT = """
+import importlib, importlib.metadata, sys
+importlib.import_module(sys.argv[1])
+try:
+    version = importlib.metadata.version(sys.argv[2])
+except importlib.metadata.PackageNotFoundError:
+    version = "no version"
+sys.stdout.write("\\n" + version)
+"""
+_LOCATE_APEX = """
+import importlib.util, sys
+spec = importlib.util.find_spec("apex")
+sys.stdout.write(spec.submodule_search_locations[0] if spec else "")
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    message: str
+    remedy: str  # what to do; empty when it is ok, or when the message says it
+
 
 Check = tuple[str, Callable[[], Finding | Iterable[Finding]]]
 
 
+def ok(check: str, message: str) -> Finding:
+    """Nothing to do."""
+    return Finding(check, "ok", message, "")
+
+
+def judged(check: str, good: bool, message: str, remedy: str, bad: Literal["warn", "fail"] = "fail") -> Finding:
+    """The message, with the remedy where it is not good."""
+    return ok(check, message) if good else Finding(check, bad, message, remedy)
+
+
 def examine(run: AnyConfig | None, *, ray_port: int, sizes: Sizes) -> Iterator[Finding]:
-    """Make every check that applies, one finding after the other as they are known.
-
-    Args:
-        run: the configuration; None: the machine alone.
-        ray_port: port of the Ray head.
-        sizes: from a model's name and its role to its sizes.
-    """
-    yield from _made(_of_the_machine(run, ray_port))
+    """Make every check that applies, one finding after the other as they are known; without a run, of the machine."""
+    yield from made(_of_the_machine(run, ray_port))
     if run is not None:
-        yield from _made(_of_the_run(run, sizes))
+        yield from made(_of_the_run(run, sizes))
 
 
-def _made(checks: Iterable[Check]) -> Iterator[Finding]:
+def made(checks: Iterable[Check]) -> Iterator[Finding]:
     """Findings of the checks; one that cannot be made is a finding too, and the others go on."""
     for check, make in checks:
         try:
             found = make()
             yield from [found] if isinstance(found, Finding) else found
         except UecrError as error:
-            yield fail(check, str(error), "")
-        except ModuleNotFoundError as error:
-            yield fail(check, f"not checked: {error.name} cannot be imported", "install it first, see the lines above")
-        except (ImportError, OSError, RuntimeError, SubprocessError) as error:  # of files and packages of others
+            yield Finding(check, "fail", str(error), "")
+        except (
+            ImportError,
+            OSError,
+            RuntimeError,
+            subprocess.SubprocessError,
+        ) as error:  # of others' files and packages
             message = f"cannot be checked: {type(error).__name__}: {error}"
-            yield fail(check, f"{message:.400}", "repair what it names, then run doctor again")
+            yield Finding(check, "fail", f"{message:.400}", "repair what it names, then run doctor again")
 
 
 def _of_the_machine(run: AnyConfig | None, ray_port: int) -> Iterator[Check]:
-    nemo = isinstance(run, NemoConfig)
-    gpus, nodes = 0, 1
+    gpus, nodes, megatron = 0, 1, sys.executable
     if isinstance(run, NemoConfig):
         gpus, nodes = run.cluster.gpus_per_node, run.cluster.nodes
+        megatron = worker_python(upstream.NATIVE_WORKER_FQN)
     elif run is not None:
         gpus = int(run.device == "cuda")
-    yield "python", machine.python_finding
-    yield "packages", lambda: machine.package_findings(nemo=nemo)
-    yield "apex", lambda: machine.apex_finding(machine.megatron_python() if nemo else sys.executable)
-    yield "gpus", lambda: machine.cuda_finding(gpus)
-    if nemo:
-        yield "nemo_rl", machine.nemo_rl_finding
-        yield "nccl", machine.nccl_finding
-        yield "container", lambda: machine.container_finding(root=Path("/"))
-    if nemo or run is None:
-        yield "ray port", lambda: machine.port_finding(ray_port)
-        yield "ports", lambda: machine.range_findings(machine.RANGES)
-        yield "node name", lambda: machine.name_finding(socket.gethostname(), nodes=nodes)
-        yield "open files", machine.files_finding
-        yield "shared memory", machine.shared_memory_finding
+    yield "python", lambda: ok("python", f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})")
+    for module, distribution, remedy in PLAIN:
+        yield module, partial(import_finding, module, distribution, remedy, sys.executable)
+    if isinstance(run, NemoConfig):
+        for module, distribution, worker in STACK:
+            python = sys.executable if worker is None else worker_python(worker)
+            yield module, partial(import_finding, module, distribution, f"use the container {IMAGE}", python)
+        yield "nemo_rl", lambda: ok("nemo_rl", f"{upstream.check()}, signatures as expected")
+    yield "apex", lambda: apex_finding(megatron)
+    yield "gpus", lambda: cuda_finding(gpus)
+    if run is None or isinstance(run, NemoConfig):
+        yield "ray port", lambda: port_finding(ray_port)
+        yield "node name", lambda: name_finding(socket.gethostname(), nodes=nodes)
+        yield "shared memory", shared_memory_finding
 
 
 def _of_the_run(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
     total = psutil.virtual_memory().total
-    yield "plan", lambda: fit_findings(run, sizes, gpu_memory=machine.gpu_memory(), host_memory=total)
+    yield "plan", lambda: fit_findings(run, sizes, gpu_memory=gpu_memory(), host_memory=total)
     yield "run folder", lambda: _writable_finding(Path(run.run.folder))
     yield "shared folders", lambda: shared_findings(run)
     yield "problems", lambda: problems_finding(run)
@@ -149,71 +175,128 @@ def _megatron_checkpoints(run: AnyConfig) -> dict[str, str]:
     return {key: folder for key, folder in named.items() if folder is not None}
 
 
+# -- the machine -----------------------------------------------------------------------------------------------------
+
+
+def worker_python(worker: str) -> str:
+    """The interpreter of a kind of NeMo-RL worker: the container's prebuilt one where it is, else this one."""
+    prebuilt = RAY_VENVS / worker / "bin" / "python"
+    return str(prebuilt) if prebuilt.is_file() else sys.executable
+
+
+def import_finding(module: str, distribution: str, remedy: str, python: str) -> Finding:
+    """Import a package with an interpreter."""
+    done = _run(python, _IMPORT, module, distribution)
+    if done.returncode == 0:
+        return ok(module, done.stdout.splitlines()[-1])
+    reason = (done.stderr.strip().splitlines() or [f"the interpreter ended with {done.returncode}"])[-1]
+    return Finding(module, "fail", f"cannot be imported by {python}: {reason}", remedy)
+
+
+def apex_finding(python: str) -> Finding:
+    """Whether an installed `apex` is NVIDIA's; PyPI's package of that name is a toolkit for the Pyramid framework."""
+    done = _run(python, _LOCATE_APEX)
+    done.check_returncode()
+    good = not done.stdout or (Path(done.stdout) / "multi_tensor_apply").is_dir()
+    message = f"{done.stdout or 'not installed'}{'' if good else ' is an unrelated toolkit that Megatron would import'}"
+    remedy = "pip uninstall apex; NVIDIA's is built from github.com/NVIDIA/apex and not needed here"
+    return judged("apex", good, message, remedy)
+
+
+def _run(python: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, "-c", code, *arguments], capture_output=True, encoding="utf-8", timeout=IMPORT_S, check=False
+    )
+
+
+def cuda_finding(wanted: int) -> Finding:
+    """GPUs that torch sees against those that the configuration asks for on each node."""
+    import torch
+
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    built = f"torch {torch.__version__} for CUDA {torch.version.cuda}" if torch.version.cuda else "torch without CUDA"
+    names = sorted({torch.cuda.get_device_name(index) for index in range(seen)})
+    message = (
+        f"{' '.join([built, 'sees', str(seen), 'GPUs', *names])}, the configuration asks for {wanted} on each node"
+    )
+    remedy = "run it inside the allocation on a compute node (srun nemo-uecr doctor ...), or lower the number"
+    return judged("gpus", seen >= wanted, message, remedy)
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU here; None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
+
+
+def port_finding(port: int) -> Finding:
+    """The port of the Ray head."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return ok("ray port", f"RAY_ADDRESS={address} is set: that cluster is used")
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        remedy = "choose another with --ray-port (also of slurm/train_*.sbatch), or end the old Ray: ray stop"
+        return Finding("ray port", "fail", f"{port} is taken on this machine", remedy)
+    return ok("ray port", f"{port} is free")
+
+
+def name_finding(host: str, *, nodes: int) -> Finding:
+    """Whether the node's name leads to an address that other nodes can reach."""
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        address = f"no address ({error})"
+    good = not address.startswith("no " if nodes == 1 else ("no ", "127."))
+    remedy = "give it the network's address, which other nodes can reach, in /etc/hosts or the name service"
+    return judged("node name", good, f"{host} is {address}", remedy)
+
+
+def shared_memory_finding() -> Finding:
+    """Free shared memory: Ray's object store and NCCL live there."""
+    free, remedy = shutil.disk_usage("/dev/shm").free, "containers: --ipc=host or --shm-size; else end what holds it"
+    message = f"{free / GIB:.1f} GiB free in /dev/shm, Ray and NCCL want {SHARED_MEMORY // GIB}"
+    return judged("shared memory", free >= SHARED_MEMORY, message, remedy, "warn")
+
+
 # -- what the run needs of the machine -------------------------------------------------------------------------------
 
 
 def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_memory: int) -> Iterator[Finding]:
-    """The plan of the run against this machine: disk, GPUs and host; and whether the models fit the run.
-
-    Args:
-        run: the configuration.
-        sizes: from a model's name and its role to its sizes.
-        gpu_memory: bytes of the smallest GPU here; None: no GPU here, an H200 is assumed.
-        host_memory: bytes of this machine.
-    """
-    shapes: dict[str, ModelShape] = {}
-    for role, name in _models(run).items():
-        try:
-            shapes[role] = sizes(name, role)
-        except UecrError as error:
-            yield warn("plan", f"memory and disk are not checked: {error}", "name a folder that is here")
-    if shapes.keys() < _models(run).keys():
-        student, teacher = shapes.get("student"), shapes.get("teacher")
-        known: list[str] = []
-        if isinstance(run, NemoConfig):
-            known = [*layout_faults(run, student, teacher), *mismatches_of(run, student, teacher)]
-        elif student is not None:
-            yield _length_finding(run, shapes)
-        yield from (fail("plan", fault, "see nemo-uecr plan") for fault in known)
-        return
+    """The plan of the run against disk, host and GPUs (without one: an H200); and whether the models fit the run."""
     if isinstance(run, NemoConfig):
-        here = None if gpu_memory is None else replace(GPUS["h200"], name="GPU of this node", memory=gpu_memory)
-        plan = nemo_plan(run, here or GPUS["h200"], LENGTHS)
-        needed, kept, faults = plan.host_bytes, run.checkpoint.keep_last + 1, [*plan.faults]
+        preflight.check_visible_models(run)
+    try:
+        known = {role: sizes(name, role) for role, name in _models(run).items()}
+    except DataError as error:
+        yield Finding("plan", "warn", f"memory and disk are not checked: {error}", "name a folder that is here")
+        return
+    gpu = GPUS["h200"]
+    gpu = gpu if gpu_memory is None else replace(gpu, name="GPU of this node", memory=gpu_memory)
+    if isinstance(run, NemoConfig):
+        plan = nemo_plan(run, gpu, LENGTHS)
+        wrong, needed, kept = list(plan.faults), plan.host_bytes, run.checkpoint.keep_last + 1
     else:
-        plan = local_plan(run, CPU, LENGTHS, sizes=sizes)
+        plan = local_plan(run, gpu if run.device == "cuda" else CPU, LENGTHS, sizes=sizes)
         needed = 0 if run.device == "cuda" else plan.fullest.size
         kept = run.checkpoint.keep_last + 1 + run.checkpoint.keep_best
-        faults = [*vocabulary_faults(run, shapes["student"], shapes.get("teacher"))]
-        yield _length_finding(run, shapes)
-    yield from (fail("plan", fault, "see nemo-uecr plan") for fault in faults)
-    if not faults and (isinstance(run, NemoConfig) or run.device != "cuda"):  # a local plan knows no GPU's memory
-        yield ok("plan", f"{plan.hardware}: {plan.fullest.name} takes the most, {plan.fullest.size / GIB:.1f} GiB")
+        wrong = [fault for fault in plan.faults if fault not in plan.mismatches]
+        wrong += faults.vocabulary_faults(run, known["student"], known.get("teacher"))
+        long = faults.length_faults(run, known["student"], known.get("teacher"))
+        message = "; ".join(long) or f"prompts of up to {run.data.max_prompt_tokens} tokens fit the models' positions"
+        remedy = "a local run refuses the prompts that are too long, not what the keys allow; fine if there are none"
+        yield judged("generation length", not long, message, remedy, "warn")
+    fullest = f"{plan.hardware}: {plan.fullest.name} takes the most, {plan.fullest.size / GIB:.1f} GiB"
+    yield judged("plan", not wrong, "; ".join(wrong) or fullest, "see nemo-uecr plan")
     message = f"{host_memory / GIB:.1f} GiB, the run needs {needed / GIB:.1f}"
-    remedy = "take smaller models, or nodes with more memory"
-    yield ok("host memory", message) if needed <= host_memory else fail("host memory", message, remedy)
+    yield judged("host memory", needed <= host_memory, message, "take smaller models, or nodes with more memory")
     free, each = shutil.disk_usage(_existing(Path(run.run.folder))).free, plan.checkpoint.size
     message = f"{free / GIB:.1f} GiB free, {kept} checkpoints of {each / GIB:.2f} GiB need {kept * each / GIB:.1f}"
     remedy = "free space, lower checkpoint.keep_last, or choose another run.folder"
-    yield ok("disk", message) if free >= kept * each else fail("disk", message, remedy)
-
-
-def _length_finding(run: Config, shapes: dict[str, ModelShape]) -> Finding:
-    """The local loop refuses a prompt that does not fit beside a response, not what a key allows."""
-    keys = {"rollout.max_response_tokens": run.rollout.max_response_tokens}
-    left = {(key, role): shape.positions - keys[key] for key in keys for role, shape in shapes.items()}
-    if run.evaluation.benchmarks:
-        left["evaluation.max_tokens", "student"] = shapes["student"].positions - run.evaluation.max_tokens
-    left = {place: tokens for place, tokens in left.items() if shapes[place[1]].positions}
-    prompt = run.data.max_prompt_tokens
-    (key, role), least = min(left.items(), key=lambda item: item[1], default=(("", "student"), prompt))
-    if least >= prompt:
-        return ok("generation length", f"prompts of up to {prompt} tokens fit the models' positions")
-    message = f"beside {key}, {least} of the {role}'s {shapes[role].positions} positions are left for a prompt"
-    if least <= 0:
-        return fail("generation length", message, f"lower {key}")
-    remedy = f"data.max_prompt_tokens allows {prompt}; the run refuses such prompts: lower {key} if there are any"
-    return warn("generation length", message, remedy)
+    yield judged("disk", free >= kept * each, message, remedy)
 
 
 def _writable_finding(folder: Path) -> Finding:
@@ -232,17 +315,13 @@ def shared_findings(run: AnyConfig) -> Iterator[Finding]:
     if not isinstance(run, NemoConfig) or run.cluster.nodes == 1:
         return
     named = {"run.folder": run.run.folder, "data.train": run.data.train} | _megatron_checkpoints(run)
-    models = {f"{role}.model_name": name for role, name in _models(run).items()}
-    named |= {key: name for key, name in models.items() if Path(name).expanduser().is_dir()}
+    named |= {f"{role}.model_name": name for role, name in _models(run).items() if Path(name).expanduser().is_dir()}
     for key, path in named.items():
         place = _existing(Path(path)).resolve()
         above = [one for one in psutil.disk_partitions(all=True) if place.is_relative_to(one.mountpoint)]
         kind = max(reversed(above), key=lambda one: len(one.mountpoint)).fstype  # the last one mounted there
-        if kind in LOCAL_FILE_SYSTEMS:
-            remedy = "put it on a file system that every node mounts at the same path"
-            yield fail(f"shared {key}", f"{place} is on {kind}, which only this node sees", remedy)
-        else:
-            yield ok(f"shared {key}", f"{place} is on {kind}")
+        remedy = "only this node sees it: put it on a file system that every node mounts at the same path"
+        yield judged(f"shared {key}", kind not in LOCAL_FILE_SYSTEMS, f"{place} is on {kind}", remedy)
 
 
 # -- what the run reads ----------------------------------------------------------------------------------------------
@@ -254,7 +333,7 @@ def problems_finding(run: AnyConfig) -> Finding:
     if data.train.startswith("demo:"):
         return ok("problems", f"{data.train} is made on first use")
     if isinstance(run, NemoConfig):
-        check_problems(run)
+        preflight.check_problems(run)
     else:
         _local_problems(run)
     return ok("problems", f"{data.train}, fields {data.question_key!r} and {data.answer_key!r}")
@@ -274,32 +353,23 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        if not has_hub_form(name):
+        if not models.has_hub_form(name):
             raise DataError(f"no folder {name}; give {role}.model_name a folder or a hub name")
         found = try_to_load_from_cache(name, "config.json")
-        if isinstance(found, str):
-            return ok(check, f"{name}, in the hub's cache {Path(found).parent}")
         remedy = f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
-        return warn(check, f"{name} is not in the hub's cache of this machine", remedy)
-    read_fields(folder / "config.json", prefix="").stated("model_type")
-    for file in weight_names(folder):
-        read_header(folder / file)
-    _check_no_code(run, folder)
-    return ok(check, f"{folder}, every weight file is complete")
-
-
-def _check_no_code(run: AnyConfig, folder: Path) -> None:
-    """Refuse what NeMo-RL would execute, and what the local back end refuses to."""
-    refuse_kernels(str(folder))
-    named = [file for file in CODE if (folder / file).is_file() and "auto_map" in read_object(folder / file)]
-    if named and isinstance(run, NemoConfig):
-        raise DataError(
-            f"{folder / named[0]} names code of its own (auto_map), which NeMo-RL would run; take a model without"
+        return judged(
+            check, isinstance(found, str), f"{name} in the hub's cache of this machine: {found}", remedy, "warn"
         )
-    if "config.json" in named:  # a tokenizer's code is met where the tokenizer is loaded
-        from transformers import AutoConfig
-
-        load_pretrained(AutoConfig, str(folder), local_files_only=True)
+    models.read_fields(folder / "config.json", prefix="").stated("model_type")
+    for file in models.weight_names(folder):
+        models.read_header(folder / file)
+    models.refuse_kernels(str(folder))
+    own = [file for file in CODE if (folder / file).is_file() and "auto_map" in read_object(folder / file)]
+    if own and isinstance(run, NemoConfig):
+        raise DataError(
+            f"{folder / own[0]} names code of its own (auto_map), which NeMo-RL would run; take a model without"
+        )
+    return ok(check, f"{folder}, every weight file is complete")
 
 
 def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
@@ -311,53 +381,49 @@ def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
         checks.append(("prompt length", lambda: _prompts_finding(student, run)))
     if teacher is not None:
         checks.append(("teacher tokenizer", lambda: _same_finding(student, teacher)))
-    yield from _made(checks)
+    yield from made(checks)
 
 
 def _tokenizer(name: str, role: str) -> Any:
     """A tokenizer from a folder or the hub's cache, never from the network."""
-    folder = Path(name).expanduser()
     try:
-        tokenizer = load_tokenizer(str(folder), local_files_only=True)
-    except ModelLoadError as error:
-        if folder.is_dir():
-            raise DataError(
-                f"{name}: {error.reason}; put tokenizer.json and tokenizer_config.json beside the weights"
-            ) from error
-        where = "in the hub's cache of this machine; hf download it" if has_hub_form(name) else "there"
-        raise DataError(f"{name} is not {where}, or give {role}.model_name a folder") from error
-    if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
-        raise DataError(f"{name} has a tokenizer without tokens; put tokenizer.json beside the weights")
-    return tokenizer
+        tokenizer = models.load_tokenizer(str(Path(name).expanduser()), local_files_only=True)
+        if tokenizer("0")["input_ids"]:
+            return tokenizer
+        reason = "it has no tokens"  # what a folder without tokenizer files gives
+    except models.ModelLoadError as error:
+        reason = error.reason
+    raise DataError(
+        f"the {role}'s tokenizer {name} cannot be loaded here ({reason}); give {role}.model_name a folder with "
+        f"tokenizer.json and tokenizer_config.json, or the name of a model of the hub, and hf download it"
+    )
 
 
 def _same_finding(student: Any, teacher: str) -> Finding:
-    check_same_tokenizer(student, _tokenizer(teacher, "teacher"))
+    models.check_same_tokenizer(student, _tokenizer(teacher, "teacher"))
     return ok("teacher tokenizer", f"the same {len(student)} ids as the student's")
 
 
 def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:
     """The chat template, and whether it knows the thinking mode that the run asks for."""
-    check = "chat template"
-    if tokenizer.chat_template is None:
-        remedy = "copy tokenizer_config.json or chat_template.jinja of the model's own release"
-        if isinstance(run, NemoConfig):
-            return fail(check, "the student's tokenizer has none", remedy)
-        return warn(check, "the student's tokenizer has none; prompts are plain text", remedy)
-    thinking, plain = (rendered(tokenizer, QUESTION, system=None, thinking=mode) for mode in (True, False))
+    check, release = "chat template", "take tokenizer_config.json or chat_template.jinja of the model's own release"
+    if tokenizer.chat_template is None:  # the local back end takes plain prompts
+        bad: Literal["warn", "fail"] = "fail" if isinstance(run, NemoConfig) else "warn"
+        return Finding(check, bad, "the student's tokenizer has none", release)
+    thinking, plain = (models.rendered(tokenizer, QUESTION, system=None, thinking=mode) for mode in (True, False))
     if QUESTION not in plain:
-        return fail(check, "it drops the user's text", "repair the template")
+        return Finding(check, "fail", "it drops the user's text", release)
     mode, chosen = ("thinking", thinking) if run.data.enable_thinking else ("non-thinking", plain)
     if thinking == plain:
-        remedy = "fine for a model that never thinks; else take the template of the model's own release"
-        return warn(check, f"it has no {mode} mode: enable_thinking changes nothing", remedy)
+        remedy = f"fine for a model that never thinks; else {release}"
+        return Finding(check, "warn", f"it has no {mode} mode: enable_thinking changes nothing", remedy)
     return ok(check, f"{mode} mode, a response begins after {chosen[-24:]!r}")
 
 
 def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
     """Whether every training prompt is short enough, counted as the run counts it."""
     if isinstance(run, NemoConfig):
-        dropped = len(long_prompts(run, tokenizer))
+        dropped = len(preflight.long_prompts(run, tokenizer))
     else:
         problems = _local_problems(run)
         dropped = len(problems) - len(encode_prompts(problems, tokenizer, run.data))
@@ -366,11 +432,7 @@ def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
 
 def megatron_finding(key: str, folder: Path) -> Finding:
     """A Megatron checkpoint in its distributed format, read as a conversion reads it: every part, every shard."""
-    folder = folder.expanduser()
-    if not folder.is_dir():
-        return fail(key, f"no folder {folder}", "give the folder of a Megatron checkpoint, or null")
-    itself = (folder / ".metadata").is_file() or ITERATION.fullmatch(folder.name) is not None
-    iteration = folder if itself else newest_iteration(folder)
+    iteration = find_source(folder.expanduser()).weights
     files = read_weights(MEGATRON, iteration).files
     return ok(key, f"{iteration}, {sum(file.suffix == '.distcp' for file in files)} shards")
 
@@ -379,25 +441,8 @@ def resume_findings(run: AnyConfig) -> Iterator[Finding]:
     """The newest checkpoint of the run folder, from which the run would continue."""
     checkpoints = Path(run.run.folder).expanduser() / "checkpoints"
     steps = {int(match[1]): path for path in checkpoints.glob("step*") if (match := STEP.fullmatch(path.name))}
-    if not steps:
-        return
-    newest = steps[max(steps)]
-    try:
-        if isinstance(run, NemoConfig):
-            read_object(newest / "training_info.json")
-            weights = megatron_finding("resume", newest / "policy" / "weights")
-            if weights.status == "fail":
-                raise DataError(weights.message)
-        else:
-            for name in read_object(newest / "manifest.json"):
-                (newest / name).stat()
-                if name.endswith(".safetensors"):
-                    read_header(newest / name)
-    except (UecrError, FileNotFoundError) as error:
-        yield fail("resume", f"it was not saved to its end: {error}", f"move {newest} away to continue from an earlier")
-        return
-    if isinstance(run, NemoConfig):
-        yield ok("resume", f"{newest} is complete; the run continues from it")
-    else:
+    if steps and isinstance(run, NemoConfig):
+        yield megatron_finding("resume", steps[max(steps)])
+    elif steps:
         remedy = "train --resume continues from it; without it choose another run.folder"
-        yield warn("resume", f"{newest} is there", remedy)
+        yield Finding("resume", "warn", f"{steps[max(steps)]} is there", remedy)

@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from nemo_uecr.config.schema import teacher_of
+from nemo_uecr.config.schema import Config, teacher_of
+from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import mismatches_of
 from nemo_uecr.plan.nemo import response_lengths
-from nemo_uecr.plan.records import DECODE_SHARE, FORWARD_SHARE, GIB, TRAIN_SHARE, Item, Phase, Plan, RankLine
-from nemo_uecr.plan.shapes import BF16, FP32, ModelShape, forward_flops, kv_token_bytes, layer_parameters, parameters
+from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
+from nemo_uecr.plan.shapes import BF16, FP32, ModelShape
 
-if TYPE_CHECKING:
-    from nemo_uecr.config.schema import Config
-    from nemo_uecr.plan.records import Device, Lengths
+Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to its sizes
 
-__all__ = ["Sizes", "kept_bytes", "local_plan", "logits_bytes"]
-
-Sizes = Callable[[str, str], ModelShape]
-"""From a model's name and its role to its sizes."""
-
-CHUNK_BYTES = 134_217_728
-"""float32 logits that the local back end reduces at once; a test holds it equal to the back end's own."""
-
+CHUNK_BYTES = 134_217_728  # float32 logits that the back end reduces at once; a test compares
+# Python and kernel launches of one layer in one decoding step of transformers, whatever the model's size.
 LAYER_SECONDS = {"CPU": 4e-4, "GPU": 1e-3}
-"""Python and kernel launches of one layer in one decoding step of transformers, whatever the model's size."""
 
 
 def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
@@ -44,7 +34,7 @@ def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     if not bfloat16:
         return FP32 * tokens * (6 * shape.hidden + 2 + 4 * width + 2 * heads + groups + 4 * shape.feed_forward)
     values = 26 * shape.hidden + 8 + 10 * width + 8 * heads + 4 * groups + 8 * shape.feed_forward
-    matrices = layer_parameters(shape) - 2 * shape.hidden - 2 * shape.head_dim
+    matrices = shapes.layer_parameters(shape) - 2 * shape.hidden - 2 * shape.head_dim
     return tokens * values + BF16 * matrices
 
 
@@ -54,94 +44,58 @@ def logits_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     return logits + logits // 2 if bfloat16 else 2 * logits
 
 
-@dataclass(frozen=True)
 class _Run:
-    """The sizes that the phases share."""
+    """The sizes that the phases share; of the reference, whether there is one."""
 
-    config: Config
-    student: ModelShape
-    teacher: ModelShape | None
-    device: Device
-    lengths: Lengths
-
-    @property
-    def responses(self) -> int:
-        return self.config.rollout.prompts_per_step * self.config.rollout.responses_per_prompt
-
-    @property
-    def longest(self) -> int:
-        return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the largest micro-batch."""
-        return min(self.config.train.microbatch_responses, self.responses) * self.longest
-
-    @property
-    def reference(self) -> bool:
-        return self.config.loss.reference_kl > 0 or self.config.method.entry.needs_initial
-
-    @property
-    def kind(self) -> str:
-        return "CPU" if self.device.name == "CPU" else "GPU"
-
-    @property
-    def threads(self) -> int:
-        return self.config.threads or 1 if self.device.memory is None else 1
-
-    @property
-    def flops(self) -> float:
-        """FLOP/s of the device."""
-        return self.device.flops * self.threads
+    def __init__(self, config: Config, device: Device, lengths: Lengths, sizes: Sizes) -> None:
+        self.config, self.device, self.lengths = config, device, lengths
+        self.student, name = sizes(config.student.model_name, "student"), teacher_of(config)
+        self.teacher = None if name is None else sizes(name, "teacher")
+        self.reference = config.loss.reference_kl > 0 or config.method.entry.needs_initial
+        self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
+        self.longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens  # tokens of a response's row
+        self.tokens = min(config.train.microbatch_responses, self.responses) * self.longest  # of a micro-batch
+        self.threads = config.threads or 1 if device.memory is None else 1
+        self.launches = LAYER_SECONDS["CPU" if device.name == "CPU" else "GPU"]
 
     def forward(self, shape: ModelShape) -> float:
         """FLOPs of a forward over every prompt and response of a step."""
-        return self.responses * self.lengths.whole * forward_flops(shape, self.lengths.whole)
+        return self.responses * self.lengths.whole * shapes.forward_flops(shape, self.lengths.whole)
 
 
 def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes) -> Plan:
-    """Plan a validated configuration.
-
-    Args:
-        config: the run.
-        device: limits of the device; its memory is None where it is not known.
-        lengths: mean tokens for the times.
-        sizes: from a model's name and its role to its sizes.
-
-    Raises:
-        DataError: the sizes of a model are not known.
-    """
-    name, title = teacher_of(config), f"{config.method.name}: student {config.student.model_name}"
-    student, teacher = sizes(config.student.model_name, "student"), None if name is None else sizes(name, "teacher")
-    run = _Run(config, student, teacher, device, lengths)
+    """Plan a validated configuration on a device with these limits; the lengths are those of the times."""
+    run = _Run(config, device, lengths, sizes)
+    student, teacher, responses = run.student, run.teacher, run.responses
+    title, train, drawn = f"{config.method.name}: student {config.student.model_name}", config.train, config.rollout
+    if teacher is not None:
+        title = f"{title}, teacher {config.teacher.model_name}"
     phases = [_rollout(run), _scoring(run, student, "score student")]
     phases += [] if teacher is None else [_scoring(run, teacher, "score teacher")]
     phases += [_scoring(run, student, "score reference")] if run.reference else []
     phases += [_update(run)]
-    mismatches, count, train = mismatches_of(config, student, teacher), parameters(student), config.train
-    steps = run.responses // train.minibatch_responses
+    mismatches, count = mismatches_of(config, student, teacher), shapes.parameters(student)
+    steps = responses // train.minibatch_responses
     memory = "" if device.memory is None else f", {device.memory / GIB:.0f} GiB that can be allocated"
-    threads = f", {run.threads} thread(s)" if run.kind == "CPU" else ""
     return Plan(
-        title=f"{title}{'' if name is None else f', teacher {name}'}, local back end",
-        hardware=f"one {device.name}{threads}{memory}",
+        title=f"{title}, local back end",
+        hardware=f"one {device.name}{f', {run.threads} thread(s)' if device.name == 'CPU' else ''}{memory}",
         capacity=device.memory,
-        layout=(RankLine(0, 0, f"whole, {run.responses} responses", "whole" if teacher else "-", "transformers"),),
+        layout=(records.RankLine(0, 0, f"whole, {responses} responses", "whole" if teacher else "-", "transformers"),),
         phases=tuple(phases),
-        host=(Item("batch", run.responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes a token"),),
+        host=(Item("batch", responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes a token"),),
         checkpoint=Item("checkpoint", 3 * FP32 * count, f"{count:,} parameters, weights and AdamW's moments, 12 bytes"),
         facts=(
-            f"{config.rollout.prompts_per_step} prompts x {config.rollout.responses_per_prompt} responses = "
-            f"{run.responses} a step",
+            f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {responses} a step",
             f"{steps} optimizer step{'s' if steps > 1 else ''} of {train.minibatch_responses} responses in "
             f"micro-batches of {train.microbatch_responses}",
         ),
         assumptions=(
-            f"{lengths.said(config.rollout.max_response_tokens)}; memory takes the longest, {run.longest}",
-            f"{device.name}: {run.flops / 1e9:,.0f} GFLOP/s, {device.bandwidth / 1e9:,.0f} GB/s; reached: "
-            f"{DECODE_SHARE:.0%} of bandwidth while generating, {FORWARD_SHARE:.0%} of FLOP/s while scoring, "
-            f"{TRAIN_SHARE:.0%} while training",
-            f"{LAYER_SECONDS[run.kind] * 1e3:.1f} ms of launches a layer and decoding step",
+            f"{lengths.said(drawn.max_response_tokens)}; memory takes the longest, {run.longest}",
+            f"{device.name}: {device.flops * run.threads / 1e9:,.0f} GFLOP/s, {device.bandwidth / 1e9:,.0f} GB/s; "
+            f"reached: {records.DECODE_SHARE:.0%} of bandwidth while generating, {records.FORWARD_SHARE:.0%} of FLOP/s "
+            f"while scoring, {records.TRAIN_SHARE:.0%} while training",
+            f"{run.launches * 1e3:.1f} ms of launches a layer and decoding step",
             "not counted: verification, evaluation, checkpoints, Python and torch themselves (about 1 GiB)",
         ),
         faults=(*mismatches, *_memory_faults(device, phases)),
@@ -151,7 +105,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
 
 def _resident(run: _Run) -> list[Item]:
     """What stays on the device from the first update on."""
-    count = parameters(run.student)
+    count = shapes.parameters(run.student)
     items = [
         Item("student weights", FP32 * count, f"{count:,} parameters, float32"),
         Item("gradients", FP32 * count, "float32"),
@@ -160,15 +114,16 @@ def _resident(run: _Run) -> list[Item]:
     if run.reference:
         items.append(Item("reference weights", FP32 * count, "the initial student, float32"))
     if run.teacher is not None:
-        dtype, held = run.config.teacher.dtype, parameters(run.teacher)
+        dtype, held = run.config.teacher.dtype, shapes.parameters(run.teacher)
         width = BF16 if dtype == "bfloat16" else FP32
         items.append(Item("teacher weights", width * held, f"{held:,} parameters, {dtype}"))
     return items
 
 
 def _rollout(run: _Run) -> Phase:
+    """Batches of responses one after the other, each as long as its longest."""
     shape, lengths, at_once = run.student, run.lengths, min(run.config.rollout.microbatch_responses, run.responses)
-    token = kv_token_bytes(shape, 1, BF16 if run.config.student.dtype == "bfloat16" else FP32)
+    token = shapes.kv_token_bytes(shape, 1, BF16 if run.config.student.dtype == "bfloat16" else FP32)
     drawn = 4 * FP32 * at_once * shape.vocabulary
     cache = f"{at_once} responses of {run.longest} tokens, {token} bytes each"
     items = (
@@ -179,15 +134,13 @@ def _rollout(run: _Run) -> Phase:
     ends = response_lengths(lengths, run.config.rollout.max_response_tokens, run.responses)
     random.Random(0).shuffle(ends)
     waves = [max(ends[first : first + at_once]) for first in range(0, run.responses, at_once)]
-    read = sum(
-        length * (FP32 * parameters(shape) + at_once * (lengths.prompt + length / 2) * token) for length in waves
-    )
-    flops = at_once * sum(waves) * forward_flops(shape, lengths.whole)
-    launches = sum(waves) * shape.layers * LAYER_SECONDS[run.kind]
-    work = max(read / (run.device.bandwidth * DECODE_SHARE), flops / (run.flops * FORWARD_SHARE))
+    weights = FP32 * shapes.parameters(shape)
+    read = sum(length * (weights + at_once * (lengths.prompt + length / 2) * token) for length in waves)
+    flops = at_once * sum(waves) * shapes.forward_flops(shape, lengths.whole)
+    work, waited = run.device.decode_s(read, flops, run.threads), sum(waves) * shape.layers * run.launches
     mean = sum(waves) / len(waves)
-    how = f"{len(waves)} x {mean:.0f} decoding steps: {work:.1f} s of work, {launches:.1f} s of launches"
-    return Phase("rollout", "the device", items, work + launches, how)
+    how = f"{len(waves)} x {mean:.0f} decoding steps: {work:.1f} s of work, {waited:.1f} s of launches"
+    return Phase("rollout", "the device", items, work + waited, how)
 
 
 def _scoring(run: _Run, shape: ModelShape, name: str) -> Phase:
@@ -199,7 +152,7 @@ def _scoring(run: _Run, shape: ModelShape, name: str) -> Phase:
         Item("activations", widest, f"one layer, {tokens} tokens, no gradient"),
         Item("logits", logits, "one chunk and its working copy, float32"),
     )
-    return Phase(name, "the device", items, flops / (run.flops * FORWARD_SHARE), _tera(flops))
+    return Phase(name, "the device", items, run.device.forward_s(flops, run.threads), _tera(flops))
 
 
 def _update(run: _Run) -> Phase:
@@ -210,7 +163,7 @@ def _update(run: _Run) -> Phase:
         Item("activations", kept, f"{shape.layers} layers, {run.tokens} tokens, all of them kept"),
         Item("logits", logits_bytes(shape, run.tokens, bfloat16=low), "one chunk and its gradient"),
     )
-    return Phase("update", "the device", items, flops / (run.flops * TRAIN_SHARE), _tera(flops))
+    return Phase("update", "the device", items, run.device.train_s(flops, run.threads), _tera(flops))
 
 
 def _tera(flops: float) -> str:

@@ -1,8 +1,6 @@
 """The plan of a run inside NeMo-RL: memory and seconds of each phase, layout, faults, and what would fit.
 
 Seconds are FLOPs, bytes read and bytes moved over assumed rates.
-
-Shape legend: B = responses.
 """
 
 from __future__ import annotations
@@ -10,183 +8,82 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import reduce
 from heapq import heapreplace
+from itertools import islice
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
+from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import teacher_of
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
-from nemo_uecr.plan.records import (
-    DECODE_SHARE,
-    DECODE_STEP,
-    FORWARD_SHARE,
-    GIB,
-    PROCESS_BYTES,
-    TRAIN_SHARE,
-    VLLM_BYTES,
-    Item,
-    Phase,
-    Plan,
-    RankLine,
-)
-from nemo_uecr.plan.shapes import (
-    ADAM,
-    BF16,
-    FP32,
-    INT64,
-    Sharded,
-    forward_flops,
-    grid_of,
-    kv_token_bytes,
-    parameters,
-    shape_of,
-)
+from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
+from nemo_uecr.plan.shapes import BF16, FP32, Sharded
 
-if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.plan.records import Device, Lengths
-
-__all__ = [
-    "Setting",
-    "nemo_plan",
-    "other_placements",
-    "response_lengths",
-    "rollout",
-    "setting_of",
-    "variant",
-    "what_fits",
-]
-
-ABSENT = "-"
-"""In the layout, where a GPU holds nothing of a model."""
-
-SUGGESTIONS = 3
-"""At most, of changes after which a run fits."""
-
-#: Seeded deals of a batch's responses to the engines, over which the slowest engine is averaged.
-DEALS = 16
+DECODE_STEP = 0.003  # seconds of a decoding step besides what it reads: vLLM's scheduler, launches, sampling; assumed
+PROCESS_BYTES = 3 * GIB // 2  # of each GPU process besides its tensors: CUDA context, libraries, NCCL; assumed
+VLLM_BYTES = 3 * GIB  # of vLLM besides weights and KV cache: activations of its largest batch, CUDA graphs; assumed
+DEALS = 16  # seeded deals of a batch's responses to the engines, over which the slowest engine is averaged
+SUGGESTIONS = 3  # at most, of changes after which a run fits
+ABSENT = "-"  # in the layout, where a GPU holds nothing of a model
 
 
-@dataclass(frozen=True)
 class Setting:
     """A validated configuration with its models on their GPUs and the limits of its devices."""
 
-    config: NemoConfig
-    student: Sharded
-    teacher: Sharded | None
-    """None where the method reads no teacher."""
-
-    device: Device
-    lengths: Lengths
-
-    @property
-    def responses(self) -> int:
-        """B."""
-        return self.config.rollout.prompts_per_step * self.config.rollout.responses_per_prompt
-
-    @property
-    def capacity(self) -> int:
-        """Bytes that each GPU offers."""
-        return self.device.memory or 0
-
-    @property
-    def dedicated(self) -> bool:
-        """Whether the teacher has GPUs of its own."""
-        return self.config.teacher.dedicated_gpus > 0
-
-    @property
-    def where(self) -> str:
-        """The GPUs of every phase but the teacher's."""
-        return "student GPUs" if self.dedicated else "every GPU"
-
-    @property
-    def colocated_teacher(self) -> Sharded | None:
-        """The teacher, where it shares the student's GPUs."""
-        return None if self.dedicated else self.teacher
-
-    @property
-    def processes(self) -> int:
-        """Worker processes on each student GPU: student, vLLM, and a colocated teacher."""
-        return 2 if self.colocated_teacher is None else 3
-
-    @property
-    def replicas(self) -> int:
-        """Independent vLLM engines."""
-        return self.student.grid.ranks // self.config.rollout.tensor
-
-    @property
-    def reference(self) -> bool:
-        """Whether the initial student is kept for the reference KL."""
-        return self.config.loss.reference_kl > 0
-
-    @property
-    def vllm_bytes(self) -> int:
-        """The student's weights on each rank of a vLLM engine."""
-        return BF16 * parameters(self.student.shape) // self.config.rollout.tensor
-
-    @property
-    def optimizer_bytes(self) -> int:
-        """The student's optimizer on a rank of the stage that has most of it."""
-        return max(map(self.student.optimizer_bytes, range(self.student.grid.pipeline)))
-
-    def flops(self, model: Sharded) -> float:
-        """A forward over every prompt and response of a step."""
-        whole = self.lengths.whole
-        return forward_flops(model.shape, whole) * self.responses * whole
-
-    def forward_seconds(self, model: Sharded) -> float:
-        """That forward on the model's GPUs."""
-        return self.flops(model) / (model.grid.ranks * self.device.flops * FORWARD_SHARE)
-
-
-def setting_of(config: NemoConfig, device: Device, lengths: Lengths) -> Setting:
-    """Look up the models' sizes and lay them out.
-
-    Raises:
-        ConfigError: a model cannot be placed or cut as the layout says.
-        DataError: the sizes of a model are not known.
-    """
-    refuse(layout_faults(config, None, None))
-    student, teacher = shape_of(config.student.model_name, role="student"), None
-    if (name := teacher_of(config)) is not None:
-        teacher = Sharded(shape_of(name, role="teacher"), grid_of(config.teacher.parallel, config.teacher_gpus))
-    refuse(layout_faults(config, student, None if teacher is None else teacher.shape))
-    placed = Sharded(student, grid_of(config.student.parallel, config.student_gpus))
-    return Setting(config, placed, teacher, device, lengths)
+    def __init__(self, config: NemoConfig, device: Device, lengths: Lengths) -> None:
+        """Look up the models' sizes and lay them out; ConfigError where a model cannot be placed or cut as it says."""
+        self.config, self.device, self.lengths = config, device, lengths
+        self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
+        name, tensor, capacity = teacher_of(config), config.rollout.tensor, device.memory or 0
+        shape = shapes.shape_of(config.student.model_name, role="student")
+        scorer = None if name is None else shapes.shape_of(name, role="teacher")
+        refuse(layout_faults(config, shape, scorer))
+        self.student = student = shapes.sharded(shape, config.student.parallel, config.student_gpus)
+        # None where the method reads no teacher; and the teacher where it shares the student's GPUs.
+        self.teacher = None if scorer is None else shapes.sharded(scorer, config.teacher.parallel, config.teacher_gpus)
+        self.beside = None if config.teacher.dedicated_gpus else self.teacher
+        # Of every phase but a dedicated teacher's: its GPUs, and there the workers of student, vLLM and teacher.
+        self.where = "student GPUs" if config.teacher.dedicated_gpus else "every GPU"
+        self.processes = [_workers(2 if self.beside is None else 3)]
+        if self.beside is not None:
+            limit = config.teacher.offload_limit_mebi
+            how = f"at most, teacher.offload_limit_mebi = {limit}"
+            self.processes.append(Item("teacher asleep", limit * GIB // 1024, how))
+        self.engines = student.grid.ranks // tensor  # of vLLM, independent ones
+        self.vllm_bytes = BF16 * shapes.parameters(shape) // tensor  # the student's weights on each rank of an engine
+        self.vllm_weights = Item("vLLM weights", self.vllm_bytes, f"2 bytes a parameter over {tensor} ranks")
+        # What vLLM's share of the device leaves for keys and values, and those of one token on a rank of an engine.
+        self.cache_bytes = max(0, int(config.rollout.gpu_memory * capacity) - self.vllm_bytes - VLLM_BYTES)
+        self.token_bytes = shapes.kv_token_bytes(shape, tensor, BF16)
+        # On a rank of the stage that has most of it.
+        self.optimizer_bytes = max(map(student.optimizer_bytes, range(student.grid.pipeline)))
 
 
 def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
-    """Plan a validated configuration.
-
-    Args:
-        config: the run.
-        device: limits of each GPU.
-        lengths: mean tokens for the times.
-
-    Raises:
-        DataError: the sizes of a model are not known.
-        ConfigError: a model cannot be placed or cut as the layout says.
-    """
-    setting = setting_of(config, device, lengths)
+    """Plan a validated configuration on GPUs with these limits; the lengths are those of the times."""
+    setting = Setting(config, device, lengths)
     student, teacher = setting.student, setting.teacher
-    phases = [refit(setting), rollout(setting)]
-    phases += [] if teacher is None else [score_teacher(setting, teacher)]
-    phases += [*score_student(setting), train(setting)]
+    phases = [refit(setting), rollout(setting), *scoring(setting), train(setting)]
     mismatches = mismatches_of(config, student.shape, None if teacher is None else teacher.shape)
-    count = parameters(student.shape)
+    count, title = shapes.parameters(student.shape), f"{config.method.name}: student {config.student.model_name}"
+    if teacher is not None:
+        own = config.teacher.dedicated_gpus
+        where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if own else "on the same GPUs"
+        title = f"{title}, teacher {config.teacher.model_name} {where}"
     return Plan(
-        title=_title(setting),
+        title=title,
         hardware=f"{config.cluster.nodes} x {config.cluster.gpus_per_node} {device.name}, "
-        f"{setting.capacity / GIB:.0f} GiB each that can be allocated",
+        f"{(device.memory or 0) / GIB:.0f} GiB each that can be allocated",
         capacity=device.memory,
         layout=tuple(_layout(setting)),
         phases=tuple(phases),
         host=tuple(_host(setting)),
-        checkpoint=Item("checkpoint", (BF16 + ADAM) * count, f"{count:,} parameters, weights and optimizer, 14 bytes"),
+        checkpoint=Item("checkpoint", 14 * count, f"{count:,} parameters, weights and optimizer, 14 bytes"),
         facts=tuple(_facts(setting)),
         assumptions=_assumptions(setting),
         faults=(*_memory_faults(setting, phases), *mismatches),
@@ -202,9 +99,9 @@ def refit(setting: Setting) -> Phase:
     student, device, vllm = setting.student, setting.device, setting.vllm_bytes
     table = BF16 * student.shape.vocabulary * student.shape.hidden
     items = (
-        *_processes(setting),
+        *setting.processes,
         _weights("student", student),
-        _vllm_weights(setting),
+        setting.vllm_weights,
         Item("largest tensor on its way", table, "the embedding, gathered whole, 2 bytes a value"),
     )
     moved = setting.optimizer_bytes + student.weight_bytes + vllm
@@ -216,35 +113,28 @@ def rollout(setting: Setting) -> Phase:
     """The share of the device that vLLM takes; the slowest engine ends the phase, and the average one waits for it."""
     share = f"rest of rollout.gpu_memory = {setting.config.rollout.gpu_memory} of the device"
     items = (
-        *_processes(setting),
-        _vllm_weights(setting),
+        *setting.processes,
+        setting.vllm_weights,
         Item("vLLM activations and graphs", VLLM_BYTES, "assumed"),
-        Item("KV cache", cache_bytes(setting), share),
+        Item("KV cache", setting.cache_bytes, share),
     )
-    each = -(-setting.responses // setting.replicas)
+    engines, each = setting.engines, -(-setting.responses // setting.engines)
     at_once = max(1, min(each, concurrent_responses(setting, setting.lengths.whole)))
     drawn = response_lengths(setting.lengths, setting.config.rollout.max_response_tokens, setting.responses)
     dealer, slowest, average = random.Random(0), 0.0, 0.0
     for _ in range(DEALS):
         dealer.shuffle(drawn)
-        engines = [_engine_seconds(setting, drawn[one :: setting.replicas], at_once) for one in range(setting.replicas)]
-        slowest += max(engines) / DEALS
-        average += sum(engines) / len(engines) / DEALS
+        ends = [_engine_seconds(setting, drawn[one::engines], at_once) for one in range(engines)]
+        slowest += max(ends) / DEALS
+        average += sum(ends) / engines / DEALS
     how = f"{each} responses an engine, {at_once} at once; {average:,.1f} s on the average one, which then waits"
     seconds = slowest + setting.vllm_bytes / setting.device.host_link
     return Phase("rollout", setting.where, items, seconds, how, slowest - average)
 
 
-def cache_bytes(setting: Setting) -> int:
-    """What vLLM's share of the device leaves for keys and values."""
-    share = int(setting.config.rollout.gpu_memory * setting.capacity)
-    return max(0, share - setting.vllm_bytes - VLLM_BYTES)
-
-
 def concurrent_responses(setting: Setting, length: int) -> int:
     """Sequences of that length whose keys and values fit one engine at once."""
-    each = kv_token_bytes(setting.student.shape, setting.config.rollout.tensor, BF16) * length
-    return cache_bytes(setting) // each
+    return setting.cache_bytes // (setting.token_bytes * length)
 
 
 def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
@@ -261,83 +151,80 @@ def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
 
 def _engine_seconds(setting: Setting, drawn: Sequence[float], at_once: int) -> float:
     """Every decoding step reads the weights once and the keys and values of the responses at work."""
-    device, prompt = setting.device, setting.lengths.prompt
-    shape, tensor = setting.student.shape, setting.config.rollout.tensor
+    prompt, tensor = setting.lengths.prompt, setting.config.rollout.tensor
     ends = [0.0] * at_once  # a response begins in the place that is free first
     for length in drawn:
         heapreplace(ends, ends[0] + length)
-    token = kv_token_bytes(shape, tensor, BF16)
-    read = max(ends) * setting.vllm_bytes + token * sum(length * (prompt + length / 2) for length in drawn)
-    flops = sum(drawn) * forward_flops(shape, 2 * prompt + setting.lengths.response) / tensor
-    work = max(read / (device.bandwidth * DECODE_SHARE), flops / (device.flops * FORWARD_SHARE))
-    return work + max(ends) * DECODE_STEP
+    cached = setting.token_bytes * sum(length * (prompt + length / 2) for length in drawn)
+    flops = sum(drawn) * shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response) / tensor
+    return setting.device.decode_s(max(ends) * setting.vllm_bytes + cached, flops, 1) + max(ends) * DECODE_STEP
 
 
-def score_teacher(setting: Setting, teacher: Sharded) -> Phase:
-    """One forward over every prompt and response, and the way onto the GPU unless the teacher stays there."""
-    scoring, grid = setting.config.scoring, teacher.grid
-    tokens = scoring.tokens_per_microbatch // grid.context
-    logits = teacher.scoring_logits_bytes(tokens, scoring.chunk_tokens, divided=False)
-    items = (
-        _process_item(setting, 1 if setting.dedicated else setting.processes),
-        *_forward_items("teacher", teacher, tokens),
-        Item("logits", logits, "bfloat16 over all tokens, one chunk again"),
-    )
-    seconds = setting.forward_seconds(teacher)
-    how = f"{_peta(setting.flops(teacher))} on {grid.ranks} GPUs at {FORWARD_SHARE:.0%}"
-    if setting.dedicated:
-        return Phase("score teacher", "teacher GPUs", items, seconds, f"{how}; the student's GPUs wait")
-    moved = teacher.weight_bytes  # a frozen model is not copied back
-    seconds += moved / setting.device.host_link
-    return Phase("score teacher", setting.where, items, seconds, f"{how}; {_gib(moved)} over the host link")
+def scoring(setting: Setting) -> list[Phase]:
+    """One forward of each model over every prompt and response, and its way onto the GPU unless it stays there.
 
-
-def score_student(setting: Setting) -> list[Phase]:
-    """Student at two temperatures in one forward, and the reference through NeMo-RL's own scoring."""
-    student, scoring = setting.student, setting.config.scoring
-    tokens, chunk = scoring.tokens_per_microbatch // student.grid.context, scoring.chunk_tokens
-    divided = setting.config.rollout.temperature != 1.0
-    logits = student.scoring_logits_bytes(tokens, chunk, divided=divided)
+    The student at two temperatures is one forward; the reference goes through NeMo-RL's own scoring.
+    """
+    config, student, teacher = setting.config, setting.student, setting.teacher
+    link, chunk, phases = setting.device.host_link, config.scoring.chunk_tokens, []
+    if teacher is not None:
+        tokens, flops = config.scoring.tokens_per_microbatch // teacher.grid.context, _flops(setting, teacher)
+        logits = teacher.scoring_logits_bytes(tokens, chunk, divided=False)
+        held = Item("logits", logits, "bfloat16 over all tokens, one chunk again")
+        seconds = setting.device.forward_s(flops, teacher.grid.ranks)
+        where, how, workers = "teacher GPUs", "the student's GPUs wait", _workers(1)
+        if setting.beside is not None:  # awake; a frozen model is not copied back
+            seconds += teacher.weight_bytes / link
+            where, workers = setting.where, setting.processes[0]
+            how = f"{_gib(teacher.weight_bytes)} over the host link"
+        how = f"{_peta(flops)} on {teacher.grid.ranks} GPUs at {records.FORWARD_SHARE:.0%}; {how}"
+        items = (workers, *_forward_items("teacher", teacher, tokens), held)
+        phases.append(Phase("score teacher", where, items, seconds, how))
+    tokens, flops = config.scoring.tokens_per_microbatch // student.grid.context, _flops(setting, student)
+    reference, weights = config.loss.reference_kl > 0, student.weight_bytes
+    logits = student.scoring_logits_bytes(tokens, chunk, divided=config.rollout.temperature != 1.0)
     how = "bfloat16 over all tokens, one chunk again and divided by T_r"
-    if setting.reference:
+    if reference:
         logits = max(logits, student.reference_logits_bytes(tokens, chunk))
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
-    items = (*_processes(setting), *_forward_items("student", student, tokens), Item("logits", logits, how))
-    forward, work = setting.forward_seconds(student), _peta(setting.flops(student))
-    weights, link = student.weight_bytes, setting.device.host_link
-    how = f"{work} at {FORWARD_SHARE:.0%}"
-    phases = [Phase("score student", setting.where, items, forward + weights / link, how)]
-    if setting.reference:
-        how = f"{work}; {_gib(2 * weights)} of weights swapped over the host link"
-        phases.append(Phase("score reference", setting.where, items, forward + 2 * weights / link, how))
+    items = (*setting.processes, *_forward_items("student", student, tokens), Item("logits", logits, how))
+    seconds = setting.device.forward_s(flops, student.grid.ranks)
+    how = f"{_peta(flops)} at {records.FORWARD_SHARE:.0%}"
+    phases.append(Phase("score student", setting.where, items, seconds + weights / link, how))
+    if reference:
+        how = f"{_peta(flops)}; {_gib(2 * weights)} of weights swapped over the host link"
+        phases.append(Phase("score reference", setting.where, items, seconds + 2 * weights / link, how))
     return phases
 
 
 def train(setting: Setting) -> Phase:
     """Forward, backward twice as dear, the layers once more with checkpointing; then gradients and weights travel."""
-    device, student = setting.device, setting.student
+    device, student, config = setting.device, setting.student, setting.config
     shape, grid, lengths = student.shape, student.grid, setting.lengths
     stages = [_train_items(setting, stage) for stage in range(grid.pipeline)]
     items = max(stages, key=lambda items: sum(item.size for item in items))
-    forward = setting.flops(student)
+    forward = _flops(setting, student)
     flops = 3 * forward
-    if setting.config.student.activation_checkpointing:
+    if config.student.activation_checkpointing:
         head = 2.0 * shape.vocabulary * shape.hidden
         flops += forward - head * setting.responses * lengths.whole
-    compute = flops / (grid.ranks * device.flops * TRAIN_SHARE)
-    minibatch = setting.config.train.minibatch_responses
-    steps = setting.responses // minibatch
-    sharing = grid.data * grid.context
+    compute = device.train_s(flops, grid.ranks)
+    steps, sharing = setting.responses // config.train.minibatch_responses, grid.data * grid.context
     travelling = steps * (FP32 + BF16) * student.most_parameters * (sharing - 1) / sharing
-    link = device.peer_link if setting.config.cluster.nodes == 1 else device.network
+    link = device.peer_link if config.cluster.nodes == 1 else device.network
     seconds = compute + travelling / link + setting.optimizer_bytes / device.host_link
-    how = f"{_peta(flops)} at {TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}"
+    how = f"{_peta(flops)} at {records.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}"
     if grid.pipeline > 1:
         # A 1F1B pipeline is longer than its work by (stages - 1) / micro-batches.
-        tokens = minibatch / grid.data * lengths.whole
-        bubble = (grid.pipeline - 1) / max(1.0, tokens / setting.config.train.tokens_per_microbatch)
+        tokens = config.train.minibatch_responses / grid.data * lengths.whole
+        bubble = (grid.pipeline - 1) / max(1.0, tokens / config.train.tokens_per_microbatch)
         seconds, how = seconds + bubble * compute, f"{how}; pipeline bubble {bubble:.0%}"
     return Phase("train", setting.where, tuple(items), seconds, how)
+
+
+def _flops(setting: Setting, model: Sharded) -> float:
+    """A forward over every prompt and response of a step."""
+    return shapes.forward_flops(model.shape, setting.lengths.whole) * setting.responses * setting.lengths.whole
 
 
 def _train_items(setting: Setting, stage: int) -> list[Item]:
@@ -358,7 +245,7 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
         working = Item("logits", logits, "bfloat16 logits and gradient, one chunk in float32")
     optimizer = student.optimizer_bytes(stage)
     return [
-        *_processes(setting),
+        *setting.processes,
         Item("student weights", BF16 * held, f"{held:,} parameters of stage {stage}, 2 bytes"),
         Item("gradients", FP32 * held, "float32 buffer, 4 bytes a parameter, on every data-parallel rank"),
         Item("optimizer", optimizer, f"12 bytes a parameter over {grid.data * grid.context} ranks"),
@@ -368,14 +255,14 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
     ]
 
 
-def _weights(role: str, model: Sharded) -> Item:
-    return Item(f"{role} weights", model.weight_bytes, f"{model.most_parameters:,} parameters, 2 bytes")
-
-
 def _forward_items(role: str, model: Sharded, tokens: int) -> list[Item]:
     """Weights, one layer's activations, and what sequence parallelism gathers."""
     layer = Item("activations", model.forward_bytes(tokens), f"one layer, {tokens} tokens, no gradient")
     return [_weights(role, model), layer, *_gathered(model, tokens)]
+
+
+def _weights(role: str, model: Sharded) -> Item:
+    return Item(f"{role} weights", model.weight_bytes, f"{model.most_parameters:,} parameters, 2 bytes")
 
 
 def _gathered(model: Sharded, tokens: int) -> list[Item]:
@@ -383,20 +270,7 @@ def _gathered(model: Sharded, tokens: int) -> list[Item]:
     return [Item("gathered states", size, how)] if size else []
 
 
-def _vllm_weights(setting: Setting) -> Item:
-    return Item("vLLM weights", setting.vllm_bytes, f"2 bytes a parameter over {setting.config.rollout.tensor} ranks")
-
-
-def _processes(setting: Setting) -> list[Item]:
-    """The processes of a GPU, and what a teacher that is off it may still hold."""
-    items = [_process_item(setting, setting.processes)]
-    if setting.colocated_teacher is not None:
-        limit = setting.config.teacher.offload_limit_mebi
-        items.append(Item("teacher asleep", limit * GIB // 1024, f"at most, teacher.offload_limit_mebi = {limit}"))
-    return items
-
-
-def _process_item(setting: Setting, count: int) -> Item:
+def _workers(count: int) -> Item:
     return Item("processes", count * PROCESS_BYTES, f"{count} workers, CUDA context and NCCL; assumed")
 
 
@@ -407,11 +281,11 @@ def _host(setting: Setting) -> Iterator[Item]:
     yield Item("student weights", ranks * student.weight_bytes, f"{ranks} ranks, 2 bytes a parameter")
     yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 12 bytes a parameter, sharded")
     yield Item("vLLM weights", ranks * setting.vllm_bytes, "copy of its sleep level 1")
-    if setting.reference:
+    if setting.config.loss.reference_kl > 0:
         yield Item("reference weights", ranks * student.weight_bytes, "initial student, always in host memory")
-    if (teacher := setting.colocated_teacher) is not None:
+    if (teacher := setting.beside) is not None:
         yield Item("teacher weights", ranks * teacher.weight_bytes, f"{ranks} ranks, 2 bytes a parameter")
-    width = INT64 + 8 * FP32
+    width = shapes.INT64 + 8 * FP32
     batch = setting.responses * setting.config.longest * width
     yield Item("batch on the driver", batch, f"token ids and 8 float32 columns, {width} bytes a token")
 
@@ -427,31 +301,22 @@ def _peta(flops: float) -> str:
 # -- layout and facts ------------------------------------------------------------------------------------------------
 
 
-def _title(setting: Setting) -> str:
-    config, own = setting.config, setting.config.teacher.dedicated_gpus
-    title = f"{config.method.name}: student {config.student.model_name}"
-    if setting.teacher is None:
-        return title
-    where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if own else "on the same GPUs"
-    return f"{title}, teacher {config.teacher.model_name} {where}"
-
-
-def _layout(setting: Setting) -> Iterator[RankLine]:
+def _layout(setting: Setting) -> Iterator[records.RankLine]:
     """One line a GPU, in rank order: the student's first, then a dedicated teacher's."""
     per_node, tensor = setting.config.cluster.gpus_per_node, setting.config.rollout.tensor
-    student, teacher, beside = setting.student, setting.teacher, setting.colocated_teacher
+    student, teacher, beside = setting.student, setting.teacher, setting.beside
     for rank in range(student.grid.ranks):
         engine, part = divmod(rank, tensor)
-        yield RankLine(
+        yield records.RankLine(
             *divmod(rank, per_node),
             f"{_shard(student, rank, setting.responses)}; optimizer 1/{student.grid.data * student.grid.context}",
             ABSENT if beside is None else _shard(beside, rank, setting.responses),
-            f"engine {engine}/{setting.replicas}" + (f", tensor {part}/{tensor}" if tensor > 1 else ""),
+            f"engine {engine}/{setting.engines}" + (f", tensor {part}/{tensor}" if tensor > 1 else ""),
         )
-    if teacher is not None and setting.dedicated:
+    if teacher is not None and beside is None:
         for rank in range(teacher.grid.ranks):
             held = _shard(teacher, rank, setting.responses)
-            yield RankLine(*divmod(student.grid.ranks + rank, per_node), ABSENT, held, ABSENT)
+            yield records.RankLine(*divmod(student.grid.ranks + rank, per_node), ABSENT, held, ABSENT)
 
 
 def _shard(model: Sharded, rank: int, responses: int) -> str:
@@ -471,8 +336,8 @@ def _shard(model: Sharded, rank: int, responses: int) -> str:
 
 def _facts(setting: Setting) -> Iterator[str]:
     config, grid, teacher = setting.config, setting.student.grid, setting.teacher
-    size, each = config.train.minibatch_responses, setting.responses // setting.replicas
-    rest, steps = setting.responses % setting.replicas, setting.responses // size
+    size, each = config.train.minibatch_responses, setting.responses // setting.engines
+    rest, steps = setting.responses % setting.engines, setting.responses // size
     yield (
         f"{config.rollout.prompts_per_step} prompts x {config.rollout.responses_per_prompt} responses = "
         f"{setting.responses} a step"
@@ -482,7 +347,7 @@ def _facts(setting: Setting) -> Iterator[str]:
         f"{grid.data} data-parallel ranks"
     )
     yield (
-        f"{setting.replicas} vLLM engines, {each} responses each{f' ({rest} engines take one more)' if rest else ''}; "
+        f"{setting.engines} vLLM engines, {each} responses each{f' ({rest} engines take one more)' if rest else ''}; "
         f"the KV cache of one holds {concurrent_responses(setting, config.longest)} responses of {config.longest} "
         "tokens"
     )
@@ -507,8 +372,8 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
         f"{device.name}: {device.flops / 1e12:.0f} TFLOP/s bfloat16, {device.bandwidth / 1e12:.1f} TB/s, "
         f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
         f"{device.network / 1e9:.0f} GB/s between nodes",
-        f"reached: {DECODE_SHARE:.0%} of bandwidth while generating, with {DECODE_STEP * 1e3:g} ms a "
-        f"decoding step besides, {FORWARD_SHARE:.0%} of FLOP/s while scoring, {TRAIN_SHARE:.0%} while "
+        f"reached: {records.DECODE_SHARE:.0%} of bandwidth while generating, with {DECODE_STEP * 1e3:g} ms a "
+        f"decoding step besides, {records.FORWARD_SHARE:.0%} of FLOP/s while scoring, {records.TRAIN_SHARE:.0%} while "
         "training",
         f"besides tensors: {PROCESS_BYTES / GIB:.1f} GiB a worker process, "
         f"{VLLM_BYTES / GIB:.0f} GiB for vLLM's activations and graphs",
@@ -519,12 +384,13 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
 
 def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
     """Phases that need more than a device offers, and a KV cache too small for one sequence."""
+    capacity = setting.device.memory or 0
     for phase in phases:
-        if phase.size > setting.capacity:
+        if phase.size > capacity:
             largest = max(phase.device, key=lambda item: item.size)
             yield (
                 f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), the "
-                f"{setting.device.name} offers {setting.capacity / GIB:.0f}; the largest part is {largest.name} with "
+                f"{setting.device.name} offers {capacity / GIB:.0f}; the largest part is {largest.name} with "
                 f"{largest.size / GIB:.1f} GiB"
             )
     longest = setting.config.longest
@@ -538,56 +404,37 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
 # -- the same run laid out otherwise ---------------------------------------------------------------------------------
 
 
-def variant(config: NemoConfig, changes: Mapping[str, Any]) -> NemoConfig:
-    """The configuration with some dotted keys changed, validated again.
-
-    Raises:
-        ConfigError: the changed configuration is refused.
-    """
-    tree = config.model_dump()
-    for name, value in changes.items():
-        *path, last = name.split(".")
-        section = tree
-        for part in path:
-            section = section[part]
-        section[last] = value
-    try:
-        return type(config).model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
-
-
 def other_placements(config: NemoConfig, device: Device, lengths: Lengths) -> dict[str, Plan | str]:
     """The run with its teacher on the student's GPUs and on GPUs of its own, by place; why, where one is refused."""
     gpus, cluster = config.gpus, config.cluster
     own = config.teacher.dedicated_gpus or (1 if cluster.nodes == 1 else cluster.gpus_per_node)
     if own >= gpus or not config.method.entry.needs_teacher:
         return {}
-    found: dict[str, Plan | str] = {}
-    for name, dedicated in ((f"colocated, {gpus} GPUs", 0), (f"{gpus - own} + {own} GPUs", own)):
-        try:
-            found[name] = nemo_plan(variant(config, {"teacher.dedicated_gpus": dedicated}), device, lengths)
-        except ConfigError as error:
-            found[name] = str(error)
-    return found
+    places = {f"colocated, {gpus} GPUs": 0, f"{gpus - own} + {own} GPUs": own}
+    key = "teacher.dedicated_gpus"
+    return {name: _changed(config, {key: count}, device, lengths) for name, count in places.items()}
 
 
 def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]:
-    """Single changes after which everything fits, as the user would type them, the gentlest first.
+    """Single changes after which everything fits, as the user would type them, the gentlest first; each is planned."""
+    tried = ((changes, _changed(config, changes, device, lengths)) for changes in _single_changes(config))
+    fitting = (changes for changes, plan in tried if isinstance(plan, Plan) and not plan.misfits)
+    typed = (" ".join(f"{key}={str(value).lower()}" for key, value in changes.items()) for changes in fitting)
+    return list(islice(typed, SUGGESTIONS))
 
-    Each is really planned. Empty when none of those tried is enough.
-    """
-    found: list[str] = []
-    for changes in _single_changes(config):
-        try:
-            plan = nemo_plan(variant(config, changes), device, lengths)
-        except ConfigError:
-            continue
-        if not plan.misfits:
-            found.append(" ".join(f"{key}={str(value).lower()}" for key, value in changes.items()))
-        if len(found) == SUGGESTIONS:
-            break
-    return found
+
+def _changed(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> Plan | str:
+    """The plan of the run with some dotted keys changed; why, where that is refused."""
+    tree = config.model_dump()
+    for name, value in changes.items():
+        *sections, key = name.split(".")
+        reduce(dict.__getitem__, sections, tree)[key] = value
+    try:
+        return nemo_plan(NemoConfig.model_validate(tree), device, lengths)
+    except ValidationError as error:
+        return error.errors()[0]["msg"].removeprefix("Value error, ")
+    except ConfigError as error:
+        return str(error)
 
 
 def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:

@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = [
-    "CPU", "DECODE_SHARE", "DECODE_STEP", "FORWARD_SHARE", "GIB", "GPUS", "PROCESS_BYTES", "TRAIN_SHARE", "VLLM_BYTES",
-    "Device", "Item", "Lengths", "Phase", "Plan", "RankLine", "as_json", "plan_text", "side_by_side",
-]  # fmt: skip
-
 GIB, MEBI = 2**30, 2**20
-LAYOUT_LINES = 16
-"""Of a larger cluster the first and the last are printed."""
+
+# Shares of a device's limits that are reached: assumed, as a device's limits are, until they are measured.
+DECODE_SHARE = 0.50  # of memory bandwidth while generating
+FORWARD_SHARE = 0.45  # of FLOP/s while scoring
+TRAIN_SHARE = 0.40  # of FLOP/s while training
+
+LAYOUT_LINES = 16  # that are printed; of a larger cluster the first and the last
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one device sustains. All of it is assumption until it is measured on the machine of the run."""
+    """What one device sustains."""
 
     name: str
+    memory: int | None  # bytes that a process can allocate; None: not known beforehand
+    flops: float  # dense FLOP/s in bfloat16 that large matrix products sustain; on a CPU, float32 of one thread
+    bandwidth: float  # bytes/s of its memory that a streaming kernel sustains
+    host_link: float  # bytes/s to and from host memory
+    peer_link: float  # bytes/s between devices of a node, each direction
+    network: float  # bytes/s between nodes for each device
 
-    memory: int | None
-    """Bytes that a process can allocate; None: not known beforehand."""
+    def forward_s(self, flops: float, devices: int) -> float:
+        """Seconds of a forward pass; on a CPU the devices are threads."""
+        return flops / (devices * self.flops * FORWARD_SHARE)
 
-    flops: float
-    """Dense matrix FLOP/s in bfloat16 that large products sustain; on a CPU, float32 of one thread."""
+    def train_s(self, flops: float, devices: int) -> float:
+        """Seconds of training."""
+        return flops / (devices * self.flops * TRAIN_SHARE)
 
-    bandwidth: float
-    """Bytes/s of device memory that a streaming kernel sustains."""
-
-    host_link: float
-    """Bytes/s between this device and host memory."""
-
-    peer_link: float
-    """Bytes/s between devices of a node, each direction."""
-
-    network: float
-    """Bytes/s between nodes for each device."""
+    def decode_s(self, read: float, flops: float, devices: int) -> float:
+        """Seconds of generation: reading `read` bytes or computing, whichever takes longer."""
+        return max(read / (self.bandwidth * DECODE_SHARE), self.forward_s(flops, devices))
 
 
 # Matrix and memory rates of H100 and A100 take the share of the vendor's peak that the H200's have: 0.8 and 0.9.
@@ -48,37 +48,16 @@ GPUS: dict[str, Device] = {
     "h100": Device("H100 80 GB", 79 * GIB, 790e12, 3.0e12, 25e9, 300e9, 40e9),
     "a100": Device("A100 80 GB", 79 * GIB, 250e12, 1.8e12, 12e9, 200e9, 20e9),
 }
-
 CPU = Device("CPU", None, 40e9, 10e9, 10e9, 10e9, 1e9)
-
-
-# Shares of a device's limits that are reached, assumed as well.
-DECODE_SHARE = 0.50
-"""Of memory bandwidth while generating."""
-DECODE_STEP = 0.003
-"""Seconds of a decoding step besides what it reads: vLLM's scheduler, launches, sampling."""
-FORWARD_SHARE = 0.45
-"""Of FLOP/s while scoring."""
-TRAIN_SHARE = 0.40
-"""Of FLOP/s while training."""
-PROCESS_BYTES = 3 * GIB // 2
-"""Bytes of each GPU process besides its tensors: CUDA context, libraries, NCCL."""
-VLLM_BYTES = 3 * GIB
-"""Bytes of vLLM besides weights and KV cache: activations of its largest batch, CUDA graphs."""
 
 
 @dataclass(frozen=True)
 class Lengths:
     """Tokens that the times are computed for; memory always takes the longest."""
 
-    prompt: int
-    """Mean."""
-
-    response: int
-    """Mean, responses that are cut at the longest included."""
-
-    sigma: float
-    """Standard deviation of the logarithm of a response's length before the cut; 0: all have the mean."""
+    prompt: int  # mean
+    response: int  # mean, responses that are cut at the longest included
+    sigma: float  # standard deviation of the logarithm of a response's length before the cut; 0: all have the mean
 
     @property
     def whole(self) -> int:
@@ -103,11 +82,8 @@ class Item:
     """Something that occupies memory."""
 
     name: str
-    size: int
-    """Bytes."""
-
-    how: str
-    """The arithmetic in words."""
+    size: int  # bytes
+    how: str  # the arithmetic in words
 
 
 @dataclass(frozen=True)
@@ -115,20 +91,11 @@ class Phase:
     """A part of a step."""
 
     name: str
-
-    where: str
-    """The devices that work: "student GPUs", "teacher GPUs", "every GPU", "the device"."""
-
-    device: tuple[Item, ...]
-    """On each working device, on the fullest one where they differ."""
-
+    where: str  # the devices that work: "student GPUs", "teacher GPUs", "every GPU", "the device"
+    device: tuple[Item, ...]  # on each working device, on the fullest one where they differ
     seconds: float
-
-    how: str
-    """What the seconds are made of."""
-
-    waiting: float = 0.0
-    """Those of the seconds that the average device waits for the slowest."""
+    how: str  # what the seconds are made of
+    waiting: float = 0.0  # those of the seconds that the average device waits for the slowest
 
     @property
     def size(self) -> int:
@@ -152,32 +119,16 @@ class Plan:
     """Layout, memory and time of one run."""
 
     title: str
-
-    hardware: str
-    """The device and its limits."""
-
-    capacity: int | None
-    """Bytes that a device offers; None where it is not known."""
-
+    hardware: str  # the device and its limits
+    capacity: int | None  # bytes that a device offers; None where it is not known
     layout: tuple[RankLine, ...]
     phases: tuple[Phase, ...]
-
-    host: tuple[Item, ...]
-    """Host memory of the fullest node, bytes."""
-
-    checkpoint: Item
-    """Disk space of one checkpoint."""
-
-    facts: tuple[str, ...]
-    """Batch arithmetic, one sentence each."""
-
+    host: tuple[Item, ...]  # host memory of the fullest node
+    checkpoint: Item  # disk space of one checkpoint
+    facts: tuple[str, ...]  # batch arithmetic, one sentence each
     assumptions: tuple[str, ...]
-
-    faults: tuple[str, ...]
-    """Why it cannot run, one sentence each; empty when it can."""
-
-    mismatches: tuple[str, ...]
-    """Those of the faults that no layout cures: lengths and vocabularies. Each says what does."""
+    faults: tuple[str, ...]  # why it cannot run, one sentence each; empty when it can
+    mismatches: tuple[str, ...]  # those of the faults that no layout cures: lengths and vocabularies
 
     @property
     def misfits(self) -> bool:
@@ -215,7 +166,13 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def plan_text(plan: Plan) -> str:
     """Everything about one run."""
-    lines = [plan.title, plan.hardware, "", "batch", *_indented(plan.facts), "", "layout", *_layout(plan.layout), ""]
+    layout = [
+        f"node {line.node} device {line.device}: student {line.student} | teacher {line.teacher} | {line.rollout}"
+        for line in plan.layout
+    ]
+    if (more := len(layout) - LAYOUT_LINES) > 0:
+        layout[LAYOUT_LINES - 1 : -1] = [f"... {more} more, all of them with --json ..."]
+    lines = [plan.title, plan.hardware, "", "batch", *_indented(plan.facts), "", "layout", *_indented(layout), ""]
     lines += ["phases of a step: memory of each device, seconds"]
     share = "" if plan.capacity is None else f" of {_size(plan.capacity)}"
     for phase in plan.phases:
@@ -230,17 +187,6 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _layout(lines: Sequence[RankLine]) -> list[str]:
-    shown = lines if len(lines) <= LAYOUT_LINES else (*lines[: LAYOUT_LINES - 1], lines[-1])
-    written = [
-        f"  node {line.node} device {line.device}: student {line.student} | teacher {line.teacher} | {line.rollout}"
-        for line in shown
-    ]
-    if len(shown) < len(lines):
-        written.insert(-1, f"  ... {len(lines) - len(shown)} more, all of them with --json ...")
-    return written
-
-
 def side_by_side(columns: Mapping[str, Plan | str]) -> str:
     """Several plans in columns; a text in place of a plan says why there is none."""
     from rich.console import Console
@@ -251,7 +197,10 @@ def side_by_side(columns: Mapping[str, Plan | str]) -> str:
     if plans:
         table = Table("", *plans, box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in dict.fromkeys(phase.name for plan in plans.values() for phase in plan.phases):
-            table.add_row(name, *(_cell(plan, name) for plan in plans.values()))
+            phases = [next((phase for phase in plan.phases if phase.name == name), None) for plan in plans.values()]
+            table.add_row(
+                name, *(f"{one.seconds:,.1f} s, {_size(one.size)} on {one.where}" if one else "-" for one in phases)
+            )
         table.add_row("whole step", *(f"{plan.seconds:,.1f} s" for plan in plans.values()))
         table.add_row("host memory a node", *(_size(plan.host_bytes) for plan in plans.values()))
         fits = (f"no, {len(plan.faults)} fault(s)" if plan.faults else "yes" for plan in plans.values())
@@ -260,11 +209,6 @@ def side_by_side(columns: Mapping[str, Plan | str]) -> str:
         Console(file=text, width=200).print(table)
         lines += (line.rstrip() for line in text.getvalue().splitlines())
     return "\n".join(["teacher placements side by side", *_indented(lines)]) + "\n"
-
-
-def _cell(plan: Plan, name: str) -> str:
-    phase = next((phase for phase in plan.phases if phase.name == name), None)
-    return "-" if phase is None else f"{phase.seconds:,.1f} s, {_size(phase.size)} on {phase.where}"
 
 
 def _items(items: Iterable[Item]) -> list[str]:

@@ -10,45 +10,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from nemo_uecr.config.nemo_schema import ParallelConfig
 from nemo_uecr.data.models import DecoderSizes, Fields, decoder_sizes, read_fields
 from nemo_uecr.errors import DataError
 
-if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import ParallelConfig
-
-__all__ = [
-    "ADAM", "ARCHITECTURES", "BF16", "FP32", "INT64", "KNOWN", "Grid", "ModelShape", "Sharded", "forward_flops",
-    "grid_of", "kv_token_bytes", "layer_parameters", "parameters", "shape_of", "shape_of_values",
-]  # fmt: skip
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Dense decoders whose parameters the formulas below count."""
-
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys by which a config.json says that its feed-forward layers are several."""
-
+ARCHITECTURES = ("llama", "qwen2", "qwen3")  # dense decoders whose parameters the formulas below count
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json that is not dense
 BF16, FP32, INT64 = 2, 4, 8
-#: float32 master weights and Adam's two moments. TE's FusedAdam keeps 16-bit remainders of the weights: 2 less.
-ADAM = 3 * FP32
+ADAM = 3 * FP32  # master weights and Adam's two moments; TE's FusedAdam keeps 16-bit remainders of the weights: 2 less
 
 
 @dataclass(frozen=True)
 class ModelShape(DecoderSizes):
     """Sizes of a dense decoder with grouped-query attention and a gated feed-forward layer."""
 
-    qk_norm: bool
-    """Whether queries and keys are normalised (Qwen3)."""
-
-    qkv_bias: bool
-    """Whether queries, keys and values have a bias (Qwen2)."""
-
-    output_bias: bool
-    """Whether the attention's output has a bias."""
-
-    positions: int
-    """Longest sequence that the model was made for; 0: not stated."""
+    qk_norm: bool  # whether queries and keys are normalised (Qwen3)
+    qkv_bias: bool  # whether queries, keys and values have a bias (Qwen2)
+    output_bias: bool  # whether the attention's output has one
+    positions: int  # longest sequence that the model was made for; 0: not stated
 
 
 def _qwen3(hidden: int, layers: int, heads: int, feed_forward: int, *, tied: bool) -> ModelShape:
@@ -58,6 +38,7 @@ def _qwen3(hidden: int, layers: int, heads: int, feed_forward: int, *, tied: boo
     )  # fmt: skip
 
 
+# The `-Base` models have the same sizes, except that they were made for 32,768 positions.
 KNOWN: dict[str, ModelShape] = {
     "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 3072, tied=True),
     "Qwen/Qwen3-1.7B": _qwen3(2048, 28, 16, 6144, tied=True),
@@ -66,53 +47,39 @@ KNOWN: dict[str, ModelShape] = {
     "Qwen/Qwen3-14B": _qwen3(5120, 40, 40, 17408, tied=False),
     "Qwen/Qwen3-32B": _qwen3(5120, 64, 64, 25600, tied=False),
 }
-"""Hub name -> sizes; the `-Base` models have the same, except that they were made for 32,768 positions."""
 
 
 def shape_of(name: str, *, role: str) -> ModelShape:
-    """Sizes of a model that a configuration names.
-
-    Args:
-        name: a local folder with `config.json`, or a hub name of the table.
-        role: section of the configuration, for messages.
-
-    Raises:
-        DataError: the folder has no readable configuration of a known architecture, or the name is not in the table.
-    """
+    """Sizes of a model that a section `role` of a configuration names: a folder with config.json, or one of `KNOWN`."""
     file = Path(name).expanduser() / "config.json"
     if file.is_file():
         return shape_of_values(read_fields(file, prefix=f"{role}.model_name: "))
     known = KNOWN.get(name.removesuffix("-Base"))
-    if known is not None:
-        return replace(known, positions=32_768) if name.endswith("-Base") else known
-    raise DataError(
-        f"{role}.model_name: got {name!r}, whose sizes are not known; expected a folder with the model's config.json, "
-        f"or one of {', '.join(KNOWN)} (to plan a model that is yet to be made, name the one it is made from)"
-    )
+    if known is None:
+        raise DataError(
+            f"{role}.model_name: got {name!r}, whose sizes are not known; expected a folder with the model's "
+            f"config.json, or one of {', '.join(KNOWN)} (for a model that is yet to be made, name the one it is made "
+            "from)"
+        )
+    return replace(known, positions=32_768) if name.endswith("-Base") else known
 
 
 def shape_of_values(fields: Fields) -> ModelShape:
-    """Sizes of a model from what its `config.json` holds.
-
-    Raises:
-        DataError: it is no dense decoder of a known architecture, or a size is missing.
-    """
-    where, values = fields.where, fields.values
-    kind = values.get("model_type")
-    experts = next((key for key in EXPERTS if values.get(key)), None)
-    if kind not in ARCHITECTURES or values.get("mlp_bias") or experts is not None:
-        what = f"{experts} {values[experts]!r:.60}" if experts else "mlp_bias" if values.get("mlp_bias") else ""
+    """Sizes of a model from what its `config.json` holds."""
+    values = fields.values
+    kind, odd = values.get("model_type"), [key for key in (*EXPERTS, "mlp_bias") if values.get(key)]
+    if kind not in ARCHITECTURES or odd:
         raise DataError(
-            f"{where} has model_type {kind!r:.60}{f' with {what}' if what else ''}; expected a dense model without "
-            f"biases in its feed-forward layers, one of {', '.join(ARCHITECTURES)}: only their parameters are counted"
+            f"{fields.where} has model_type {kind!r} {' '.join(odd)}; expected a dense model without biases in its "
+            f"feed-forward layers, one of {', '.join(ARCHITECTURES)}: only their parameters are counted"
         )
-    bias = fields.switch("attention_bias") if "attention_bias" in values else False
+    bias = bool(values.get("attention_bias"))
     return ModelShape(
         **vars(decoder_sizes(fields)),
         qk_norm=kind == "qwen3",
         qkv_bias=kind == "qwen2" or bias,
         output_bias=kind != "qwen2" and bias,
-        positions=fields.count("max_position_embeddings") if "max_position_embeddings" in values else 0,
+        positions=values.get("max_position_embeddings", 0),
     )
 
 
@@ -156,11 +123,6 @@ class Grid:
         rest, context = divmod(rest, self.context)
         pipeline, data = divmod(rest, self.data)
         return Grid(tensor, context, data, pipeline, self.sequence)
-
-
-def grid_of(parallel: ParallelConfig, gpus: int) -> Grid:
-    """The grid of a model on that many GPUs, which its layout divides."""
-    return Grid(parallel.tensor, parallel.context, gpus // parallel.ranks, parallel.pipeline, parallel.sequence)
 
 
 def kv_token_bytes(shape: ModelShape, tensor: int, width: int) -> int:
@@ -272,3 +234,9 @@ class Sharded:
     def reference_logits_bytes(self, tokens: int, chunk: int) -> int:
         """NeMo-RL's own scoring of the reference: bfloat16 logits, and three float32 buffers of a chunk."""
         return (BF16 * tokens + 3 * FP32 * min(chunk, tokens)) * self.columns
+
+
+def sharded(shape: ModelShape, parallel: ParallelConfig, gpus: int) -> Sharded:
+    """A model on that many GPUs, which its layout divides."""
+    data = gpus // parallel.ranks
+    return Sharded(shape, Grid(parallel.tensor, parallel.context, data, parallel.pipeline, parallel.sequence))

@@ -1,4 +1,1 @@
-"""One Ray cluster on the nodes of a Slurm job: start, registration, the driver, heartbeat, the cause of a failure.
-
-The job's scripts, its end and its requeue lie in the repository's `slurm/`.
-"""
+"""What the nodes of a Slurm job run; its scripts, its end and its requeue lie in the repository's `slurm/`."""

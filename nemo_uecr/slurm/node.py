@@ -1,6 +1,16 @@
 """What each node of a job runs: its part of the Ray cluster and, on the first node, the driver and the watch over all.
 
-Ray and the driver each lead a process group of their own, so that they can be ended with everything they started.
+Ray and the driver each lead a process group of their own, so that they can be ended with everything they started. The
+batch script and the nodes talk through files in the job's folder on the shared file system: they cross the container's
+boundary, need no port, and can be read after a failure.
+
+    cause         why the job failed, in one line; the first one stays
+    stop          the batch script wants the run to save and end
+    head-address  where the Ray head listens
+    status        the head's state in one line; its age shows whether the head is alive
+    ended         the driver's exit code: every node leaves
+    final         the batch script's last line
+    left-NODE     this node has stopped its Ray
 """
 
 from __future__ import annotations
@@ -14,46 +24,86 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from nemo_uecr.config.load import backend_of, load_nemo_config
 from nemo_uecr.errors import ConfigError, DependencyError, require_extra
-from nemo_uecr.slurm.job import POLL_S, Job, command_words, last_line, node_resource, nodes_of
+from nemo_uecr.files import replace_file
+from nemo_uecr.plan.faults import layout_faults, refuse
 from nemo_uecr.stopping import STOPPED
-
-__all__ = ["Driver", "head_host", "ray_arguments", "run_node"]
 
 log = logging.getLogger(__name__)
 
 TERMINATED = 143  # 128 + SIGTERM, as shells report it
-#: For the other nodes to stop their Ray: in peace, and when one of them may be gone.
-LEAVING_S, FAILING_S = 30.0, 5.0
-#: A worker's Ray may notice the end of the head before the shared file system shows that the driver has ended.
-CLOSING_S = 10.0
-#: For the answer of the process that asks Ray for its members.
-ASKING_S = 60.0
-#: For Ray and for the driver to end when they are asked to.
-RAY_STOP_S, DRIVER_STOP_S = 15.0, 10.0
-#: The driver is signalled again and again: a signal is lost on a driver that is still loading.
-SIGNAL_AGAIN_S = 5.0
-#: Below the ephemeral range, and where NeMo-RL's own port plan has Ray's workers: 10002-11000.
+POLL_S = 0.5  # between two looks at whatever a node waits for
+LEAVING_S, FAILING_S = 30.0, 5.0  # for the others to stop their Ray: in peace, and when one of them may be gone
+CLOSING_S = 10.0  # a worker's Ray may notice the end of the head before the file system shows that the driver has ended
+ASKING_S = 60.0  # for the answer of the process that asks Ray for its members
+RAY_STOP_S, DRIVER_STOP_S = 15.0, 10.0  # for Ray and for the driver to end when they are asked to
+SIGNAL_AGAIN_S = 5.0  # the driver is signalled again and again: a signal is lost on one that is still loading
+# Below the ephemeral range, and where NeMo-RL's own port plan has Ray's workers: 10002-11000.
 FIRST_WORKER_PORT, WORKER_PORTS = 10002, 998
-#: Nodes that share one host (in tests) must not share worker ports; more nodes than this are on hosts of their own.
+# Nodes that share one host (in tests) must not share worker ports; more nodes than this are on hosts of their own.
 MOST_ON_A_HOST = 8
 
 ASK = "import sys; from nemo_uecr.slurm.node import print_members; print_members(sys.argv[1])"
 
 
 class Failed(Exception):
-    """Something in this job is broken: which node, and how."""
+    """Something in this job is broken: on which node, and how."""
 
-    def __init__(self, node: str, reason: str) -> None:
-        """Keep both for the job's one line."""
-        super().__init__(reason)
-        self.node = node
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt of a job, as one of its nodes sees it."""
+
+    folder: Path  # of the attempt; the batch script has made it
+    node: str  # this node
+    nodes: tuple[str, ...]  # all of them; the first one is the head
+    gpus: int  # of each node; 0 on machines without
+    cpus: int  # of each node
+    port: int  # of the head's control store; the next one is its client server's
+    register_s: float  # longest wait for every node and GPU to join the Ray cluster
+    heartbeat_s: float  # between two looks at the cluster's members
+    silence_s: float  # longest wait for the driver's next line of output
+
+    @property
+    def driver_log(self) -> Path:
+        """What the driver printed."""
+        return self.folder / "driver.log"
+
+    @property
+    def ray_folder(self) -> Path:
+        """Ray's on each node: its sockets, whose paths may have 107 characters, its logs, spilled objects."""
+        return Path(f"/tmp/uecr-ray-{self.folder.name}")
+
+    def log_of(self, node: str) -> Path:
+        """The log of a node."""
+        return self.folder / f"node-{node}.log"
+
+    def has(self, name: str) -> bool:
+        """Whether a file of the table above is there."""
+        return (self.folder / name).exists()
+
+    def read(self, name: str) -> str | None:
+        """Its content; None while it is not there."""
+        return (self.folder / name).read_text(encoding="utf-8").strip() if self.has(name) else None
+
+    def write(self, name: str, text: str) -> None:
+        """Write it whole."""
+        replace_file(self.folder / name, text.encode())
+
+    def blame(self, node: str, reason: str) -> None:
+        """State the cause of the failure; a later one follows from the first and is dropped."""
+        aside = self.folder / f".cause-{self.node}-{os.getpid()}"
+        aside.write_text(f"node {node}: {' '.join(reason.split())}\n", encoding="utf-8")
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, self.folder / "cause")  # a reader sees the whole line or no file
+        aside.unlink()
 
 
 def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) -> int:
@@ -71,22 +121,49 @@ def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) ->
     logging.getLogger("nemo_uecr").addHandler(handler)
     # Whatever ends this process, what it started must be ended first.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
+    head = job.node == job.nodes[0]
     words: list[str] = []
     try:
-        if job.is_head:
+        if head:
             words = command_words(config, overrides, smoke=smoke, nodes=len(job.nodes), gpus=job.gpus)
         require_extra("ray")
     except (ConfigError, DependencyError) as error:
         job.blame(job.node, str(error))
         job.write("ended", "2")
         raise
-    return run_head(job, [sys.executable, "-m", "nemo_uecr", *words]) if job.is_head else run_worker(job)
+    return _run_head(job, [sys.executable, "-m", "nemo_uecr", *words]) if head else _run_worker(job)
+
+
+def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: int, gpus: int) -> list[str]:
+    """What follows `nemo-uecr` on the driver's command line: the user's configuration with the job's resources.
+
+    Every attempt of a job runs the same words: they continue what the run folder holds.
+
+    Raises:
+        ConfigError: the configuration is not valid, or asks for other resources than the job has.
+    """
+    if smoke:
+        return ["slurm", "smoke", config, *overrides]
+    if backend_of(config, overrides) != "nemo_rl":
+        if nodes != 1:
+            raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
+        return ["train", config, *overrides, "--resume"]
+    words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus}", *overrides]
+    loaded = load_nemo_config(config, words)
+    asked = loaded.cluster
+    if asked.nodes != nodes or asked.gpus_per_node > gpus:
+        raise ConfigError(
+            f"cluster.nodes={asked.nodes} with cluster.gpus_per_node={asked.gpus_per_node}: the job has {nodes} nodes "
+            f"of {gpus} GPUs; ask Slurm for more (sbatch --nodes=N --gpus-per-node=N)"
+        )
+    refuse(layout_faults(loaded, None, None))
+    return ["train", config, *words, "--resume"]
 
 
 # The first node
 
 
-def run_head(job: Job, driver_words: Sequence[str]) -> int:
+def _run_head(job: Job, driver_words: Sequence[str]) -> int:
     """Bring the cluster up, run the driver in it, take the cluster down; returns the node's exit code."""
     address = f"{head_host(alone=len(job.nodes) == 1)}:{job.port}"
     if _listens(address):
@@ -96,13 +173,15 @@ def run_head(job: Job, driver_words: Sequence[str]) -> int:
     code, ray = 1, _start_ray(job, None)
     try:
         _wait_for_cluster(job, ray, address)
-        code = _run_driver(job, ray, address, driver_words)
+        code = run_driver(job, ray, address, driver_words)
     except Failed as failure:
-        job.blame(failure.node, str(failure))  # before the others leave and the batch script looks for it
+        job.blame(*failure.args)  # before the others leave and the batch script looks for it
     finally:
         job.write("ended", str(code))
+        deadline = time.monotonic() + (LEAVING_S if code in (0, STOPPED) else FAILING_S)
         try:
-            _wait_for_leaving(job, LEAVING_S if code in (0, STOPPED) else FAILING_S)
+            while not all(job.has(f"left-{name}") for name in job.nodes[1:]) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
         finally:  # the end of the job may cut the wait short
             _stop_ray(job, ray, keep_logs=code not in (0, STOPPED))
     return code
@@ -126,9 +205,8 @@ def _wait_for_cluster(job: Job, ray: subprocess.Popen[bytes], address: str) -> N
             if not job.has("head-address"):  # once: a file replaced while NFS reads it would fail the reader
                 job.write("head-address", address)
             found = _members(address) or {}
-        status = _status_line(job, found)
+        status = _write_status(job, found)
         log.info(status)
-        job.write("status", status)
         missing = [name for name in job.nodes if found.get(name, -1) < job.gpus]
         if not missing:
             return
@@ -139,23 +217,36 @@ def _wait_for_cluster(job: Job, ray: subprocess.Popen[bytes], address: str) -> N
         time.sleep(POLL_S)
 
 
-def _run_driver(job: Job, ray: subprocess.Popen[bytes], address: str, words: Sequence[str]) -> int:
-    """Run the driver to its end while everything around it lives; returns its exit code."""
-    driver = Driver(words, job.driver_log, {"RAY_ADDRESS": address, "RAY_COLOR_PREFIX": "0"})  # into a file
-    looked = time.monotonic()
-    try:
-        while driver.code() is None:
-            time.sleep(POLL_S)
-            _check(job, ray)
-            if job.has("stop"):
-                driver.ask_to_save()
-            if driver.silent_s() > job.silence_s:
-                raise Failed(job.node, f"the driver has printed nothing for {job.silence_s:.0f} s: it hangs")
-            if time.monotonic() - looked > job.heartbeat_s:
-                looked = time.monotonic()
-                _check_members(job, address)
-    finally:
-        code = driver.stop()
+def run_driver(job: Job, ray: subprocess.Popen[bytes], address: str, words: Sequence[str]) -> int:
+    """Run the driver to its end while everything around it lives; returns its exit code.
+
+    Its output goes to its log, and from there to the job's.
+    """
+    # Ignored signals stay ignored in a child until it sets a handler; unhandled, SIGUSR1 would kill it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    plain = {"RAY_COLOR_PREFIX": "0", "PYTHONUNBUFFERED": "1"}
+    heard = looked = time.monotonic()
+    signalled = 0.0
+    with job.driver_log.open("ab") as output, job.driver_log.open("rb") as printed:
+        driver = _start(words, output, plain | {"RAY_ADDRESS": address})
+        try:
+            while driver.poll() is None:
+                time.sleep(POLL_S)
+                now = time.monotonic()
+                if _pass_on(printed):
+                    heard = now
+                _check(job, ray)
+                if job.has("stop") and now - signalled > SIGNAL_AGAIN_S:
+                    signalled = now
+                    driver.send_signal(signal.SIGUSR1)
+                if now - heard > job.silence_s:
+                    raise Failed(job.node, f"the driver has printed nothing for {job.silence_s:.0f} s: it hangs")
+                if now - looked > job.heartbeat_s:
+                    looked = now
+                    _check_members(job, address)
+        finally:
+            code = _end_group(driver, DRIVER_STOP_S)
+            _pass_on(printed)
     if code not in (0, STOPPED):  # because a node was lost, or by itself
         _check(job, ray)
         _check_members(job, address)
@@ -164,9 +255,16 @@ def _run_driver(job: Job, ray: subprocess.Popen[bytes], address: str, words: Seq
     return code
 
 
+def _pass_on(printed: IO[bytes]) -> bool:
+    """Copy what a log has more by now to standard output; returns whether it has more."""
+    text = printed.read()
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+    return bool(text)
+
+
 def _check(job: Job, ray: subprocess.Popen[bytes]) -> None:
-    cause = job.read("cause")
-    if cause is not None:
+    if (cause := job.read("cause")) is not None:
         raise Failed(job.node, cause)  # another node wrote it, and the first cause stays
     if ray.poll() is not None:
         last = last_line(job.log_of(job.node))
@@ -177,56 +275,45 @@ def _check_members(job: Job, address: str) -> None:
     found = _members(address)
     if found is None:
         raise Failed(job.node, "the Ray head does not answer any more")
-    status = _status_line(job, found)
-    job.write("status", status)
+    status = _write_status(job, found)
     lost = [name for name in job.nodes if name not in found]
     if lost:
         raise Failed(lost[0], f"lost: the Ray cluster has no longer heard of it; {status}")
 
 
-def _status_line(job: Job, found: Mapping[str, int]) -> str:
+def _write_status(job: Job, found: Mapping[str, int]) -> str:
     there = [name for name in job.nodes if name in found]
     gpus = sum(min(found[name], job.gpus) for name in there)
-    return f"{len(there)} of {len(job.nodes)} nodes, {gpus} of {job.gpus * len(job.nodes)} GPUs"
-
-
-def _wait_for_leaving(job: Job, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not all(job.has(f"left-{name}") for name in job.nodes[1:]) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+    status = f"{len(there)} of {len(job.nodes)} nodes, {gpus} of {job.gpus * len(job.nodes)} GPUs"
+    job.write("status", status)
+    return status
 
 
 # The other nodes
 
 
-def run_worker(job: Job) -> int:
+def _run_worker(job: Job) -> int:
     """Join the head's cluster and stay until the driver has ended; returns the node's exit code."""
-    address = _wait_for_head(job)
-    if address is None:
-        return 1
+    deadline = time.monotonic() + job.register_s
+    while (address := job.read("head-address")) is None:
+        # A node that Slurm forgot to end hears of the job's end by the batch script's last line alone.
+        if any(job.has(name) for name in ("ended", "cause", "final")):
+            return 1
+        if time.monotonic() > deadline:
+            job.blame(job.nodes[0], f"no Ray head within {job.register_s:.0f} s, says node {job.node}; see its log")
+            return 1
+        time.sleep(POLL_S)
     log.info("node %s: joining %s", job.node, address)
     ray, code = _start_ray(job, address), 1
     try:
         while not job.has("ended") and ray.poll() is None:
             time.sleep(POLL_S)
         code = _outcome(job, ray, address)
-        return code
     finally:
         _stop_ray(job, ray, keep_logs=code != 0)
         job.write(f"left-{job.node}", "")
         log.info("node %s: Ray has ended", job.node)
-
-
-def _wait_for_head(job: Job) -> str | None:
-    deadline = time.monotonic() + job.register_s
-    while time.monotonic() < deadline:
-        address = job.read("head-address")
-        # A node that Slurm forgot to end hears of the job's end by the batch script's last line alone.
-        if address is not None or any(job.has(name) for name in ("ended", "cause", "final")):
-            return address
-        time.sleep(POLL_S)
-    job.blame(job.nodes[0], f"no Ray head within {job.register_s:.0f} s, says node {job.node}; see its log")
-    return None
+    return code
 
 
 def _outcome(job: Job, ray: subprocess.Popen[bytes], address: str) -> int:
@@ -246,12 +333,7 @@ def _outcome(job: Job, ray: subprocess.Popen[bytes], address: str) -> int:
 
 
 def ray_arguments(job: Job, head_address: str | None) -> list[str]:
-    """What follows `ray start`.
-
-    Args:
-        job: the node's job.
-        head_address: where the head listens; None on the head itself.
-    """
+    """What follows `ray start`; the head itself has no address to join."""
     parts = len(job.nodes) if len(job.nodes) <= MOST_ON_A_HOST else 1
     share = WORKER_PORTS // parts
     first = FIRST_WORKER_PORT + job.nodes.index(job.node) % parts * share
@@ -260,7 +342,7 @@ def ray_arguments(job: Job, head_address: str | None) -> list[str]:
         f"--port={job.port}",
         f"--ray-client-server-port={job.port + 1}",
         "--include-dashboard=false",
-        f"--temp-dir={_temp_folder(job)}",  # the head's choice is that of all nodes
+        f"--temp-dir={job.ray_folder}",  # the head's choice is that of all nodes
     ]
     return [
         *(head if head_address is None else [f"--address={head_address}"]),
@@ -274,122 +356,33 @@ def ray_arguments(job: Job, head_address: str | None) -> list[str]:
     ]
 
 
-def _temp_folder(job: Job) -> Path:
-    """Ray's folder on each node: its sockets, whose paths may have 107 characters, its logs, spilled objects."""
-    return Path(f"/tmp/uecr-ray-{job.folder.name}")
-
-
 def _start_ray(job: Job, head_address: str | None) -> subprocess.Popen[bytes]:
     """`ray start --block`, its output into the node's log."""
+    words = [sys.executable, "-m", "ray.scripts.scripts", "start", *ray_arguments(job, head_address)]
+    # NeMo-RL builds its environments itself, once a node; Ray would do it for each task.
     with job.log_of(job.node).open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", "start", *ray_arguments(job, head_address)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            # NeMo-RL builds its environments itself, once a node; Ray would do it for each task.
-            env=os.environ | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
-        )
+        return _start(words, output, {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"})
+
+
+def _start(words: Sequence[str], output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the leader of a process group of its own."""
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )
 
 
 def _stop_ray(job: Job, ray: subprocess.Popen[bytes], *, keep_logs: bool) -> None:
     """End Ray on this node and remove what it left; after a failure its logs go to the job's folder first."""
     _end_group(ray, RAY_STOP_S)
-    folder = _temp_folder(job)
-    if keep_logs:
-        for logs in folder.glob("session_[0-9]*/logs"):
-            with contextlib.suppress(shutil.Error, OSError):  # a log may vanish while it is copied
-                shutil.copytree(logs, job.folder / f"ray-{job.node}", dirs_exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _members(address: str) -> dict[str, int] | None:
-    """GPUs of each live node by name; None where the head does not answer.
-
-    A process of its own asks, because a Ray client can die with the cluster it asks.
-    """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", ASK, address],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=ASKING_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    return {str(name): int(gpus) for name, gpus in json.loads(done.stdout).items()} if done.returncode == 0 else None
-
-
-def print_members(address: str) -> None:
-    """GPUs of each live node of a Ray cluster as JSON, on standard output."""
-    import ray
-
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    found = {name: int(resources.get("GPU", 0)) for name, resources in nodes_of(ray.nodes()).items()}
-    sys.stdout.write(json.dumps(found))
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), timeout=2):
-            return True
-    except OSError:
-        return False
-
-
-# The driver
-
-
-class Driver:
-    """The driver as a child process: its output goes to its log and to the job's, its silence is measured."""
-
-    def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        """Start it."""
-        # Ignored signals stay ignored in a child until it sets a handler; unhandled, SIGUSR1 would kill it.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        self._process = subprocess.Popen(
-            list(words),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
-        )
-        self._heard = time.monotonic()
-        self._signalled = 0.0
-        self._copier = threading.Thread(target=self._copy, args=(log, self._process.stdout), daemon=True)
-        self._copier.start()
-
-    def code(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
-        return self._process.poll()
-
-    def silent_s(self) -> float:
-        """Seconds since its last output."""
-        return time.monotonic() - self._heard
-
-    def ask_to_save(self) -> None:
-        """Let it finish its step, save and end."""
-        if time.monotonic() - self._signalled > SIGNAL_AGAIN_S:
-            self._signalled = time.monotonic()
-            self._process.send_signal(signal.SIGUSR1)
-
-    def stop(self) -> int:
-        """End it and its children, at once if it does not end by itself; returns its exit code."""
-        code = _end_group(self._process, DRIVER_STOP_S)
-        self._copier.join(DRIVER_STOP_S)
-        return code
-
-    def _copy(self, log: Path, output: IO[bytes]) -> None:
-        with log.open("ab", buffering=0) as file:
-            for line in output:
-                self._heard = time.monotonic()
-                file.write(line)
-                sys.stdout.buffer.write(line)
-                sys.stdout.buffer.flush()
+    for logs in job.ray_folder.glob("session_[0-9]*/logs") if keep_logs else ():
+        with contextlib.suppress(shutil.Error, OSError):  # a log may vanish while it is copied
+            shutil.copytree(logs, job.folder / f"ray-{job.node}", dirs_exist_ok=True)
+    shutil.rmtree(job.ray_folder, ignore_errors=True)
 
 
 def _end_group(process: subprocess.Popen[bytes], patience_s: float) -> int:
@@ -403,3 +396,54 @@ def _end_group(process: subprocess.Popen[bytes], patience_s: float) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
+
+
+def node_resource(node: str) -> str:
+    """The custom resource that pins work to a node, and that identifies the node in the Ray cluster."""
+    return f"slurm_node:{node}"
+
+
+def nodes_of(found: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
+    """Resources of each live node by its name, from what `ray.nodes()` returns."""
+    prefix = node_resource("")
+    live = [node["Resources"] for node in found if node["Alive"]]
+    return {key.removeprefix(prefix): held for held in live for key in held if key.startswith(prefix)}
+
+
+def _members(address: str) -> dict[str, int] | None:
+    """GPUs of each live node by name; None where the head does not answer.
+
+    A process of its own asks, because a Ray client can die with the cluster it asks.
+    """
+    try:
+        done = subprocess.run([sys.executable, "-c", ASK, address], capture_output=True, timeout=ASKING_S, check=True)
+    except subprocess.SubprocessError:
+        return None
+    return {str(name): int(gpus) for name, gpus in json.loads(done.stdout).items()}
+
+
+def print_members(address: str) -> None:
+    """GPUs of each live node of a Ray cluster as JSON, on standard output."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    json.dump({name: int(held.get("GPU", 0)) for name, held in nodes_of(ray.nodes()).items()}, sys.stdout)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that says something."""
+    if not path.exists():
+        return "no output"
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 8192))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

@@ -8,39 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nemo_uecr.errors import UecrError, first_line
-from nemo_uecr.slurm.job import POLL_S, node_resource, nodes_of
+from nemo_uecr.slurm.node import POLL_S, node_resource, nodes_of
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import STEPS, read_records
 
-__all__ = ["Outcome", "Replica", "ReplicaError", "Work", "compare_nodes", "largest_difference", "outcome_of"]
-
 log = logging.getLogger(__name__)
 
-#: Trains in a folder until the last step or the request.
-Work = Callable[[Path, StopRequest], Path]
-#: Machines of one kind agree to the last bit; others round differently.
-TOLERANCE = 1e-6
-#: Letters of Ray's reason for a death: a line on memory lists every process of the node.
-REASON = 300
-#: Metrics that are measured, not computed.
-MEASURED = ("time/", "throughput/", "memory/")
+Work = Callable[[Path, StopRequest], Path]  # trains in a folder until the last step or the request
+TOLERANCE = 1e-6  # machines of one kind agree to the last bit; others round differently
+REASON = 300  # letters of Ray's reason for a death: a line on memory lists every process of the node
+MEASURED = ("time/", "throughput/", "memory/")  # metrics that are measured, not computed
 
 
 class ReplicaError(UecrError, RuntimeError):
     """A node of the cluster did not do what the others did."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a replica ended, with its run folder or the message."""
-
-    how: Literal["done", "stopped", "failed"]
-    text: str
 
 
 class Replica:
@@ -50,14 +35,14 @@ class Replica:
         """Nobody has asked yet."""
         self._stop = StopRequest()
 
-    def train(self, work: Work, folder: Path) -> Outcome:
-        """Train; the user's errors and an early end come back as text, not as a traceback."""
+    def train(self, work: Work, folder: Path) -> tuple[str, str]:
+        """How the run ended ("done", "stopped", "failed"), and its folder or, not as a traceback, the user's error."""
         try:
-            return Outcome("done", str(work(folder, self._stop)))
+            return "done", str(work(folder, self._stop))
         except RunStopped as stopped:
-            return Outcome("stopped", str(stopped))
+            return "stopped", str(stopped)
         except UecrError as error:
-            return Outcome("failed", str(error))
+            return "failed", str(error)
 
     def ask(self, reason: str) -> None:
         """Let the step under way be the last one."""
@@ -80,13 +65,12 @@ def compare_nodes(work: Work, folder: Path, stop: StopRequest) -> tuple[list[str
         ReplicaError: a replica failed or died, or the nodes disagree.
     """
     outcomes = dict(sorted(_train_everywhere(work, folder, stop).items()))
-    for name, outcome in outcomes.items():
-        if outcome.how == "failed":
-            raise ReplicaError(f"node {name}: {outcome.text}")
-    for name, outcome in outcomes.items():
-        if outcome.how == "stopped":
-            raise RunStopped(f"node {name}: {outcome.text}")
-    difference = largest_difference([Path(outcome.text) for outcome in outcomes.values()])
+    kinds: dict[str, type[Exception]] = {"failed": ReplicaError, "stopped": RunStopped}  # a failure comes first
+    for kind, error in kinds.items():
+        for name, (how, text) in outcomes.items():
+            if how == kind:
+                raise error(f"node {name}: {text}")
+    difference = largest_difference([Path(text) for _, text in outcomes.values()])
     if not difference <= TOLERANCE:
         raise ReplicaError(
             f"nodes {', '.join(outcomes)} disagree: a metric differs by {difference:.3g}, "
@@ -95,7 +79,7 @@ def compare_nodes(work: Work, folder: Path, stop: StopRequest) -> tuple[list[str
     return list(outcomes), difference
 
 
-def _train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, Outcome]:
+def _train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, tuple[str, str]]:
     import ray
 
     # 0 CPUs: no other work is placed, and a node whose CPUs are taken must not make the check wait for ever.
@@ -104,13 +88,13 @@ def _train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, 
         name: maker.options(resources={node_resource(name): 0.001}).remote() for name in nodes_of(ray.nodes())
     }
     waiting = {replica.train.remote(work, folder / name): name for name, replica in replicas.items()}
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, tuple[str, str]] = {}
     asked = False
     while waiting:
         for future in ray.wait(list(waiting), timeout=POLL_S)[0]:
             name = waiting.pop(future)
             outcomes[name] = outcome_of(future, name)
-            log.info("node %s: %s, %s", name, outcomes[name].how, outcomes[name].text)
+            log.info("node %s: %s, %s", name, *outcomes[name])
         if stop.asked and not asked:
             asked = True
             for replica in replicas.values():
@@ -118,16 +102,12 @@ def _train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, 
     return outcomes
 
 
-def outcome_of(future: Any, name: str) -> Outcome:
-    """The outcome of the replica on a node.
-
-    Raises:
-        ReplicaError: it has died.
-    """
+def outcome_of(future: Any, name: str) -> tuple[str, str]:
+    """The outcome of the replica on a node; ReplicaError if it has died."""
     import ray
 
     try:
-        outcome: Outcome = ray.get(future)
+        outcome: tuple[str, str] = ray.get(future)
     except ray.exceptions.RayTaskError:
         raise  # it lives, and the error is none of the user's
     except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
@@ -137,7 +117,13 @@ def outcome_of(future: Any, name: str) -> Outcome:
 
 def largest_difference(folders: Sequence[Path]) -> float:
     """Largest relative difference of a computed metric between the first run and any other one."""
-    first, *others = [_metrics(folder) for folder in folders]
+    first, *others = [
+        [
+            {name: float(value) for name, value in record.items() if not name.startswith(MEASURED)}
+            for record in read_records(folder / STEPS)[0]
+        ]
+        for folder in folders
+    ]
     worst = 0.0
     for other in others:
         if [record.keys() for record in first] != [record.keys() for record in other]:
@@ -145,10 +131,3 @@ def largest_difference(folders: Sequence[Path]) -> float:
         for mine, theirs in zip(first, other, strict=True):
             worst = max(worst, *(abs(mine[name] - theirs[name]) / max(1.0, abs(mine[name])) for name in mine))
     return worst
-
-
-def _metrics(folder: Path) -> list[dict[str, float]]:
-    records, _ = read_records(folder / STEPS)
-    return [
-        {name: float(value) for name, value in record.items() if not name.startswith(MEASURED)} for record in records
-    ]

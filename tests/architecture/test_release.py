@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from nemo_uecr import __version__
-from nemo_uecr.plan.machine import IMAGE
+from nemo_uecr.plan.doctor import IMAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -71,9 +71,9 @@ def test_a_teacher_with_other_output_columns_is_refused(tmp_path: Path, capsys: 
 @pytest.fixture
 def few_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real imports in processes of their own, but of two packages instead of all."""
-    from nemo_uecr.plan import machine
+    from nemo_uecr.plan import doctor
 
-    monkeypatch.setattr(machine, "PLAIN", machine.PLAIN[1:3])
+    monkeypatch.setattr(doctor, "PLAIN", doctor.PLAIN[1:3])
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 

@@ -1,154 +1,114 @@
-"""The doctor on machines and folders made wrong for real: ports, memory, packages, containers, disks, problems."""
+"""The doctor on machines, folders, models and checkpoints made wrong for real."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
 from nemo_uecr.cli.look import sizes
 from nemo_uecr.config.nemo_schema import AnyConfig
-from nemo_uecr.plan import doctor, machine
-from nemo_uecr.plan.machine import Finding, Package
+from nemo_uecr.data.models import load_tokenizer
+from nemo_uecr.plan import doctor
+from nemo_uecr.plan.doctor import Finding
 from nemo_uecr.plan.records import GIB
 from tests.conftest import ROOT
-from tests.plan.subjects import local, made, nemo
+from tests.plan.subjects import local, nemo, save_model, save_tokenizer
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def made(make: Callable[[], Finding | Iterable[Finding]]) -> dict[str, tuple[str, str]]:
+    """Status and words of each finding; a refusal is a finding."""
+    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in doctor.made([("check", make)])}
+
+
+def one(make: Callable[[], Finding | Iterable[Finding]]) -> tuple[str, str]:
+    (found,) = made(make).values()
+    return found
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+
+
+def test_ports_and_names_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with socket.socket() as server:
-        server.bind(("", 0))
-        server.listen()
-        yield server.getsockname()[1]
+    with socket.create_server(("", 0)) as server:
+        taken = server.getsockname()[1]
+        assert doctor.port_finding(taken).status == "fail"
+        monkeypatch.setenv("RAY_ADDRESS", "node1:9900")
+        assert doctor.port_finding(taken).status == "ok"
+    assert doctor.name_finding("no-such-host.invalid", nodes=1).status == "fail"
+    assert doctor.name_finding("localhost", nodes=1).status == "ok"
+    assert doctor.name_finding("localhost", nodes=2).status == "fail"
 
 
-def test_a_taken_port_is_a_fail(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.port_finding(taken).status == "fail"
-    (found,) = machine.range_findings([("vLLM", taken, taken)])
-    assert (found.status, found.message) == ("fail", f"{taken}-{taken}: 1 of 1 are taken")
-    monkeypatch.setenv("RAY_ADDRESS", "node1:9900")
-    assert machine.port_finding(taken).status == "ok"
+def test_packages_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that breaks at its import; and PyPI's toolkit named apex, where NVIDIA's is known by a folder."""
 
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+        (tmp_path / path / "__init__.py").write_text(text)
 
-def test_the_ranges_are_those_that_are_handed_out() -> None:
-    from nemo_uecr.nemo.translate import master_config
-
-    native: dict[str, Any] = master_config(nemo())
-    generation, cluster = native["policy"]["generation"], native["cluster"]
-    assert (
-        ("vLLM", generation["port_range_low"], generation["port_range_high"]),
-        ("torch.distributed", cluster["master_port_range_low"], cluster["master_port_range_high"]),
-    ) == machine.RANGES
-
-
-def test_names_that_lead_nowhere() -> None:
-    assert machine.name_finding("no-such-host.invalid", nodes=1).status == "fail"
-    assert machine.name_finding("localhost", nodes=1).status == "ok"
-    assert machine.name_finding("localhost", nodes=2).status == "fail"
-
-
-def test_the_container_is_known_by_its_folders(tmp_path: Path) -> None:
-    assert machine.container_finding(root=tmp_path).status == "warn"
-    for mark in machine.MARKS:
-        (tmp_path / mark).mkdir(parents=True)
-    assert machine.container_finding(root=tmp_path).status == "ok"
-
-
-# -- packages --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that every new interpreter imports from."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), ROOT]))
-    return tmp_path
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def test_which_apex_it_is(site: Path) -> None:
-    """None is fine; PyPI's toolkit of the name is refused; NVIDIA's is known by its folders."""
-    assert machine.apex_finding(sys.executable).status == "ok"
-    write(site / "apex" / "__init__.py", "")
-    found = machine.apex_finding(sys.executable)
-    assert (found.status, "pip uninstall apex" in found.remedy) == ("fail", True)
-    for name in machine.NVIDIA_APEX:
-        write(site / "apex" / name / "__init__.py", "")
-    assert machine.apex_finding(sys.executable).status == "ok"
-
-
-def test_a_package_that_cannot_be_imported(site: Path) -> None:
-    write(site / "broken_package" / "__init__.py", "raise OSError('libnccl.so.2: cannot open')")
+    write("broken_package", "raise OSError('libnccl.so.2: cannot open')")
     for name, reason in (("broken_package", "libnccl"), ("no_package", "No module named 'no_package'")):
-        found = machine.import_finding(Package(name, name, True, "pip install it"), sys.executable)
+        found = doctor.import_finding(name, name, "pip install it", sys.executable)
         assert (found.status, found.remedy, reason in found.message) == ("fail", "pip install it", True)
-
-
-def test_the_empty_nemo_rl_of_pypi_is_refused(site: Path) -> None:
-    write(site / "nemo_rl" / "__init__.py", "__version__ = '0.0.0'")
-    code = "from nemo_uecr.plan.machine import nemo_rl_finding; print(nemo_rl_finding().status)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "fail\n"
+    statuses = [doctor.apex_finding(sys.executable).status]
+    for folder in ("apex", "apex/multi_tensor_apply"):
+        write(folder, "")
+        statuses.append(doctor.apex_finding(sys.executable).status)
+    assert statuses == ["ok", "fail", "ok"]
 
 
 def test_a_check_that_cannot_be_made_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "PLAIN", ())
-    monkeypatch.setattr(machine, "SECONDS", 0.001)
+    monkeypatch.setattr(doctor, "PLAIN", ())
+    monkeypatch.setattr(doctor, "IMPORT_S", 0.001)
     monkeypatch.setitem(sys.modules, "transformers", None)  # what Python itself takes for not installed
     run = local("student.model_name=a/b", "method.name=grpo", "teacher.model_name=null")
     found = {one.check: one for one in doctor.examine(run, ray_port=9900, sizes=sizes)}
     assert found["apex"].message.startswith("cannot be checked: TimeoutExpired: ")
-    assert "transformers cannot be imported" in found["student tokenizer"].message
+    assert "transformers" in found["student tokenizer"].message
     assert found["plan"].status == "warn"
 
 
 # -- the run's folders and its plan ----------------------------------------------------------------------------------
 
 
-def fit(run: AnyConfig, *, gpu: int | None = None, host: int = 512) -> dict[str, Finding]:
-    found = list(doctor.fit_findings(run, sizes, gpu_memory=gpu and gpu * GIB, host_memory=host * GIB))
-    return {one.check: one for one in found}
+def fit(run: AnyConfig, *, gpu: int = 139, host: int = 512) -> dict[str, tuple[str, str]]:
+    return made(lambda: doctor.fit_findings(run, sizes, gpu_memory=gpu * GIB, host_memory=host * GIB))
 
 
-def test_the_plan_is_held_against_this_machine() -> None:
+def test_the_plan_is_held_against_this_machine(tmp_path: Path) -> None:
     """Rollout takes 88.0 GiB of each GPU at the shipped share, training 53.2; the 4B run puts 347.5 GiB into a host."""
-    found = fit(nemo(), gpu=139)
-    assert (found["plan"].status, found["plan"].message.rpartition(": ")[2]) == (
-        "ok",
-        "rollout takes the most, 88.0 GiB",
-    )
-    assert found["host memory"].status == "ok"
-    found = fit(nemo(), gpu=40, host=64)
-    assert (found["plan"].status, "train needs 53.2 GiB" in found["plan"].message) == ("fail", True)
-    assert (found["host memory"].status, found["host memory"].message) == ("fail", "64.0 GiB, the run needs 347.5")
-    assert {one.status for one in fit(local()).values()} == {"ok"}
-    assert fit(nemo("student.model_name=nobody/knows"))["plan"].status == "warn"
-    cut = fit(nemo("student.model_name=nobody/knows", "cluster.gpus_per_node=5"))["plan"]
-    assert (cut.status, "5 data-parallel ranks" in cut.message) == ("fail", True)
-
-
-def test_checkpoints_that_do_not_fit_are_a_fail(tmp_path: Path) -> None:
-    """4 checkpoints of 4.02 billion parameters x 14 bytes; a million of them fit nowhere."""
     folder = f"run.folder={tmp_path}"
-    assert "4 checkpoints of 52.45 GiB need 209.8" in fit(nemo(folder))["disk"].message
-    assert fit(nemo(folder, "checkpoint.keep_last=1000000"))["disk"].status == "fail"
+    found = fit(nemo(folder))
+    assert (found["plan"][0], "rollout takes the most, 88.0 GiB" in found["plan"][1]) == ("ok", True)
+    assert found["host memory"][0] == "ok"
+    assert "4 checkpoints of 52.45 GiB need 209.8" in found["disk"][1]
+    found = fit(nemo(folder, "checkpoint.keep_last=1000000"), gpu=40, host=64)
+    assert (found["plan"][0], "train needs 53.2 GiB" in found["plan"][1]) == ("fail", True)
+    assert found["host memory"][1].startswith("64.0 GiB, the run needs 347.5")
+    assert {found["host memory"][0], found["disk"][0]} == {"fail"}
+    assert {status for status, _ in fit(local()).values()} == {"ok"}
+    assert "update needs" in fit(local("device=cuda"), gpu=0)["plan"][1]
+    assert fit(nemo("student.model_name=nobody/knows"))["plan"][0] == "warn"
+    cut = one(lambda: doctor.fit_findings(nemo("cluster.gpus_per_node=5"), sizes, gpu_memory=None, host_memory=0))
+    assert (cut[0], "5 data-parallel ranks" in cut[1]) == ("fail", True)
 
 
 def test_a_file_system_of_this_node_alone_is_a_fail() -> None:
     """/dev/shm is memory of this machine on every Linux."""
     assert list(doctor.shared_findings(nemo("run.folder=/dev/shm/run"))) == []
-    found = doctor.shared_findings(nemo("cluster.nodes=2", "run.folder=/dev/shm/run"))
-    assert [one.status for one in found if one.check == "shared run.folder"] == ["fail"]
+    found = made(lambda: doctor.shared_findings(nemo("cluster.nodes=2", "run.folder=/dev/shm/run")))
+    assert found["shared run.folder"][0] == "fail"
 
 
 @pytest.mark.parametrize(
@@ -164,5 +124,125 @@ def test_problem_files(content: str | None, status: str, fault: str, tmp_path: P
     if content is not None:
         path.write_text(content)
     run = nemo(f"data.train={path}", "evaluation.benchmarks={}", *keys)
-    (found,) = made(lambda: doctor.problems_finding(run))
-    assert (found.status, fault in found.message) == (status, True), found
+    found = one(lambda: doctor.problems_finding(run))
+    assert (found[0], fault in found[1]) == (status, True), found
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> None:
+    def model(name: object) -> tuple[str, str]:
+        return one(lambda: doctor.model_finding(nemo(), "student", str(name)))
+
+    folder = save_model(tmp_path / "m", shard="10KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert model(folder)[0] == "ok"
+    shards[1].write_bytes(shards[1].read_bytes()[:-100])
+    assert f"{shards[1].name}: truncated" in model(folder)[1]
+    shards[1].unlink()
+    assert f"{shards[1].name}: missing shard" in model(folder)[1]
+    (folder / "config.json").unlink()
+    assert "config.json: cannot be read" in model(folder)[1]
+    assert model(tmp_path / "absent")[0] == "fail"
+    found = model("nobody/has-this-model")
+    assert (found[0], "hf download nobody/has-this-model" in found[1]) == ("warn", True)
+    # A run inside NeMo-RL would execute a folder's code, even where transformers knows the type.
+    path = save_model(tmp_path / "code") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "own.Own"}}))
+    found = model(tmp_path / "code")
+    assert (found[0], "which NeMo-RL would run" in found[1]) == ("fail", True)
+
+
+def test_tokenizers_and_prompts(tmp_path: Path) -> None:
+    student, teacher, rows = save_tokenizer(tmp_path / "s"), save_tokenizer(tmp_path / "t"), tmp_path / "p.jsonl"
+    questions = ["1+1" * 40, *["1+1"] * 129]
+    rows.write_text("".join(f'{{"question": "{q}", "final_answer": "2", "difficulty": 6}}\n' for q in questions))
+
+    def found(*changes: str) -> dict[str, tuple[str, str]]:
+        given = [f"data.train={rows}", f"student.model_name={student}", f"teacher.model_name={teacher}"]
+        given += ["data.prompt_template={question}", *changes]
+        return made(lambda: doctor.tokenizer_findings(nemo(*given)))
+
+    assert {status for status, _ in found().values()} == {"ok"}
+    assert "non-thinking mode" in found()["chat template"][1]
+    assert "</think>" in found()["chat template"][1]
+    short = "data.max_prompt_tokens=100"
+    assert found(short, "data.long_prompts=drop")["prompt length"][1].startswith("1 prompts are dropped")
+    told = found(short, "data.long_prompts=refuse")["prompt length"]
+    assert (told[0], "1 of 130 prompts have more than data.max_prompt_tokens=100" in told[1]) == ("fail", True)
+    saved = teacher / "tokenizer.json"
+    saved.write_text(saved.read_text().replace("</think>", "</other>"))
+    told = found()["teacher tokenizer"]
+    assert (told[0], "'</think>' for the student and '</other>' for the teacher" in told[1]) == ("fail", True)
+    assert found("student.model_name=nobody/nothing")["check"][0] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("template", "statuses", "fault"),
+    [
+        (None, ["fail", "warn"], "has none"),
+        ("{{ messages[0]['content'] }}", ["warn", "warn"], "enable_thinking changes nothing"),
+        ("{{ raise_exception('no') }}", ["fail", "fail"], "refuses"),
+    ],
+)
+def test_templates(template: str | None, statuses: list[str], fault: str, tmp_path: Path) -> None:
+    """Inside NeMo-RL and in the local back end, which also takes plain prompts."""
+    tokenizer = load_tokenizer(str(save_tokenizer(tmp_path)), local_files_only=True)
+    tokenizer.chat_template = template
+    found = [one(lambda run=run: doctor.chat_finding(tokenizer, run)) for run in (nemo(), local())]
+    assert [status for status, _ in found] == statuses
+    assert fault in found[0][1]
+
+
+def test_models_that_do_not_fit_the_run(tmp_path: Path) -> None:
+    """Other output columns, and 257 tokens on 256 positions, which a local run refuses only where a prompt has them."""
+    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocab_size=320)
+    named = [f"student.model_name={student}", f"teacher.model_name={student}", "evaluation.max_tokens=100"]
+    fits = ["data.max_prompt_tokens=56", "rollout.max_response_tokens=200"]
+    columns = "student.vocabulary=300"
+    assert fit(nemo(*named, *fits, columns))["plan"][0] == "ok"
+    found = one(lambda: doctor.fit_findings(
+        nemo(*named, *fits, columns, "data.max_prompt_tokens=57", f"teacher.model_name={teacher}"), sizes,
+        gpu_memory=None, host_memory=0,
+    ))  # fmt: skip
+    assert (found[0], found[1].count("made for 256 positions"), "the teacher 320" in found[1]) == ("fail", 2, True)
+    local_run = fit(local(*named, *fits))
+    assert {local_run["plan"][0], local_run["generation length"][0]} == {"ok"}
+    local_run = fit(local(*named, *fits, "data.max_prompt_tokens=57", f"teacher.model_name={teacher}"))
+    assert (local_run["plan"][0], local_run["generation length"][0]) == ("fail", "warn")
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_megatron_checkpoints_and_runs_that_would_be_resumed(tmp_path: Path) -> None:
+    """A checkpoint in torch's distributed format with the files that Megatron and NeMo-RL add."""
+    import torch.distributed.checkpoint as dcp
+
+    def megatron(folder: Path) -> str:
+        return one(lambda: doctor.megatron_finding("student.megatron_checkpoint", folder))[1]
+
+    inside, alone = nemo(f"run.folder={tmp_path}"), local(f"run.folder={tmp_path}")
+    assert made(lambda: doctor.resume_findings(inside)) == {}
+    step = tmp_path / "checkpoints" / "step_20"
+    weights = step / "policy" / "weights"
+    iteration = weights / "iter_0000007"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nothing is distributed here
+        dcp.save({"decoder.final_layernorm.weight": torch.ones(4)}, checkpoint_id=iteration, no_dist=True)
+    torch.save({"iteration": 1}, iteration / "common.pt")
+    (iteration / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
+    assert "iter_0000007, 1 shards" in megatron(weights)
+    assert "iter_0000007, 1 shards" in megatron(iteration)
+    assert "no such folder" in megatron(tmp_path / "absent")
+    assert "no config.yaml" in one(lambda: doctor.resume_findings(inside))[1]
+    (step / "config.yaml").write_text("policy: {model_name: m}")
+    (step / "training_info.json").write_text("{}")
+    (step / "policy" / "tokenizer").mkdir()
+    assert one(lambda: doctor.resume_findings(inside))[0] == "ok"
+    assert one(lambda: doctor.resume_findings(alone))[0] == "warn"
+    next(iteration.glob("*.distcp")).unlink()
+    assert "missing shard" in megatron(iteration)
+    shutil.rmtree(weights)
+    assert one(lambda: doctor.resume_findings(inside))[0] == "fail"

@@ -12,7 +12,7 @@ import pytest
 
 from nemo_uecr.plan.shapes import Grid, Sharded
 from tests.conftest import ROOT
-from tests.plan.test_shapes import tiny_shape
+from tests.plan.subjects import ALONE, tiny_shape
 
 CASES: list[dict[str, Any]] = [
     {"tensor": 1, "pipeline": 1, "data": 2, "tied": True, "optimizer": True},
@@ -38,45 +38,26 @@ def built() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def measured(built: dict[str, Any]) -> list[list[dict[str, int]]]:
-    ranks: list[list[dict[str, int]]] = built["ranks"]
-    return ranks
-
-
-def grid(case: dict[str, Any]) -> Grid:
-    return Grid(case["tensor"], 1, case["data"], case["pipeline"], False)
-
-
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[str(list(case.values())[:4]) for case in CASES])
-def test_every_rank_holds_what_the_plan_says(index: int, measured: list[list[dict[str, int]]]) -> None:
-    case = CASES[index]
-    model = Sharded(tiny_shape(tied=case["tied"]), grid(case))
-    for rank, found in enumerate(measured[index]):
-        place = grid(case).place(rank)
+def test_every_rank_holds_what_the_plan_says(index: int, built: dict[str, Any]) -> None:
+    """Gradients: 4 bytes a parameter and the padding. Optimizer: 12 bytes a parameter over the data-parallel ranks."""
+    case, ranks = CASES[index], built["ranks"][index]
+    grid = Grid(case["tensor"], 1, case["data"], case["pipeline"], False)
+    model = Sharded(tiny_shape(tied=case["tied"]), grid)
+    for rank, found in enumerate(ranks):
+        place = grid.place(rank)
         assert (place.tensor, place.data, place.pipeline) == (found["tensor"], found["data"], found["pipeline"])
         assert model.parameters(place.pipeline) == found["parameters"]
         assert len(model.layers(place.pipeline)) == found["layers"]
-
-
-def test_gradients_and_optimizer_state(measured: list[list[dict[str, int]]]) -> None:
-    """Gradients: 4 bytes a parameter and the padding. Optimizer: 12 bytes a parameter over the data-parallel ranks."""
-    for case, ranks in zip(CASES, measured, strict=True):
-        if not case["optimizer"]:
-            continue
-        model = Sharded(tiny_shape(tied=case["tied"]), grid(case))
-        for stage in range(case["pipeline"]):
-            group = [found for found in ranks if found["pipeline"] == stage and found["tensor"] == 0]
-            assert len(group) == case["data"]
-            whole = sum(found["optimizer"] for found in group)
-            assert whole == 12 * model.parameters(stage)
-            assert abs(group[0]["optimizer"] - model.optimizer_bytes(stage)) <= 12 * 64
-            excess = group[0]["gradients"] - 4 * model.parameters(stage)
-            assert 0 <= excess <= BUFFER_PADDING
+    for stage in range(case["pipeline"]) if case["optimizer"] else ():
+        group = [found for found in ranks if found["pipeline"] == stage and found["tensor"] == 0]
+        assert len(group) == case["data"]
+        assert sum(found["optimizer"] for found in group) == 12 * model.parameters(stage)
+        assert abs(group[0]["optimizer"] - model.optimizer_bytes(stage)) <= 12 * 64
+        assert 0 <= group[0]["gradients"] - 4 * model.parameters(stage) <= BUFFER_PADDING
 
 
 def test_checkpointing_keeps_the_input_of_a_layer(built: dict[str, Any]) -> None:
     """Megatron's own full recomputation, one layer at a time, in bfloat16."""
-    alone = Grid(1, 1, 1, 1, False)
-    three, two = (Sharded(tiny_shape(layers=layers), alone).checkpointed_bytes(0, TOKENS) for layers in (3, 2))
+    three, two = (Sharded(tiny_shape(layers=layers), ALONE).checkpointed_bytes(0, TOKENS) for layers in (3, 2))
     assert built["kept"] == three - two

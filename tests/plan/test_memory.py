@@ -13,10 +13,7 @@ import torch
 from nemo_uecr.plan import local
 from nemo_uecr.plan.shapes import KNOWN, Grid, ModelShape, Sharded, forward_flops, kv_token_bytes, shape_of
 from tests.plan.live_bytes import LiveBytes, keeping
-from tests.plan.subjects import save_model
-from tests.plan.test_shapes import tiny_shape
-
-ALONE = Grid(1, 1, 1, 1, False)
+from tests.plan.subjects import ALONE, save_model, tiny_shape
 
 
 def real_model(shape: ModelShape) -> Any:
@@ -51,7 +48,7 @@ def test_activations_of_a_local_layer_are_exact(sizes: dict[str, int], bfloat16:
 def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> None:
     """Forward and backward of the back end's own training pass: activations and logits, without weight gradients."""
     from nemo_uecr.local.models import load_model
-    from nemo_uecr.local.scores import training_logp
+    from nemo_uecr.local.scores import CHUNK_BYTES, training_logp
     from nemo_uecr.local.sequences import MicroBatch
 
     sizes = {"vocab_size": 2000, "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 96}
@@ -68,26 +65,21 @@ def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> 
         torch.autograd.backward(training_logp(model, micro, temperature=0.7).sum())
     gradients = sum(parameter.grad.nbytes for parameter in model.module.parameters() if parameter.grad is not None)
     shape, tokens = shape_of(folder, role="student"), rows * length
+    assert local.CHUNK_BYTES == CHUNK_BYTES
     planned = shape.layers * local.kept_bytes(shape, tokens, bfloat16=bfloat16)
     planned += local.logits_bytes(shape, tokens, bfloat16=bfloat16)
     assert live.peak - gradients <= planned <= 1.35 * (live.peak - gradients)
 
 
-def test_kv_cache_of_real_generation() -> None:
+def test_kv_cache() -> None:
+    """A real one; and 2 x 36 layers x 8 heads x 128 x 2 bytes = 147,456 a token, a quarter on each of four ranks."""
     shape = tiny_shape()
-    model = real_model(shape)
     with torch.no_grad():
-        cache = model(input_ids=torch.zeros(3, 11, dtype=torch.long), use_cache=True).past_key_values
+        cache = real_model(shape)(input_ids=torch.zeros(3, 11, dtype=torch.long), use_cache=True).past_key_values
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert held == 3 * 11 * kv_token_bytes(shape, 1, 4)
-
-
-def test_kv_cache_over_tensor_ranks() -> None:
-    """2 x 36 layers x 8 heads x 128 x 2 bytes = 147,456 a token; of four ranks each a quarter, never half a head."""
-    shape = KNOWN["Qwen/Qwen3-4B"]
-    assert kv_token_bytes(shape, 1, 2) == 147_456
-    assert kv_token_bytes(shape, 4, 2) == 36_864
-    assert kv_token_bytes(shape, 16, 2) == 147_456 // 8
+    four = KNOWN["Qwen/Qwen3-4B"]
+    assert [kv_token_bytes(four, ranks, 2) for ranks in (1, 4, 16)] == [147_456, 36_864, 147_456 // 8]
 
 
 @pytest.mark.parametrize("divided", [False, True])
@@ -143,16 +135,12 @@ def test_logits_are_those_of_nemo_rl(training: bool, monkeypatch: pytest.MonkeyP
     assert live.peak + logits.nbytes == pytest.approx(formula(Sharded(shape, ALONE), tokens, chunk), rel=0.05)
 
 
-def test_flops_of_a_token() -> None:
-    """4B at 8192: body 7.27, attention 2.42, head 0.78 GFLOP; 1.7B: 4.38; 8B: 17.55."""
-    giga = {name: forward_flops(KNOWN[f"Qwen/Qwen3-{name}"], 8192) / 1e9 for name in ("1.7B", "4B", "8B")}
-    assert giga == pytest.approx({"1.7B": 4.38, "4B": 10.46, "8B": 17.55}, abs=0.005)
-
-
-def test_flops_of_a_real_forward() -> None:
-    """torch's own counter: all matrix products of a forward; it counts attention as if nothing were causal."""
+def test_flops() -> None:
+    """By hand, 4B at 8192: body 7.27, attention 2.42, head 0.78 GFLOP; and by torch's counter, which knows no mask."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    giga = {name: forward_flops(KNOWN[f"Qwen/Qwen3-{name}"], 8192) / 1e9 for name in ("1.7B", "4B", "8B")}
+    assert giga == pytest.approx({"1.7B": 4.38, "4B": 10.46, "8B": 17.55}, abs=0.005)
     shape, length = tiny_shape(), 32
     model = real_model(shape)
     model.config._attn_implementation = "eager"
@@ -175,9 +163,3 @@ def test_megatron_layer_counts() -> None:
     # Checkpoints: 2 layers of a stage x 640 bytes, two micro-batches in flight on the first of two stages, one after.
     stages = Grid(1, 1, 1, 2, False)
     assert [Sharded(shape, stages).checkpointed_bytes(stage, 10) for stage in (0, 1)] == [2_560, 1_280]
-
-
-def test_the_local_chunk_is_the_back_ends_own() -> None:
-    from nemo_uecr.local.scores import CHUNK_BYTES
-
-    assert local.CHUNK_BYTES == CHUNK_BYTES

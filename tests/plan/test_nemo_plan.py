@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.plan.nemo import nemo_plan, other_placements, what_fits
 from nemo_uecr.plan.records import GIB, GPUS, Lengths, Plan
+from tests.plan.subjects import nemo
 
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 MEBI = 1_048_576
 H200 = GPUS["h200"]
 LENGTHS = Lengths(prompt=1024, response=7168, sigma=0.0)
 
 
-def config_of(*changes: str) -> NemoConfig:
-    given = ["teacher.model_name=Qwen/Qwen3-8B", "data.subset=null", *changes]
-    return load_nemo_config(CONFIGS / "uecr_qwen3_4b.yaml", given)
-
-
 def plan_of(*changes: str) -> Plan:
-    return nemo_plan(config_of(*changes), H200, LENGTHS)
+    return nemo_plan(nemo(*changes), H200, LENGTHS)
 
 
 def item(plan: Plan, phase: str, name: str) -> int:
@@ -94,7 +85,7 @@ def test_seconds_of_decoding() -> None:
 
 
 def test_side_by_side() -> None:
-    one, two = other_placements(config_of(), H200, LENGTHS).values()
+    one, two = other_placements(nemo(), H200, LENGTHS).values()
     assert isinstance(one, Plan)
     assert isinstance(two, Plan)
     assert "144 on each of 7 data-parallel ranks" in " ".join(two.facts)
@@ -116,25 +107,26 @@ def test_layout_of_tensor_and_pipeline_ranks() -> None:
 
 def test_what_does_not_fit_is_refused_with_what_would() -> None:
     """14B on 80 GB: gradients alone are 55 GiB; two tensor ranks halve them."""
-    config = config_of("student.model_name=Qwen/Qwen3-14B", "teacher.model_name=Qwen/Qwen3-14B")
+    config = nemo("student.model_name=Qwen/Qwen3-14B", "teacher.model_name=Qwen/Qwen3-14B")
     plan = nemo_plan(config, GPUS["h100"], LENGTHS)
     assert any("train needs 132.1 GiB" in fault and "gradients with 55.0 GiB" in fault for fault in plan.faults)
     advice = what_fits(config, GPUS["h100"], LENGTHS)
     assert advice[0] == "student.parallel.tensor=2 student.parallel.sequence=true"
-    changed = config_of("student.model_name=Qwen/Qwen3-14B", "teacher.model_name=Qwen/Qwen3-14B", *advice[0].split())
+    changed = nemo("student.model_name=Qwen/Qwen3-14B", "teacher.model_name=Qwen/Qwen3-14B", *advice[0].split())
     assert nemo_plan(changed, GPUS["h100"], LENGTHS).faults == ()
 
 
-def test_a_cache_too_small_for_one_response_is_a_fault() -> None:
-    """0.08 x 139 GiB = 11.1 GiB, weights 7.5 and 3 for vLLM: 0.6 GiB left; a sequence needs 2.5 GiB."""
-    assert "does not hold one sequence" in " ".join(plan_of("rollout.gpu_memory=0.08").faults)
-
-
-def test_lengths_and_vocabularies_are_compared() -> None:
-    long = [
-        "rollout.max_response_tokens=40000",
-        "train.tokens_per_microbatch=42048",
-        "scoring.tokens_per_microbatch=42048",
-    ]
-    assert "made for 40960 positions" in " ".join(plan_of(*long).faults)
-    assert "has 151936 output columns" in " ".join(plan_of("student.vocabulary=151669").faults)
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        # 0.08 x 139 GiB = 11.1 GiB, weights 7.5 and 3 for vLLM: 0.6 GiB left; a sequence needs 2.5 GiB.
+        ("rollout.gpu_memory=0.08", "does not hold one sequence"),
+        (
+            "rollout.max_response_tokens=40000 train.tokens_per_microbatch=42048 scoring.tokens_per_microbatch=42048",
+            "made for 40960 positions",
+        ),
+        ("student.vocabulary=151669", "has 151936 output columns"),
+    ],
+)
+def test_a_run_that_its_models_cannot_make(change: str, fault: str) -> None:
+    assert fault in " ".join(plan_of(*change.split()).faults)

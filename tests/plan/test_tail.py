@@ -7,12 +7,12 @@ import random
 from statistics import NormalDist, fmean
 
 import pytest
+from scipy.optimize import brentq
 
 from nemo_uecr.plan import nemo
-from nemo_uecr.plan.nemo import Setting, response_lengths, setting_of
-from nemo_uecr.plan.records import DECODE_SHARE, DECODE_STEP, GPUS, Lengths
-from nemo_uecr.plan.shapes import kv_token_bytes
-from tests.plan.test_nemo_plan import config_of
+from nemo_uecr.plan.nemo import DECODE_STEP, Setting, response_lengths
+from nemo_uecr.plan.records import DECODE_SHARE, GPUS, Lengths
+from tests.plan.subjects import nemo as config_of
 
 NORMAL = NormalDist()
 CUT, MEAN = 600, 200
@@ -25,11 +25,7 @@ def mean_of_cut(mu: float, sigma: float, cut: float) -> float:
 
 
 def mu_of(mean: float, sigma: float, cut: float) -> float:
-    low, high = 0.0, 20.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if mean_of_cut(middle, sigma, cut) < mean else (low, middle)
-    return low
+    return float(brentq(lambda mu: mean_of_cut(mu, sigma, cut) - mean, 0, 20))
 
 
 @pytest.mark.parametrize("sigma", [0.6, 1.2])
@@ -52,12 +48,12 @@ def simulated(setting: Setting, at_once: int, batches: int) -> float:
     draws, mu = random.Random(1), mu_of(MEAN, setting.lengths.sigma, CUT)
     rate = setting.device.bandwidth * DECODE_SHARE
     weights = setting.vllm_bytes
-    token = kv_token_bytes(setting.student.shape, 1, 2)
-    each = setting.responses // setting.replicas
+    token = setting.token_bytes
+    each = setting.responses // setting.engines
     ends = []
     for _ in range(batches):
         engines = []
-        for _ in range(setting.replicas):
+        for _ in range(setting.engines):
             queue = [min(math.exp(draws.gauss(mu, setting.lengths.sigma)), CUT) for _ in range(each)]
             active: list[tuple[float, int]] = []
             passed = 0.0
@@ -75,7 +71,7 @@ def simulated(setting: Setting, at_once: int, batches: int) -> float:
 def test_a_rollout_ends_with_its_slowest_engine(sigma: float, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """128 responses on 8 engines, all at work at once or five at a time."""
     changes = ("rollout.prompts_per_step=16", "train.minibatch_responses=128", f"rollout.max_response_tokens={CUT}")
-    setting = setting_of(config_of(*changes), GPUS["h100"], Lengths(100, MEAN, sigma))
+    setting = Setting(config_of(*changes), GPUS["h100"], Lengths(100, MEAN, sigma))
     monkeypatch.setattr(nemo, "concurrent_responses", lambda *given: at_once)
     phase = nemo.rollout(setting)
     planned = phase.seconds - setting.vllm_bytes / setting.device.host_link

@@ -10,15 +10,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.slurm.job import Job, command_words
-from nemo_uecr.slurm.node import Driver, head_host, ray_arguments
-from nemo_uecr.slurm.replicas import Outcome, Replica, largest_difference
+from nemo_uecr.slurm.node import Failed, Job, command_words, head_host, ray_arguments, run_driver
+from nemo_uecr.slurm.replicas import Replica, largest_difference
 from nemo_uecr.stopping import RunStopped, StopRequest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
@@ -30,7 +31,7 @@ WITHOUT_RAY = (
 
 
 def job(folder: Path, node: str, *nodes: str) -> Job:
-    return Job(folder, node, nodes, gpus=8, cpus=2, port=9900, register_s=1, heartbeat_s=1, silence_s=1)
+    return Job(folder, node, nodes, gpus=8, cpus=2, port=9900, register_s=1, heartbeat_s=60, silence_s=3)
 
 
 def test_the_first_cause_stays_and_is_one_line(tmp_path: Path) -> None:
@@ -55,8 +56,12 @@ def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
 @pytest.mark.parametrize(
     ("config", "overrides", "message"),
     [
-        (NEMO, [*GIVEN, "cluster.nodes=2"], "cluster.nodes=2: the job has 4 nodes; ask Slurm: sbatch --nodes=2"),
-        (NEMO, [*GIVEN, "cluster.gpus_per_node=9"], "cluster.gpus_per_node=9: each node of the job has 7 GPUs"),
+        (
+            NEMO,
+            [*GIVEN, "cluster.nodes=2"],
+            "cluster.nodes=2 with cluster.gpus_per_node=7: the job has 4 nodes of 7 GPUs; ask Slurm",
+        ),
+        (NEMO, [*GIVEN, "cluster.gpus_per_node=9"], "cluster.gpus_per_node=9: the job has 4 nodes of 7 GPUs"),
         (NEMO, [], "teacher.model_name"),
         (LOCAL, ["train.steps=1"], "backend local runs on one node, the job has 4"),
     ],
@@ -105,46 +110,44 @@ def test_a_loopback_name_is_replaced_where_others_must_reach_it(monkeypatch: pyt
 
 READS_SIGNAL = """
 import signal, sys, time
-time.sleep(0.5)  # a signal that comes now is lost, and must not kill
+time.sleep(1)  # a signal that comes now is lost, and must not kill
 signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(75))
 print("ready")
 time.sleep(60)
 """
+SILENT = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
 
 
-def test_a_signal_too_early_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ray() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_signal_too_early_is_sent_again(
+    tmp_path: Path,
+    ray: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
     monkeypatch.setattr("nemo_uecr.slurm.node.SIGNAL_AGAIN_S", 0.1)
-    driver = Driver([sys.executable, "-c", READS_SIGNAL], tmp_path / "log", {})
-    deadline = time.monotonic() + 30
-    while driver.code() is None and time.monotonic() < deadline:
-        driver.ask_to_save()
-        time.sleep(0.05)
-    assert driver.stop() == 75
+    this = job(tmp_path, "n1", "n1")
+    this.write("stop", "")
+    assert run_driver(this, ray, "", [sys.executable, "-c", READS_SIGNAL]) == 75
+    assert capfdbinary.readouterr().out == this.driver_log.read_bytes() == b"ready\n"
 
 
-def test_stopping_ends_the_driver_s_children_too(tmp_path: Path) -> None:
-    parent = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
-    driver = Driver([sys.executable, "-c", parent], tmp_path / "log", {})
-    wait_for(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text().endswith("\n"))
-    child = int((tmp_path / "log").read_text())
-    assert driver.silent_s() < 30
-    assert driver.stop() == -signal.SIGTERM
-    wait_for(lambda: not running(child))
-
-
-def running(number: int) -> bool:
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(true: object) -> None:
-    assert callable(true)
-    deadline = time.monotonic() + 30
-    while not true():
+def test_a_driver_that_hangs_is_ended_with_its_children(tmp_path: Path, ray: subprocess.Popen[bytes]) -> None:
+    this = job(tmp_path, "n1", "n1")
+    with pytest.raises(Failed) as failed:
+        run_driver(this, ray, "", [sys.executable, "-c", SILENT])
+    assert failed.value.args == ("n1", "the driver has printed nothing for 3 s: it hangs")
+    child = int(this.driver_log.read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != "zombie":
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 # --- replicas ---
@@ -174,11 +177,11 @@ def test_a_replica_brings_errors_back_as_one_line(tmp_path: Path) -> None:
     def stopped(folder: Path, stop: StopRequest) -> Path:
         raise RunStopped(f"stopped by {stop.reason}")
 
-    assert Replica().train(refuse, tmp_path) == Outcome("failed", "no such file")
+    assert Replica().train(refuse, tmp_path) == ("failed", "no such file")
     asked = Replica()
     asked.ask("a test")
-    assert asked.train(stopped, tmp_path) == Outcome("stopped", "stopped by a test")
-    assert Replica().train(lambda folder, stop: folder, tmp_path) == Outcome("done", str(tmp_path))
+    assert asked.train(stopped, tmp_path) == ("stopped", "stopped by a test")
+    assert Replica().train(lambda folder, stop: folder, tmp_path) == ("done", str(tmp_path))
 
 
 # --- the commands ---
