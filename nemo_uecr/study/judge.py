@@ -17,7 +17,6 @@ from pathlib import Path
 from nemo_uecr.files import replace_file
 from nemo_uecr.study.task import Operation
 
-VALID, INVALID, NOT_REASONING = "valid", "invalid", "not_reasoning"
 _QUESTION = re.compile(r"Start with (\d+): (.*) = \?")
 _OPERATION = re.compile(r"([-+*])(\d+)")
 _EQUATION = re.compile(r"(-?\d+)((?:[-+*]\d+)+)=(-?\d+)")
@@ -27,23 +26,24 @@ def judge(question: str, steps: Sequence[str]) -> tuple[list[str], int | None]:
     """A label a step, and the number of the first error from 1; None without one."""
     found = _QUESTION.fullmatch(question)
     if found is None:
-        return [NOT_REASONING] * len(steps), None
-    value = int(found[1])
-    operations = [Operation(symbol, int(operand)) for symbol, operand in _OPERATION.findall(found[2])]
+        return ["not_reasoning"] * len(steps), None
+    value, operations = int(found[1]), _operations(found[2])
     labels: list[str] = []
     done = 0
     for step in steps:
         equation = _EQUATION.fullmatch(step.replace(" ", ""))
         if equation is None:
-            labels.append(NOT_REASONING)
+            labels.append("not_reasoning")
             continue
-        written = [Operation(symbol, int(operand)) for symbol, operand in _OPERATION.findall(equation[2])]
-        expected = operations[done : done + 1]
-        right = int(equation[1]) == value and written == expected and written[0].apply(value) == int(equation[3])
-        labels.append(VALID if right else INVALID)
+        written = _operations(equation[2])
+        right = int(equation[1]) == value and written == operations[done : done + 1]
+        labels.append("valid" if right and written[0].apply(value) == int(equation[3]) else "invalid")
         value, done = int(equation[3]), done + len(written)
-    first = next((number for number, label in enumerate(labels, start=1) if label == INVALID), None)
-    return labels, first
+    return labels, labels.index("invalid") + 1 if "invalid" in labels else None
+
+
+def _operations(text: str) -> list[Operation]:
+    return [Operation(symbol, int(operand)) for symbol, operand in _OPERATION.findall(text)]
 
 
 def main(steps: Path, out: Path) -> None:

@@ -44,15 +44,11 @@ def test_two_processes_prepare_once(tmp_path: Path) -> None:
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    vocabularies = []
     for name in demo.MODELS:
         model = AutoModelForCausalLM.from_pretrained(folder / name)
         tokenizer = AutoTokenizer.from_pretrained(folder / name)
-        assert model.config.model_type == "qwen3"
         assert model.config.vocab_size == len(tokenizer)
         assert model.config.eos_token_id == tokenizer.eos_token_id
-        vocabularies.append(tokenizer.get_vocab())
-    assert vocabularies[0] == vocabularies[1]
     sizes = {path.name: len(path.read_text().splitlines()) for path in folder.rglob("*.jsonl")}
     assert sizes == {"train.jsonl": 30} | {f"level{level}.jsonl": 4 for level in range(1, 6)}
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nemo_uecr.config.load import load_config
+from nemo_uecr.config.load import flat_values, load_config
+from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ConfigError, RunFolderError
-from nemo_uecr.study.grid import model_folder, selection_cells, table_cells
+from nemo_uecr.study.grid import Cell, model_folder, selection_cells, table_cells
 from nemo_uecr.study.results import best_rates, rates_of
 from nemo_uecr.study.runner import forecast, progress_table, time_left
 from nemo_uecr.study.schema import StudyConfig, load_study
@@ -22,9 +23,17 @@ def study() -> StudyConfig:
     return load_study(SMALL)
 
 
-def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig) -> None:
-    rates = {(variant, arm): 1e-4 for variant in study.variants for arm in study.arms}
-    cells = table_cells(study, rates)
+@pytest.fixture(scope="module")
+def cells(study: StudyConfig) -> list[Cell]:
+    return table_cells(study, {(variant, "uecr"): 1e-4 for variant in study.variants})
+
+
+@pytest.fixture(scope="module")
+def configs(study: StudyConfig, cells: list[Cell]) -> dict[tuple[str, str, int], Config]:
+    return {(c.variant, c.arm, c.pair): load_config(study.config, c.overrides).config for c in cells}
+
+
+def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig, cells: list[Cell]) -> None:
     assert Counter((cell.variant, cell.arm, cell.pair) for cell in cells) == {
         (variant, arm, pair): 1 for variant in ("one_update", "four_updates") for arm in study.arms for pair in (0, 1)
     }
@@ -32,35 +41,25 @@ def test_tables_hold_every_arm_variant_and_pair_once(study: StudyConfig) -> None
     assert [cell.pair for cell in cells] == sorted(cell.pair for cell in cells)  # balanced when it is cut short
 
 
-def test_cells_differ_in_what_they_should_and_in_nothing_else(study: StudyConfig) -> None:
-    rates = {(variant, "uecr"): 1e-4 for variant in study.variants}
-    cells = table_cells(study, rates)
-    configs = {(c.variant, c.arm, c.pair): load_config(study.config, c.overrides).config for c in cells}
+def test_cells_differ_in_what_they_should_and_in_nothing_else(configs: dict[tuple[str, str, int], Config]) -> None:
+    first = flat_values(configs["one_update", "uecr", 0])
 
-    def different(first: tuple[str, str, int], second: tuple[str, str, int]) -> set[str]:
-        a, b = (configs[key].model_dump() for key in (first, second))
-        return {
-            f"{section}.{key}" if isinstance(a[section], dict) else section
-            for section in a
-            for key in (a[section] if isinstance(a[section], dict) else [section])
-            if (a[section][key] if isinstance(a[section], dict) else a[section])
-            != (b[section][key] if isinstance(b[section], dict) else b[section])
-        }
+    def different(*place: object) -> set[str]:
+        return {key for key, value in flat_values(configs[place]).items() if first[key] != value}  # type: ignore[index]
 
-    uecr = ("one_update", "uecr", 0)
-    assert different(uecr, ("one_update", "grpo", 0)) == {"run.folder", "method.name"}
-    assert different(uecr, ("one_update", "uecr", 1)) == {"run.folder", "run.seed", "student.model_name"}
-    assert different(uecr, ("one_update", "own_teacher", 0)) == {"run.folder", "teacher.model_name"}
+    assert different("one_update", "grpo", 0) == {"run.folder", "method.name"}
+    assert different("one_update", "uecr", 1) == {"run.folder", "run.seed", "student.model_name"}
+    assert different("one_update", "own_teacher", 0) == {"run.folder", "teacher.model_name"}
     own = configs["one_update", "own_teacher", 1]
     assert own.teacher.model_name == own.student.model_name
-    assert different(uecr, ("four_updates", "uecr", 0)) == {
+    assert different("four_updates", "uecr", 0) == {
         "run.folder", "train.minibatch_responses", "train.microbatch_responses",
     }  # fmt: skip
 
 
 def test_variants_have_their_own_candidates_and_selection_its_own_overrides(study: StudyConfig) -> None:
     selection = study.selection.model_copy(
-        update={"learning_rates_in": {"four_updates": (5e-5,)}, "overrides": ("evaluation.at_start=false",)}
+        update={"learning_rates_in": {"four_updates": [5e-5]}, "overrides": ["evaluation.at_start=false"]}
     )
     changed = study.model_copy(update={"selection": selection})
     cells = selection_cells(changed)
@@ -72,33 +71,31 @@ def test_variants_have_their_own_candidates_and_selection_its_own_overrides(stud
     assert rates_of(choices) == {("one_update", "uecr"): 2e-4, ("four_updates", "uecr"): 5e-5}
 
 
-def test_selection_shares_no_student_seed_or_problem_with_the_tables(study: StudyConfig) -> None:
+def test_selection_shares_no_student_seed_or_problem_with_the_tables(
+    study: StudyConfig, configs: dict[tuple[str, str, int], Config]
+) -> None:
     chosen = [load_config(study.config, cell.overrides).config for cell in selection_cells(study)]
-    rates = {(variant, "uecr"): 1e-4 for variant in study.variants}
-    shown = [load_config(study.config, cell.overrides).config for cell in table_cells(study, rates)]
-    assert {c.student.model_name for c in chosen}.isdisjoint({c.student.model_name for c in shown})
-    assert {c.run.seed for c in chosen}.isdisjoint({c.run.seed for c in shown})
-    assert {p for c in chosen for p in c.evaluation.benchmarks.values()}.isdisjoint(
-        {p for c in shown for p in c.evaluation.benchmarks.values()}
-    )
+
+    def used(group: list[Config]) -> set[object]:
+        problems = {path for c in group for path in c.evaluation.benchmarks.values()}
+        return problems | {c.student.model_name for c in group} | {c.run.seed for c in group}
+
+    assert used(chosen).isdisjoint(used([*configs.values()]))
     assert {c.train.learning_rate for c in chosen} == {2e-4, 4e-4}
 
 
 def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> None:
     three = study.model_copy(
-        update={"selection": study.selection.model_copy(update={"learning_rates": (1e-4, 2e-4, 4e-4), "pairs": 2})}
+        update={"selection": study.selection.model_copy(update={"learning_rates": [1e-4, 2e-4, 4e-4], "pairs": 2})}
     )
     averages = {
         "one_update": {1e-4: (0.0, 0.0), 2e-4: (30.0, 31.0), 4e-4: (40.0, 22.0)},
         "four_updates": {1e-4: (1.0, 0.0), 2e-4: (9.0, 5.0), 4e-4: (5.0, 9.0)},
     }
     finals = {cell: averages[cell.variant][cell.learning_rate][cell.pair] for cell in selection_cells(three)}
-    choices = {choice.variant: choice for choice in best_rates(three, finals)}
-    assert choices["one_update"].learning_rate == 4e-4
-    assert choices["one_update"].averages == {1e-4: 0.0, 2e-4: 30.5, 4e-4: 31.0}
-    assert choices["one_update"].at_edge
-    assert choices["four_updates"].learning_rate == 2e-4
-    assert not choices["four_updates"].at_edge
+    one, four = best_rates(three, finals)
+    assert (one.learning_rate, one.averages, one.at_edge) == (4e-4, {1e-4: 0.0, 2e-4: 30.5, 4e-4: 31.0}, True)
+    assert (four.learning_rate, four.at_edge) == (2e-4, False)
     finals.popitem()
     with pytest.raises(RunFolderError, match=r"learning rate 0\.0004 of arm uecr \(four_updates\) has 1 of 2"):
         best_rates(three, finals)
@@ -108,13 +105,11 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> 
     ("changes", "message"),
     [
         ({"process": 2}, "unknown key process; the nearest known key is processes"),
-        ({"processes": "2"}, 'processes: got "2"'),
         ({"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "nobody"]}}}, "got 'nobody'"),
         (
             {"arms": {"uecr": {"overrides": [], "pairs": 2, "teacher": "bad_teacher", "learning_rate_of": None}}},
             "arms.uecr.teacher: got bad_teacher, but task.bad_teacher is null",
         ),
-        ({"variants": {"../elsewhere": []}}, "variants.../elsewhere"),
     ],
 )
 def test_faulty_study_file(tmp_path: Path, changes: dict[str, object], message: str) -> None:
@@ -123,10 +118,9 @@ def test_faulty_study_file(tmp_path: Path, changes: dict[str, object], message: 
     with pytest.raises(ConfigError) as error:
         load_study(tmp_path / "study.yaml")
     assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
-def test_budget_counts_what_is_missing(study: StudyConfig, tmp_path: Path) -> None:
+def test_budget_and_progress_count_what_is_missing(study: StudyConfig, tmp_path: Path) -> None:
     small = study.model_copy(update={"folder": str(tmp_path / "study")})
     # 1 teacher, 2 students and 1 for the rates; 2 rates in each of 2 variants; 3 arms, 2 variants, 2 pairs
     # 4 models of 4 s and 16 runs of 3 s, two at once: (16 + 48) / 2 = 32 s
@@ -142,11 +136,7 @@ def test_budget_counts_what_is_missing(study: StudyConfig, tmp_path: Path) -> No
     assert todo.startswith("to do: 2 models")
     assert times.startswith("2000 s a model (mean of those taught)")
     assert times.endswith("about 0.56 hours")  # (2 * 2000 + 16 * 3) / 2 / 3600
-
-
-def test_progress_by_arm_and_variant(study: StudyConfig) -> None:
     cells = selection_cells(study)
     assert progress_table(cells, cells[:1]) == "arm   one_update  four_updates\nuecr  1/2         0/2\n"
     assert time_left([], 3, 2) == time_left([5.0], 0, 2) == ""
     assert time_left([10.0, 20.0], 4, 2) == ", about 30 s left"
-    assert time_left([60.0], 6, 2) == ", about 3 min left"

@@ -57,7 +57,11 @@ def test_a_problem_by_hand() -> None:
     assert worked_solution(problem, rng, skip_rate=1, error_rate=0) == "10+5*3-4=41\n\\boxed{41}"
 
 
-def test_answers_agree_with_the_question_text(problems: list[Problem]) -> None:
+@pytest.mark.parametrize("skip_rate", [0.0, 0.5, 1.0])
+def test_answers_agree_with_the_question_and_every_line_of_a_solution_is_right(
+    problems: list[Problem], skip_rate: float
+) -> None:
+    rng = random.Random(1)
     for number, problem in enumerate(problems):
         match = re.fullmatch(r"Start with (\d+): (.*) = \?", problem.question)
         assert match is not None
@@ -65,12 +69,6 @@ def test_answers_agree_with_the_question_text(problems: list[Problem]) -> None:
         assert str(values[-1]) == problem.answer
         assert all(0 <= value <= 99 for value in values)
         assert len(values) - 2 == number // 200 + 1  # the level
-
-
-@pytest.mark.parametrize("skip_rate", [0.0, 0.5, 1.0])
-def test_every_line_of_a_solution_is_right(problems: list[Problem], skip_rate: float) -> None:
-    rng = random.Random(1)
-    for problem in problems:
         text = worked_solution(problem, rng, skip_rate=skip_rate, error_rate=0)
         value = problem.start
         for start, operations, result in lines_of(text):
@@ -109,30 +107,23 @@ def test_files_share_no_question(tmp_path: Path) -> None:
         assert all(isinstance(each["answer"], str) for each in row)
 
 
-def test_template_with_and_without_thinking() -> None:
-    pytest.importorskip("transformers")
-    prompt = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
-
-    def rendered(**options: bool) -> str:
-        messages = [{"role": "user", "content": QUESTION}]
-        return build_tokenizer().apply_chat_template(messages, tokenize=False, **options)
-
-    assert rendered(add_generation_prompt=True) == prompt
-    assert rendered(add_generation_prompt=True, enable_thinking=True) == prompt
-    assert rendered(add_generation_prompt=True, enable_thinking=False) == prompt + "<think>\n\n</think>\n\n"
-    assert rendered(add_generation_prompt=False) == f"<|im_start|>user\n{QUESTION}<|im_end|>\n"
-
-
-def test_pieces() -> None:
+def test_tokens() -> None:
     pytest.importorskip("transformers")
     tokenizer = build_tokenizer()
-    ids = tokenizer("47+18=65\n\\boxed{65}<|im_end|>", add_special_tokens=False)["input_ids"]
+    prompt = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+
+    def rendered(**options: bool) -> object:
+        messages = [{"role": "user", "content": QUESTION}]
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+
+    def pieces(text: str) -> list[str]:
+        return list(tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+    assert rendered() == rendered(enable_thinking=True) == prompt
+    assert rendered(enable_thinking=False) == prompt + "<think>\n\n</think>\n\n"
     # digits one by one, the box one token, the end of turn one token
-    assert tokenizer.convert_ids_to_tokens(ids) == [
+    assert pieces("47+18=65\n\\boxed{65}<|im_end|>") == [
         "4", "7", "+", "1", "8", "=", "6", "5", "Ċ", "\\boxed{", "6", "5", "}", "<|im_end|>",
     ]  # fmt: skip
-    prompt = tokenizer("Start with 47: +18 = ?", add_special_tokens=False)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(prompt) == [
-        "Start", "Ġwith", "Ġ", "4", "7", ":", "Ġ+", "1", "8", "Ġ=", "Ġ?",
-    ]  # fmt: skip
-    assert len(tokenizer("<think>\n\n</think>\n\n", add_special_tokens=False)["input_ids"]) == 4
+    assert pieces("Start with 47: +18 = ?") == ["Start", "Ġwith", "Ġ", "4", "7", ":", "Ġ+", "1", "8", "Ġ=", "Ġ?"]
+    assert len(pieces("<think>\n\n</think>\n\n")) == 4

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nemo_uecr.errors import RunFolderError
@@ -27,10 +28,9 @@ PATIENCE = 60.0
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie that nobody has waited for does not."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return state != "Z"
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -46,20 +46,11 @@ def pids(folder: Path) -> list[int]:
     return [int(word) for path in folder.glob("*.pids") for word in path.read_text().split()]
 
 
-def gone(found: list[int]) -> bool:
-    return not any(map(alive, found))
-
-
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process with two workers that hang, as the study command has them."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.study.jobs", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "tests.study.jobs", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=-1, text=True)
     yield process
     process.kill()
     for left in (pid for path in tmp_path.glob("*.pids") for pid in path.read_text().split()):
@@ -70,55 +61,44 @@ def jobs(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_every_item_is_worked_on_once() -> None:
     found = dict[int, int]()
-    work_on(
-        double, [1, 2, 3], processes=2, stop=StopRequest(), report=lambda item, result: found.update({item: result})
-    )
+    work_on(double, [1, 2, 3], processes=2, stop=StopRequest(), report=found.__setitem__)
     assert found == {1: 2, 2: 4, 3: 6}
     work_on(double, [], processes=2, stop=StopRequest(), report=lambda item, result: pytest.fail("nothing to do"))
+    with pytest.raises(RunFolderError, match=r"a worker process died, killed or out of memory"):
+        work_on(die_at_two, [1, 2, 3], processes=1, stop=StopRequest(), report=lambda item, result: None)
 
 
-def test_a_request_ends_deaf_workers_and_their_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "GRACE_SECONDS", 0.5)
+def stopped(work: Callable[[Path], None], folder: Path, begun: str) -> None:
+    """Work on five items, two at once, asked to stop once two have begun."""
     stop = StopRequest()
 
     def ask() -> None:
-        pids(tmp_path)
+        wait_until(lambda: len([*folder.glob(begun)]) == 2)
         stop.ask("a test")
 
     threading.Thread(target=ask).start()
     with pytest.raises(RunStopped, match=r"stopped by a test; what is finished is kept"):
-        work_on(hang_deaf, [tmp_path] * 3, processes=2, stop=stop, report=lambda item, result: None)
-    assert len([*tmp_path.glob("*.pids")]) == 2  # the third never began
-    wait_until(lambda: gone(pids(tmp_path)))
+        work_on(work, [folder] * 5, processes=2, stop=stop, report=lambda item, result: None)
+    assert len([*folder.glob(begun)]) == 2  # the third never began
+
+
+def test_a_request_ends_deaf_workers_and_their_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "GRACE_SECONDS", 0.5)
+    stopped(hang_deaf, tmp_path, "*.pids")
+    wait_until(lambda: not any(map(alive, pids(tmp_path))))
 
 
 def test_a_request_lets_workers_save_and_begins_nothing_more(tmp_path: Path) -> None:
-    stop = StopRequest()
-
-    def ask() -> None:
-        wait_until(lambda: len([*tmp_path.glob("*.begun")]) == 2)
-        stop.ask("a test")
-
-    threading.Thread(target=ask).start()
-    with pytest.raises(RunStopped):
-        work_on(save_when_asked, [tmp_path] * 5, processes=2, stop=stop, report=lambda item, result: None)
+    stopped(save_when_asked, tmp_path, "*.begun")
     assert len([*tmp_path.glob("*.saved")]) == 2
-    assert len([*tmp_path.glob("*.begun")]) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, "stopped by SIGTERM"), (signal.SIGKILL, "")])
 def test_a_signal_to_the_study_alone_ends_all(
-    jobs: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+    jobs: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, said: str
 ) -> None:
     found = pids(tmp_path)
     assert all(map(alive, found))
     jobs.send_signal(number)
-    message = jobs.communicate(timeout=PATIENCE)[1]
-    expected = {signal.SIGTERM: "stopped by SIGTERM", signal.SIGKILL: ""}[number]
-    assert expected in message
-    wait_until(lambda: gone(found))
-
-
-def test_a_worker_that_dies_is_one_line() -> None:
-    with pytest.raises(RunFolderError, match=r"a worker process died, killed or out of memory"):
-        work_on(die_at_two, [1, 2, 3], processes=1, stop=StopRequest(), report=lambda item, result: None)
+    assert said in jobs.communicate(timeout=PATIENCE)[1]
+    wait_until(lambda: not any(map(alive, found)))
