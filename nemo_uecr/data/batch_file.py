@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.files import replace_file
@@ -128,6 +128,21 @@ def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
         raise DataError(f"{path}: mask holds values other than 0 and 1; expected bool")
     with naming_file(path):
         return ScoredBatch(**found | {"mask_BT": mask.bool()})  # type: ignore[arg-type]  # the required ones are there
+
+
+def turn_labels(ids: Tensor, mask: Tensor, separator: str | None, tokenizer: Any) -> Tensor | None:
+    """[B, T] turn of each sampled token, from 0: a token whose text contains ``separator`` ends its turn.
+
+    None without a separator: every response is one turn.
+    """
+    import torch
+
+    if separator is None:
+        return None
+    ends = [token for token in set(ids[mask].tolist()) if separator in tokenizer.decode([token])]
+    end = mask & torch.isin(ids, torch.tensor(ends, dtype=ids.dtype))
+    turn = end.long().cumsum(dim=1) - end.long()  # the separator itself still belongs to the turn it ends
+    return turn.masked_fill(~mask, 0)
 
 
 def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:

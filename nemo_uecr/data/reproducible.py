@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import platform
 import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["derive", "installed", "step_indices"]
+if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.config.schema import Config
+
+__all__ = ["derive", "installed", "statement", "step_indices"]
 
 
 def step_indices(*, problems: int, per_step: int, step: int, seed: int, shuffle: bool) -> list[int]:
@@ -40,3 +47,26 @@ def installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def statement(config: Config | NemoConfig, objective: str, versions: Mapping[str, str]) -> dict[str, Any]:
+    """What the provenance of a run states in either back end: loss, versions, seeds and the numbers' conventions."""
+    import nemo_uecr
+    from nemo_uecr.core.records import EPSILON, GAP_CLIP
+
+    return {
+        "objective": objective,
+        "versions": {"nemo_uecr": nemo_uecr.__version__, "python": platform.python_version(), **versions},
+        "platform": platform.platform(),
+        "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
+        "conventions": {
+            "reward": "1 for a correct final answer, 0 otherwise",
+            "answer": "content of the last complete \\boxed{...}, compared symbolically",
+            "advantage": "(R - mean) / (max(std, std_floor) + epsilon) over the responses to one prompt",
+            "group_std": config.method.std,
+            "std_floor": config.method.std_floor,
+            "epsilon": EPSILON,
+            "gap_clip": GAP_CLIP,
+            "loss": "token mean over the optimizer step's batch",
+        },
+    }

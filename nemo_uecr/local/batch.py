@@ -151,19 +151,6 @@ def token_texts(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) ->
     return [tokenizer.decode([token]) for token in token_ids]
 
 
-def turn_segments(sequences: Sequences, separator: str | None, tokenizer: PreTrainedTokenizerBase) -> Tensor | None:
-    """[B, T] turn of each token: a token whose text contains ``separator`` ends its turn. None without a separator."""
-    if separator is None:
-        return None
-    segments_BT = torch.zeros(len(sequences.responses), sequences.width, dtype=torch.long)
-    for row, response in enumerate(sequences.responses):
-        turn = 0
-        for column, text in enumerate(token_texts(response.token_ids, tokenizer)):
-            segments_BT[row, column] = turn
-            turn += separator in text
-    return segments_BT
-
-
 def method_settings(method: MethodConfig, *, step: int, seed: int) -> Settings:
     """The method's scalars for one step (steps count from 1; the schedule counts completed ones)."""
     return Settings(**method.core_settings(), step=step - 1, seed=derive(seed, "shuffle", step) % 2**31)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,11 +23,10 @@ import nemo_uecr
 from nemo_uecr.config.load import dump_config, flattened, written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import EPSILON, GAP_CLIP
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
 from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
-from nemo_uecr.data.reproducible import installed
+from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest
@@ -52,31 +50,14 @@ Finding = tuple[Literal["same", "changed", "unknown"], str]
 # --- what a run is made of
 
 
-def statement(config: Config, objective: str, source: Mapping[str, object]) -> dict[str, Any]:
+def _statement(config: Config, objective: str, source: Mapping[str, object]) -> dict[str, Any]:
     """Code, versions and conventions: what follows from the configuration and this environment."""
     drawing = {"temperature", "top_p", "top_k"}
     best = "best: highest mean of avg@k over the benchmarks; the earlier checkpoint of equal ones"
     last = "last: the checkpoint of the last step, whatever it scores"
-    return {
-        "objective": objective,
-        "versions": {
-            "nemo_uecr": nemo_uecr.__version__,
-            "python": platform.python_version(),
-            **{package: installed(package) or "not installed" for package in PACKAGES},
-        },
-        "platform": platform.platform(),
+    versions = {package: installed(package) or "not installed" for package in PACKAGES}
+    return statement(config, objective, versions) | {
         "arithmetic": arithmetic(),
-        "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
-        "conventions": {
-            "reward": "1 for a correct final answer, 0 otherwise",
-            "answer": "content of the last complete \\boxed{...}, compared symbolically",
-            "advantage": "(R - mean) / (max(std, std_floor) + epsilon) over the responses to one prompt",
-            "group_std": config.method.std,
-            "std_floor": config.method.std_floor,
-            "epsilon": EPSILON,
-            "gap_clip": GAP_CLIP,
-            "loss": "token mean over the optimizer step's batch",
-        },
         "decoding": {
             "rollout": config.rollout.model_dump(include=drawing | {"max_response_tokens", "responses_per_prompt"}),
             "evaluation": config.evaluation.model_dump(include=drawing | {"max_tokens", "samples"}),
@@ -183,7 +164,7 @@ def write_run_files(
     """The files that stand before the first step; a record that says something else than this one is kept beside it."""
     written = dump_config(config).encode()
     source, diff = package_source()
-    record = statement(config, objective, source) | {
+    record = _statement(config, objective, source) | {
         "config_sha256": hashlib.sha256(written).hexdigest(),
         "sha256": dict(inputs),
         "command": sys.argv,
@@ -263,7 +244,7 @@ def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: L
     if not (folder / PROVENANCE).is_file():
         raise RunFolderError(f"{folder} has no {PROVENANCE}; expected the run folder that `nemo-uecr train` wrote")
     record, config = read_object(folder / PROVENANCE), written_config(folder / "config.yaml")
-    now = statement(config, objective_of(config), package_source()[0])
+    now = _statement(config, objective_of(config), package_source()[0])
     findings: Iterable[Finding] = chain(
         _compare_files(folder),
         compare_inputs(record["sha256"], input_hashes(config, locate)),

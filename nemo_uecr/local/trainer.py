@@ -13,10 +13,11 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.records import Advantages, Settings
+from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.data.reproducible import derive, step_indices
 from nemo_uecr.errors import InvariantError, ScoreError
 from nemo_uecr.evaluation.engines import Decoding
-from nemo_uecr.local.batch import StepBatch, leave_failure, method_settings, turn_segments
+from nemo_uecr.local.batch import StepBatch, leave_failure, method_settings
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.memory import Placement
@@ -187,7 +188,9 @@ class Trainer:
             student=student,
             teacher=teacher,
             reference=reference,
-            segments_BT=turn_segments(sequences, config.method.turn_separator, models.student.tokenizer),
+            segments_BT=turn_labels(
+                sequences.token_ids(), sequences.mask(), config.method.turn_separator, models.student.tokenizer
+            ),
         )
 
     def _update(self, batch: StepBatch, advantages: Advantages) -> UpdateOutcome:

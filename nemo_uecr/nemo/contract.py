@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,22 +33,10 @@ class Scores:
 
     logp: tuple[Tensor, ...]  # K of [B, S], nats
     entropy_BS: Tensor | None  # +H in nats, None if not asked
-    row_hash_B: Tensor  # of the token ids that were scored
 
 
-class Scorer(Protocol):
-    """A model over one or many workers that scores the tokens of a batch."""
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Into how many equal parts it cuts a batch."""
-
-    def score_tokens(self, data: Any, request: ScoreRequest) -> Mapping[str, Any]:
-        """The answer of `two_temperatures.score_tokens` for the whole batch."""
-
-
-def score(scorer: Scorer, data: Any, request: ScoreRequest, *, name: str) -> Scores:
-    """Score NeMo-RL's batch, of any number of rows, and verify the answer of the scorer of this name."""
+def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Scores:
+    """Score NeMo-RL's batch, of any number of rows, by our policy or teacher of this name, and verify the answer."""
     rows = data["input_ids"].shape[0]
     padded = type(data)(with_masked_rows(data, -rows % scorer.data_parallel_size))
     answer = {column: value[:rows] for column, value in scorer.score_tokens(padded, request).items()}
@@ -78,11 +66,17 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
         tokens: ``input_ids`` [B, S] and ``input_lengths`` [B] of the batch.
         scorer: who answered, for messages.
     """
-    expected_B = row_hash(tokens["input_ids"], tokens["input_lengths"])
-    check_rows(answer["row_hash"], expected_B, what=f"scores of the {scorer}")
+    found_B, expected_B = answer["row_hash"], row_hash(tokens["input_ids"], tokens["input_lengths"])
+    if not torch.equal(found_B, expected_B):
+        both = min(len(found_B), len(expected_B))
+        wrong = (found_B[:both] != expected_B[:both]).nonzero().flatten().tolist()
+        raise ContractError(
+            f"the scores of the {scorer} belong to other token ids than the batch's {len(expected_B)} rows, first in "
+            f"row {wrong[0] if wrong else both}: rows were reordered, cut or replaced"
+        )
     _check_witness(answer, request, tokens["input_lengths"], scorer)
     logp = tuple(answer[f"logp_{index}"] for index in range(len(request.temperatures)))
-    return Scores(logp, answer["entropy"] if request.entropy else None, expected_B)
+    return Scores(logp, answer["entropy"] if request.entropy else None)
 
 
 def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: Tensor, scorer: str) -> None:
@@ -114,17 +108,6 @@ def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: 
                 f"{int(rows_B[wrong_B][0])}; expected at most {WITNESS_NATS:g}: its worker divides by another "
                 "temperature, shifts or filters"
             )
-
-
-def check_rows(found_B: Tensor, expected_B: Tensor, *, what: str) -> None:
-    """Refuse when the token ids behind two things, by their row hashes, differ in any row."""
-    if not torch.equal(found_B, expected_B):
-        both = min(len(found_B), len(expected_B))
-        wrong = (found_B[:both] != expected_B[:both]).nonzero().flatten().tolist()
-        raise ContractError(
-            f"the {what} belong to other token ids than the batch's {len(expected_B)} rows, first in row "
-            f"{wrong[0] if wrong else both}: rows were reordered, cut or replaced after scoring"
-        )
 
 
 def check_same(found: Tensor, expected: Tensor, *, what: str) -> None:

@@ -18,6 +18,7 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.nemo.contract import BatchFactsError, Scores, check_same
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
@@ -119,15 +120,8 @@ class UecrEstimator:
     ) -> Tensor:
         """[B, S] advantages of the first surrogate, 0 outside the sampled tokens.
 
-        Args:
-            prompt_ids: [B, *] padded prompt tokens; read only where groups are formed NeMo-RL's way.
-            rewards: [B] verifier reward.
-            mask: [B, S] tokens in the loss.
-            repeated_batch: the rollouts; ``idx`` is the problem of each row.
-            logprobs_policy: [B, S] old policy at T_r, as the policy handed it out.
-            logprobs_reference: [B, S] reference policy; not read here, the KL is in the loss.
-            valid_mask: [B] responses that count in their group's mean and deviation, where NeMo-RL says so; the
-                method's groups are whole, so all of them must.
+        The prompts are read only where groups are formed NeMo-RL's way, the reference not at all: the KL is in the
+        loss. ``valid_mask`` [B], of later versions, says which responses count in their group's mean and deviation.
         """
         context, config, scores = self._context, self._context.config, self._context.scores
         check_same(logprobs_policy, scores.student.logp[0], what="prev_logprobs")
@@ -141,7 +135,7 @@ class UecrEstimator:
         place_of = {problem: place for place, problem in enumerate(dict.fromkeys(problems))}
         by_problem = config.conventions.grouping == "paper"
         teacher, step = scores.teacher, context.completed_steps + 1
-        mask_BS, separator, ids_BS = scores.token_mask_BS.bool(), config.method.turn_separator, scores.token_ids_BS
+        mask_BS = scores.token_mask_BS.bool()
         batch = ScoredBatch(
             task_reward_B=rewards.float(),
             group_B=torch.tensor([place_of[problem] for problem in problems]) if by_problem else equal_rows(prompt_ids),
@@ -149,7 +143,7 @@ class UecrEstimator:
             old_logp_BT=scores.student.logp[1],
             teacher_logp_BT=None if teacher is None else teacher.logp[0],
             teacher_entropy_BT=None if teacher is None else teacher.entropy_BS,
-            segments_BT=None if separator is None else _turns(ids_BS, mask_BS, separator, context.tokenizer),
+            segments_BT=turn_labels(scores.token_ids_BS, mask_BS, config.method.turn_separator, context.tokenizer),
             sample_ids=tuple(f"step {step}, problem {problem}, row {row}" for row, problem in enumerate(problems)),
         )
         settings, tolerances = context.settings, config.tolerances.model_dump()
@@ -170,11 +164,3 @@ def equal_rows(prompt_ids: Tensor) -> Tensor:
     """[B] groups of equal prompt token rows, NeMo-RL's own rule: two equal prompts become one group."""
     group_B: Tensor = torch.unique(prompt_ids, dim=0, return_inverse=True)[1]
     return group_B
-
-
-def _turns(ids_BS: Tensor, mask_BS: Tensor, separator: str, tokenizer: Any) -> Tensor:
-    """[B, S] turn of each sampled token: a token whose text contains ``separator`` ends its turn."""
-    ends = [token for token in set(ids_BS[mask_BS].tolist()) if separator in tokenizer.decode([token])]
-    end_BS = mask_BS & torch.isin(ids_BS, torch.tensor(ends, dtype=ids_BS.dtype))
-    turn_BS = end_BS.long().cumsum(dim=1) - end_BS.long()  # the separator itself still belongs to the turn it ends
-    return turn_BS.masked_fill(~mask_BS, 0)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import nemo_uecr
 from nemo_uecr.config.load import check_same_configuration, dump_config, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import EPSILON, GAP_CLIP
-from nemo_uecr.data.reproducible import installed
+from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import ConfigError, RunFolderError
 from nemo_uecr.files import check_writable, replace_file
 from nemo_uecr.nemo import preflight, translate, upstream
@@ -157,14 +154,10 @@ def limit_time(native: Any) -> None:
     NeMo-RL's clock starts with the loop, that is, now.
     """
     left = seconds_left()
-    if left is None:
-        return
-    minutes, seconds = divmod(max(0, int(left - SAVING_S)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    limit = f"{days:02d}:{hours:02d}:{minutes:02d}:{seconds:02d}"
-    log.info("the job ends in %.0f s; the run saves and ends within %s (days:hours:minutes:seconds)", left, limit)
-    native.checkpointing["checkpoint_must_save_by"] = limit
+    if left is not None:
+        limit = max(0, int(left - SAVING_S))
+        log.info("the job ends in %.0f s; the run saves and ends within %d s", left, limit)
+        native.checkpointing["checkpoint_must_save_by"] = f"00:00:00:{limit:02d}"  # days, hours, minutes, seconds
 
 
 def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -> None:
@@ -215,27 +208,9 @@ def begun_by_a_step(config: NemoConfig, completed_steps: Callable[[], int]) -> I
 
 def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], objective: str, version: str) -> None:
     """Configuration, origins, tolerances and provenance, before the first step; ``version`` is NeMo-RL's."""
-    provenance = {
-        "objective": objective,
-        "command": sys.argv,
-        "versions": {
-            "nemo_uecr": nemo_uecr.__version__,
-            "nemo_rl": version,
-            "python": platform.python_version(),
-            **{package: installed(package) or "not installed in the driver's environment" for package in PACKAGES},
-        },
-        "platform": platform.platform(),
-        "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
-        "conventions": {
-            "reward": "1 for a correct final answer, 0 otherwise",
-            "answer": "content of the last complete \\boxed{...}",
-            "group_std": config.method.std,
-            "epsilon": EPSILON,
-            "gap_clip": GAP_CLIP,
-            "loss": "token mean over the optimizer step's batch",
-            **config.conventions.model_dump(),
-        },
-    }
+    versions = {package: installed(package) or "not installed in the driver's environment" for package in PACKAGES}
+    provenance = statement(config, objective, {"nemo_rl": version, **versions}) | {"command": sys.argv}
+    provenance["conventions"] |= config.conventions.model_dump()
     folder = Path(config.run.folder)
     records = {"tolerances": config.tolerances.model_dump(), "origins": dict(origins), "provenance": provenance}
     for name, record in records.items():

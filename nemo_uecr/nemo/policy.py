@@ -6,6 +6,7 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.contract import check_rows, check_same, score, with_masked_rows
+from nemo_uecr.nemo.contract import check_same, score, with_masked_rows
 from nemo_uecr.nemo.estimator import StepContext, StepScores
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.telemetry import check_facts, save_step, step_metrics
-from nemo_uecr.nemo.two_temperatures import ScoreRequest, row_hash
+from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
 
 class PolicyMethods:
@@ -133,10 +134,7 @@ class PolicyMethods:
 
     def _check_columns(self, data: Any) -> None:
         scores, outcome = self._context.scores, self._context.outcome
-        found_B = row_hash(data["input_ids"], data["input_lengths"])
-        check_rows(found_B, scores.student.row_hash_B, what="training rows")
-        if scores.teacher is not None:
-            check_rows(found_B, scores.teacher.row_hash_B, what="rows of the teacher's scores")
+        check_same(data["input_ids"], scores.token_ids_BS, what="input_ids")
         check_same(data["prev_logprobs"], scores.student.logp[0], what="prev_logprobs")
         check_same(data["advantages"], outcome.handed_out_BS, what="advantages")
         check_same(data["token_mask"], scores.token_mask_BS, what="token_mask")
@@ -164,10 +162,8 @@ def padded_minibatches(columns: Mapping[str, Any], minibatch: int, rounding: int
     for start in range(0, rows, minibatch):
         part = {name: value[start : start + minibatch] for name, value in marked.items()}
         parts.append(with_masked_rows(part, whole - part["input_ids"].shape[0]))
-
-    def joined(values: list[Any]) -> Any:
-        if isinstance(values[0], Tensor):
-            return torch.cat(values)
-        return [item for value in values for item in value]
-
-    return {name: joined([part[name] for part in parts]) for name in marked}, whole
+    joined = {}
+    for name, value in marked.items():
+        pieces = [part[name] for part in parts]
+        joined[name] = torch.cat(pieces) if isinstance(value, Tensor) else list(itertools.chain(*pieces))
+    return joined, whole

@@ -43,7 +43,6 @@ def changed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
 def teacher_policy(config: NemoConfig, student: Mapping[str, Any]) -> dict[str, Any]:
     """The teacher's policy section: the student's, as NeMo-RL completed it, with the teacher's differences."""
     teacher = config.teacher
-    checkpoint = teacher.megatron_checkpoint
     inherited = {
         name: student[name] for name in student.keys() - {"pretrained_checkpoint", "quant_cfg", "router_replay"}
     }
@@ -63,7 +62,7 @@ def teacher_policy(config: NemoConfig, student: Mapping[str, Any]) -> dict[str, 
             "generation.top_k": None,
             "uecr.temperature": 1.0,
             "uecr.filters": "paper",
-            **({} if checkpoint is None else {"pretrained_checkpoint": _megatron_bridge(checkpoint)}),
+            **_start("pretrained_checkpoint", teacher.megatron_checkpoint),
         },
     )
 
@@ -171,7 +170,6 @@ def _data(config: NemoConfig, dropped: Sequence[int]) -> dict[str, Any]:
 def _outputs(config: NemoConfig) -> dict[str, Any]:
     """Loggers and checkpoints."""
     telemetry, folder, checkpoint = config.telemetry, config.run.folder, config.checkpoint
-    start = config.student.megatron_checkpoint
     return {
         "logger.log_dir": f"{folder}/logs",
         "logger.wandb_enabled": telemetry.wandb is not None,
@@ -184,9 +182,9 @@ def _outputs(config: NemoConfig) -> dict[str, Any]:
         "checkpointing.checkpoint_dir": f"{folder}/checkpoints",
         "checkpointing.keep_top_k": checkpoint.keep_last,
         "checkpointing.save_period": max(1, checkpoint.every),
-        **({} if start is None else {"checkpointing.pretrained_checkpoint": _megatron_bridge(start)}),
+        **_start("checkpointing.pretrained_checkpoint", config.student.megatron_checkpoint),
     }
 
 
-def _megatron_bridge(checkpoint: str) -> dict[str, str]:
-    return {"path": checkpoint, "format": "megatron_bridge"}
+def _start(key: str, checkpoint: str | None) -> dict[str, Any]:
+    return {} if checkpoint is None else {key: {"path": checkpoint, "format": "megatron_bridge"}}

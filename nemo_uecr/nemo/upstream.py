@@ -28,8 +28,6 @@ NATIVE_WORKER_FQN = "nemo_rl.models.policy.workers.megatron_policy_worker.Megatr
 VLLM_WORKER_FQN = "nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker"
 #: How NeMo-RL makes a prompt of a problem; a name of its registry.
 PROCESSOR = "math_hf_data_processor"
-#: Letters of Ray's reason for a worker's death: a line on memory lists every process of the node.
-REASON = 300
 
 #: An evaluation in the place of NeMo-RL's validation: metrics and timings of a generation object at a step.
 Evaluate = Callable[[Any, int], tuple[dict[str, float], dict[str, float]]]
@@ -44,11 +42,7 @@ class WorkerError(UecrError, RuntimeError):
 
 
 def check() -> str:
-    """Refuse a NeMo-RL in which a name or signature differs from what this back end was written for.
-
-    Returns:
-        The version it says it is, with its commit where it is a git tree.
-    """
+    """Refuse a NeMo-RL in which a name or signature is not what this back end was written for; returns its version."""
     version = str(_load("nemo_rl.package_info").__version__)
     check_signatures(expected_signatures("driver"), version)
     return version
@@ -208,12 +202,8 @@ def run_loop(
 ) -> int:
     """NeMo-RL's own set-up with our policy, and its own training loop, unmodified; returns the completed steps.
 
-    Args:
-        config: NeMo-RL's.
-        parts: tokenizer, problems and environments.
-        loss: what the workers call.
-        make_policy: called in place of NeMo-RL's policy.
-        before: called between the two, with the configuration that the set-up returns and the completed steps.
+    ``parts`` are those of `prepare_run`; ``before`` is called between the two, with the configuration that the set-up
+    returns and the completed steps.
     """
     tokenizer, dataset, environments = parts
     made = native("setup")(config, tokenizer, dataset, None, policy_factory=make_policy)
@@ -305,10 +295,10 @@ def wait(method: str, futures: Sequence[Any], names: Sequence[str], *, seconds: 
             cause = f"{type(error.cause).__name__}: {first_line(error.cause)}"
             raise WorkerError(f"{method}: worker {name} raised {cause}") from error
         except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
-            reason = f"{type(error).__name__}: {first_line(error)}"
+            reason = f"{type(error).__name__}: {first_line(error)}"  # on memory it lists every process of the node
             raise WorkerError(
-                f"{method}: worker {name} died ({reason:.{REASON}}); expected an answer. Look at its log; the usual "
-                "cause is memory"
+                f"{method}: worker {name} died ({reason:.300}); expected an answer. Look at its log; the usual cause "
+                "is memory"
             ) from error
     return [answers[future] for future in futures]
 

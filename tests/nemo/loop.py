@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -24,7 +23,6 @@ from tests.config.test_nemo import CONFIGS
 from tests.nemo.tiny_world import (
     TEMPERATURE,
     VOCABULARY,
-    Run,
     TinyGeneration,
     TinyModel,
     TinyPolicy,
@@ -61,56 +59,51 @@ class OurTinyPolicy(PolicyMethods, TinyPolicy):
 def train_ours(
     config: NemoConfig,
     *,
-    steps: int,
-    teacher: TinyTeacher | None,
+    steps: int = 1,
+    teacher: type[TinyTeacher] = TinyTeacher,
     problems: TinyProblems | None = None,
     stop: StopRequest | None = None,
     parallel: int = 1,
-) -> Run:
-    """Our estimator, policy and loss in the real loop."""
+) -> Any:
+    """Our estimator, policy and loss in the real loop; returns the policy, with the metrics of each step."""
     context = StepContext(config, completed_steps=0, tokenizer=TinyTokenizer())
+    minibatch, reads = config.train.minibatch_responses, METHODS[config.method.name].needs_teacher
     made: Any = OurTinyPolicy(
-        TinyModel(0), minibatch=config.train.minibatch_responses, context=context, teacher=teacher, parallel=parallel
-    )
-    if teacher is not None:
-        teacher.events = made.events
+        TinyModel(0), minibatch=minibatch, parallel=parallel, context=context,
+        teacher=teacher(TinyModel(9), [], parallel) if reads else None,
+    )  # fmt: skip
+    if reads:
+        made._teacher.events = made.events
     with upstream.substitutions(
-        estimator=lambda: UecrEstimator(context),
-        colocated_worker_groups=3,
-        evaluation=None,
-        stop=stop or StopRequest(),
+        estimator=lambda: UecrEstimator(context), colocated_worker_groups=3, evaluation=None, stop=stop or StopRequest()
     ):
-        metrics = _loop(made, training_loss(config), config, steps, problems or TinyProblems())
-    return Run(made, metrics, teacher)
+        _loop(made, training_loss(config), config, steps, problems or TinyProblems())
+    return made
 
 
-def train_native(config: NemoConfig, *, steps: int) -> Run:
+def train_native(config: NemoConfig, *, steps: int) -> Any:
     """NeMo-RL's estimator and loss in the same loop."""
     policy = TinyPolicy(TinyModel(0), minibatch=config.train.minibatch_responses)
     loss = upstream.native("ClippedPGLossFn")(upstream.native("ClippedPGLossConfig")(**loss_settings(config)))
-    return Run(policy, _loop(policy, loss, config, steps, TinyProblems()), None)
+    _loop(policy, loss, config, steps, TinyProblems())
+    return policy
 
 
-def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: TinyProblems) -> list[dict[str, Any]]:
+def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: TinyProblems) -> None:
     from nemo_rl.data.collate_fn import rl_collate_fn
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     grpo = importlib.import_module("nemo_rl.algorithms.grpo")
     torch.manual_seed(5)
+    prompts = config.rollout.prompts_per_step
     loader = StatefulDataLoader(
-        problems,
-        batch_size=config.rollout.prompts_per_step,
-        shuffle=False,
-        collate_fn=rl_collate_fn,
-        drop_last=True,
-        num_workers=0,
+        problems, batch_size=prompts, shuffle=False, collate_fn=rl_collate_fn, drop_last=True, num_workers=0
     )
     logger = MagicMock()
     generation = TinyGeneration(policy.model, upstream.native("BatchedDataDict"), policy.events)
-    quiet: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
     with (
-        patch.object(grpo, "refit_policy_generation", quiet),
-        patch.object(grpo, "maybe_gpu_profile_step", quiet),
+        patch.object(grpo, "refit_policy_generation"),
+        patch.object(grpo, "maybe_gpu_profile_step"),
         contextlib.redirect_stdout(io.StringIO()),
     ):
         grpo.grpo_train(
@@ -118,7 +111,7 @@ def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: Tiny
             MagicMock(), _fresh_state(grpo), _master_config(grpo, config, steps),
         )  # fmt: skip
     calls = [call for call in logger.log_metrics.call_args_list if call.kwargs.get("prefix") == "train"]
-    return [call.args[0] for call in calls if "loss" in call.args[0]]
+    policy.metrics = [call.args[0] for call in calls if "loss" in call.args[0]]
 
 
 def _fresh_state(grpo: Any) -> Any:

@@ -28,41 +28,21 @@ from nemo_rl.models.policy.tq_policy import TQPolicy
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import score
 from nemo_uecr.nemo.estimator import StepContext, StepScores, UecrEstimator, equal_rows
-from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
+from nemo_uecr.nemo.launcher import training_loss
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN
 from tests.nemo.tiny_world import (
     TinyGeneration,
     TinyModel,
     TinyProblems,
+    TinyTeacher,
     TinyTokenizer,
-    columns_of,
     make_environment,
     training_logp,
 )
 
 PARTITION = "rollout_data"
-
-
-class Scorer:
-    """A model in this process as our contract sees it."""
-
-    data_parallel_size = 1
-
-    def __init__(self, model: TinyModel) -> None:
-        self.model = model
-
-    def score_tokens(self, data: Any, request: Any) -> Any:
-        return columns_of(self.model, data, request)
-
-
-class Loss(UecrLoss):
-    """Ours, with the column that says that there is one optimizer step a batch."""
-
-    def __call__(self, next_token_logprobs: Any, data: Any, global_valid_seqs: Any, global_valid_toks: Any) -> Any:
-        columns = dict(data) | {FIRST_STEP_COLUMN: torch.ones_like(data["sample_mask"])}
-        return super().__call__(next_token_logprobs, columns, global_valid_seqs, global_valid_toks)
 
 
 class Estimator:
@@ -72,10 +52,11 @@ class Estimator:
         self.context, self.chunks = context, chunks
 
     def compute_advantage(self, *, prompt_ids: Any, rewards: Any, repeated_batch: Any, **columns: Any) -> Any:
-        rollouts = {"idx": equal_rows(prompt_ids), "truncated": torch.zeros(len(rewards))}
-        given = {"logprobs_reference": None} | columns
-        estimator = UecrEstimator(self.context)
-        found = estimator.compute_advantage(prompt_ids=prompt_ids, rewards=rewards, repeated_batch=rollouts, **given)
+        given = {
+            "prompt_ids": prompt_ids, "rewards": rewards, "logprobs_reference": None,
+            "repeated_batch": {"idx": equal_rows(prompt_ids), "truncated": torch.zeros(len(rewards))},
+        }  # fmt: skip
+        found = UecrEstimator(self.context).compute_advantage(**(given | columns))
         self.chunks.append((self.context.outcome.batch, found))
         return found
 
@@ -84,7 +65,7 @@ class Worker(TQWorkerMixin):
     """One rank: scores by our contract, accumulates gradients, and steps when it is told to."""
 
     def __init__(self, model: TinyModel, context: StepContext, client: Any) -> None:
-        self.model, self.teacher, self.context, self._dp_client = model, TinyModel(9), context, client
+        self.model, self.context, self._dp_client = model, context, client
         self.optimizer = torch.optim.Adam(model.parameters(), 1e-2)
         self.tokenizer, self.cfg = TinyTokenizer(), {}
 
@@ -93,10 +74,9 @@ class Worker(TQWorkerMixin):
 
     def get_logprobs(self, data: Any, micro_batch_size: Any = None) -> Any:
         context = self.context
-        teacher = score(Scorer(self.teacher), data, context.teacher_request, name="teacher")
-        student = score(Scorer(self.model), data, context.student_request, name="student")
-        masks = data["token_mask"], data["sample_mask"]
-        self.context.scores = StepScores(student, teacher, *masks, data["input_ids"])
+        teacher = score(TinyTeacher(TinyModel(9), []), data, context.teacher_request, name="teacher")
+        student = score(TinyTeacher(self.model, []), data, context.student_request, name="student")
+        context.scores = StepScores(student, teacher, data["token_mask"], data["sample_mask"], data["input_ids"])
         return BatchedDataDict(logprobs=student.logp[0])
 
     def begin_train_step(self, loss_fn: Any, gbs: int, mbs: int) -> None:
@@ -104,8 +84,9 @@ class Worker(TQWorkerMixin):
         self.optimizer.zero_grad()
 
     def train_microbatch(self, data: Any) -> None:
-        one = torch.tensor(1.0)
-        loss, _ = self.loss(training_logp(self.model, data["input_ids"]), data, one, one)
+        """There is one optimizer step a batch, and each of its rows is in the first."""
+        columns, one = dict(data) | {FIRST_STEP_COLUMN: torch.ones_like(data["sample_mask"])}, torch.tensor(1.0)
+        loss, _ = self.loss(training_logp(self.model, data["input_ids"]), columns, one, one)
         loss.backward()
         self.total += float(loss.detach())
         self.tokens += float((data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum())
@@ -165,16 +146,15 @@ class Trainer(TQPolicy):
         return made
 
 
-class Generation:
+class Generation(TinyGeneration):
     """Samples one response at a time, as an asynchronous engine hands them out; refitted between steps."""
 
-    requires_kv_scale_sync = False
-
     def __init__(self, trained: TinyModel) -> None:
-        self.trained, self.model = trained, copy.deepcopy(trained)
+        super().__init__(copy.deepcopy(trained), BatchedDataDict, [])
+        self.trained = trained
 
     async def generate_async(self, data: Any, greedy: bool = False) -> Any:
-        yield 0, TinyGeneration(self.model, BatchedDataDict, []).generate(data)
+        yield 0, self.generate(data)
 
     def sync_weights(self, kv_scales: Any = None) -> None:
         self.model.load_state_dict(self.trained.state_dict())
@@ -190,6 +170,7 @@ def actor_arguments(run: NemoConfig, client: Any, *, steps: int, folder: str) ->
     context = StepContext(run, completed_steps=0, tokenizer=TinyTokenizer())
     generation, environments = Generation(model), {"t": make_environment()}
     buffer = TQReplayBuffer(client, partition_id=PARTITION, pad_value_dict={"token_ids": 0, "input_ids": 0})
+    off = {f"{name}_enabled": False for name in ("wandb", "swanlab", "tensorboard", "mlflow")}
     config = MasterConfig.model_construct(
         policy={"train_global_batch_size": prompts * group, "generation": {"colocated": {"enabled": False}}},
         grpo=GRPOConfig(
@@ -201,10 +182,7 @@ def actor_arguments(run: NemoConfig, client: Any, *, steps: int, folder: str) ->
             sampler=InOrderSamplerConfig(max_lookahead_versions=0), min_groups_for_streaming_train=1,
             max_inflight_prompts=prompts, max_buffered_rollouts=prompts,
         ),
-        logger={"log_dir": folder, "monitor_gpus": False} | {
-            f"{name}_enabled": False for name in ("wandb", "swanlab", "tensorboard", "mlflow")
-        },
-        env={},
+        logger={"log_dir": folder, "monitor_gpus": False, **off}, env={},
         checkpointing={
             "enabled": False, "checkpoint_dir": folder, "metric_name": None, "higher_is_better": True,
             "keep_top_k": None, "save_period": 100, "save_optimizer": False, "checkpoint_must_save_by": None,
@@ -218,11 +196,7 @@ def actor_arguments(run: NemoConfig, client: Any, *, steps: int, folder: str) ->
             TinyProblems(), batch_size=prompts, shuffle=False, collate_fn=rl_collate_fn, drop_last=True, num_workers=0
         ),
         weight_synchronizer=SimpleNamespace(sync_weights=generation.sync_weights, shutdown=generation.shutdown),
-        advantage_estimator=Estimator(context, chunks),
-        loss_fn=Loss(
-            run.loss, opd_coef=None, loss_type=upstream.native("LossType").TOKEN_LEVEL,
-            input_type=upstream.native("LossInputType").LOGPROB, native=None,
-        ),
+        advantage_estimator=Estimator(context, chunks), loss_fn=training_loss(run),
         rollout_manager=RolloutManager(
             tokenizer=TinyTokenizer(), task_to_env=environments, num_generations_per_prompt=group, max_seq_len=64,
             max_rollout_turns=1, policy_generation=generation, use_nemo_gym=False, tq_buffer=buffer,

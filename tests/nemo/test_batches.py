@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -82,10 +82,9 @@ def test_1007_rows_on_two_and_four_ranks(nemo_rl: str, parallel: int, packed: bo
 def test_15_responses_train_on_four_ranks() -> None:
     """5 prompts of 3 responses: a masked row completes the batch for scoring and for the update."""
     batch = ["rollout.prompts_per_step=5", "rollout.responses_per_prompt=3", "train.minibatch_responses=15"]
-    run = train_ours(config_of("uecr", *batch), steps=1, teacher=TinyTeacher(TinyModel(9), [], parallel=4), parallel=4)
-    assert run.teacher is not None
-    assert run.teacher.rows == [16]
-    trained = run.policy.trained[0]
+    run = train_ours(config_of("uecr", *batch), parallel=4)
+    assert [rows for rows, _ in run._teacher.asked] == [16]
+    trained = run.trained[0]
     assert trained["sample_mask"].tolist() == [1.0] * 15 + [0.0]
     assert run.metrics[0]["count/trained"] == 15
     assert run.metrics[0]["group/count"] == 5
@@ -97,17 +96,17 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path, mon
     """The adapter's first loss and gradient are `core`'s over the saved batch, and the local loop's own update's."""
     sparse.register(monkeypatch)
     config = config_of(method, "telemetry.save_batch_every=1", f"run.folder={tmp_path}")
-    run = train_ours(config, steps=1, teacher=TinyTeacher(TinyModel(9), []))
+    run = train_ours(config)
     path = tmp_path / "batches" / "step-000001.safetensors"
     saved = load_batch(path)
     assert recompute(path) == Recomputed(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
     settings = StepContext(config, None, completed_steps=0).settings
     advantages = METHODS[method].compute(scored_batch(saved, path), settings).named_tensors()
-    assert torch.equal(advantages["advantage"], run.policy.trained[0]["advantages"])
+    assert torch.equal(advantages["advantage"], run.trained[0]["advantages"])
     for loss in (core_loss, local_loss):
         total, gradient = loss(saved.tensors, advantages, config)
-        assert total == pytest.approx(run.policy.losses[0], abs=1e-6)
-        torch.testing.assert_close(gradient, run.policy.gradients[0], atol=1e-6, rtol=1e-4)
+        assert total == pytest.approx(run.losses[0], abs=1e-6)
+        torch.testing.assert_close(gradient, run.gradients[0], atol=1e-6, rtol=1e-4)
 
 
 def gradient_of(model: TinyModel) -> Tensor:
@@ -129,20 +128,17 @@ def core_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: An
 
 def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> tuple[float, Tensor]:
     """The loss that the local back end's update takes its step on: its sequences, micro-batches, forward and sums."""
-    from nemo_uecr.local.sequences import Prompt, Response, Sequences
+    from nemo_uecr.local.sequences import Sequences
     from nemo_uecr.local.update import UpdateInputs, update
 
     ids, mask = tensors["token_ids"], tensors["mask"].bool()
     lengths = mask.sum(dim=1).tolist()
     assert bool((mask.long().argmax(dim=1) == PROMPT).all())
     rows = [row.tolist() for row in ids]
-    sequences = Sequences(
-        [cast(Prompt, SimpleNamespace(token_ids=row[:PROMPT])) for row in rows],
-        [
-            cast(Response, SimpleNamespace(token_ids=row[PROMPT : PROMPT + length]))
-            for row, length in zip(rows, lengths, strict=True)
-        ],
-    )
+    prompts: Any = [SimpleNamespace(token_ids=row[:PROMPT]) for row in rows]
+    ends = [PROMPT + length for length in lengths]
+    responses: Any = [SimpleNamespace(token_ids=row[PROMPT:end]) for row, end in zip(rows, ends, strict=True)]
+    sequences = Sequences(prompts, responses)
     here = slice(PROMPT, PROMPT + sequences.width)
     names = ["advantage", *(["advantage_opd"] if "advantage_opd" in advantages else [])]
     inputs = UpdateInputs(
@@ -157,26 +153,9 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
         rollout=SimpleNamespace(temperature=TEMPERATURE),
         loss=run.loss,
     )
-    model: Any = LocalTiny(TinyModel(0))
-    optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-3)
-    return update(model, optimizer, inputs, config, steps_done=0).loss[0], gradient_of(model.module)
-
-
-class LocalTiny:
-    """The tiny model as the local back end sees one: features, and an output layer over them."""
-
-    device, vocabulary, forward_context = torch.device("cpu"), VOCABULARY, staticmethod(contextlib.nullcontext)
-
-    def __init__(self, module: TinyModel) -> None:
-        self.module = module
-
-    def features(self, ids_bS: Tensor) -> Tensor:
-        features: Tensor = self.module.recurrent(self.module.embedding(ids_bS))[0]
-        return features
-
-    def head(self, features_NF: Tensor) -> Tensor:
-        logits: Tensor = self.module.output(features_NF)
-        return logits
+    model: Any = TinyModel(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return update(model, optimizer, inputs, config, steps_done=0).loss[0], gradient_of(model)
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -187,7 +166,7 @@ def test_a_teacher_that_divides_otherwise_stops_the_run() -> None:
             return super().score_tokens(data, warm)
 
     with pytest.raises(ContractError, match=r"the teacher's worker divided by the temperatures \[\(0\.7,\)\]"):
-        train_ours(config_of("uecr"), steps=1, teacher=Warm(TinyModel(9), []))
+        train_ours(config_of("uecr"), teacher=Warm)
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -197,24 +176,27 @@ def test_one_problem_in_every_place_stops_the_run() -> None:
             return super().__getitem__(5) | {"idx": 5}
 
     with pytest.raises(BatchFactsError, match="1 different problems; expected 4"):
-        train_ours(config_of("grpo"), steps=1, teacher=None, problems=Same())
+        train_ours(config_of("grpo"), problems=Same())
+
+
+def alter_generation(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """A column of what the generator answers."""
+    honest = TinyGeneration.generate
+
+    def generate(self: Any, data: Any, greedy: bool = False) -> Any:
+        answer = honest(self, data, greedy)
+        return type(answer)({**answer, name: change(answer[name])})
+
+    monkeypatch.setattr(TinyGeneration, "generate", generate)
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_filter_in_generation_does_not_leak_into_training() -> None:
+def test_a_filter_in_generation_does_not_leak_into_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generator's own log-probabilities may be filtered; ratio and loss do not read them."""
-    config = config_of("grpo")
-    plain = train_ours(config, steps=1, teacher=None)
-    honest = TinyGeneration.generate
-
-    def filtered(self: Any, data: Any, greedy: bool = False) -> Any:
-        answer = honest(self, data, greedy)
-        return type(answer)({**answer, "logprobs": answer["logprobs"] * 0.5})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TinyGeneration, "generate", filtered)
-        other = train_ours(config, steps=1, teacher=None)
-    assert other.policy.losses == plain.policy.losses
+    plain = train_ours(config_of("grpo"))
+    alter_generation(monkeypatch, "logprobs", lambda logp: logp * 0.5)
+    other = train_ours(config_of("grpo"))
+    assert other.losses == plain.losses
     assert other.metrics[0]["policy/first_ratio_error"] == 0.0
     assert other.metrics[0]["token_mult_prob_error"] > 1.01
 
@@ -222,15 +204,9 @@ def test_a_filter_in_generation_does_not_leak_into_training() -> None:
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_overlong_filter_drops_from_the_loss_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fourth response counts as truncated: 24 train, all 32 stay in their groups."""
-    honest = TinyGeneration.generate
-
-    def truncating(self: Any, data: Any, greedy: bool = False) -> Any:
-        answer = honest(self, data, greedy)
-        return type(answer)({**answer, "truncated": torch.arange(answer["truncated"].shape[0]) % 4 == 0})
-
-    monkeypatch.setattr(TinyGeneration, "generate", truncating)
-    run = train_ours(config_of("uecr", "rollout.overlong_filter=true"), steps=1, teacher=TinyTeacher(TinyModel(9), []))
+    alter_generation(monkeypatch, "truncated", lambda truncated: torch.arange(len(truncated)) % 4 == 0)
+    run = train_ours(config_of("uecr", "rollout.overlong_filter=true"))
     assert run.metrics[0]["count/trained"] == 24
     assert run.metrics[0]["response/truncated_share"] == 0.25
-    assert run.policy.trained[0]["sample_mask"].sum() == 24
-    assert float(run.policy.trained[0]["advantages"].abs().sum(dim=1).min()) > 0
+    assert run.trained[0]["sample_mask"].sum() == 24
+    assert float(run.trained[0]["advantages"].abs().sum(dim=1).min()) > 0

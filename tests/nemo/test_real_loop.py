@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import importlib
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.nemo import upstream
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.metric_table import METRICS
 from tests.nemo.loop import GROUP, NATIVE, PROMPTS, config_of, train_native, train_ours
-from tests.nemo.tiny_world import TinyModel, TinyProblems, TinyTeacher
+from tests.nemo.tiny_world import TinyProblems
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-def teacher_of(method: str) -> TinyTeacher | None:
-    return TinyTeacher(TinyModel(9), []) if METHODS[method].needs_teacher else None
-
-
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.needs_initial])
 def test_every_method_trains(method: str) -> None:
-    run = train_ours(config_of(method), steps=2, teacher=teacher_of(method))
+    run = train_ours(config_of(method), steps=2)
     assert len(run.metrics) == 2
-    assert all(math.isfinite(loss) for loss in run.policy.losses)
+    assert all(math.isfinite(loss) for loss in run.losses)
     last = run.metrics[-1]
     assert last["count/global_steps"] == 2.0
     assert last["count/trajectories"] == PROMPTS * GROUP
@@ -38,87 +36,78 @@ def test_every_method_trains(method: str) -> None:
     assert ("teacher/gap_mean" in last) == METHODS[method].needs_teacher
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.05])
-def test_without_teacher_it_is_native_grpo(kl_coef: float) -> None:
-    config = config_of("grpo", "method.std=sample", *NATIVE, f"loss.reference_kl={kl_coef}")
-    ours, native = train_ours(config, steps=2, teacher=None), train_native(config, steps=2)
-    for mine, theirs in zip(ours.policy.losses, native.policy.losses, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-6)
-    for mine, theirs in zip(ours.policy.gradients, native.policy.gradients, strict=True):
+def beside_native(*changes: str) -> tuple[Any, Any]:
+    """Two steps of our GRPO and of NeMo-RL's own."""
+    config = config_of("grpo", "method.std=sample", *changes)
+    return train_ours(config, steps=2), train_native(config, steps=2)
+
+
+@pytest.mark.parametrize("changes", [(*NATIVE, "loss.reference_kl=0.0"), (*NATIVE, "loss.reference_kl=0.05"), ()])
+def test_without_teacher_it_is_native_grpo(changes: tuple[str, ...]) -> None:
+    """In NeMo-RL's form with and without KL, and in the paper's without one: only our own arithmetic is left."""
+    ours, native = beside_native(*(changes or ["loss.reference_kl=0"]))
+    assert ours.losses == pytest.approx(native.losses, abs=1e-6)
+    for mine, theirs in zip(ours.gradients, native.gradients, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
     assert [m["reward"] for m in ours.metrics] == [m["reward"] for m in native.metrics]
 
 
-def test_the_papers_form_without_kl_has_native_gradients() -> None:
-    """With the KL off the only difference left is our own arithmetic, which must not show."""
-    config = config_of("grpo", "method.std=sample", "loss.reference_kl=0")
-    ours, native = train_ours(config, steps=2, teacher=None), train_native(config, steps=2)
-    for mine, theirs in zip(ours.policy.gradients, native.policy.gradients, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
-
-
 def test_the_papers_form_with_kl_has_the_native_loss_but_another_gradient() -> None:
     """At the first step the reference is the policy: KL and its plain gradient are 0; later NeMo-RL's differs."""
-    config = config_of("grpo", "method.std=sample", "loss.reference_kl=0.5")
-    ours, native = train_ours(config, steps=2, teacher=None), train_native(config, steps=2)
-    assert ours.policy.losses[1] == pytest.approx(native.policy.losses[1], abs=1e-5)
-    assert float((ours.policy.gradients[1] - native.policy.gradients[1]).abs().max()) > 1e-6
+    ours, native = beside_native("loss.reference_kl=0.5")
+    assert ours.losses[1] == pytest.approx(native.losses[1], abs=1e-5)
+    assert float((ours.gradients[1] - native.gradients[1]).abs().max()) > 1e-6
 
 
 def test_a_request_ends_the_real_loop_after_the_step() -> None:
     stop = StopRequest()
     stop.ask("a test")
-    assert len(train_ours(config_of("grpo"), steps=4, teacher=None, stop=stop).metrics) == 1
+    assert len(train_ours(config_of("grpo"), steps=4, stop=stop).metrics) == 1
 
 
 def test_order_of_a_step() -> None:
-    run = train_ours(config_of("uecr"), steps=1, teacher=teacher_of("uecr"))
-    assert run.policy.events == [
+    run = train_ours(config_of("uecr"))
+    assert run.events == [
         "generation sleeps", "teacher on", "teacher scores", "teacher off", "student on", "student scores",
         "student trains",
     ]  # fmt: skip
-    assert run.teacher is not None
-    assert [request.temperatures for request in run.teacher.requests] == [(1.0,)]
-    assert run.teacher.requests[0].entropy
+    assert [(request.temperatures, request.entropy) for _, request in run._teacher.asked] == [((1.0,), True)]
 
 
 def test_several_optimizer_steps_a_batch() -> None:
-    config = config_of("uecr", "train.minibatch_responses=8")
-    run = train_ours(config, steps=2, teacher=teacher_of("uecr"))
+    run = train_ours(config_of("uecr", "train.minibatch_responses=8"), steps=2)
     last = run.metrics[-1]
-    assert len(run.policy.losses) == 8
+    assert len(run.losses) == 8
     assert last["count/optimizer_steps"] == 8.0
     assert last["policy/first_ratio_error"] == 0.0
     assert last["policy/ratio_max"] > 1.0
     # The logged loss is the mean over the four optimizer steps of the batch.
-    assert last["policy/loss"] == pytest.approx(sum(run.policy.losses[4:]) / 4, abs=1e-6)
+    assert last["policy/loss"] == pytest.approx(sum(run.losses[4:]) / 4, abs=1e-6)
 
 
 def test_equal_prompts_stay_apart() -> None:
     """Problems 0 and 1 have the same tokens: the paper's grouping keeps them apart, NeMo-RL's merges them."""
     twins = TinyProblems(seed_of=lambda index: max(index, 1))
-    ours = train_ours(config_of("uecr"), steps=1, teacher=teacher_of("uecr"), problems=twins)
-    merged = train_ours(config_of("uecr", *NATIVE), steps=1, teacher=teacher_of("uecr"), problems=twins)
-    assert ours.metrics[0]["group/count"] == PROMPTS
-    assert merged.metrics[0]["group/count"] == PROMPTS - 1
+    assert train_ours(config_of("uecr"), problems=twins).metrics[0]["group/count"] == PROMPTS
+    assert train_ours(config_of("uecr", *NATIVE), problems=twins).metrics[0]["group/count"] == PROMPTS - 1
 
 
 def test_substitutions_are_taken_back() -> None:
     """Every name of the loop's module, however the block ends; the names are read from the module, not from a list."""
-    from nemo_uecr.nemo import upstream
-
     grpo = importlib.import_module("nemo_rl.algorithms.grpo")
     before = dict(vars(grpo))
+
+    def changed() -> set[str]:
+        return {name for name, value in vars(grpo).items() if before.get(name) is not value}
 
     def fail_inside() -> None:
         with upstream.substitutions(
             estimator=object, colocated_worker_groups=3, evaluation=lambda generation, step: ({}, {}),
             stop=StopRequest(),
         ):  # fmt: skip
-            changed = {name for name, value in vars(grpo).items() if before.get(name) is not value}
-            assert changed == {"_create_advantage_estimator", "RayVirtualCluster", "TimeoutChecker", "validate"}
+            assert changed() == {"_create_advantage_estimator", "RayVirtualCluster", "TimeoutChecker", "validate"}
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fail_inside()
-    assert {name for name, value in vars(grpo).items() if before.get(name) is not value} == set()
+    assert changed() == set()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -19,42 +19,54 @@ VOCABULARY, PROMPT, RESPONSE, TEMPERATURE = 12, 3, 5, 0.7
 
 
 class TinyModel(torch.nn.Module):
-    """Embedding, GRU, output."""
+    """Embedding, GRU, output; also as the local back end sees one: features, and an output layer over them."""
+
+    device, forward_context = torch.device("cpu"), staticmethod(contextlib.nullcontext)
 
     def __init__(self, seed: int, width: int = 16, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.embedding = torch.nn.Embedding(vocabulary, width)
         self.recurrent = torch.nn.GRU(width, width, batch_first=True)
-        self.output = torch.nn.Linear(width, vocabulary)
+        self.output, self.vocabulary = torch.nn.Linear(width, vocabulary), vocabulary
+
+    @property
+    def module(self) -> TinyModel:
+        return self
+
+    def features(self, ids_BS: Tensor) -> Tensor:
+        features: Tensor = self.recurrent(self.embedding(ids_BS))[0]
+        return features
+
+    def head(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.output(features)
+        return logits
 
     def forward(self, ids_BS: Tensor) -> Tensor:
-        logits: Tensor = self.output(self.recurrent(self.embedding(ids_BS))[0])
-        return logits
+        return self.head(self.features(ids_BS))
 
 
 def training_logp(model: TinyModel, ids_BS: Tensor) -> Tensor:
     """[B, S - 1] log pi at T_r with gradient."""
-    logits = model(ids_BS)[:, :-1]
     targets = ids_BS[:, 1:]
-    return token_logp(logits.flatten(0, 1), targets.flatten(), temperature=TEMPERATURE).view(targets.shape)
+    logits_NV = model(ids_BS)[:, :-1].flatten(0, 1)
+    return token_logp(logits_NV, targets.flatten(), temperature=TEMPERATURE).view(targets.shape)
 
 
 def columns_of(model: TinyModel, data: Any, request: ScoreRequest) -> dict[str, Any]:
     """The answer of a scorer that holds the whole model in this process."""
-    ids = data["input_ids"]
     with torch.no_grad():
-        logits = model(ids)
-    return score_columns(logits, MicroBatch(ids, data["input_lengths"], None), request, ModelParallel(None, None))
+        logits = model(data["input_ids"])
+    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+    return score_columns(logits, micro, request, ModelParallel(None, None))
 
 
 class TinyTeacher:
-    """A teacher that remembers when it was on the device."""
+    """A teacher that remembers when it was on the device, and what it was asked."""
 
     def __init__(self, model: TinyModel, events: list[str], parallel: int = 1) -> None:
         self.model, self.events, self.data_parallel_size = model, events, parallel
-        self.requests: list[ScoreRequest] = []
-        self.rows: list[int] = []
+        self.asked: list[tuple[int, ScoreRequest]] = []
 
     def load(self) -> None:
         self.events.append("teacher on")
@@ -68,33 +80,30 @@ class TinyTeacher:
     def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
         assert data["input_ids"].shape[0] % self.data_parallel_size == 0
         self.events.append("teacher scores")
-        self.requests.append(request)
-        self.rows.append(data["input_ids"].shape[0])
+        self.asked.append((data["input_ids"].shape[0], request))
         return columns_of(self.model, data, request)
 
 
 class TinyPolicy:
     """What NeMo-RL's policy does, in this process: Adam, and metrics as its Megatron worker returns them."""
 
-    def __init__(self, model: TinyModel, *, minibatch: int, parallel: int = 1, lr: float = 1e-2) -> None:
+    def __init__(self, model: TinyModel, *, minibatch: int, parallel: int = 1) -> None:
         self.model, self.reference = model, copy.deepcopy(model)
-        self.optimizer = torch.optim.Adam(model.parameters(), lr)
-        self.events: list[str] = []
-        self.at_rollout = ScoreRequest((TEMPERATURE,), False, model.output.out_features, 64)
+        self.optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        self.at_rollout = ScoreRequest((TEMPERATURE,), False, model.vocabulary, 64)
         self.data_parallel_size = parallel
         self.cfg = {
-            "sequence_packing": {"enabled": True},
-            "dynamic_batching": {"enabled": False},
-            "train_micro_batch_size": 4,
-            "train_global_batch_size": minibatch,
-        }
+            "sequence_packing": {"enabled": True}, "dynamic_batching": {"enabled": False},
+            "train_micro_batch_size": 4, "train_global_batch_size": minibatch,
+        }  # fmt: skip
+        self.events: list[str] = []
         self.losses: list[float] = []
         self.gradients: list[Tensor] = []
         self.trained: list[dict[str, Any]] = []
+        self.metrics: list[dict[str, Any]] = []
 
     def __getattr__(self, name: str) -> Any:
-        quiet = ("offload_before_refit", "offload_after_refit", "start_gpu_profiling", "stop_gpu_profiling")
-        if name in quiet:
+        if name in ("offload_before_refit", "offload_after_refit", "start_gpu_profiling", "stop_gpu_profiling"):
             return lambda *args, **kwargs: self.events.append(name)
         raise AttributeError(name)
 
@@ -109,59 +118,49 @@ class TinyPolicy:
         return columns_of(self.model, data, request)
 
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:
-        columns = columns_of(self.model, data, self.at_rollout)
-        return type(data)({"logprobs": columns["logp_0"]})
+        return type(data)({"logprobs": columns_of(self.model, data, self.at_rollout)["logp_0"]})
 
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
-        columns = columns_of(self.reference, data, self.at_rollout)
-        return type(data)({"reference_logprobs": columns["logp_0"]})
+        return type(data)({"reference_logprobs": columns_of(self.reference, data, self.at_rollout)["logp_0"]})
 
     def train(self, data: Any, loss_fn: Any, gbs: int | None = None, timer: Any = None, **kwargs: Any) -> Any:
-        size = gbs or self.cfg["train_global_batch_size"]
-        rows = data["input_ids"].shape[0]
+        size, rows = gbs or self.cfg["train_global_batch_size"], data["input_ids"].shape[0]
         assert rows % size == 0, f"{rows} rows do not divide into {size}"
         self.trained.append(dict(data))
-        steps = rows // size
-        losses, norms, metrics = [], [], []
+        norms, found = [], []
         for start in range(0, rows, size):
-            part = type(data)({name: value[start : start + size] for name, value in data.items()})
-            loss, norm, found = self._step(part, loss_fn)
-            losses.append(loss)
-            norms.append(norm)
-            metrics += [
-                {key: value if "_min" in key or "_max" in key else value / steps for key, value in one.items()}
-                for one in found
-            ]
-        self.losses += losses
-        collected = {name: [one[name] for one in metrics] for name in metrics[0]}
+            part = {name: value[start : start + size] for name, value in data.items()}
+            found += self._step(part, loss_fn, type(data))
+            norms.append(float(self.gradients[-1].norm()))
+        steps = rows // size
+        metrics: dict[str, list[float]] = {}
+        for one in found:
+            for key, value in one.items():
+                metrics.setdefault(key, []).append(value if "_min" in key or "_max" in key else value / steps)
         tokens = float((data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum())
-        collected |= {"global_valid_toks": [tokens], "global_valid_seqs": [float(rows)], "lr": [1e-2]}
-        return {"loss": torch.tensor(losses), "grad_norm": torch.tensor(norms), "all_mb_metrics": collected}
+        metrics |= {"global_valid_toks": [tokens], "global_valid_seqs": [float(rows)], "lr": [1e-2]}
+        loss = torch.tensor(self.losses[-steps:])
+        return {"loss": loss, "grad_norm": torch.tensor(norms), "all_mb_metrics": metrics}
 
-    def _step(self, part: Any, loss_fn: Any) -> tuple[float, float, list[dict[str, float]]]:
+    def _step(self, part: dict[str, Any], loss_fn: Any, batch_class: Any) -> list[dict[str, float]]:
         """One optimizer step over two micro-batches, the second with the rest."""
         mask = part["token_mask"][:, 1:] * part["sample_mask"][:, None]
-        rows = mask.shape[0]
-        half = max(1, rows // 2)
-        total, found = 0.0, []
+        half, total, found = len(mask) // 2, 0.0, []
         self.optimizer.zero_grad()
-        for rows_of in (slice(0, half), slice(half, rows)):
-            micro = type(part)({name: value[rows_of] for name, value in part.items()})
-            if micro["input_ids"].shape[0] == 0:
-                continue
+        for rows in (slice(0, half), slice(half, None)) if half else [slice(None)]:
             loss, metrics = loss_fn(
-                next_token_logprobs=training_logp(self.model, micro["input_ids"]),
-                data=micro,
-                global_valid_seqs=part["sample_mask"].sum(),
-                global_valid_toks=mask.sum(),
-            )
+                next_token_logprobs=training_logp(self.model, part["input_ids"][rows]),
+                data=batch_class({name: value[rows] for name, value in part.items()}),
+                global_valid_seqs=part["sample_mask"].sum(), global_valid_toks=mask.sum(),
+            )  # fmt: skip
             loss.backward()
             total += float(loss.detach())
             found.append(metrics)
+        self.losses.append(total)
         self.gradients.append(torch.cat([p.grad.flatten().clone() for p in self.model.parameters()]))  # type: ignore[union-attr]
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        return total, norm, found
+        return found
 
     def shutdown(self) -> bool:
         return True
@@ -183,27 +182,23 @@ class TinyGeneration:
             current.append(int(torch.multinomial(p, 1)))
         return current[len(prompt) :]
 
+    @torch.no_grad()
     def generate(self, data: Any, greedy: bool = False) -> Any:
         ids, lengths = data["input_ids"], data["input_lengths"]
-        rows = ids.shape[0]
-        with torch.no_grad():
-            found = [self.respond(ids[row, : lengths[row]].tolist(), row) for row in range(rows)]
-            spent = torch.tensor([len(response) for response in found])
-            out = torch.zeros(rows, int((lengths + spent).max()), dtype=torch.long)
-            logp = torch.zeros(out.shape)
-            for row, response in enumerate(found):
-                start, end = int(lengths[row]), int(lengths[row]) + len(response)
-                out[row, :start], out[row, start:end] = ids[row, :start], torch.tensor(response)
-                logp[row, start:end] = training_logp(self.model, out[row : row + 1, :end])[0, start - 1 :]
+        found = [self.respond(ids[row, : lengths[row]].tolist(), row) for row in range(ids.shape[0])]
+        spent = torch.tensor([len(response) for response in found])
+        out = torch.zeros(len(found), int((lengths + spent).max()), dtype=torch.long)
+        logp = torch.zeros(out.shape)
+        for row, response in enumerate(found):
+            start, end = int(lengths[row]), int(lengths[row]) + len(response)
+            out[row, :start], out[row, start:end] = ids[row, :start], torch.tensor(response)
+            logp[row, start:end] = training_logp(self.model, out[row : row + 1, :end])[0, start - 1 :]
         return self.batch_class(
             {
-                "output_ids": out,
-                "generation_lengths": spent,
-                "unpadded_sequence_lengths": lengths + spent,
-                "logprobs": logp,
-                "truncated": torch.zeros(rows, dtype=torch.bool),
+                "output_ids": out, "generation_lengths": spent, "unpadded_sequence_lengths": lengths + spent,
+                "logprobs": logp, "truncated": torch.zeros(len(found), dtype=torch.bool),
             }
-        )
+        )  # fmt: skip
 
     def prepare_for_generation(self, *args: Any, **kwargs: Any) -> bool:
         return True
@@ -212,8 +207,7 @@ class TinyGeneration:
         self.events.append("generation sleeps")
         return True
 
-    def clear_logger_metrics(self) -> None:
-        """Nothing to clear."""
+    def clear_logger_metrics(self) -> None: ...
 
     def get_logger_metrics(self) -> dict[str, Any]:
         return {}
@@ -225,7 +219,7 @@ class TinyTokenizer:
     pad_token_id = 0
 
     def batch_decode(self, ids: Any, skip_special_tokens: bool = True) -> list[str]:
-        return [" ".join(map(str, row.tolist())) for row in ids]
+        return [self.decode(row) for row in ids]
 
     def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
         return " ".join(map(str, ids.tolist() if isinstance(ids, torch.Tensor) else ids))
@@ -247,13 +241,9 @@ class TinyProblems(torch.utils.data.Dataset):  # type: ignore[type-arg]
         generator = torch.Generator().manual_seed(self.seed_of(index))
         ids = torch.randint(1, VOCABULARY, (PROMPT,), generator=generator)
         return {
-            "message_log": [{"role": "user", "content": "p", "token_ids": ids}],
-            "length": PROMPT,
-            "extra_env_info": {},
-            "loss_multiplier": 1.0,
-            "idx": index,
-            "task_name": "t",
-        }
+            "message_log": [{"role": "user", "content": "p", "token_ids": ids}], "length": PROMPT,
+            "extra_env_info": {}, "loss_multiplier": 1.0, "idx": index, "task_name": "t",
+        }  # fmt: skip
 
 
 @cache
@@ -270,12 +260,3 @@ def make_environment() -> Any:
             return observations, [None] * count, [None] * count, rewards, torch.ones(count), None
 
     return Environment.remote()
-
-
-@dataclass
-class Run:
-    """What a run of the loop left."""
-
-    policy: Any
-    metrics: list[dict[str, Any]]
-    teacher: TinyTeacher | None
