@@ -13,37 +13,15 @@ from torch import Tensor
 
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.method_registry import REGISTRY
-from tests.core.reference import Response, Scalars
+from tests.core.reference import Response
 
-SCALARS = Scalars(
-    alpha=1.3, rho=0.7, tau_delta=0.8, tau_entropy=0.9, std_floor=0.0, sample_std=False, opd_coef=1.0, step=20,
-    mix=0.4, bound=0.3, extrapolation=1.6,
+SETTINGS = Settings(
+    alpha=1.3, rho=0.7, tau_delta=0.8, tau_entropy=0.9, std_floor=0.0, sample_std=False, opd_coef=1.0, step=20, seed=7,
+    parameters={"mix": 0.4, "bound": 0.3, "extrapolation": 1.6},
 )  # fmt: skip
 #: Redistribution by zero-sum weights: unit mean weight, |q| <= 1 and the task sign are promised by exactly these.
 CONSERVING = tuple(name for name, entry in REGISTRY.items() if "residual_bound" in entry.identities)
 ECR_FAMILY = tuple(name for name, entry in REGISTRY.items() if "rho" in entry.settings)
-
-
-def settings_of(scalars: Scalars, seed: int = 7) -> Settings:
-    return Settings(
-        alpha=scalars.alpha,
-        rho=scalars.rho,
-        tau_delta=scalars.tau_delta,
-        tau_entropy=scalars.tau_entropy,
-        std_floor=scalars.std_floor,
-        sample_std=scalars.sample_std,
-        opd_coef=scalars.opd_coef,
-        step=scalars.step,
-        seed=seed,
-        parameters={"mix": scalars.mix, "bound": scalars.bound, "extrapolation": scalars.extrapolation},
-    )
-
-
-SETTINGS = settings_of(SCALARS)
-
-
-def as_float32(value: float) -> float:
-    return float(torch.tensor(value, dtype=torch.float32))
 
 
 def random_response(
@@ -59,7 +37,7 @@ def random_response(
     entropy = [rng.choice((rng.uniform(0.0, 2.0), rng.uniform(0.0, 12.0), 0.0)) for _ in range(length)]
 
     def kept(values: list[float]) -> tuple[float, ...]:
-        return tuple(as_float32(v) if m else math.nan for v, m in zip(values, mask, strict=True))
+        return tuple(float(torch.tensor(v)) if m else math.nan for v, m in zip(values, mask, strict=True))
 
     return Response(rng.choice(rewards), group, tuple(mask), kept(old), kept(teacher), kept(entropy))
 
@@ -101,10 +79,6 @@ def with_turns(responses: Sequence[Response], seed: int) -> list[Response]:
     return [replace(r, segments=tuple(rng.randrange(3) * 4 - 4 for _ in r.mask)) for r in responses]
 
 
-def _padded_rows(rows: Sequence[Sequence[float]], columns: int, junk: float, dtype: torch.dtype) -> Tensor:
-    return torch.tensor([[*row, *(junk,) * (columns - len(row))] for row in rows], dtype=dtype)
-
-
 def padded(
     responses: Sequence[Response],
     dtype: torch.dtype = torch.float64,
@@ -114,40 +88,29 @@ def padded(
 ) -> ScoredBatch:
     """[B, T] with ``junk`` in the padding."""
     columns = max(len(r.mask) for r in responses) + extra_columns
-    segments = None
-    if responses[0].segments is not None:
-        segments = _padded_rows([r.segments or () for r in responses], columns, 99, torch.int64)
+
+    def rows(field: str, fill: float, dtype: torch.dtype) -> Tensor:
+        padding = [(fill,) * (columns - len(r.mask)) for r in responses]
+        return torch.tensor([[*getattr(r, field), *p] for r, p in zip(responses, padding, strict=True)], dtype=dtype)
+
     return ScoredBatch(
         task_reward_B=torch.tensor([r.task for r in responses], dtype=dtype),
         group_B=torch.tensor([r.group for r in responses]),
-        mask_BT=_padded_rows([r.mask for r in responses], columns, False, torch.bool),
-        old_logp_BT=_padded_rows([r.old for r in responses], columns, junk, dtype),
-        teacher_logp_BT=_padded_rows([r.teacher for r in responses], columns, junk, dtype),
-        teacher_entropy_BT=_padded_rows([r.entropy for r in responses], columns, junk, dtype),
-        initial_logp_BT=_padded_rows([r.initial for r in responses], columns, junk, dtype),
-        segments_BT=segments,
+        mask_BT=rows("mask", False, torch.bool),
+        old_logp_BT=rows("old", junk, dtype),
+        teacher_logp_BT=rows("teacher", junk, dtype),
+        teacher_entropy_BT=rows("entropy", junk, dtype),
+        initial_logp_BT=rows("initial", junk, dtype),
+        segments_BT=None if responses[0].segments is None else rows("segments", 99, torch.int64),
     )
 
 
-def packed(responses: Sequence[Response], dtype: torch.dtype = torch.float64) -> ScoredBatch:
-    """[N] with offsets; holes stay inside the responses."""
-    ends = [0]
-    for response in responses:
-        ends.append(ends[-1] + len(response.mask))
-    segments = None
-    if responses[0].segments is not None:
-        segments = torch.tensor([s for r in responses for s in (r.segments or ())])
-    return ScoredBatch(
-        task_reward_B=torch.tensor([r.task for r in responses], dtype=dtype),
-        group_B=torch.tensor([r.group for r in responses]),
-        mask_BT=torch.tensor([m for r in responses for m in r.mask]),
-        old_logp_BT=torch.tensor([v for r in responses for v in r.old], dtype=dtype),
-        teacher_logp_BT=torch.tensor([v for r in responses for v in r.teacher], dtype=dtype),
-        teacher_entropy_BT=torch.tensor([v for r in responses for v in r.entropy], dtype=dtype),
-        initial_logp_BT=torch.tensor([v for r in responses for v in r.initial], dtype=dtype),
-        segments_BT=segments,
-        offsets=torch.tensor(ends),
-    )
+def packed(responses: Sequence[Response]) -> ScoredBatch:
+    """[N] with offsets, float64; holes stay inside the responses."""
+    batch, lengths = padded(responses), torch.tensor([len(r.mask) for r in responses])
+    own_BT = torch.arange(batch.mask_BT.shape[1]) < lengths.unsqueeze(1)
+    tokens = {key: value[own_BT] for key, value in vars(batch).items() if key.endswith("_BT") and value is not None}
+    return replace(batch, **tokens, offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)))
 
 
 def valid(batch: ScoredBatch, tokens: Tensor | None) -> Tensor:
@@ -155,32 +118,18 @@ def valid(batch: ScoredBatch, tokens: Tensor | None) -> Tensor:
     return tokens[batch.mask_BT]
 
 
-def reference_valid(responses: Sequence[Response], rows: Sequence[Sequence[float]]) -> Tensor:
-    return torch.tensor([row[t] for r, row in zip(responses, rows, strict=True) for t in r.valid], dtype=torch.float64)
-
-
-def close(got: Tensor, expected: Tensor, tolerance: float) -> bool:
-    """|got - expected| <= tolerance * (1 + |expected|) everywhere; a NaN is never close."""
-    difference = (got.to(torch.float64) - expected).abs()
-    return got.shape == expected.shape and bool((difference <= tolerance * (1.0 + expected.abs())).all())
-
-
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equality of the stored bits, so that -0.0 and 0.0 differ and NaN equals itself."""
-    integer = torch.int32 if a.dtype == torch.float32 else torch.int64
     return (
         a.dtype == b.dtype
         and a.shape == b.shape
-        and torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
+        and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
     )
 
 
-def token_fields(result: Advantages) -> dict[str, Tensor]:
-    return {k: v for k, v in vars(result).items() if v is not None and k.endswith("_BT")}
-
-
-def response_fields(result: Advantages) -> dict[str, Tensor]:
-    return {k: v for k, v in vars(result).items() if v is not None and k.endswith("_B")}
+def present(result: Advantages, end: str) -> dict[str, Tensor]:
+    """The fields that a method has, of tokens (``_BT``) or of responses (``_B``)."""
+    return {k: v for k, v in vars(result).items() if v is not None and k.endswith(end)}
 
 
 @st.composite
@@ -188,28 +137,25 @@ def ragged(draw: st.DrawFn) -> list[Response]:
     """Random ragged responses: 1 to 4 groups of 2 to 5, lengths 1 to 11, with and without holes."""
     sizes = draw(st.lists(st.integers(2, 5), min_size=1, max_size=4))
     rewards = draw(st.sampled_from(((0.0, 1.0), (1.0,), (0.0, 0.5, 1.0), (-1.0, 2.0))))
-    return random_responses(
-        draw(st.integers(0, 2**32)),
-        sizes,
-        draw(st.integers(1, 11)),
-        holes=draw(st.booleans()),
-        rewards=rewards,
-    )
+    seed, longest = draw(st.integers(0, 2**32)), draw(st.integers(1, 11))
+    return random_responses(seed, sizes, longest, holes=draw(st.booleans()), rewards=rewards)
 
 
 @st.composite
-def scalars(draw: st.DrawFn) -> Scalars:
+def any_settings(draw: st.DrawFn) -> Settings:
     """Settings over their whole useful range, the ends included."""
-    return Scalars(
+    return Settings(
         alpha=draw(st.sampled_from((0.0, 0.1, 1.0, 3.0))),
         rho=draw(st.sampled_from((0.0, 0.3, 0.5, 0.999))),
         tau_delta=draw(st.sampled_from((0.05, 0.5, 1.0, 4.0))),
         tau_entropy=draw(st.sampled_from((1e-3, 0.5, 1.0, 4.0))),
         std_floor=draw(st.sampled_from((0.0, 0.05, 10.0))),
         sample_std=draw(st.booleans()),
-        opd_coef=1.0,
         step=draw(st.sampled_from((0, 1, 40, 79, 80, 200))),
-        mix=draw(st.sampled_from((0.0, 0.5, 1.0))),
-        bound=draw(st.sampled_from((0.0, 0.2, 0.99))),
-        extrapolation=draw(st.sampled_from((0.0, 0.5, 1.0, 1.25, 3.0))),
+        seed=7,
+        parameters={
+            "mix": draw(st.sampled_from((0.0, 0.5, 1.0))),
+            "bound": draw(st.sampled_from((0.0, 0.2, 0.99))),
+            "extrapolation": draw(st.sampled_from((0.0, 0.5, 1.0, 1.25, 3.0))),
+        },
     )

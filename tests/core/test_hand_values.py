@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.groups import Groups, normalised
-from nemo_uecr.core.loss import clipped_surrogate, low_variance_kl, policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.methods.baselines import schedule
 from nemo_uecr.core.records import EPSILON, GAP_CLIP, ScoredBatch, Settings
@@ -46,11 +45,21 @@ def test_constants_of_the_paper() -> None:
     assert GAP_CLIP == 5.0
 
 
-def test_grpo_of_one_right_in_four() -> None:
-    # Rewards 1,0,0,0: mean 1/4, deviations 3/4 and -1/4, variance (9/16 + 3/16)/4 = 3/16, sigma = sqrt(3)/4.
-    sigma = math.sqrt(3.0) / 4.0
-    got, std = normalised(f64(1, 0, 0, 0), Groups.of(torch.tensor([9, 9, 9, 9])), floor=0.0, sample=False)
-    torch.testing.assert_close(got, f64(0.75, -0.25, -0.25, -0.25) / (sigma + 1e-6), rtol=1e-15, atol=0)
+@pytest.mark.parametrize(
+    ("sample", "floor", "sigma", "divisor"),
+    [
+        # Rewards 1,0,0,0: mean 1/4, deviations 3/4 and -1/4, variance (9/16 + 3/16)/4 = 3/16, sigma = sqrt(3)/4.
+        (False, 0.0, math.sqrt(3.0) / 4.0, math.sqrt(3.0) / 4.0 + 1e-6),
+        # Over G - 1 = 3: variance (9/16 + 3/16)/3 = 1/4, sigma = 1/2.
+        (True, 0.0, 0.5, 0.500001),
+        # A floor of 2 wins, one of 0.3 does not; the reported sigma is the one before it.
+        (True, 2.0, 0.5, 2.000001),
+        (True, 0.3, 0.5, 0.500001),
+    ],
+)
+def test_grpo_of_one_right_in_four(sample: bool, floor: float, sigma: float, divisor: float) -> None:
+    got, std = normalised(f64(1, 0, 0, 0), Groups.of(torch.tensor([9, 9, 9, 9])), floor=floor, sample=sample)
+    torch.testing.assert_close(got, f64(0.75, -0.25, -0.25, -0.25) / divisor, rtol=1e-15, atol=0)
     torch.testing.assert_close(std, f64(*(sigma,) * 4), rtol=1e-15, atol=0)
 
 
@@ -58,22 +67,6 @@ def test_spread_is_the_distance_of_a_groups_ends() -> None:
     # Group 7 holds 3, -2, 0.5: 3 - (-2) = 5. Group 2 holds -1, -4: -1 - (-4) = 3.
     groups = Groups.of(torch.tensor([7, 2, 7, 2, 7]))
     assert groups.spread(f64(3, -1, -2, -4, 0.5)).tolist() == [5, 3, 5, 3, 5]
-
-
-def test_sample_std_divides_by_one_less() -> None:
-    # The same deviations over G - 1 = 3: variance (9/16 + 3/16)/3 = 1/4, sigma = 1/2.
-    got, _ = normalised(f64(1, 0, 0, 0), Groups.of(torch.tensor([0, 0, 0, 0])), floor=0.0, sample=True)
-    torch.testing.assert_close(got, f64(0.75, -0.25, -0.25, -0.25) / 0.500001, rtol=1e-15, atol=0)
-
-
-def test_std_floor_bounds_the_denominator_from_below() -> None:
-    # sigma = 1/2 for rewards 1, 0: floor 2 wins (0.5 / 2.000001), floor 0.3 does not (0.5 / 0.500001).
-    groups = Groups.of(torch.tensor([0, 0]))
-    high, std = normalised(f64(1, 0), groups, floor=2.0, sample=False)
-    low, _ = normalised(f64(1, 0), groups, floor=0.3, sample=False)
-    torch.testing.assert_close(high, f64(0.5, -0.5) / 2.000001, rtol=1e-15, atol=0)
-    torch.testing.assert_close(low, f64(0.5, -0.5) / 0.500001, rtol=1e-15, atol=0)
-    assert std.tolist() == [0.5, 0.5], "the reported std is the one before the floor"
 
 
 def test_puu_decomposition() -> None:
@@ -110,9 +103,8 @@ DELTA = [LN3, -LN3, 0.0]
 ENTROPY = [0.0, math.log(2.0), math.log(4.0)]
 
 
-def three_token_parts() -> tuple[float, float]:
-    # R^T = 0 for both responses (LN3 - LN3 + 0 = 0), so R^U = R^task: A^U = A^task|U = +-0.5/(0.5 + eps).
-    return 0.5 / 0.500001, -0.5 / 0.500001
+# R^T = 0 for both responses (LN3 - LN3 + 0 = 0), so R^U = R^task: A^U = A^task|U = +-0.5/(0.5 + eps).
+UP = 0.5 / 0.500001
 
 
 @pytest.mark.parametrize("task", [(1.0, 0.0), (0.0, 1.0)])
@@ -121,13 +113,12 @@ def test_ecr_on_three_tokens(task: tuple[float, float]) -> None:
     # q = 1/2 * (1 * (1/2 - 1/7), 1/2 * (-1/2 - 1/7), 1/4 * (0 - 1/7)) = (5/28, -9/56, -1/56); sum 10-9-1 = 0.
     # s = -1 turns every direction round, hence mu and q: q = (-5/28, 9/56, 1/56).
     s = 1.0 if task[0] > 0 else -1.0
-    up, _ = three_token_parts()
     got = METHODS["uecr"].compute(two_responses(DELTA, ENTROPY, task), PLAIN, detail=True)
     q = s * f64(5 / 28, -9 / 56, -1 / 56)
     torch.testing.assert_close(got.residual_BT[0], q, rtol=0, atol=1e-15)
     torch.testing.assert_close(got.weight_BT[0], 1.0 + 0.5 * q, rtol=0, atol=1e-15)
     torch.testing.assert_close(got.centre_B[0], torch.tensor(s / 7, dtype=torch.float64), rtol=0, atol=1e-15)
-    torch.testing.assert_close(got.advantage_BT[0], s * up * (1.0 + 0.5 * q), rtol=0, atol=1e-14)
+    torch.testing.assert_close(got.advantage_BT[0], s * UP * (1.0 + 0.5 * q), rtol=0, atol=1e-14)
     torch.testing.assert_close(got.direction_BT[0], s * f64(0.5, -0.5, 0.0), rtol=0, atol=1e-15)
     torch.testing.assert_close(got.confidence_BT[0], f64(1.0, 0.5, 0.25), rtol=0, atol=1e-15)
 
@@ -144,9 +135,8 @@ def test_ecr_on_three_tokens(task: tuple[float, float]) -> None:
     ],
 )
 def test_token_credit_ablations_on_three_tokens(name: str, q: tuple[float, ...]) -> None:
-    up, _ = three_token_parts()
     got = METHODS[name].compute(two_responses(DELTA, ENTROPY), PLAIN)
-    torch.testing.assert_close(got.advantage_BT[0], up * (1.0 + 0.5 * f64(*q)), rtol=0, atol=1e-14)
+    torch.testing.assert_close(got.advantage_BT[0], UP * (1.0 + 0.5 * f64(*q)), rtol=0, atol=1e-14)
     if name == "ecr_no_gap":
         assert got.centre_B[0].item() == pytest.approx(7 / 12, abs=1e-15)
 
@@ -160,9 +150,7 @@ def test_full_advantage_and_alpha_zero() -> None:
     torch.testing.assert_close(advantage("uecr", batch)[0], unified + 0.5 * task * q, rtol=0, atol=1e-14)
     torch.testing.assert_close(advantage("ecr_full_advantage", batch)[0], unified * (1 + 0.5 * q), rtol=0, atol=1e-14)
     # alpha = 0: R^U = R^task, A = 0.5/0.500001 (1 + q/2).
-    torch.testing.assert_close(
-        advantage("ecr_alpha_zero", batch)[0], 0.5 / 0.500001 * (1 + 0.5 * q), rtol=0, atol=1e-14
-    )
+    torch.testing.assert_close(advantage("ecr_alpha_zero", batch)[0], UP * (1 + 0.5 * q), rtol=0, atol=1e-14)
 
 
 def test_gap_scale_and_entropy_scale() -> None:
@@ -186,7 +174,7 @@ def test_pg_opd_and_naive_hybrid() -> None:
     batch = two_responses([6.0, -7.5, 0.25], [0.0, 0.0, 0.0])
     torch.testing.assert_close(advantage("pg_opd", batch)[0], f64(5.0, -5.0, 0.25), rtol=0, atol=0)
     both = METHODS["grpo_plus_opd"].compute(batch, PLAIN)
-    torch.testing.assert_close(both.advantage_BT[0], f64(*(0.5 / 0.500001,) * 3), rtol=1e-15, atol=0)
+    torch.testing.assert_close(both.advantage_BT[0], f64(*(UP,) * 3), rtol=1e-15, atol=0)
     torch.testing.assert_close(both.advantage_opd_BT[0], f64(5.0, -5.0, 0.25), rtol=0, atol=0)
 
 
@@ -195,11 +183,10 @@ def test_distilled_rl() -> None:
     # Weights 2/3^(1/3), 0.5/3^(1/3), 3/3^(1/3); their product is 2 * 0.5 * 3 / 3 = 1.
     batch = two_responses([math.log(2.0), -math.log(2.0), 4.0], [0.0, 0.0, 0.0])
     g = 3.0 ** (1.0 / 3.0)
-    up = 0.5 / 0.500001
-    torch.testing.assert_close(advantage("distilled_rl", batch)[0], up * f64(2 / g, 0.5 / g, 3 / g), rtol=1e-14, atol=0)
+    torch.testing.assert_close(advantage("distilled_rl", batch)[0], UP * f64(2 / g, 0.5 / g, 3 / g), rtol=1e-14, atol=0)
     # The lower bound is 1/3: ratios e^-4 -> 1/3 and 1, geometric mean 3^(-1/2).
     low = advantage("distilled_rl", two_responses([-4.0, 0.0], [0.0, 0.0]))[0]
-    torch.testing.assert_close(low, up * f64(1 / math.sqrt(3.0), math.sqrt(3.0)), rtol=1e-14, atol=0)
+    torch.testing.assert_close(low, UP * f64(1 / math.sqrt(3.0), math.sqrt(3.0)), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +202,7 @@ def test_atod_schedule(step: int, kappa: float, rho: float) -> None:
     assert schedule(step) == pytest.approx((kappa, rho), abs=1e-15)
     # One turn: w = 1 - (1 - 1/2)(1 - 1/2) = 0.75. The gap is not clipped (8 > 5).
     got = advantage("atod", two_responses([8.0, -1.0], [0.0, 0.0]), replace(PLAIN, step=step))
-    up = 0.5 / 0.500001
-    torch.testing.assert_close(got[0], kappa * 0.75 * f64(8.0, -1.0) + rho * up, rtol=1e-14, atol=0)
+    torch.testing.assert_close(got[0], kappa * 0.75 * f64(8.0, -1.0) + rho * UP, rtol=1e-14, atol=0)
 
 
 def test_atod_with_three_turns() -> None:
@@ -237,7 +223,7 @@ def test_atod_with_three_turns() -> None:
     torch.testing.assert_close(
         got.weight_BT, torch.stack((f64(1, 1, 1, 0.5), f64(0.75, 0.75, 0.75, 0.75))), rtol=0, atol=1e-15
     )
-    torch.testing.assert_close(got.advantage_BT[0], 0.5 / 0.500001 + f64(1, -3, 0, 0.5), rtol=0, atol=1e-14)
+    torch.testing.assert_close(got.advantage_BT[0], UP + f64(1, -3, 0, 0.5), rtol=0, atol=1e-14)
 
 
 def test_rlsd() -> None:
@@ -249,7 +235,7 @@ def test_rlsd() -> None:
     got = METHODS["rlsd"].compute(replace(batch, teacher_logp_BT=teacher_BT), settings, detail=True)
     weight = torch.stack((f64(1.05, 1.1, 0.9), f64(0.5 + 0.5 / 1.1, 0.9, 1.1)))
     torch.testing.assert_close(got.weight_BT, weight, rtol=0, atol=1e-12)
-    torch.testing.assert_close(got.advantage_BT, weight * f64(1, -1)[:, None] * 0.5 / 0.500001, rtol=0, atol=1e-12)
+    torch.testing.assert_close(got.advantage_BT, weight * f64(1, -1)[:, None] * UP, rtol=0, atol=1e-12)
 
 
 def test_g_opd() -> None:
@@ -259,51 +245,3 @@ def test_g_opd() -> None:
     batch = replace(batch, initial_logp_BT=batch.old_logp_BT - f64(0.2, 0.6, 1.0))
     got = advantage("g_opd", batch, replace(PLAIN, parameters={"extrapolation": 1.25}))
     torch.testing.assert_close(got[0], f64(0.55, -1.1, 5.0), rtol=0, atol=1e-12)
-
-
-def test_k3() -> None:
-    # u = ref - logp = ln2: 2 - ln2 - 1 = 1 - ln2; u = -ln2: 1/2 + ln2 - 1 = ln2 - 1/2; u = 0: 0.
-    u = math.log(2.0)
-    got = low_variance_kl(f64(-1, -1, -1), f64(-1 + u, -1 - u, -1), torch.tensor([True, True, True]))
-    torch.testing.assert_close(got, f64(1 - u, u - 0.5, 0.0), rtol=0, atol=1e-15)
-    assert low_variance_kl(f64(-1), f64(3), torch.tensor([False])).item() == 0.0
-
-
-@pytest.mark.parametrize(
-    ("ratio", "a", "expected"),
-    [
-        (1.5, 2.0, -2.6),  # min(3.0, 1.3 * 2) = 2.6: clipped above
-        (1.5, -2.0, 3.0),  # min(-3.0, -2.6) = -3.0: the pessimistic side is not clipped
-        (0.5, 2.0, -1.0),  # min(1.0, 0.9 * 2) = 1.0: not clipped
-        (0.5, -2.0, 1.8),  # min(-1.0, -1.8) = -1.8: clipped below
-        (1.2, 2.0, -2.4),  # inside, beyond the low bound's mirror image 1.1
-        (0.95, -2.0, 1.9),  # inside
-        (1.0, 3.0, -3.0),
-    ],
-)
-def test_clipped_surrogate_with_asymmetric_bounds(ratio: float, a: float, expected: float) -> None:
-    # epsilon_l = 0.1, epsilon_h = 0.3: the interval is [0.9, 1.3].
-    got = clipped_surrogate(f64(ratio), f64(a), torch.tensor([True]), clip_low=0.1, clip_high=0.3)
-    assert got.item() == pytest.approx(expected, abs=1e-15)
-
-
-def test_policy_loss_of_two_tokens() -> None:
-    # Ratios e^0 = 1 and 2, advantages 1 and 1, bounds 0.2: surrogate -(1 + 1.2) = -2.2. One more token masked out.
-    # Reference at logp + (0, ln2): k3 = 0 and 1 - ln2. Denominator 4, beta 0.1.
-    logp = f64(-1.0, -1.0, math.nan)
-    old = f64(-1.0, -1.0 - math.log(2.0), math.nan)
-    ref = f64(-1.0, -1.0 + math.log(2.0), math.nan)
-    out = policy_loss(
-        logp[None],
-        old[None],
-        f64(1, 1, math.nan)[None],
-        torch.tensor([[True, True, False]]),
-        denominator=4.0,
-        ref_logp=ref[None],
-        kl_coef=0.1,
-    )
-    k3 = (1.0 - math.log(2.0)) / 4.0
-    assert out.surrogate.item() == pytest.approx(-0.55, abs=1e-15)
-    assert out.reference_kl.item() == pytest.approx(k3, abs=1e-15)
-    assert out.total.item() == pytest.approx(-0.55 + 0.1 * k3, abs=1e-15)
-    torch.testing.assert_close(out.ratio, f64(1, 2, 1)[None], rtol=0, atol=1e-15)

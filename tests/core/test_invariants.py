@@ -11,10 +11,10 @@ from hypothesis import given
 
 from nemo_uecr.core.invariants import IDENTITIES, check_identities
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Advantages, ScoredBatch
+from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.errors import InvariantError
-from tests.core.batches import SETTINGS, mixed_responses, padded, ragged, scalars, settings_of
-from tests.core.reference import Response, Scalars
+from tests.core.batches import SETTINGS, any_settings, mixed_responses, padded, ragged
+from tests.core.reference import Response
 
 #: The tolerances for float32 storage.
 STORED = {"decomposition": 1e-6, "budget": 1e-6, "residual_bound": 1e-6, "log_weight": 1e-6}
@@ -27,81 +27,57 @@ def computed(name: str) -> tuple[ScoredBatch, Advantages]:
     return batch, METHODS[name].compute(batch, SETTINGS, detail=True)
 
 
-@given(responses=ragged(), k=scalars())
-def test_every_method_keeps_its_own(responses: list[Response], k: Scalars) -> None:
+@given(responses=ragged(), k=any_settings())
+def test_every_method_keeps_its_own(responses: list[Response], k: Settings) -> None:
     for dtype, tolerances in ((torch.float32, STORED), (torch.float64, DOUBLE)):
         batch = padded(responses, dtype)
         for name, method in METHODS.items():
-            settings = settings_of(k)
-            result = method.compute(batch, settings, detail=True)
-            worst = check_identities(method, batch, settings, result, tolerances)
+            worst = check_identities(method, batch, k, method.compute(batch, k, detail=True), tolerances)
             assert set(worst) == {*method.identities, *method.monitored}, name
             assert all(math.isfinite(v) for v in worst.values()), name
 
 
-def planted(result: Advantages, batch: ScoredBatch, identity: str) -> Advantages:
-    """The result with one violation at response ROW, sampled token ``column``."""
-    column = int(batch.mask_BT[ROW].nonzero()[0])
-
-    def changed(field: str, value: float, *, add: bool = False) -> Advantages:
-        tensor = getattr(result, field).clone()
-        place = (ROW, column) if field.endswith("_BT") else (ROW,)
-        tensor[place] = tensor[place] + value if add else value
-        return replace(result, **{field: tensor})
-
-    return {
-        "finite": lambda: changed("advantage_BT", math.nan),
-        "decomposition": lambda: changed("advantage_unified_B", 1e-3, add=True),
-        "budget": lambda: changed("weight_BT", 1e-3, add=True),
-        "residual_bound": lambda: changed("residual_BT", -1.01),
-        "sign_kept": lambda: changed("weight_BT", 0.0),
-        "log_weight": lambda: changed("weight_BT", 3.5),
-    }[identity]()
-
-
-#: Each identity once, with the first method that promises it.
-VIOLATIONS = {identity: name for name, method in reversed(METHODS.items()) for identity in method.identities}
+#: What is planted at response ROW, and at its first sampled token: a field, and its value there from the one before.
+PLANTED = {
+    "finite": ("advantage_BT", lambda _: math.nan),
+    "decomposition": ("advantage_unified_B", lambda before: before + 1e-3),
+    "budget": ("weight_BT", lambda before: before + 1e-3),
+    "residual_bound": ("residual_BT", lambda _: -1.01),
+    "sign_kept": ("weight_BT", lambda _: 0.0),
+    "log_weight": ("weight_BT", lambda before: before * math.e),
+}
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)
-def test_a_planted_violation_is_found_and_named(identity: str) -> None:
-    name = VIOLATIONS[identity]
+def test_a_planted_violation_is_found_named_and_of_the_stated_size(identity: str) -> None:
+    name = next(name for name, method in METHODS.items() if identity in method.identities)
     batch, result = computed(name)
-    assert result.advantage_task_B is None or identity != "log_weight" or result.advantage_task_B[ROW] > 0
-    broken = planted(result, batch, identity)
-    before = IDENTITIES[identity].residual(batch, SETTINGS, result)
-    after = IDENTITIES[identity].residual(batch, SETTINGS, broken)
-    assert after.shape == (batch.responses,)
-    assert int(after.argmax()) == ROW
-    assert float(after[ROW]) > 1e-5 + float(before[ROW])
+    field, value = PLANTED[identity]
+    tensor, tokens = getattr(result, field).clone(), int(batch.mask_BT[ROW].sum())
+    place = (ROW, int(batch.mask_BT[ROW].nonzero()[0])) if field.endswith("_BT") else (ROW,)
+    tensor[place] = value(tensor[place])
+    broken = replace(result, **{field: tensor})
+    found = IDENTITIES[identity].residual(batch, SETTINGS, broken)
+    assert found.shape == (batch.responses,)
+    assert int(found.argmax()) == ROW
+    expected = {"finite": 1.0, "sign_kept": 1.0, "residual_bound": 0.01, "budget": 1e-3 / tokens}
+    if identity == "log_weight":
+        assert result.advantage_task_B[ROW] > 0
+        expected[identity] = 1.0 / tokens
+    elif identity == "decomposition":
+        parts = float(result.advantage_task_B[ROW].abs() + 1.3 * result.advantage_teacher_B[ROW].abs())
+        expected[identity] = 1e-3 / max(1.0, parts)
+    assert float(found[ROW]) == pytest.approx(expected[identity], rel=1e-2)
     method = replace(METHODS[name], identities=(identity,), monitored=())
     with pytest.raises(InvariantError, match=rf"identity '{identity}' .* at response {ROW}; .* method {name}"):
         check_identities(method, batch, SETTINGS, broken, STORED)
 
 
-def test_residuals_have_the_stated_size() -> None:
-    batch, result = computed("uecr")
-    parts = float(result.advantage_task_B[ROW].abs() + 1.3 * result.advantage_teacher_B[ROW].abs())
-    for identity, expected in (
-        ("decomposition", 1e-3 / max(1.0, parts)),
-        ("budget", 1e-3 / int(batch.mask_BT[ROW].sum())),
-        ("residual_bound", 0.01),
-        ("sign_kept", 1.0),
-        ("finite", 1.0),
-    ):
-        got = IDENTITIES[identity].residual(batch, SETTINGS, planted(result, batch, identity))[ROW]
-        assert float(got) == pytest.approx(expected, rel=1e-2), identity
-
-
 def test_what_lies_outside_the_mask_is_no_violation() -> None:
     batch, result = computed("uecr")
     off = ~batch.mask_BT
-    broken = replace(
-        result,
-        advantage_BT=result.advantage_BT.masked_fill(off, math.nan),
-        weight_BT=result.weight_BT.masked_fill(off, -5.0),
-        residual_BT=result.residual_BT.masked_fill(off, 9.0),
-    )
+    junk = {"advantage_BT": math.nan, "weight_BT": -5.0, "residual_BT": 9.0}
+    broken = replace(result, **{key: getattr(result, key).masked_fill(off, value) for key, value in junk.items()})
     check_identities(METHODS["uecr"], batch, SETTINGS, broken, STORED)
 
 

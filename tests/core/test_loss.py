@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.loss import PolicyLoss, importance_ratio, low_variance_kl, policy_loss
+from nemo_uecr.core.loss import PolicyLoss, clipped_surrogate, importance_ratio, low_variance_kl, policy_loss
 from nemo_uecr.errors import ScoreError
 
 B, T = 6, 9
+
+
+def f64(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def tensors(seed: int, spread: float = 0.5) -> dict[str, Any]:
@@ -79,12 +83,12 @@ def test_masked_out_values_never_matter() -> None:
         assert torch.equal(gradient(other), grad)
 
 
-def test_what_is_only_logged_comes_back_detached() -> None:
+def test_only_the_total_has_a_gradient_and_only_for_the_policy() -> None:
     t = tensors(4)
-    a = t["advantage"].clone().requires_grad_()
-    out = loss_of(t | {"logp": t["logp"].clone().requires_grad_()}, advantage=a)
+    leaves = {name: t[name].clone().requires_grad_() for name in ("logp", "old_logp", "ref_logp", "advantage")}
+    out = loss_of(t | leaves)
     out.total.backward()
-    assert a.grad is None
+    assert [name for name, leaf in leaves.items() if leaf.grad is not None] == ["logp"]
     assert not any(kept.requires_grad for kept in (out.surrogate, out.reference_kl, out.ratio))
 
 
@@ -145,3 +149,45 @@ def test_reference_and_coefficient_go_together() -> None:
         loss_of(tensors(0), kl_coef=0.0)
     with pytest.raises(ScoreError, match="kl_coef"):
         loss_of(tensors(0), ref_logp=None)
+
+
+def test_k3() -> None:
+    # u = ref - logp = ln2: 2 - ln2 - 1 = 1 - ln2; u = -ln2: 1/2 + ln2 - 1 = ln2 - 1/2; u = 0: 0.
+    u = math.log(2.0)
+    got = low_variance_kl(f64(-1, -1, -1), f64(-1 + u, -1 - u, -1), torch.tensor([True, True, True]))
+    torch.testing.assert_close(got, f64(1 - u, u - 0.5, 0.0), rtol=0, atol=1e-15)
+    assert low_variance_kl(f64(-1), f64(3), torch.tensor([False])).item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "a", "expected"),
+    [
+        (1.5, 2.0, -2.6),  # min(3.0, 1.3 * 2) = 2.6: clipped above
+        (1.5, -2.0, 3.0),  # min(-3.0, -2.6) = -3.0: the pessimistic side is not clipped
+        (0.5, 2.0, -1.0),  # min(1.0, 0.9 * 2) = 1.0: not clipped
+        (0.5, -2.0, 1.8),  # min(-1.0, -1.8) = -1.8: clipped below
+        (1.2, 2.0, -2.4),  # inside, beyond the low bound's mirror image 1.1
+        (0.95, -2.0, 1.9),  # inside
+        (1.0, 3.0, -3.0),
+    ],
+)
+def test_clipped_surrogate_with_asymmetric_bounds(ratio: float, a: float, expected: float) -> None:
+    # epsilon_l = 0.1, epsilon_h = 0.3: the interval is [0.9, 1.3].
+    got = clipped_surrogate(f64(ratio), f64(a), torch.tensor([True]), clip_low=0.1, clip_high=0.3)
+    assert got.item() == pytest.approx(expected, abs=1e-15)
+
+
+def test_policy_loss_of_two_tokens() -> None:
+    # Ratios e^0 = 1 and 2, advantages 1 and 1, bounds 0.2: surrogate -(1 + 1.2) = -2.2. One more token masked out.
+    # Reference at logp + (0, ln2): k3 = 0 and 1 - ln2. Denominator 4, beta 0.1.
+    logp = f64(-1.0, -1.0, math.nan)
+    old = f64(-1.0, -1.0 - math.log(2.0), math.nan)
+    ref = f64(-1.0, -1.0 + math.log(2.0), math.nan)
+    out = policy_loss(
+        logp, old, f64(1, 1, math.nan), torch.tensor([True, True, False]), denominator=4.0, ref_logp=ref, kl_coef=0.1
+    )
+    k3 = (1.0 - math.log(2.0)) / 4.0
+    assert out.surrogate.item() == pytest.approx(-0.55, abs=1e-15)
+    assert out.reference_kl.item() == pytest.approx(k3, abs=1e-15)
+    assert out.total.item() == pytest.approx(-0.55 + 0.1 * k3, abs=1e-15)
+    torch.testing.assert_close(out.ratio, f64(1, 2, 1), rtol=0, atol=1e-15)
