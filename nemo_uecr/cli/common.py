@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter, types
 
@@ -16,13 +15,8 @@ from nemo_uecr.errors import ConfigError
 if TYPE_CHECKING:
     from cyclopts import Token
 
-    from nemo_uecr.config.load import Loaded
     from nemo_uecr.config.schema import MethodConfig
     from nemo_uecr.core.records import Settings
-
-logger = logging.getLogger(__name__)
-
-L = TypeVar("L", bound="Loaded[Any]")
 
 
 def family(name: str, summary: str | None = None) -> App:
@@ -53,15 +47,6 @@ def say(*lines: str) -> None:
     """Print the lines of a result at once, also into a pipe."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
-
-
-def reported(loaded: L) -> L:
-    """The same configuration, once the settings that its method does not use are logged."""
-    from nemo_uecr.config.methods import unused_line
-
-    if line := unused_line(loaded.config, loaded.origins):
-        logger.info(line)
-    return loaded
 
 
 def method_settings(name: str, words: Sequence[str], run: MethodConfig | None = None) -> Settings:

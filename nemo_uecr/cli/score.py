@@ -30,8 +30,8 @@ def score(
 ) -> None:
     """Score responses with a teacher and with the policies that they are compared to, for the audits.
 
-    ROLLOUTS is a run folder of `nemo-uecr train` (back end local), a folder of `nemo-uecr evaluate`, or a JSONL file.
-    Before an evaluation folder or a file, STEP= says how many steps the policy that generated it had been trained.
+    ROLLOUTS is a run folder (back end local), a folder of `nemo-uecr evaluate`, or a JSONL file. Before the last two,
+    STEP= says how many steps the policy that generated the responses had been trained.
 
         nemo-uecr score runs/demo --out runs/demo/scores
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
@@ -42,9 +42,7 @@ def score(
     "token_ids" (as sampled, with the end token) or "truncated"; and, where known, "checkpoint", "reward" or "answer"
     (which is then verified), "question", "benchmark", "sample", "group", "id".
 
-    OUT gets, for every response token, its log-probability at temperature 1 under the teacher, under the checkpoint
-    that generated it and under each anchor, the teacher's full-vocabulary entropy, and whether the token is the
-    teacher's first choice. Run the same command again after an interruption, or a longer one to add scores.
+    Run the same command again after an interruption, or a longer one to add scores.
 
     Args:
         rollouts: Run, evaluation folder or JSONL file, each as PATH or STEP=PATH.
@@ -68,21 +66,19 @@ def score(
     from nemo_uecr.audit.sources import source_of, students_of
     from nemo_uecr.study.demo import resolve
 
-    chosen = None if steps is None else frozenset(steps)
-    sources = [source_of(text, take=take, steps=chosen) for text in rollouts]
+    sources = [source_of(text, take=take, steps=None if steps is None else frozenset(steps)) for text in rollouts]
     teachers = {source.teacher for source in sources}
     model = teacher or (teachers.pop() if len(teachers) == 1 else None)
     if model is None:
         raise DataError("no teacher is known from these rollouts; give --teacher MODEL")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise DataError("--device cuda, but torch sees no GPU; choose auto or cpu")
+    gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     student_of = students_of(sources, student)
     scoring = Scoring(
         teacher=resolve(model),
         student_of=lambda step: resolve(student_of(step)),
         anchors={name: resolve(path) for name, path in map(_anchor, anchor)},
         dtype=dtype,
-        device=torch.device("cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"),
+        device=torch.device("cuda" if gpu else "cpu"),
         max_length=max_length,
         batch=batch,
         part=part,
@@ -106,9 +102,7 @@ def _anchor(text: str) -> tuple[str, str]:
 
     name, _, model = text.partition("=")
     if not model or not name.isidentifier() or name == STUDENT:
-        raise DataError(
-            f"--anchor {text!r}: expected NAME=MODEL with a name other than {STUDENT}, for example base=MODEL"
-        )
+        raise DataError(f"--anchor {text!r}: expected NAME=MODEL, for example base=MODEL; {STUDENT} is taken")
     return name, model
 
 

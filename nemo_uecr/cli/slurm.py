@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_uecr.cli.common import ConfigFile, Override, family, reported, say
-from nemo_uecr.cli.train import train_until
+from nemo_uecr.cli.common import ConfigFile, Override, family, say
+from nemo_uecr.cli.train import train_local
 from nemo_uecr.errors import ConfigError, DependencyError, require_extra
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def smoke(config: ConfigFile, /, *overrides: Override) -> None:
     from nemo_uecr.slurm.replicas import compare_nodes
     from nemo_uecr.stopping import listening
 
-    folder = Path(reported(load_config(config, overrides)).config.run.folder).resolve()
+    folder = Path(load_config(config, overrides).config.run.folder).resolve()
     os.environ["RAY_DEDUP_LOGS"] = "0"  # read at the import; else lines end in "[repeated 4x across cluster]", coloured
     require_extra("ray")
     import ray
@@ -50,20 +50,12 @@ def smoke(config: ConfigFile, /, *overrides: Override) -> None:
 
 def train_replica(config: str, overrides: tuple[str, ...], folder: Path, stop: StopRequest) -> Path:
     """One replica's run; called on its node."""
-    from nemo_uecr.config.load import load_config
-
-    return train_until(reported(load_config(config, [*overrides, f"run.folder={folder}"])), resume=True, stop=stop)
+    return train_local(config, [*overrides, f"run.folder={folder}"], resume=True, stop=stop)
 
 
 @app.command
 def command(config: ConfigFile, /, *overrides: Override, nodes: int, gpus: int, smoke: bool = False) -> None:
-    """Print the command that a Slurm job with these resources runs; the first step of every `--dry-run`.
-
-    Args:
-        nodes: Nodes of the job.
-        gpus: GPUs of each node.
-        smoke: The same short local run on every node.
-    """
+    """Print the command that a Slurm job with these resources runs; the first step of every `--dry-run`."""
     from nemo_uecr.slurm.node import command_words
 
     words = command_words(config, overrides, smoke=smoke, nodes=nodes, gpus=gpus)
@@ -75,29 +67,17 @@ def node(
     config: ConfigFile,
     /,
     *overrides: Override,
-    job: Path,
-    nodes: str,
-    gpus: int,
+    job: Path,  # its folder on the shared file system
+    nodes: str,  # the names of all, the head first: N1,N2
+    gpus: int,  # of each node
     cpus: int,
-    port: int,
-    register_s: float,
-    heartbeat_s: float,
-    silence_s: float,
+    port: int,  # of the Ray head
+    register_s: float,  # longest wait for all nodes
+    heartbeat_s: float,  # between two looks at the members
+    silence_s: float,  # longest silence of the driver
     smoke: bool = False,
 ) -> int:
-    """What each node of a Slurm job runs: its part of the Ray cluster, and on the first node the driver.
-
-    Args:
-        job: The job's folder on the shared file system.
-        nodes: Names of all nodes, the head first: N1,N2.
-        gpus: GPUs of each node.
-        cpus: CPUs of each node.
-        port: Port of the Ray head.
-        register_s: Longest wait for all nodes, seconds.
-        heartbeat_s: Seconds between two looks at the members.
-        silence_s: Longest silence of the driver, seconds.
-        smoke: The same short local run on every node.
-    """
+    """What each node of a Slurm job runs: its part of the Ray cluster, and on the first node the driver."""
     from nemo_uecr.slurm.node import Job, run_node
 
     name, names = os.environ.get("SLURMD_NODENAME", ""), tuple(nodes.split(","))

@@ -11,16 +11,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 import nemo_uecr
-from nemo_uecr.cli.common import ConfigFile, Numbers, Override, reported, say
+from nemo_uecr.cli.common import ConfigFile, Numbers, Override, say
 from nemo_uecr.errors import ConfigError, InvariantError, UecrError, require_extra
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.load import LoadedConfig
+    from nemo_uecr.config.load import Loaded
     from nemo_uecr.stopping import StopRequest
     from nemo_uecr.study.grid import Cell
 
@@ -30,46 +30,53 @@ logger = logging.getLogger(__name__)
 def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> None:
     """Train a student from a configuration file.
 
-    The run folder gets the resolved configuration, metrics, evaluations, saved batches and checkpoints.
-
         nemo-uecr train examples/configs/local/demo.yaml method.name=distilled_rl run.folder=runs/distilled
 
     Args:
         resume: Continue the run in run.folder from its newest checkpoint.
     """
-    from nemo_uecr.config.load import backend_of, load_config
+    from nemo_uecr.config.load import backend_of
 
-    if backend_of(config, overrides) == "nemo_rl":
-        folder = _train_nemo_rl(config, overrides, resume=resume)
-    else:
-        folder = _train_local(reported(load_config(config, overrides)), resume=resume)
+    nemo_rl = backend_of(config, overrides) == "nemo_rl"
+    folder = (_train_nemo_rl if nemo_rl else train_local)(config, overrides, resume=resume)
     say(f"run: {folder}")
 
 
 def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Path:
     from nemo_uecr.config.load import load_as
-    from nemo_uecr.config.methods import objective
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.files import locked
     from nemo_uecr.nemo.launcher import train as launch
 
-    loaded = reported(load_as(NemoConfig, config, overrides))
-    equation = objective(loaded.config)
+    loaded = load_as(NemoConfig, config, overrides)
+    equation = _equation(loaded)
     logger.info(equation)
     with locked(Path(loaded.config.run.folder)):
         return launch(loaded.config, resume=resume, origins=loaded.origins, objective=equation)
 
 
-def _train_local(loaded: LoadedConfig, *, resume: bool) -> Path:
-    """Train with the local back end until the last step or a signal.
+def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: StopRequest | None = None) -> Path:
+    """Train with the local back end until the last step, a signal or the request; returns the run folder.
 
     Ctrl-C saves nothing; the command that continues from the newest checkpoint is printed.
     """
+    from nemo_uecr.config.load import load_config
     from nemo_uecr.stopping import listening
 
+    loaded = load_config(config, overrides)
+    equation = _equation(loaded)
+    require_extra("local")
+    from nemo_uecr.local.run import train as run
+    from nemo_uecr.study.demo import resolve
+
+    work = functools.partial(
+        run, loaded.config, resume=resume, origins=loaded.origins, objective=equation, locate=resolve
+    )
+    if stop is not None:
+        return work(stop=stop)
     try:
-        with listening() as stop:
-            return train_until(loaded, resume=resume, stop=stop)
+        with listening() as heard:
+            return work(stop=heard)
     except KeyboardInterrupt:
         written = os.path.join(loaded.config.run.folder, "config.yaml")
         if os.path.exists(written):
@@ -78,15 +85,13 @@ def _train_local(loaded: LoadedConfig, *, resume: bool) -> Path:
         raise
 
 
-def train_until(loaded: LoadedConfig, *, resume: bool, stop: StopRequest) -> Path:
-    """Train with the local back end until the last step or the request; returns the run folder."""
-    require_extra("local")
-    from nemo_uecr.config.methods import objective
-    from nemo_uecr.local.run import train as run
-    from nemo_uecr.study.demo import resolve
+def _equation(loaded: Loaded[Any]) -> str:
+    """The objective; settings that the method does not use are logged."""
+    from nemo_uecr.config.methods import objective, unused_line
 
-    equation = objective(loaded.config)
-    return run(loaded.config, resume=resume, origins=loaded.origins, objective=equation, locate=resolve, stop=stop)
+    if line := unused_line(loaded.config, loaded.origins):
+        logger.info(line)
+    return objective(loaded.config)
 
 
 def demo(*overrides: Override, no_open: bool = False) -> None:
@@ -101,10 +106,8 @@ def demo(*overrides: Override, no_open: bool = False) -> None:
         no_open: Do not open the report in the browser.
     """
     from nemo_uecr.cli.runs import report
-    from nemo_uecr.config.load import load_config
 
-    loaded = reported(load_config(demo_config_path(), with_free_folder(overrides)))
-    report(_train_local(loaded, resume=False), open_=not no_open)
+    report(train_local(demo_config_path(), with_free_folder(overrides), resume=False), open_=not no_open)
 
 
 def demo_config_path() -> str:
@@ -135,18 +138,16 @@ def smoke(
 ) -> None:
     """Train for a few steps with every check on, before a long run.
 
-    Each number of steps gets a run of its own, in a new folder beside the configured one, with every batch saved. A
-    run whose identities do not hold stops with an error and keeps the batch. Afterwards every batch is recomputed with
-    rho = 0 and with alpha = rho = 0, which must give PUU and GRPO bit for bit.
+    Each number of steps gets a run of its own, in a new folder beside the configured one, with every batch saved and
+    recomputed with rho = 0 and with alpha = rho = 0, which must give PUU and GRPO bit for bit.
     """
     from nemo_uecr.config.load import load_config
     from nemo_uecr.config.methods import objective
-    from nemo_uecr.stopping import listening
     from nemo_uecr.telemetry.run_folder import worst_residuals
 
     if min(steps) < 1 or len(set(steps)) < len(steps):
         raise ConfigError(f"--steps: got {','.join(map(str, steps))}, expected different numbers above 0, such as 1,5")
-    loaded = reported(load_config(config, overrides)).config
+    loaded = load_config(config, overrides).config
     say(f"objective: {objective(loaded)}")
     say(*(f"tolerance {name}: {value:g}" for name, value in loaded.tolerances.model_dump().items()))
     root = os.path.join(f"{loaded.run.folder}-smoke", time.strftime("%Y%m%d-%H%M%S"))
@@ -156,8 +157,7 @@ def smoke(
             "evaluation.at_start=false", "evaluation.benchmarks={}", "checkpoint.keep_best=false",
             "telemetry.save_batch_every=1",
         )  # fmt: skip
-        with listening() as stop:
-            folder = train_until(load_config(config, [*overrides, *short]), resume=False, stop=stop)
+        folder = train_local(config, [*overrides, *short], resume=False)
         say(*(f"smoke {count}: {name} at most {worst:.3g}" for name, worst in worst_residuals(folder).items()))
         reductions = _check_reductions(folder)
         compared = f"{reductions} reductions bit for bit" if reductions else "no teacher scores to reduce"
@@ -215,14 +215,12 @@ def study(
 
 def train_cell(config: str, cell: Cell) -> str | None:
     """Train one cell, continuing it where it was begun; returns the error that a user should read, or None."""
-    from nemo_uecr.config.load import load_config
     from nemo_uecr.stopping import listening
 
     logging.getLogger("nemo_uecr").setLevel(logging.WARNING)
     try:
         with listening() as stop:
-            begun = (cell.folder / "config.yaml").is_file()
-            train_until(load_config(config, cell.overrides), resume=begun, stop=stop)
+            train_local(config, cell.overrides, resume=(cell.folder / "config.yaml").is_file(), stop=stop)
     except UecrError as error:
         return " ".join(str(error).split())
     return None

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.plan.shapes import KNOWN
 from tests.config.demo import CONFIGS
 from tests.reliability.commands import refused
 
@@ -45,27 +44,6 @@ def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path, capsys: pyte
 def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFixture[str]) -> None:
     assert "lower train.microbatch_responses" in refused(capsys, "plan", *DEMO, "--memory", "0.3")
     assert entry_point(["plan", *DEMO, "--memory", "0.3", "train.microbatch_responses=16"]) == 0
-
-
-@pytest.mark.parametrize(("method", "kept"), [("pg_opd", False), ("g_opd", True)])
-def test_the_initial_student_is_counted_where_the_method_reads_it(
-    method: str, kept: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert entry_point(["plan", *DEMO, f"method.name={method}", "loss.reference_kl=0.0"]) == 0
-    told = capsys.readouterr().out
-    assert ("reference weights" in told, "score reference" in told) == (kept, kept)
-
-
-def test_a_teacher_with_other_output_columns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One column more than the student; the student's own number is the remedy."""
-    student = KNOWN["Qwen/Qwen3-4B"].vocabulary
-    sizes = {
-        "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "head_dim": 8, "intermediate_size": 64, "tie_word_embeddings": True,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(sizes | {"vocab_size": student + 1}))
-    said = refused(capsys, "plan", *FOUR, f"teacher.model_name={tmp_path}")
-    assert f"take a teacher whose config.json has vocab_size {student}" in said
 
 
 @pytest.fixture

@@ -15,12 +15,7 @@ import torch
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.cli.train import demo_config_path, with_free_folder
-from tests.local.tiny import SMALL, Assets, assets
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Assets:
-    return assets()
+from tests.local.tiny import SMALL, assets
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +27,9 @@ def steps_in(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_train_then_resume(tiny: Assets, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_then_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
-    call = ["train", str(tiny.config), *SMALL, f"run.folder={folder}"]
+    call = ["train", str(assets().config), *SMALL, f"run.folder={folder}"]
     assert entry_point(call) == 0
     assert capsys.readouterr().out.endswith(f"run: {folder}\n")
     assert steps_in(folder) == [1, 2]
@@ -52,8 +47,8 @@ def test_train_then_resume(tiny: Assets, tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_command_that_continues(tiny: Assets, tmp_path: Path) -> None:
-    begin = ["train", str(tiny.config), *SMALL, "run.folder=a run", "train.steps=500", "telemetry.progress=lines"]
+def test_ctrl_c_leaves_the_command_that_continues(tmp_path: Path) -> None:
+    begin = ["train", str(assets().config), *SMALL, "run.folder=a run", "train.steps=500", "telemetry.progress=lines"]
     saving = ["evaluation.benchmarks={}", "checkpoint.keep_best=false", "checkpoint.every=1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "nemo_uecr", *begin, *saving],
@@ -73,14 +68,12 @@ def test_ctrl_c_leaves_the_command_that_continues(tiny: Assets, tmp_path: Path) 
     assert steps_in(tmp_path / "a run") == list(range(1, done + 3))
 
 
-def test_the_run_folders_configuration_is_a_configuration(
-    tiny: Assets, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_run_folders_configuration_is_a_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It gives the same run again; settings that the method does not use are logged."""
     first, second = tmp_path / "first", tmp_path / "second"
     with caplog.at_level(logging.INFO, logger="nemo_uecr"):
         words = [*SMALL, "method.name=grpo", "train.steps=1", f"run.folder={first}"]
-        assert entry_point(["train", str(tiny.config), *words]) == 0
+        assert entry_point(["train", str(assets().config), *words]) == 0
     (said,) = [message for message in caplog.messages if message.startswith("not used")]
     assert said.startswith("not used by method grpo: teacher.model_name, method.alpha, method.rho")
     assert entry_point(["train", str(first / "config.yaml"), f"run.folder={second}"]) == 0
@@ -89,10 +82,10 @@ def test_the_run_folders_configuration_is_a_configuration(
 
 
 def test_smoke_prints_tolerances_first_and_compares_every_batch(
-    tiny: Assets, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    assert entry_point(["smoke", str(tiny.config), *SMALL, f"run.folder={folder}", "--steps", "1,2"]) == 0
+    assert entry_point(["smoke", str(assets().config), *SMALL, f"run.folder={folder}", "--steps", "1,2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("objective: loss = PG(A; ")
     assert [line.partition(" ")[0] for line in lines[1:6]] == ["tolerance"] * 5
@@ -106,11 +99,11 @@ def test_smoke_prints_tolerances_first_and_compares_every_batch(
 
 
 def test_demo_trains_and_reports(
-    tiny: Assets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The demo command with the tiny models in the place of the demo's own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nemo_uecr.cli.train.demo_config_path", lambda: str(tiny.config))
+    monkeypatch.setattr("nemo_uecr.cli.train.demo_config_path", lambda: str(assets().config))
     assert entry_point(["demo", "--no-open", *SMALL, "telemetry.save_batch_every=1"]) == 0
     assert steps_in(Path("runs/demo")) == [1, 2]
     assert capsys.readouterr().out.endswith("report: runs/demo/report.html\n")
