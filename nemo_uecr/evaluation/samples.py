@@ -55,8 +55,6 @@ def read_samples(path: Path) -> list[Sample]:
     Raises:
         DataError: naming the line that is no sample, or a sample that occurs twice.
     """
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; expected the samples of an evaluation")
     samples: dict[Key, Sample] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:

@@ -27,7 +27,7 @@ def made_results(finals: dict[str, dict[int, float]]) -> list[RunResult]:
     """Results of one variant by arm and pair."""
     return [
         RunResult(
-            cell=Cell(arm, "one_update", pair, 1e-4, (), Path(f"runs/one_update/{arm}/pair-{pair:03d}"), False),
+            Cell(arm, "one_update", pair, 1e-4, (), Path(f"runs/one_update/{arm}/pair-{pair:03d}"), False),
             initial=0.0,
             final=final,
             curve=((0, 0.0), (2, final)),

@@ -22,20 +22,16 @@ RECIPE = RecipeConfig(student=MODEL, teacher=MODEL, train_problems=30, bench_pro
 ENSURE = """
 import sys
 from pathlib import Path
-from nemo_uecr.study.demo import ensure_demo
-from nemo_uecr.study.schema import RecipeConfig
-print(ensure_demo(Path(sys.argv[1]), RecipeConfig.model_validate_json(sys.argv[2]), seed=3))
+from tests.study.test_demo import RECIPE, demo
+print(demo.ensure_demo(Path(sys.argv[1]), RECIPE, seed=3))
 """
 
 
 @pytest.mark.slow  # models are taught in processes of their own
 def test_two_processes_prepare_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ENSURE, str(tmp_path), RECIPE.model_dump_json()]
+    command = [sys.executable, "-c", ENSURE, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
-        for _ in range(2)
-    ]
+    both = [subprocess.Popen(command, stdout=-1, stderr=-3, text=True, env=env) for _ in range(2)]
     answers = {process.communicate(timeout=120)[0].strip() for process in both}
     assert [process.returncode for process in both] == [0, 0]
     folder = demo.ensure_demo(tmp_path, RECIPE, seed=3)
