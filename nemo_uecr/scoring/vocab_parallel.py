@@ -24,6 +24,8 @@ from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.records import StatisticsLayout, VocabShard
 
 DEBUG = "NEMO_UECR_DEBUG_COLLECTIVES"
+#: Up to this many gathered bytes gloo's own second buffer for a gather is of no account.
+STAGED_BYTES = 1 << 20
 
 # torch 2.13 renamed the collective that gathers into one tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -51,8 +53,22 @@ def gathered_statistics(
     for chunk in chunks:
         gathered_RWN[rank, :, chunk] = statistics_of(chunk)
     if size > 1:
-        _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=shard.group)
+        _exchange(gathered_RWN, rank, shard.group)
     return gathered_RWN
+
+
+def _exchange(gathered_RWN: Tensor, rank: int, group: dist.ProcessGroup | None) -> None:
+    """Bring the ranks' statistics together in place.
+
+    On a CPU gloo's all-gather holds a second buffer as large as the gathered one. Where that would count, its
+    all-reduce, which works in place, takes over: what a rank did not write is 0, and x + 0 is x in every bit.
+    """
+    if gathered_RWN.device.type == "cpu" and gathered_RWN.nbytes > STAGED_BYTES:
+        gathered_RWN[:rank].zero_()
+        gathered_RWN[rank + 1 :].zero_()
+        dist.all_reduce(gathered_RWN, group=group)
+    else:
+        _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=group)
 
 
 def _check_agreement(call: dict[str, object], columns: int, shard: VocabShard) -> None:

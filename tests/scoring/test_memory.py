@@ -16,9 +16,11 @@ LIMIT_MB = 4e6 / 2**20
 
 START = """
 import ctypes, sys, torch
+import torch.distributed as dist
 from benchmarks.measure import MEBI, peak_resident, reset_peak
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.fused_linear import score_hidden
+from nemo_uecr.scoring.records import VocabShard
 
 def mark():
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # what the first call touched must be paid for again
@@ -43,11 +45,19 @@ else:
     inputs = (torch.randn(tokens, columns),)
     score, small = score_logits, (inputs[0][:2],)
 target = torch.randint(0, 64, (tokens,))
+gathered = 0
+if len(sys.argv) > 3:
+    rank = int(sys.argv[3])
+    dist.init_process_group("gloo", init_method="file://" + sys.argv[4], rank=rank, world_size=2)
+    options["shard"] = VocabShard(rank * columns, None)
+    gathered = 2 * 20 * tokens
 score(*small, torch.zeros(small[0].shape[0], dtype=torch.long), **options)
 before = mark()
 scores = score(*inputs, target, **options)
 outputs = scores.logp.nbytes + scores.entropy.nbytes + scores.top1.nbytes
-print((peak_resident() - before - outputs) / MEBI)
+print((peak_resident() - before - outputs - gathered) / MEBI)
+if gathered:
+    dist.destroy_process_group()
 """
 )
 
@@ -69,17 +79,22 @@ print(max(forward, peak_resident() - before - 16 * tokens) / MEBI)
 pytestmark = pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's clear_refs")
 
 
-def measured(program: str, kind: str, tokens: int, native: str = "1") -> float:
-    """The MiB that a process reports."""
+def measured(program: str, *arguments: list[str], native: str = "1") -> float:
+    """The most MiB that a process reports; one process for each list of arguments."""
     root = str(Path(nemo_uecr.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", "NEMO_UECR_NATIVE": native}
-    command = [sys.executable, "-c", program, kind, str(tokens)]
-    return float(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=100).stdout)
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, *more], env=environment, stdout=subprocess.PIPE, text=True)
+        for more in arguments
+    ]
+    outputs = [process.communicate(timeout=100)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return max(float(output) for output in outputs)
 
 
 def test_transient_memory_of_training_is_bounded() -> None:
     """Beside the outputs and the 24 bytes a token that the backward needs."""
-    assert measured(TRAINING, "training", 1_000_000) <= LIMIT_MB
+    assert measured(TRAINING, ["training", "1000000"]) <= LIMIT_MB
 
 
 @pytest.mark.parametrize(
@@ -93,4 +108,12 @@ def test_transient_memory_of_training_is_bounded() -> None:
     ],
 )
 def test_transient_memory_is_bounded(kind: str, tokens: int, native: str) -> None:
-    assert measured(SCORING, kind, tokens, native) <= LIMIT_MB
+    assert measured(SCORING, [kind, str(tokens)], native=native) <= LIMIT_MB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [131_072, 300_000])
+def test_transient_memory_over_two_ranks_is_bounded(tokens: int, tmp_path: Path) -> None:
+    """Beside the outputs and the gathered statistics, 20 bytes a token and rank."""
+    ranks = [["many", str(tokens), str(rank), str(tmp_path / "meeting")] for rank in range(2)]
+    assert measured(SCORING, *ranks) <= LIMIT_MB
