@@ -45,29 +45,21 @@ QUESTION = "What is 2 + 3?"
 CODE = ("config.json", "tokenizer_config.json")  # files that can name code of a model folder's own
 STEP = re.compile(r"step[-_](\d+)")
 
-# Module, distribution, what to do where it cannot be imported.
-PLAIN = (
-    *((name, name, "pip install 'nemo-uecr'") for name in ("torch", "pydantic", "omegaconf", "safetensors")),
-    ("transformers", "transformers", "pip install 'nemo-uecr[local]'"),
-    ("math_verify", "math-verify", "pip install 'nemo-uecr[verify]'"),
-)
-# Module, distribution, and the worker in whose environment it is needed.
-STACK = (
-    ("ray", "ray", None),
-    ("megatron.core", "megatron-core", upstream.NATIVE_WORKER_FQN),
-    ("megatron.bridge", "megatron-bridge", upstream.NATIVE_WORKER_FQN),
-    ("transformer_engine.pytorch", "transformer-engine", upstream.NATIVE_WORKER_FQN),
-    ("vllm", "vllm", upstream.VLLM_WORKER_FQN),
-)
+# Each package and what to do where it cannot be imported; and, of NeMo-RL's stack, the worker that needs it.
+PLAIN = dict.fromkeys(("torch", "pydantic", "omegaconf", "safetensors"), "pip install 'nemo-uecr'") | {
+    "transformers": "pip install 'nemo-uecr[local]'",
+    "math_verify": "pip install 'nemo-uecr[verify]'",
+}
+STACK = {
+    "ray": None,
+    **dict.fromkeys(("megatron.core", "megatron.bridge", "transformer_engine.pytorch"), upstream.NATIVE_WORKER_FQN),
+    "vllm": upstream.VLLM_WORKER_FQN,
+}
 
 _IMPORT = """
-import importlib, importlib.metadata, sys
-importlib.import_module(sys.argv[1])
-try:
-    version = importlib.metadata.version(sys.argv[2])
-except importlib.metadata.PackageNotFoundError:
-    version = "no version"
-sys.stdout.write("\\n" + version)
+import importlib, sys
+module, top = importlib.import_module(sys.argv[1]), sys.modules[sys.argv[1].partition(".")[0]]
+sys.stdout.write("\\n" + getattr(module, "__version__", getattr(top, "__version__", "can be imported")))
 """
 _LOCATE_APEX = """
 import importlib.util, sys
@@ -114,12 +106,7 @@ def made(checks: Iterable[Check]) -> Iterator[Finding]:
             yield from [found] if isinstance(found, Finding) else found
         except UecrError as error:
             yield Finding(check, "fail", str(error), "")
-        except (
-            ImportError,
-            OSError,
-            RuntimeError,
-            subprocess.SubprocessError,
-        ) as error:  # of others' files and packages
+        except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:  # in others' code
             message = f"cannot be checked: {type(error).__name__}: {error}"
             yield Finding(check, "fail", f"{message:.400}", "repair what it names, then run doctor again")
 
@@ -132,12 +119,12 @@ def _of_the_machine(run: AnyConfig | None, ray_port: int) -> Iterator[Check]:
     elif run is not None:
         gpus = int(run.device == "cuda")
     yield "python", lambda: ok("python", f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})")
-    for module, distribution, remedy in PLAIN:
-        yield module, partial(import_finding, module, distribution, remedy, sys.executable)
+    for module, remedy in PLAIN.items():
+        yield module, partial(import_finding, module, sys.executable, remedy)
     if isinstance(run, NemoConfig):
-        for module, distribution, worker in STACK:
+        for module, worker in STACK.items():
             python = sys.executable if worker is None else worker_python(worker)
-            yield module, partial(import_finding, module, distribution, f"use the container {IMAGE}", python)
+            yield module, partial(import_finding, module, python, f"use the container {IMAGE}")
         yield "nemo_rl", lambda: ok("nemo_rl", f"{upstream.check()}, signatures as expected")
     yield "apex", lambda: apex_finding(megatron)
     yield "gpus", lambda: cuda_finding(gpus)
@@ -184,9 +171,9 @@ def worker_python(worker: str) -> str:
     return str(prebuilt) if prebuilt.is_file() else sys.executable
 
 
-def import_finding(module: str, distribution: str, remedy: str, python: str) -> Finding:
+def import_finding(module: str, python: str, remedy: str) -> Finding:
     """Import a package with an interpreter."""
-    done = _run(python, _IMPORT, module, distribution)
+    done = _run(python, _IMPORT, module)
     if done.returncode == 0:
         return ok(module, done.stdout.splitlines()[-1])
     reason = (done.stderr.strip().splitlines() or [f"the interpreter ended with {done.returncode}"])[-1]
@@ -216,9 +203,7 @@ def cuda_finding(wanted: int) -> Finding:
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     built = f"torch {torch.__version__} for CUDA {torch.version.cuda}" if torch.version.cuda else "torch without CUDA"
     names = sorted({torch.cuda.get_device_name(index) for index in range(seen)})
-    message = (
-        f"{' '.join([built, 'sees', str(seen), 'GPUs', *names])}, the configuration asks for {wanted} on each node"
-    )
+    message = f"{built} sees {' '.join([str(seen), 'GPUs', *names])}, the configuration asks for {wanted} on each node"
     remedy = "run it inside the allocation on a compute node (srun nemo-uecr doctor ...), or lower the number"
     return judged("gpus", seen >= wanted, message, remedy)
 
@@ -355,11 +340,10 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
 
         if not models.has_hub_form(name):
             raise DataError(f"no folder {name}; give {role}.model_name a folder or a hub name")
-        found = try_to_load_from_cache(name, "config.json")
+        here = isinstance(try_to_load_from_cache(name, "config.json"), str)
+        message = f"{name} is {'' if here else 'not '}in the hub's cache of this machine"
         remedy = f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
-        return judged(
-            check, isinstance(found, str), f"{name} in the hub's cache of this machine: {found}", remedy, "warn"
-        )
+        return judged(check, here, message, remedy, "warn")
     models.read_fields(folder / "config.json", prefix="").stated("model_type")
     for file in models.weight_names(folder):
         models.read_header(folder / file)

@@ -321,17 +321,16 @@ def _layout(setting: Setting) -> Iterator[records.RankLine]:
 
 def _shard(model: Sharded, rank: int, responses: int) -> str:
     grid, place = model.grid, model.grid.place(rank)
-    layers = model.layers(place.pipeline)
-    parts = [f"layers {layers.start}-{layers.stop - 1}"]
-    if grid.pipeline > 1 and place.pipeline == 0:
-        parts.append("embedding")
-    if grid.pipeline > 1 and place.pipeline == grid.pipeline - 1:
-        parts.append("output")
-    if grid.tensor > 1:
-        parts.append(f"tensor {place.tensor}/{grid.tensor}")
-    if grid.context > 1:
-        parts.append(f"context {place.context}/{grid.context}")
-    return ", ".join([*parts, f"data {place.data}/{grid.data}: {-(-responses // grid.data)} responses"])
+    layers, cut = model.layers(place.pipeline), grid.pipeline > 1
+    parts = (
+        f"layers {layers.start}-{layers.stop - 1}",
+        "embedding" if cut and place.pipeline == 0 else "",
+        "output" if cut and place.pipeline == grid.pipeline - 1 else "",
+        f"tensor {place.tensor}/{grid.tensor}" if grid.tensor > 1 else "",
+        f"context {place.context}/{grid.context}" if grid.context > 1 else "",
+        f"data {place.data}/{grid.data}: {-(-responses // grid.data)} responses",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _facts(setting: Setting) -> Iterator[str]:

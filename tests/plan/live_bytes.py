@@ -22,45 +22,33 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, torch.Tensor):
-                self._note(leaf.untyped_storage())
+        for storage in (leaf.untyped_storage() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)):
+            if storage._cdata not in self._seen:
+                self._seen.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
         return made
-
-    def _note(self, storage: Any) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._seen:
-            return
-        self._seen.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, key, size)
 
     def _gone(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self.now -= size
 
 
-class Kept:
-    """The tensors that a forward kept for its backward, each storage once."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[int, torch.Tensor] = {}
-
-    def nbytes(self) -> int:
-        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors.values())
-
-
 @contextlib.contextmanager
-def keeping(model: torch.nn.Module) -> Iterator[Kept]:
-    """What is kept inside the block, the model's own weights aside."""
+def keeping(model: torch.nn.Module) -> Iterator[dict[int, torch.Tensor]]:
+    """What is kept inside the block for a backward, each storage once, the model's own weights aside."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept = Kept()
+    kept: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
-            kept.tensors[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address is used twice
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address is used twice
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield kept
+
+
+def nbytes(kept: dict[int, torch.Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

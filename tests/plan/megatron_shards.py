@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from tests.plan.live_bytes import keeping
+from tests.plan.live_bytes import keeping, nbytes
 
 
 class CudaNames(TorchFunctionMode):
@@ -112,7 +112,7 @@ def kept_by_checkpointing(layers: int, tokens: int) -> int:
     mask = torch.triu(torch.ones(1, 1, tokens, tokens, dtype=torch.bool), 1)
     with keeping(model) as saved:
         model.train()(ids, position, mask)
-    return saved.nbytes()
+    return nbytes(saved)
 
 
 def kept_by_one_layer(tokens: int) -> int:

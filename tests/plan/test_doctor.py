@@ -59,7 +59,7 @@ def test_packages_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), ROOT]))
     write("broken_package", "raise OSError('libnccl.so.2: cannot open')")
     for name, reason in (("broken_package", "libnccl"), ("no_package", "No module named 'no_package'")):
-        found = doctor.import_finding(name, name, "pip install it", sys.executable)
+        found = doctor.import_finding(name, sys.executable, "pip install it")
         assert (found.status, found.remedy, reason in found.message) == ("fail", "pip install it", True)
     statuses = [doctor.apex_finding(sys.executable).status]
     for folder in ("apex", "apex/multi_tensor_apply"):
@@ -69,7 +69,7 @@ def test_packages_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: 
 
 
 def test_a_check_that_cannot_be_made_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PLAIN", ())
+    monkeypatch.setattr(doctor, "PLAIN", {})
     monkeypatch.setattr(doctor, "IMPORT_S", 0.001)
     monkeypatch.setitem(sys.modules, "transformers", None)  # what Python itself takes for not installed
     run = local("student.model_name=a/b", "method.name=grpo", "teacher.model_name=null")

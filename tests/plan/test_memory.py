@@ -12,7 +12,7 @@ import torch
 
 from nemo_uecr.plan import local
 from nemo_uecr.plan.shapes import KNOWN, Grid, ModelShape, Sharded, forward_flops, kv_token_bytes, shape_of
-from tests.plan.live_bytes import LiveBytes, keeping
+from tests.plan.live_bytes import LiveBytes, keeping, nbytes
 from tests.plan.subjects import ALONE, save_model, tiny_shape
 
 
@@ -32,7 +32,7 @@ def kept(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     model = real_model(shape)
     with keeping(model) as saved, torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
         model.base_model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
-    return saved.nbytes()
+    return nbytes(saved)
 
 
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from filelock import FileLock
 
+from tests.local.tiny import Assets, assets
 from tests.slurm.one_host import OneHostSlurm, missing
 
-HERE = Path(__file__).parent
-LOCK = Path("/tmp/ray.lock")
+OURS = ("uecr-ray-", "nemo_uecr slurm ", "nemo_uecr.slurm.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in Path(item.path).parents and "slurm" in getattr(item, "fixturenames", ()):
+        if Path(__file__).parent in Path(item.path).parents and "slurm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
             item.add_marker(pytest.mark.slurm)
 
@@ -33,8 +33,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneHostSlurm]:
         reason = "ray is not installed; make test-slurm installs it"
     if reason is not None:
         pytest.skip(reason)
-    with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock("/tmp/ray.lock"):
         cluster = OneHostSlurm(tmp_path_factory.mktemp("slurm"))
         try:
             cluster.start()
@@ -43,23 +42,32 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneHostSlurm]:
             cluster.stop()
 
 
-def our_processes() -> list[str]:
-    """Command lines of this project and of its Ray clusters that run now."""
-    done = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
-    ours = ("uecr-ray-", "nemo_uecr slurm ", "nemo_uecr.slurm.")
-    return [line for line in done.stdout.splitlines() if any(name in line for name in ours)]
+def processes(*parts: str) -> dict[int, str]:
+    """Command lines of the processes that contain every part, by their numbers."""
+    found = {one.pid: " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])}
+    return {number: line for number, line in found.items() if all(part in line for part in parts)}
+
+
+def our_processes() -> set[int]:
+    """This project's and its Ray clusters' that run now."""
+    return {number for part in OURS for number in processes(part)}
 
 
 @pytest.fixture
 def nothing_left(slurm: OneHostSlurm) -> Iterator[None]:
     """Fail if a test leaves something running; a job that it did not bring to its end is cancelled first."""
-    before = set(our_processes())
+    before = our_processes()
     yield
     slurm.call("scancel", "--user=root")
     deadline = time.monotonic() + 40
-    while (left := set(our_processes()) - before) and time.monotonic() < deadline:
+    while our_processes() - before and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert not left
+    assert not our_processes() - before
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Assets:
+    return assets()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,4 @@
-"""A real Slurm with two nodes on this host: munge, one controller, two daemons, everything below one folder.
-
-Each node offers eight GPUs that exist in Slurm's books only, so that the scripts' own #SBATCH lines are what runs. The
-second node lives in a mount namespace where one folder is empty: a file system that it does not share.
-"""
+"""A real Slurm with two nodes on this host, everything below one folder; its GPUs exist in its books only."""
 
 from __future__ import annotations
 
@@ -12,13 +8,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-PROGRAMS = (
-    "munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "unshare", "su", "ps",
-)  # fmt: skip
+PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "su")
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -91,31 +85,23 @@ class OneHostSlurm:
     def __init__(self, folder: Path) -> None:
         """Choose the folder."""
         self.folder = folder
-        self.unshared = folder / "unshared"
         self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH}
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._own_munge = False
-        self.hides = False
-        """Whether this host lets the second node have a file system of its own."""
 
     def start(self) -> None:
         """Bring munge, the controller and both nodes up."""
-        for name in ("state", "log", "unshared"):
+        for name in ("state", "log"):
             (self.folder / name).mkdir(parents=True)
-        mount = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", str(self.unshared)]
-        self.hides = subprocess.run(mount, env=self.environment, capture_output=True, check=False).returncode == 0
-        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(host=_host(), folder=self.folder))
+        host = socket.gethostname().partition(".")[0]
+        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=self.folder))
         for number in range(8):
             (self.folder / f"gpu{number}").touch()
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-7]\n")
         self._start_munge()
         self._spawn("slurmctld", "-D")
         self._spawn("slurmd", "-D", "-N", "n1")
-        if self.hides:
-            hide = f"mount -t tmpfs none {self.unshared} && exec slurmd -D -N n2"
-            self._spawn("unshare", "--mount", "bash", "-c", hide)
-        else:
-            self._spawn("slurmd", "-D", "-N", "n2")
+        self._spawn("slurmd", "-D", "-N", "n2")
         self._wait_for(lambda: self.call("sinfo", "-h", "-N", "-o", "%N %t").split() == ["n1", "idle", "n2", "idle"])
 
     def stop(self) -> None:
@@ -138,13 +124,9 @@ class OneHostSlurm:
 
     def submit(self, folder: Path, *words: str, **environment: str) -> int:
         """`sbatch` in a folder; returns the job's number."""
+        words = ("sbatch", "--parsable", *words)
         done = subprocess.run(
-            ["sbatch", "--parsable", *words],
-            env=self.environment | environment,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
+            words, env=self.environment | environment, cwd=folder, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
@@ -164,8 +146,7 @@ class OneHostSlurm:
         """Wait until a log contains a text."""
         self._wait_for(lambda: log.is_file() and text in log.read_text(), seconds, log)
 
-    def _wait_for(self, true: object, seconds: float = 60, log: Path | None = None) -> None:
-        assert callable(true)
+    def _wait_for(self, true: Callable[[], bool], seconds: float = 60, log: Path | None = None) -> None:
         deadline = time.monotonic() + seconds
         while not true():
             if time.monotonic() > deadline:
@@ -176,9 +157,7 @@ class OneHostSlurm:
     def _start_munge(self) -> None:
         if not Path("/etc/munge/munge.key").exists():
             subprocess.run(["mungekey", "-c"], env=self.environment, check=True)
-        if subprocess.run(
-            ["munge", "-n"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-        ).returncode:
+        if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode:
             Path("/run/munge").mkdir(exist_ok=True)
             shutil.chown("/run/munge", "munge", "munge")
             subprocess.run(["su", "-s", "/bin/sh", "munge", "-c", shutil.which("munged", path=PATH) or ""], check=True)
@@ -186,11 +165,6 @@ class OneHostSlurm:
 
     def _spawn(self, *words: str) -> None:
         log = (self.folder / "log" / f"{len(self._daemons)}-{words[0]}.out").open("wb")
-        # Daemons of Slurm take a setting of Ray's or of the tests for nobody's; jobs bring their own environment.
-        environment: Mapping[str, str] = {**self.environment, "LC_ALL": "C"}
+        environment = self.environment | {"LC_ALL": "C"}
         self._daemons.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True))
         log.close()
-
-
-def _host() -> str:
-    return socket.gethostname().partition(".")[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "cluster.md"
+PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 #: What a line needs that the tests do not have.
 MARKS = ("# needs GPUs", "# needs the hub")
 
@@ -25,38 +25,17 @@ class Shown:
         return shlex.split(self.text)
 
 
-def commands_of(page: str) -> list[Shown]:
-    """Every line inside a fence; one that names a language shows no commands."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
-    lines = [line for language, block in blocks if not language for line in block.splitlines()]
-    return [
-        Shown(re.sub("|".join(MARKS), "", line).strip(), line.rstrip().endswith(MARKS))
-        for line in lines
-        if line.strip()
-    ]
-
-
 def shown() -> list[Shown]:
-    """Every command of the page."""
-    return commands_of(PAGE.read_text(encoding="utf-8"))
+    """Every line inside a fence; one that names a language shows no commands."""
+    blocks = re.findall(r"^```\n(.*?)^```$", re.sub(r"^```\w+\n.*?^```$", "", PAGE, flags=re.M | re.S), re.M | re.S)
+    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
+    return [Shown(re.sub("|".join(MARKS), "", line).strip(), line.rstrip().endswith(MARKS)) for line in lines]
 
 
-def smoke_job() -> list[str]:
-    """The page's one job that needs no GPU and no checkpoint."""
-    [words] = [command.words for command in shown() if "--smoke" in command.words]
-    return words
-
-
-def evaluation_job() -> list[str]:
-    """The page's evaluation on a CPU."""
-    [words] = [command.words for command in shown() if "--engine" in command.words]
-    return words
-
-
-def conversion_job() -> list[str]:
-    """The page's conversion without a container."""
-    jobs = [c for c in shown() if c.words[0] == "sbatch" and not c.marked]
-    [words] = [c.words for c in jobs if "slurm/convert.sbatch" in c.words]
+def job(script: str, *parts: str) -> list[str]:
+    """The page's one job of a script that runs without what the tests do not have."""
+    wanted = {"sbatch", f"slurm/{script}.sbatch", *parts}
+    [words] = [one.words for one in shown() if not one.marked and wanted <= {*one.words}]
     return words
 
 

@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.tiny import Assets, assets
+from tests.local.tiny import Assets
 from tests.slurm.one_host import OneHostSlurm
-from tests.slurm.page import ROOT, at_home, conversion_job, evaluation_job
+from tests.slurm.page import ROOT, at_home
+from tests.slurm.page import job as shown_job
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Assets:
-    return assets()
 
 
 def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
@@ -25,7 +21,7 @@ def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment
     (tmp_path / "clone").symlink_to(ROOT)
     (tmp_path / "environment").symlink_to(environment_folder)
     here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
-    words = [here.get(word, word) for word in at_home(evaluation_job(), Path("environment"))]
+    words = [here.get(word, word) for word in at_home(shown_job("eval"), Path("environment"))]
     job = slurm.submit(tmp_path, "--hold", *words, UECR_ROOT="clone")
     older = tmp_path / "slurm-logs" / f"{job}-0"  # of a job with this number, as another cluster leaves it
     older.mkdir(parents=True)
@@ -40,7 +36,7 @@ def test_an_evaluation_is_requeued_and_goes_on(
     slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
 ) -> None:
     here = {"uecr=models/uecr-4b": f"uecr={tiny.student}", "problems.jsonl": f"digits={tiny.problems}"}
-    words = [here.get(word, word) for word in at_home(evaluation_job(), environment_folder)]
+    words = [here.get(word, word) for word in at_home(shown_job("eval"), environment_folder)]
     words[words.index("--samples") + 1] = "100000"
     job = slurm.submit(tmp_path, *words, "--batch", "64", UECR_ROOT=str(ROOT))
     log, samples = tmp_path / f"uecr-eval-{job}.log", tmp_path / "evaluations" / "uecr" / "samples.jsonl"
@@ -64,7 +60,7 @@ def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_
         pytest.skip("megatron-bridge is not installed")
     out = tmp_path / "converted"
     here = {"runs/uecr_qwen3_4b/checkpoints/step_160": str(tiny.student), "models/uecr-4b": str(out)}
-    words = [here.get(word, word) for word in at_home(conversion_job(), environment_folder)]
+    words = [here.get(word, word) for word in at_home(shown_job("convert"), environment_folder)]
     job = slurm.submit(tmp_path, *words, UECR_ROOT=str(ROOT))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-convert-{job}.log", seconds=300)
     assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.local.tiny import SMALL, Assets, assets, metrics
+from tests.local.tiny import SMALL, Assets, metrics
+from tests.slurm.conftest import processes
 from tests.slurm.one_host import OneHostSlurm, failed
-from tests.slurm.page import ROOT, at_home, smoke_job
+from tests.slurm.page import ROOT, at_home
+from tests.slurm.page import job as shown_job
 
 TRAIN = str(ROOT / "slurm" / "train_qwen4b.sbatch")
 
@@ -21,11 +22,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 #: A run that does not end by itself while a test looks at it.
 LONG = "train.steps=100000"
 Submit = Callable[..., tuple[int, Path]]
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Assets:
-    return assets()
 
 
 @pytest.fixture
@@ -49,12 +45,6 @@ def submit(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder
     return call
 
 
-def processes(*parts: str) -> list[int]:
-    """Numbers of the processes whose command line contains every part."""
-    lines = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [int(line.split(None, 1)[0]) for line in lines if all(part in line for part in parts)]
-
-
 def kill(*parts: str) -> None:
     found = processes(*parts)
     assert found, parts
@@ -73,7 +63,7 @@ def test_two_nodes_form_one_cluster_and_train(
     slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
 ) -> None:
     """The smoke job of docs/cluster.md, with another configuration and its small size."""
-    words = at_home(smoke_job(), environment_folder)
+    words = at_home(shown_job("train_qwen4b", "--smoke"), environment_folder)
     words[words.index("--config") + 1] = str(tiny.config)
     folder = f"run.folder={tmp_path / 'run'}"
     words = [folder if word.startswith("run.folder=") else word for word in words]
