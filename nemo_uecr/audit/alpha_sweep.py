@@ -46,11 +46,6 @@ HEADS = (
 def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
     """Ordering conflicts and fully safe groups over a grid of alpha, with tie points and intervals.
 
-    Args:
-        scores: responses scored by the teacher and the checkpoints that generated them.
-        replicates: of the bootstrap.
-        seed: of the bootstrap.
-
     References:
         app:alpha-sweep, fig:alpha-sweep, eq:app-alpha-audit-teacher-score.
     """

@@ -307,14 +307,13 @@ def _efficiency(figure: Figure, numbers: Numbers) -> None:
 
 
 def _phases(axes: Axes, runs: Mapping[str, Numbers]) -> None:
-    for place, cost in enumerate(runs.values()):
-        left = 0.0
-        for colour, name in enumerate((*PHASES.values(), "other")):
-            seconds = (cost["other_s"] if name == "other" else cost["phase_s"].get(name, 0.0)) / cost["steps"]
-            label = name if place == 0 or name not in axes.get_legend_handles_labels()[1] else None
-            if seconds > 0:
-                axes.barh(place, seconds, left=left, color=f"C{colour}", label=label, height=0.55)
-            left += max(seconds, 0.0)
+    left = np.zeros(len(runs))
+    for colour, name in enumerate((*PHASES.values(), "other")):
+        spent = [cost["other_s"] if name == "other" else cost["phase_s"].get(name, 0.0) for cost in runs.values()]
+        seconds = np.maximum(spent, 0.0) / [cost["steps"] for cost in runs.values()]
+        if seconds.any():
+            axes.barh(range(len(runs)), seconds, left=left, color=f"C{colour}", label=name, height=0.55)
+        left = left + seconds
     axes.set_yticks(range(len(runs)), list(runs))
     axes.set(ylim=(len(runs) - 0.4, -1.6), title="(a) seconds a step")  # room for the legend above the bars
     axes.legend(loc="upper left", fontsize=7, ncols=2, columnspacing=0.9, handlelength=1.2)

@@ -41,13 +41,7 @@ def group_signal_audit(
 ) -> Audit:
     """Degenerate pseudo-groups, those with unified signal, and the components of mixed ones, by checkpoint.
 
-    Args:
-        scores: responses scored by the teacher and the anchor.
-        anchor: name of the fixed base model among the scores.
-        sizes: of the pseudo-groups.
-        integer_verdicts: judge anew, by the boxed integer alone.
-        replicates: of the bootstrap.
-        seed: of the partition and the bootstrap.
+    ``anchor`` is the fixed base model among the scores; ``integer_verdicts`` judges anew, by the boxed integer alone.
 
     References:
         app:puu-signal-audit, fig:puu-group-signal, eq:app-puu-audit-reward.
@@ -104,9 +98,6 @@ def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> A
 
     The permutation of a problem's responses, in the order of their sample numbers, depends on the seed and the name of
     the problem alone: it is the same at every checkpoint, whichever problems or checkpoints are added.
-
-    Raises:
-        DataError: The responses to a prompt of a checkpoint are no multiple of ``sum(sizes)``.
     """
     whole, first = sum(sizes), 0
     group_B = np.zeros(len(responses.ids), dtype=np.int64)
@@ -146,11 +137,7 @@ def _checkpoint(
 
 
 def exact_integer_rewards(scores: Scores) -> Array:
-    r"""[B] 1 where the boxed answer is the very integer of the reference answer, 0 otherwise.
-
-    Raises:
-        DataError: A reference answer is no integer.
-    """
+    """[B] 1 where the boxed answer is the very integer of the reference answer, 0 otherwise."""
     expected = [_integer(answer) for answer in scores.column("answer")]
     if None in expected:
         name = scores.responses.ids[expected.index(None)]

@@ -48,16 +48,7 @@ class GroupTable:
 
 
 def group_table(responses: Responses, reward_B: Array | None = None, group_B: Array | None = None) -> GroupTable:
-    """The groups of scored responses.
-
-    Args:
-        responses: the scored responses.
-        reward_B: [B] 1 or 0; None for the verifier's.
-        group_B: [B] group of each, within one prompt of one checkpoint; None for the prompts themselves.
-
-    Raises:
-        DataError: A response was never verified, or a group has one response.
-    """
+    """The groups of scored responses: those of the prompts with the verifier's rewards, where none are given."""
     correct_B = (responses.verified_rewards() if reward_B is None else reward_B) == 1.0
     group_B = responses.group_B if group_B is None else group_B
     _, first_P, index_B, size_P = np.unique(group_B, return_index=True, return_inverse=True, return_counts=True)
@@ -101,9 +92,6 @@ def teacher_rewards(scores: Scores, anchor: str, *, clip: float | None) -> tuple
 
     Returns:
         [B] float64 R^T in nats a token, and [B] how many tokens of each response were left out.
-
-    Raises:
-        ScoreError: A response has no token with a finite gap.
 
     References:
         eq:unified-reward (no clip), eq:app-puu-audit-reward, eq:app-alpha-audit-teacher-score.

@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -92,11 +92,7 @@ def _blind_name(seed: int, *responses: str) -> str:
 def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
     """Write pairs to judge, and their key: two different texts of each of randomly chosen degenerate groups.
 
-    Returns:
-        How many pairs were written: fewer than asked where there are fewer such groups.
-
-    Raises:
-        DataError: The folder has another judgement.
+    Returns how many there are: fewer than asked where there are fewer such groups.
     """
     table, generator = group_table(scores.responses), np.random.default_rng(seed)
     question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
@@ -117,11 +113,7 @@ def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
 
 
 def read_pairs(verdicts: Path, key: Path) -> list[tuple[str, str, str]]:
-    """Two responses and which one is preferred: first, second, tie or unjudgeable.
-
-    Raises:
-        DataError: naming file and line.
-    """
+    """Two responses and which one is preferred: first, second, tie or unjudgeable."""
     found = _verdicts(verdicts, key, Preference)
     return [(pair["first"], pair["second"], row.preferred) for _, row, pair in found]
 
@@ -129,43 +121,23 @@ def read_pairs(verdicts: Path, key: Path) -> list[tuple[str, str, str]]:
 # Steps
 
 
-class Item(NamedTuple):
-    """What a judge is shown of one response, and whose it is."""
-
-    response_id: str
-    question: str
-    answer: str
-    response: str
-
-
-def write_items(items: Sequence[Item], folder: Path, *, seed: int) -> int:
-    """Write the numbered steps of each item in random order, and their key.
-
-    Returns:
-        How many steps there are.
-
-    Raises:
-        DataError: The folder has another judgement.
-    """
+def write_steps(scores: Scores, rows: Array, folder: Path, *, seed: int) -> int:
+    """Write the numbered steps of some responses in random order, and their key; return how many steps there are."""
+    question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
     shown: list[Row] = []
     key: list[Row] = []
-    for place in np.random.default_rng(seed).permutation(len(items)):
-        item = items[place]
-        name = _blind_name(seed, item.response_id)
-        texts = [item.response[start:end].strip() for start, end in segment(item.response)]
-        steps = [{"number": number, "text": text} for number, text in enumerate(texts, 1)]
-        shown.append({"item": name, "question": item.question, "answer": item.answer, "steps": steps})
-        key.append({"item": name, "response": item.response_id, "steps": len(steps)})
+    for row in np.random.default_rng(seed).permutation(rows):
+        name = _blind_name(seed, scores.responses.ids[row])
+        texts = [text[row][start:end].strip() for start, end in segment(text[row])]
+        steps = [{"number": number, "text": each} for number, each in enumerate(texts, 1)]
+        shown.append({"item": name, "question": question[row], "answer": answer[row], "steps": steps})
+        key.append({"item": name, "response": scores.responses.ids[row], "steps": len(steps)})
     _write(folder, STEPS, shown, key)
     return sum(row["steps"] for row in key)
 
 
 def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
-    """The judge's labels by response; an item that the judge left out has none.
-
-    Raises:
-        DataError: naming file and line.
-    """
+    """The judge's labels by response; an item that the judge left out has none."""
     found: dict[str, Labels] = {}
     for place, row, item in _verdicts(verdicts, key, Labels):
         first = row.labels.index(INVALID) + 1 if INVALID in row.labels else None
@@ -181,8 +153,6 @@ def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
 # Cutting a response into steps
 
 NO_STEP = -1
-#: Tokens that may share one character.
-LONGEST_CHARACTER = 8
 _MATH = re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$|\\\(.*?\\\)|\\\[.*?\\\]", re.DOTALL)
 _LINE = re.compile(r"\n\s*")
 _MARK = re.compile(r"(?:(?<=[.!?:;,])\s+(?=(?:\(\d{1,2}\)|\d{1,2}[.)]|[-*•])\s))|(?<!\S)(?=Step\s+\d{1,3}\s*[:.])")
@@ -226,50 +196,38 @@ def is_reasoning_free(response: str) -> bool:
 
 
 def token_steps(response: str, steps: Sequence[tuple[int, int]], token_ids: Sequence[int], tokenizer: Any) -> Array:
-    """[N] number of each token's step, counted from 0; `NO_STEP` for a token without text.
+    """[N] number of each token's step, counted from 0; `NO_STEP` for a token without text, such as the end token.
 
     A token across a boundary belongs to the step of its first character that is no white space; a token of white space
-    alone belongs to the step before it; a token without text (the end token) belongs to none.
+    alone belongs to the step before it.
 
     Args:
         response: the text without special tokens.
         steps: its steps.
         token_ids: the tokens that were scored, from the first on.
-        tokenizer: decodes them.
+        tokenizer: what the response was sampled with.
 
     Raises:
         DataError: The tokens do not spell the text.
     """
-    starts = [start for start, _ in steps]
-    numbers: list[int] = []
-    at = 0
-    for piece, first_of_character in _pieces(token_ids, tokenizer):
-        if not piece:
-            numbers.append(numbers[-1] if numbers and not first_of_character else NO_STEP)
+    from tokenizers.decoders import DecodeStream
+
+    starts, special = [start for start, _ in steps], set(tokenizer.all_special_ids)
+    stream = DecodeStream(skip_special_tokens=True)
+    step_N = np.full(len(token_ids), NO_STEP)
+    first = at = 0
+    for place, token in enumerate(token_ids):
+        piece = "" if token in special else stream.step(tokenizer.backend_tokenizer, token)
+        if piece is None:  # the bytes of one character may be several tokens
             continue
         if not response.startswith(piece, at):
             raise DataError(
-                f"token {len(numbers)} spells {piece!r} where the response has {response[at : at + 20]!r}; expected "
-                "the tokenizer that the response was sampled with"
+                f"token {place} spells {piece!r} where the response has {response[at : at + 20]!r}; expected the "
+                "tokenizer that the response was sampled with"
             )
-        lead = len(piece) - len(piece.lstrip())
-        place = at + (lead if lead < len(piece) else 0)
-        numbers.append(max(0, bisect.bisect_right(starts, place) - 1) if steps else NO_STEP)
-        at += len(piece)
-    return np.asarray(numbers, dtype=np.int64)
-
-
-def _pieces(token_ids: Sequence[int], tokenizer: Any) -> Iterator[tuple[str, bool]]:
-    """Text of each token and whether a character begins in it; a character's later tokens have no text of their own."""
-    special, index = set(tokenizer.all_special_ids), 0
-    while index < len(token_ids):
-        width, text = 1, "" if token_ids[index] in special else tokenizer.decode([token_ids[index]])
-        if "\ufffd" in text:  # the fewest tokens that decode without a broken character; the first alone where none do
-            for more in range(2, len(token_ids[index : index + LONGEST_CHARACTER]) + 1):
-                whole = tokenizer.decode(list(token_ids[index : index + more]))
-                if "\ufffd" not in whole:
-                    width, text = more, whole
-                    break
-        yield text, True
-        yield from [("", False)] * (width - 1)
-        index += width
+        if piece and steps:
+            lead = len(piece) - len(piece.lstrip())
+            begin = at + (lead if lead < len(piece) else 0)
+            step_N[first : place + 1] = max(0, bisect.bisect_right(starts, begin) - 1)
+        first, at = place + 1, at + len(piece)
+    return step_N

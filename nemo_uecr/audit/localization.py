@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
-from nemo_uecr.audit.judging import INVALID, VALID, Item, Labels, is_reasoning_free, segment, token_steps
+from nemo_uecr.audit.judging import INVALID, VALID, Labels, is_reasoning_free, segment, token_steps, write_steps
 from nemo_uecr.audit.output import Audit, Numbers, progress, shown
 from nemo_uecr.audit.store import STUDENT, Array, Scores, Tokens
 from nemo_uecr.core.groups import Groups
@@ -60,9 +61,6 @@ def localization_audit(
         shuffles: within-response permutations of the teacher's entropies.
         replicates: of the bootstrap over prompts.
         seed: of shuffles and bootstrap.
-
-    Raises:
-        DataError: A labelled response is no candidate, or no response has both kinds of steps.
 
     References:
         eq:ecr-localization-gap, fig:ecr-token-localization, app:ecr-localization.
@@ -185,8 +183,7 @@ def candidates(scores: Scores, tokens: Tokens) -> tuple[Array, dict[str, int]]:
 
     Nothing of the teacher decides: the sign of ``A^task|U = (R - mean R) / (Std(R^U) + eps)`` is the numerator's.
 
-    Returns:
-        Their rows among the tokens, and how many responses were left out for each reason.
+    Returns their rows among the tokens, and how many responses were left out for each reason.
     """
     texts = scores.column("response")
     reward_B, group_B = scores.responses.verified_rewards()[tokens.rows], scores.responses.group_B[tokens.rows]
@@ -202,12 +199,8 @@ def candidates(scores: Scores, tokens: Tokens) -> tuple[Array, dict[str, int]]:
     return np.asarray(sorted(kept), dtype=np.int64), counts
 
 
-def items_to_judge(scores: Scores, *, checkpoint: int, limit: int, seed: int) -> list[Item]:
-    """The candidates for a judge; of more than the limit, that many drawn by the seed.
-
-    Raises:
-        DataError: There is no candidate, or a problem's text is not known.
-    """
+def write_candidates(scores: Scores, folder: Path, *, checkpoint: int, limit: int, seed: int) -> tuple[int, int]:
+    """Write the candidates' steps for a judge, of more than the limit that many drawn by the seed; count both."""
     tokens = scores.tokens(STUDENT, checkpoint)
     rows, _ = candidates(scores, tokens)
     if not len(rows):
@@ -215,12 +208,8 @@ def items_to_judge(scores: Scores, *, checkpoint: int, limit: int, seed: int) ->
             f"{scores.folder} has no failed response in a mixed group of {GROUP_SIZE} at checkpoint {checkpoint}; "
             "expected eight responses a prompt, for example `nemo-uecr score RUN --take batches --steps 1`"
         )
-    rows = np.sort(np.random.default_rng(seed).permutation(rows)[:limit])
-    columns = [scores.responses.ids, *(scores.column(name) for name in ("question", "answer", "response"))]
-    items = [Item(*(column[place] for column in columns)) for place in tokens.rows[rows]]
-    if any(item.question is None or item.answer is None for item in items):
-        raise DataError(f"{scores.folder} does not know every question and answer; expected both in the rollouts")
-    return items
+    chosen = tokens.rows[np.sort(np.random.default_rng(seed).permutation(rows)[:limit])]
+    return len(chosen), write_steps(scores, chosen, folder, seed=seed)
 
 
 def _judged_responses(
@@ -245,9 +234,10 @@ def _judged_responses(
         if len(steps) != len(found.labels):  # another run's response may have the same name
             raise DataError(f"response {name!r} has {len(steps)} steps, its labels {len(found.labels)}; judge it again")
         step_N = token_steps(text, steps, tokens.token_ids[span].tolist(), tokenizer)
-        each = _tokens_by_label(row, step_N, found)
-        if each.invalid_N.any() and each.valid_N.any():
-            judged.append(each)
+        label_N = np.asarray([*found.labels, ""])[step_N]  # the last for tokens without a step
+        invalid_N, valid_N, first = label_N == INVALID, label_N == VALID, (found.first_error or -1) - 1
+        if invalid_N.any() and valid_N.any():
+            judged.append(Judged(row, invalid_N, valid_N, step_N == first, valid_N & (step_N < first)))
     if not judged:
         raise DataError(
             "no judged response has tokens in a valid and in an invalid step; expected at least one"
@@ -255,13 +245,6 @@ def _judged_responses(
         )
     steps_of = Counter(f"steps_{label}" for found in labels.values() for label in found.labels)
     return judged, {"judged": len(labels), "left_out_nonfinite": nonfinite, "steps": steps_of.total(), **steps_of}
-
-
-def _tokens_by_label(row: int, step_N: Array, found: Labels) -> Judged:
-    invalid, valid = ([n for n, each in enumerate(found.labels) if each == label] for label in (INVALID, VALID))
-    first = [] if found.first_error is None else [found.first_error - 1]
-    before = [number for number in valid if first and number < first[0]]
-    return Judged(row, *(np.isin(step_N, steps) for steps in (invalid, valid, first, before)))
 
 
 def _rows(variants: Mapping[str, Numbers]) -> list[tuple[str, ...]]:

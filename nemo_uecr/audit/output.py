@@ -36,11 +36,7 @@ class Audit:
 
 
 def write_audit(out: Path, audit: Audit) -> None:
-    """Write the four files of an audit into a folder that is complete or absent.
-
-    Raises:
-        DataError: The folder holds something that is no audit.
-    """
+    """Write the four files of an audit into a folder that is complete or absent."""
     from nemo_uecr.audit.figures import write_figure
 
     if out.exists() and not (out / NUMBERS).is_file():

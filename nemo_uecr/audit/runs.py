@@ -86,9 +86,6 @@ def batch_audit(
         problems: names in the order of the training data; None where the data is not on this machine.
         cut_off: the record ends in half a line: what that step drew and trained on is not known.
 
-    Raises:
-        DataError: A record lacks a metric.
-
     References:
         The paper's appendix on efficiency and batch-fact auditing.
     """
@@ -243,14 +240,7 @@ COST_HEADS = (
 
 
 def efficiency_audit(runs: Sequence[RunFolder], baseline: str | None) -> Audit:
-    """Costs of one or several runs.
-
-    Args:
-        runs: at least one.
-        baseline: label of the run that the others are compared with; None for no comparison.
-
-    Raises:
-        DataError: A run did not measure what is needed.
+    """Costs of one or several runs, compared with the run of a label where one is given.
 
     References:
         The paper's appendix on efficiency and batch-fact auditing.

@@ -64,8 +64,7 @@ def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
         Everything that the folder now holds.
 
     Raises:
-        DataError: Two responses have one name, a model cannot be loaded or has another tokenizer, or responses of an
-            interrupted call are still missing.
+        DataError: Two responses have one name, or responses of an interrupted call are still missing.
         RunFolderError: The folder is in use, or was scored differently.
     """
     name, count = Counter(rollout.id for rollout in rollouts).most_common(1)[0]
@@ -110,22 +109,23 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
             for anchor in anchors.values():
                 check_same_tokens(anchor, teacher)
             encoded = [_encode(each, student, scoring.max_length) for each in own]
-            if from_text := sum(row["ids_from"] == "text" for row, _, _ in encoded):
+            if from_text := sum(row["ids_from"] == "text" for row, _ in encoded):
                 log.warning(
                     "%d of %d responses of step %d were kept as text only: their tokens are the tokenizer's, which may "
                     "differ from those that were sampled (column ids_from)", from_text, len(encoded), step,
                 )  # fmt: skip
             store.write_plan(folder, plan)  # now that models and responses fit: a refused call leaves the folder as is
-            encoded.sort(key=lambda each: len(each[1].token_ids) + len(each[2].token_ids))
+            encoded.sort(key=lambda each: len(each[0]["prompt_ids"]) + len(each[1]))
             for start in range(0, len(encoded), scoring.part):
-                rows, prompts, responses = zip(*encoded[start : start + scoring.part], strict=True)
-                tokens, nonfinite = _token_scores(Sequences(prompts, responses), teacher, anchors, scoring.batch)
-                counted = [row | {"nonfinite_tokens": count} for row, count in zip(rows, nonfinite, strict=True)]
-                store.write_part(folder, counted, tokens)
+                part = encoded[start : start + scoring.part]
+                sequences = sequences_of([(row["prompt_ids"], ids) for row, ids in part])
+                tokens, nonfinite = token_scores(sequences, teacher, anchors, batch=scoring.batch)
+                rows = [row | {"nonfinite_tokens": count} for (row, _), count in zip(part, nonfinite, strict=True)]
+                store.write_part(folder, rows, tokens)
                 advance(len(rows))
 
 
-def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tuple[dict[str, Any], Prompt, Response]:
+def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tuple[dict[str, Any], tuple[int, ...]]:
     """The row of a part, and the tokens: those that were sampled, or those of the text, cut to the length limit."""
     tokenizer = student.tokenizer
     prompt_ids, ids = tuple(rollout.prompt(tokenizer)), rollout.token_ids
@@ -154,16 +154,19 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tu
         "cut": room < len(ids),
         "ids_from": "text" if rollout.token_ids is None else "sampled",
     }
-    return row, *tokens_alone(prompt_ids, ids[:room])
+    return row, ids[:room]
 
 
-def tokens_alone(prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[Prompt, Response]:
-    """A prompt and a response of which nothing but the token ids is asked."""
-    return Prompt(Problem("", "", ""), tuple(prompt_ids)), Response(tuple(ids), "", False)
+def sequences_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequences:
+    """Prompts and responses of which nothing but the token ids is asked."""
+    nothing = Problem("", "", "")
+    return Sequences(
+        [Prompt(nothing, tuple(prompt)) for prompt, _ in pairs], [Response(tuple(ids), "", False) for _, ids in pairs]
+    )
 
 
-def _token_scores(
-    sequences: Sequences, teacher: TokenModel, anchors: Mapping[str, TokenModel], batch: int
+def token_scores(
+    sequences: Sequences, teacher: TokenModel, anchors: Mapping[str, TokenModel], *, batch: int
 ) -> tuple[dict[str, Tensor], list[int]]:
     """The packed tokens of a part, and how many of each response have a score that is not finite."""
     rows = _rows(sequences, batch)
@@ -197,7 +200,7 @@ def rank_parts(folder: Path, teacher: TokenModel, *, batch: int) -> None:
             for name in ("prompt_ids", "token_ids"):
                 lengths, (ids,) = store.token_lists([path], [name])
                 lists.append([own.tolist() for own in torch.split(ids, lengths.tolist())])
-            sequences = Sequences(*zip(*map(tokens_alone, *lists), strict=True))
+            sequences = sequences_of(list(zip(*lists, strict=True)))
             ranks = []
             for rows in _rows(sequences, batch):
                 for _, logits_NV, target_N in token_logits(teacher, sequences.micro_batch(rows)):

@@ -30,12 +30,7 @@ HEADS = (
 def signal_audit(scores: Scores, judged: Sequence[tuple[str, str, str]] | None, *, replicates: int, seed: int) -> Audit:
     """Degenerate groups, teacher-distinguished groups, conflicts and the agreement with a judge, by checkpoint.
 
-    Args:
-        scores: responses scored by the teacher and the checkpoints that generated them.
-        judged: two equally verified responses and which a judge prefers (first, second, tie, unjudgeable); None without
-            a judge.
-        replicates: of the bootstrap.
-        seed: of the bootstrap.
+    A judge's word on pairs of equally verified responses is as `judging.read_pairs` gives it.
 
     References:
         fig:signal-complementarity, app:signal-diagnosis.
@@ -89,11 +84,7 @@ def conflicts(table: GroupTable, reward_B: Array) -> Array:
 def agreement(
     judged: Sequence[tuple[str, str, str]], responses: Responses, reward_B: Array, sampler: ClusterBootstrap
 ) -> Numbers:
-    """Share of judgeable pairs on which the teacher's score prefers what the judge prefers; equal scores count half.
-
-    Raises:
-        DataError: A pair is not one of these scores: two responses of one group with equal verdicts.
-    """
+    """Share of judgeable pairs on which the teacher's score prefers what the judge prefers; equal scores count half."""
     place = {name: row for row, name in enumerate(responses.ids)}
     agrees, rows = [], []
     for one, other, preferred in judged:

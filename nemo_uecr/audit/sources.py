@@ -5,7 +5,6 @@ Each comes with the token ids that were sampled, where they were kept.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.runner import SETTINGS
 from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples
+from nemo_uecr.files import read_object
 from nemo_uecr.verifier.pool import check_response
 
 #: Token ids of a prompt, given a tokenizer.
@@ -66,29 +66,34 @@ def _step_of(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
+def _rollout(step: int, prompt: Encode, *, part: str | None = None, **row: Any) -> Rollout:
+    """A response after ``step`` training steps; ``part`` tells prompts of one problem apart."""
+    group = "/".join([str(step), row["benchmark"], row["problem"], *([] if part is None else [part])])
+    row["id"] = row.get("id") or f"step {group}/{row['sample']}"
+    return Rollout(checkpoint=step, group=group, prompt=prompt, **row)
+
+
 # A run
 
 
 def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source:
-    """Responses of a run of `local`.
-
-    Args:
-        run: the run folder.
-        take: "evaluations", sampled by the checkpoint that was evaluated, or "batches", the saved training batches,
-            sampled by the policy before that step's update.
-        steps: evaluations or batches of these steps only; None for all.
-
-    Raises:
-        DataError: There is nothing to score, or (when a student is asked for) its checkpoint was not kept.
-    """
+    """Responses of a run of `local`: of its evaluations, or of the saved training batches, at these steps or all."""
     config = written_config(run / "config.yaml")
     pattern = {"evaluations": "evaluations/step-*.jsonl", "batches": "batches/step-*.safetensors"}[take]
     files = [path for path in sorted(run.glob(pattern)) if steps is None or _step_of(path.stem) in steps]
     if not files:
         asked = "" if steps is None else f" of step {', '.join(map(str, sorted(steps)))}"
         raise DataError(f"{run} has no {take}{asked}; expected {run / pattern}")
-    read = _evaluation_of_run if take == "evaluations" else _batch_of_run
-    rollouts = [rollout for path in files for rollout in read(path, config)]
+    rollouts: list[Rollout] = []
+    for path in files:
+        number = _step_of(path.stem) or 0
+        if take == "batches":  # the batch of step 1 was sampled before any update
+            rollouts += _batch_of_run(path, number - 1, config)
+        else:
+            rollouts += [
+                _evaluated(each, number, _as_in_training(each.problem, each.question, config))
+                for each in read_samples(path)
+            ]
 
     def student_of(step: int) -> str:
         if step == 0:
@@ -104,28 +109,20 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source
     return Source(rollouts, student_of, config.teacher.model_name, files)
 
 
-def _evaluation_of_run(path: Path, config: Config) -> list[Rollout]:
-    step = _step_of(path.stem) or 0
-    return [_evaluated(each, step, _as_in_training(each.problem, each.question, config)) for each in read_samples(path)]
-
-
-def _batch_of_run(path: Path, config: Config) -> list[Rollout]:
+def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:
     tensors = load_batch(path).tensors
-    step = (_step_of(path.stem) or 1) - 1  # the batch of step 1 was sampled before any update
     seen: Counter[int] = Counter()
     rollouts = []
     for row, text in enumerate(saved_texts(path)):
         prompt = int(tensors["group"][row])  # a problem may be drawn for several prompts
-        group = f"{step}/batch/{text['problem']}/prompt {prompt}"
         rollouts.append(
-            Rollout(
-                id=f"step {group}/{seen[prompt]}",
-                checkpoint=step,
+            _rollout(
+                step,
+                _as_in_training(text["problem"], text["question"], config),
+                part=f"prompt {prompt}",
                 benchmark="batch",
                 sample=seen[prompt],
-                group=group,
                 reward=float(tensors["task_reward"][row]),
-                prompt=_as_in_training(text["problem"], text["question"], config),
                 token_ids=tuple(tensors["token_ids"][row][tensors["mask"][row].bool()].tolist()),
                 truncated=None,
                 **{name: text[name] for name in ("problem", "question", "answer", "response")},
@@ -137,7 +134,7 @@ def _batch_of_run(path: Path, config: Config) -> list[Rollout]:
 
 def saved_texts(batch: Path) -> list[dict[str, Any]]:
     """The texts beside a saved batch: one object a response, in the order of its tensors."""
-    rows: list[dict[str, Any]] = json.loads(batch.with_suffix(".json").read_text(encoding="utf-8"))["responses"]
+    rows: list[dict[str, Any]] = read_object(batch.with_suffix(".json"))["responses"]
     return rows
 
 
@@ -149,12 +146,8 @@ def _as_in_training(problem: str, question: str, config: Config) -> Encode:
 
 
 def evaluation_source(folder: Path, *, step: int | None) -> Source:
-    """Responses of one model's folder of `nemo-uecr evaluate`; without a step, the model's name says it.
-
-    Raises:
-        DataError: The step is not known.
-    """
-    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    """Responses of one model's folder of `nemo-uecr evaluate`; without a step, the model's name says it."""
+    settings = read_object(folder / SETTINGS)
     model, chat = str(settings["model"]["name"]), ChatSettings(**settings["chat"])
     checkpoint = _step_of(model) if step is None else step
     if checkpoint is None:
@@ -169,17 +162,9 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
 
 
 def _evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
-    """A sample of an evaluation after ``step`` training steps."""
-    group = f"{step}/{sample.benchmark}/{sample.problem}"
     kept = ("benchmark", "problem", "sample", "question", "answer", "response", "reward", "truncated")
-    return Rollout(
-        id=f"step {group}/{sample.sample}",
-        checkpoint=step,
-        group=group,
-        prompt=prompt,
-        token_ids=None if sample.token_ids is None else tuple(sample.token_ids),
-        **{name: getattr(sample, name) for name in kept},
-    )
+    ids = None if sample.token_ids is None else tuple(sample.token_ids)
+    return _rollout(step, prompt, token_ids=ids, **{name: getattr(sample, name) for name in kept})
 
 
 # A JSONL file
@@ -226,11 +211,8 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
     """Responses of a JSONL file: ``problem``, ``response`` and ``prompt`` (the text the model read) or ``prompt_ids``.
 
     ``checkpoint`` must stand in each row unless ``step`` is given. A row with ``answer`` and no ``reward`` is verified.
-
-    Raises:
-        DataError: naming the line and the field.
     """
-    counts: Counter[str] = Counter()
+    counts: Counter[Any] = Counter()
     rollouts = []
     for place, row in read_rows(path, _Row):
         checkpoint = step if row.checkpoint is None else row.checkpoint
@@ -238,33 +220,19 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
             raise DataError(
                 f"{place}: no 'checkpoint'; expected the generating policy's step in each row, or STEP=FILE"
             )
-        group = f"{checkpoint}/{row.benchmark}/{row.problem}" + f"/{row.group}" * (row.group is not None)
-        sample = counts[group] if row.sample is None else row.sample
-        counts[group] += 1
-        reward = row.reward
-        if reward is None and row.answer is not None:
-            reward = check_response(row.response, row.answer).reward
-        kept = {"benchmark", "problem", "question", "answer", "response", "token_ids", "truncated"}
-        rollouts.append(
-            Rollout(
-                id=row.id or f"step {group}/{sample}",
-                checkpoint=checkpoint,
-                sample=sample,
-                group=group,
-                reward=reward,
-                prompt=row.encode,
-                **row.model_dump(include=kept),
-            )
-        )
+        prompt = (checkpoint, row.benchmark, row.problem, row.group)
+        own = row.model_dump(exclude={"checkpoint", "group", "prompt", "prompt_ids"})
+        if row.sample is None:
+            own["sample"] = counts[prompt]
+        counts[prompt] += 1
+        if row.reward is None and row.answer is not None:
+            own["reward"] = check_response(row.response, row.answer).reward
+        rollouts.append(_rollout(checkpoint, row.encode, part=row.group, **own))
     return Source(rollouts, None, None, [path])
 
 
 def read_rows(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
-    """Place and content of each line of a JSONL file that a person or another program wrote.
-
-    Raises:
-        DataError: naming file, line and field.
-    """
+    """Place and content of each line of a JSONL file that a person or another program wrote."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected JSONL")
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
@@ -282,11 +250,7 @@ def read_rows(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
 
 
 def source_of(text: str, *, take: Take, steps: frozenset[int] | None) -> Source:
-    """Responses of a run, an evaluation or a JSONL file by its path, the latter two also as ``STEP=PATH``.
-
-    Raises:
-        DataError: it is none of these, or a run with a step of its own.
-    """
+    """Responses of a run, an evaluation or a JSONL file by its path, the latter two also as ``STEP=PATH``."""
     number, equals, name = text.partition("=")
     step, path = (int(number), Path(name)) if equals and number.isdecimal() else (None, Path(text))
     if (path / "config.yaml").is_file() and (path / "provenance.json").is_file():
@@ -301,15 +265,7 @@ def source_of(text: str, *, take: Take, steps: frozenset[int] | None) -> Source:
 
 
 def students_of(sources: Sequence[Source], given: str | None) -> Callable[[int], str]:
-    """The model that generated the responses of a checkpoint.
-
-    Args:
-        sources: what is scored.
-        given: one model for all, ``{step}`` in it if it varies; None: those that the sources name.
-
-    Raises:
-        DataError: the sources name none, or ``given`` has other braces.
-    """
+    """The model that generated the responses of a checkpoint: ``given``, with its step in it, or the sources' own."""
     if given is not None:
         try:
             given.format(step=0)

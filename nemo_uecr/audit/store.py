@@ -71,11 +71,7 @@ class Responses:
         return [int(step) for step in np.unique(self.checkpoint_B)]
 
     def verified_rewards(self) -> Array:
-        """[B] rewards.
-
-        Raises:
-            DataError: A response was never verified.
-        """
+        """[B] rewards, where every response was verified."""
         missing = np.flatnonzero(np.isnan(self.reward_B))
         if missing.size:
             raise DataError(
@@ -122,11 +118,7 @@ class Scores:
     responses: Responses
 
     def tokens(self, anchor: str, checkpoint: int) -> Tokens:
-        """The tokens of one checkpoint's responses with the log-probabilities of one anchor.
-
-        Raises:
-            DataError: The anchor or the checkpoint was not scored.
-        """
+        """The tokens of one checkpoint's responses with the log-probabilities of one anchor."""
         anchors, steps = self.plan["anchors"], self.responses.checkpoints
         if anchor not in anchors:
             raise DataError(
@@ -166,14 +158,10 @@ class Scores:
 
 
 def read_scores(folder: Path) -> Scores:
-    """Read the responses of a finished folder of scores; tokens are read when asked for.
-
-    Raises:
-        DataError: The folder holds no scores, or not all of them: numbers of some look like those of all.
-    """
+    """Read the responses of a finished folder of scores; tokens are read when asked for."""
     plan, paths = _read_plan(folder), part_paths(folder)
     column = _read(paths, list(TABLE)).to_pydict() if paths else {"id": []}
-    if sorted(column["id"]) != plan[ASKED]:
+    if sorted(column["id"]) != plan[ASKED]:  # numbers of some look like those of all
         raise DataError(
             f"{folder} holds {len(column['id'])} of {len(plan[ASKED])} responses: `nemo-uecr score` was interrupted, "
             "or a part is gone; run the same command again to finish it"
@@ -207,16 +195,14 @@ def _offsets(length_b: Array) -> Array:
 
 def _read_plan(folder: Path) -> dict[str, Any]:
     path = folder / PLAN
-    if not path.is_file():
-        raise DataError(f"{folder} has no {PLAN}; expected a folder that `nemo-uecr score` wrote")
-    plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    plan = json.loads(path.read_bytes()) if path.is_file() else {}
     if plan.get("format") != FORMAT:
-        raise DataError(f"{path} has format {plan.get('format')!r}, expected {FORMAT!r}; score into a new folder")
-    return plan
+        raise DataError(f"{folder} has no {PLAN} of format {FORMAT!r}; expected a folder that `nemo-uecr score` wrote")
+    return dict(plan)
 
 
 def part_paths(folder: Path) -> list[Path]:
-    """The parts, in order."""
+    """The parts of a folder of scores, in order."""
     return sorted(folder.glob("part-??????.parquet"))
 
 
@@ -247,11 +233,7 @@ def token_lists(
 
 
 def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[dict[str, Any], set[str]]:
-    """The plan of a call for these responses on top of what the folder holds, and what is scored already.
-
-    Raises:
-        RunFolderError: The folder was scored differently.
-    """
+    """The plan of a call for these responses on top of what the folder holds, and what is scored already."""
     joined = {"format": FORMAT, **plan, ASKED: sorted(ids)}
     paths = part_paths(folder)
     if not paths:
@@ -272,13 +254,7 @@ def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
 
 
 def write_part(folder: Path, rows: Sequence[Mapping[str, Any]], tokens: Mapping[str, Tensor]) -> None:
-    """Write the next part.
-
-    Args:
-        folder: the folder of scores.
-        rows: [b] `TABLE`, `TEXTS` and ``prompt_ids`` of each response.
-        tokens: [N] `TOKENS` and the anchors.
-    """
+    """Write the next part: `TABLE`, `TEXTS` and ``prompt_ids`` of each response, [N] `TOKENS` and the anchors."""
     import pyarrow
 
     schema = pyarrow.schema([*TABLE.items(), *TEXTS.items(), ("prompt_ids", pyarrow.list_(pyarrow.int32()))])

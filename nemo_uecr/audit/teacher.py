@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from nemo_uecr.audit.output import Audit, Numbers, progress
 from nemo_uecr.audit.store import STUDENT, Scores
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
+
+if TYPE_CHECKING:
+    from nemo_uecr.local.sequences import Sequences
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 #: Probabilities of the drawn quantile function, denser towards 1.
@@ -31,18 +34,6 @@ NOTE = (
 HEADS = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), "max", "mean, signed")
 
 
-class Request(NamedTuple):
-    """Prompts that are read and responses that are scored, as token ids."""
-
-    prompts: Sequence[Sequence[int]]
-    responses: Sequence[Sequence[int]]
-
-    @property
-    def whole(self) -> list[list[int]]:
-        """Prompt and response of each."""
-        return [[*prompt, *response] for prompt, response in zip(self.prompts, self.responses, strict=True)]
-
-
 class EngineScores(NamedTuple):
     """[N] float32 nats; an engine that gives no full distribution has no entropy."""
 
@@ -51,40 +42,37 @@ class EngineScores(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """Why an engine cannot run here (None where it can), and how it scores a request with a checkpoint's folder."""
+    """How an engine scores responses with a checkpoint's folder, and what it needs for that."""
 
-    missing: Callable[[], str | None]
-    score: Callable[[str, Request], EngineScores]
+    score: Callable[[str, Sequences], EngineScores]
+    package: str = "transformers"
+    gpu: bool = False
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot run here; None where it can."""
+        if self.gpu and not torch.cuda.is_available():
+            return "needs a GPU"
+        there = find_spec(self.package.partition(".")[0]) and find_spec(self.package)
+        return None if there else f"{self.package} is not installed"
 
 
 def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, responses: int | None) -> Audit:
-    """Largest differences and quantiles of each engine against the scores.
-
-    Args:
-        scores: responses scored by this teacher with transformers in float32.
-        model: folder of the teacher.
-        engines: names of those to compare; one that cannot run here is named with the reason.
-        responses: how many of the responses; None for all.
-
-    Raises:
-        DataError: The scores are not float32.
-    """
+    """Largest differences and quantiles of each engine with the teacher's folder, over so many responses or all."""
     if scores.plan["dtype"] != "float32":
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
-    request, reference = _reference(scores, responses)
+    sequences, reference = _reference(scores, responses)
     found: dict[str, Numbers] = {}
     with progress("engines", len(engines)) as advance:
         for name in engines:
-            reason = ENGINES[name].missing()
-            if reason is None:
-                found[name] = compared(reference, ENGINES[name].score(model, request), name)
-            else:
-                found[name] = {"skipped": reason}
+            engine = ENGINES[name]
+            missing = engine.missing
+            found[name] = {"skipped": missing} if missing else compared(reference, engine.score(model, sequences), name)
             advance(1)
     numbers: Numbers = {
         "scores": scores.provenance(),
         "reference": "transformers, float32",
-        "responses": len(request.responses),
+        "responses": len(sequences.responses),
         "tokens": len(reference.logp),
         "probabilities": GRID,
         "engines": found,
@@ -92,29 +80,25 @@ def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, respons
     return Audit("teacher", "One teacher under several engines", NOTE, numbers, HEADS, _rows(found))
 
 
-def _reference(scores: Scores, limit: int | None) -> tuple[Request, EngineScores]:
+def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, EngineScores]:
     """The first responses and what was scored of them."""
-    prompts: list[list[int]] = scores.column("prompt_ids")
-    chosen: list[list[int]] = []
-    ids: list[list[int]] = []
+    from nemo_uecr.audit.score import sequences_of
+
+    ids: list[list[int]] = scores.column("prompt_ids")
+    chosen: list[tuple[list[int], list[int]]] = []
     logp, entropy = [], []
     for step in scores.responses.checkpoints:
         tokens = scores.tokens(STUDENT, step)
-        for place, row in enumerate(tokens.rows[: None if limit is None else limit - len(ids)].tolist()):
+        for place, row in enumerate(tokens.rows[: None if limit is None else limit - len(chosen)].tolist()):
             span = tokens.span(place)
-            chosen.append(prompts[row])
-            ids.append(tokens.token_ids[span].tolist())
+            chosen.append((ids[row], tokens.token_ids[span].tolist()))
             logp.append(tokens.teacher_logp[span])
             entropy.append(tokens.teacher_entropy[span])
-    return Request(chosen, ids), EngineScores(torch.cat(logp), torch.cat(entropy))
+    return sequences_of(chosen), EngineScores(torch.cat(logp), torch.cat(entropy))
 
 
 def compared(reference: EngineScores, found: EngineScores, engine: str) -> Numbers:
-    """Differences of an engine's scores: largest, quantiles, mean, and where the largest is.
-
-    Raises:
-        ScoreError: A score is not finite.
-    """
+    """Differences of an engine's scores: largest, quantiles, mean, and where the largest is."""
     assert reference.entropy is not None
     return {
         "logp": _differences(reference.logp, found.logp, engine),
@@ -156,40 +140,27 @@ def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
 # The engines
 
 
-def _without_megatron() -> str | None:
-    there = find_spec("megatron") is not None and find_spec("megatron.bridge") is not None
-    return None if there else "Megatron-Bridge is not installed (nemo-uecr[convert])"
+def _whole(sequences: Sequences) -> list[tuple[int, list[int]]]:
+    """Length of each prompt, and the token ids of prompt and response."""
+    pairs = zip(sequences.prompts, sequences.responses, strict=True)
+    return [(len(prompt.token_ids), [*prompt.token_ids, *response.token_ids]) for prompt, response in pairs]
 
 
-def _without_vllm() -> str | None:
-    return None if find_spec("vllm") is not None else "vLLM is not installed"
-
-
-def _without_gpu() -> str | None:
-    return _without_vllm() if torch.cuda.is_available() else "needs a GPU"
-
-
-def _transformers(dtype: str) -> Callable[[str, Request], EngineScores]:
-    def score(model: str, request: Request) -> EngineScores:
-        from nemo_uecr.audit.score import tokens_alone
+def _transformers(dtype: str) -> Callable[[str, Sequences], EngineScores]:
+    def score(model: str, sequences: Sequences) -> EngineScores:
+        from nemo_uecr.audit.score import token_scores
         from nemo_uecr.local.models import load_model
-        from nemo_uecr.local.scores import score as score_sequences
-        from nemo_uecr.local.sequences import Sequences
 
         loaded = load_model(model, role="teacher", dtype=dtype, device=torch.device("cpu"), master_weights=False)
-        sequences = Sequences(*zip(*map(tokens_alone, request.prompts, request.responses), strict=True))
         # One response at a time: another shape than that of the reference, so that its rounding shows as well.
-        rows = torch.split(torch.arange(len(request.prompts)), 1)
-        found = score_sequences(loaded, sequences, rows, temperatures=(1.0,), entropy=True)
-        assert found.entropy_BT is not None
-        mask_BT = sequences.mask()
-        return EngineScores(found.logp[0][mask_BT], found.entropy_BT[mask_BT])
+        found, _ = token_scores(sequences, loaded, {}, batch=1)
+        return EngineScores(found["teacher_logp"], found["teacher_entropy"])
 
     return score
 
 
 @torch.no_grad()
-def _megatron(model: str, request: Request) -> EngineScores:
+def _megatron(model: str, sequences: Sequences) -> EngineScores:
     from nemo_uecr.checkpoint.bridge import Bridge
     from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
     from nemo_uecr.checkpoint.proof import megatron_logits
@@ -199,8 +170,9 @@ def _megatron(model: str, request: Request) -> EngineScores:
     logp, entropy, folder = [], [], Path(model)
     with megatron_on_cpu():
         module = Bridge(folder, read_qwen3(folder)).from_huggingface()
-        for prompt, ids in zip(request.prompts, map(torch.tensor, request.whole), strict=True):
-            logits_NV, target_N = megatron_logits(module, ids[None])[0, len(prompt) - 1 : -1], ids[len(prompt) :]
+        for start, ids in _whole(sequences):
+            whole = torch.tensor(ids)
+            logits_NV, target_N = megatron_logits(module, whole[None])[0, start - 1 : -1], whole[start:]
             found = score_logits(logits_NV, target_N, temperatures=(1.0,), entropy=True)
             assert found.entropy is not None
             logp.append(found.logp[0])
@@ -208,56 +180,45 @@ def _megatron(model: str, request: Request) -> EngineScores:
     return EngineScores(torch.cat(logp), torch.cat(entropy))
 
 
-def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Request], EngineScores]:
-    def score(model: str, request: Request) -> EngineScores:
+def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Sequences], EngineScores]:
+    def score(model: str, sequences: Sequences) -> EngineScores:
         from vllm import LLM, SamplingParams
 
-        whole = request.whole
+        whole = _whole(sequences)
         engine: Any = LLM(
-            model=model, dtype=dtype, quantization=quantization, max_model_len=1 + max(map(len, whole)),
+            model=model, dtype=dtype, quantization=quantization, max_model_len=1 + max(len(ids) for _, ids in whole),
             enforce_eager=not torch.cuda.is_available(), generation_config="vllm", trust_remote_code=False, seed=0,
             load_format="safetensors",
         )  # fmt: skip
         # 0: of each position the token that stands there. The whole distribution, for the entropy, vLLM does not give.
         sampling = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        outputs = engine.generate([{"prompt_token_ids": ids} for ids in whole], sampling, use_tqdm=False)
+        outputs = engine.generate([{"prompt_token_ids": ids} for _, ids in whole], sampling, use_tqdm=False)
         values = [
             output.prompt_logprobs[at][ids[at]].logprob
-            for prompt, ids, output in zip(request.prompts, whole, outputs, strict=True)
-            for at in range(len(prompt), len(ids))
+            for (start, ids), output in zip(whole, outputs, strict=True)
+            for at in range(start, len(ids))
         ]
         return EngineScores(torch.tensor(values), None)
 
     return score
 
 
-ENGINES: dict[str, Engine] = {
-    "transformers": Engine(lambda: None, _transformers("float32")),
-    "transformers-bf16": Engine(lambda: None, _transformers("bfloat16")),
-    "megatron": Engine(_without_megatron, _megatron),
-    "vllm": Engine(_without_vllm, _vllm("float32", None)),
-    "vllm-bf16": Engine(_without_gpu, _vllm("bfloat16", None)),
-    "vllm-fp8": Engine(_without_gpu, _vllm("bfloat16", "fp8")),
+ENGINES = {
+    "transformers": Engine(_transformers("float32")),
+    "transformers-bf16": Engine(_transformers("bfloat16")),
+    "megatron": Engine(_megatron, "megatron.bridge"),
+    "vllm": Engine(_vllm("float32", None), "vllm"),
+    "vllm-bf16": Engine(_vllm("bfloat16", None), "vllm", gpu=True),
+    "vllm-fp8": Engine(_vllm("bfloat16", "fp8"), "vllm", gpu=True),
 }
 
 
 # Two scorings of one batch
 
 
-class Effect(NamedTuple):
-    """How one quantity differs between two ways; in its own unit."""
-
-    quantity: str
-    unit: str
-    spread: float  # standard deviation of the first way's values, to measure the differences by
-    bias: float  # mean difference, second minus first
-    mean: float  # mean magnitude of the difference
-    high: float  # 99th percentile of the magnitude
-    largest: float
-    flipped: float | None  # share of values whose sign changed; None where the sign means nothing
-
-
-def teacher_effect(first: ScoredBatch, second: ScoredBatch, advantage: Callable[[ScoredBatch], Tensor]) -> list[Effect]:
+def teacher_effect(
+    first: ScoredBatch, second: ScoredBatch, advantage: Callable[[ScoredBatch], Tensor]
+) -> list[Numbers]:
     """Compare two teachers' scores of the same tokens.
 
         delta_t = log pi_T(y_t) - log pi_old(y_t),   H_t = -sum_v p_T(v) log p_T(v)
@@ -269,10 +230,6 @@ def teacher_effect(first: ScoredBatch, second: ScoredBatch, advantage: Callable[
 
     Returns:
         Gap in nats a token, entropy in nats a token where both have it, and advantage.
-
-    Raises:
-        DataError: The two are not about the same tokens.
-        ScoreError: One has no teacher scores.
     """
     mask_BT = first.mask_BT
     for name in ("mask_BT", "group_B", "task_reward_B", "old_logp_BT"):
@@ -291,18 +248,19 @@ def teacher_effect(first: ScoredBatch, second: ScoredBatch, advantage: Callable[
     return effects
 
 
-def _effect(quantity: str, unit: str, before_N: Tensor, after_N: Tensor, *, signed: bool) -> Effect:
+def _effect(quantity: str, unit: str, before_N: Tensor, after_N: Tensor, *, signed: bool) -> Numbers:
+    """How a quantity differs, second minus first; ``flipped`` is the share whose sign changed, where it has one."""
     before_N, after_N = before_N.double(), after_N.double()
     difference_N = after_N - before_N
     size_N = difference_N.abs().sort().values
-    return Effect(
-        quantity,
-        unit,
-        spread=float(before_N.std(correction=0)),
-        bias=float(difference_N.mean()),
-        mean=float(size_N.mean()),
+    return {
+        "quantity": quantity,
+        "unit": unit,
+        "spread": float(before_N.std(correction=0)),  # of the first, to measure the differences by
+        "bias": float(difference_N.mean()),
+        "mean": float(size_N.mean()),
         # The smallest magnitude that at least 99% do not exceed; torch.quantile stops at 2^24 values.
-        high=float(size_N[-(-99 * size_N.numel() // 100) - 1]),
-        largest=float(size_N[-1]),
-        flipped=float((before_N.sign() != after_N.sign()).double().mean()) if signed else None,
-    )
+        "high": float(size_N[-(-99 * size_N.numel() // 100) - 1]),
+        "largest": float(size_N[-1]),
+        "flipped": float((before_N.sign() != after_N.sign()).double().mean()) if signed else None,
+    }

@@ -40,12 +40,7 @@ def token_credit_audit(
 ) -> Audit:
     """Entropy strata, the place of large gaps, calibrated magnitude and mean token weights of one checkpoint.
 
-    Args:
-        scores: responses scored by the teacher and the checkpoint that generated them.
-        settings: alpha, rho, tau_delta and tau_entropy of the method.
-        checkpoint: which one; None takes the first. The strata are always those of the first.
-        replicates: of the bootstrap.
-        seed: of the bootstrap.
+    None takes the first checkpoint; the strata are always those of the first.
 
     References:
         app:token-credit-diagnosis, fig:token-credit-diagnosis, eq:local-signal, eq:projection-weights.
@@ -92,15 +87,11 @@ def token_credit_audit(
 
 
 def _entropy(scores: Scores, tokens: Tokens) -> Array:
-    """[N] float64 entropies of the teacher, of tokens all of whose scores are finite."""
-    for name in ("teacher_entropy", "teacher_logp", "anchor_logp"):
-        bad = (~getattr(tokens, name).isfinite()).nonzero()
-        if bad.numel():
-            row = tokens.row_N[int(bad[0])]
-            raise ScoreError(
-                f"{name} of {scores.responses.ids[tokens.rows[row]]!r} at token {int(bad[0]) - tokens.offsets[row]} is "
-                "not finite; expected finite nats for every token of this audit. Check the model, and score again"
-            )
+    """[N] float64 entropies of the teacher."""
+    scored = torch.stack([tokens.teacher_entropy, tokens.teacher_logp, tokens.anchor_logp]).isfinite().all(dim=0)
+    if not scored.all():
+        name = scores.responses.ids[tokens.rows[tokens.row_N[int(scored.int().argmin())]]]
+        raise ScoreError(f"response {name!r} has scores that are not finite; check the models, and score again")
     entropy_N: Array = tokens.teacher_entropy.double().numpy()
     return entropy_N
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from cyclopts import Parameter, validators
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family, method_settings
+from nemo_uecr.cli.common import AtLeastOne, Seed, family, method_settings, say
 from nemo_uecr.errors import DataError, require_extra
 
 if TYPE_CHECKING:
@@ -18,11 +17,7 @@ if TYPE_CHECKING:
     from nemo_uecr.audit.store import Scores
     from nemo_uecr.core.records import Settings
 
-__all__ = ["app"]
-
 app = family("audit", "The paper's audits, of scores or of a run.")
-
-logger = logging.getLogger(__name__)
 
 ScoresFolder = Annotated[Path, Parameter(help="Folder that `nemo-uecr score` wrote.")]
 Run = Annotated[Path, Parameter(help="Run folder.")]
@@ -59,8 +54,7 @@ def signal(
 ) -> None:
     """What the teacher's score adds to the verifier's verdict, and how often it contradicts it, by checkpoint.
 
-    SCORES has several responses to each prompt by one or more checkpoints, scored by the checkpoint that generated
-    them.
+    SCORES has several responses to each prompt by one or more checkpoints.
 
         nemo-uecr audit signal runs/demo/scores
         nemo-uecr audit signal runs/demo/scores --write-pairs judging --pairs 350
@@ -81,12 +75,12 @@ def signal(
     found = _read(scores)
     if write_pairs is not None:
         written = judging.write_pairs(found, write_pairs, pairs=pairs, seed=seed)
-        sys.stdout.write(f"{written} pairs for the judge: {write_pairs}/pairs.jsonl\n")
+        say(f"{written} pairs for the judge: {write_pairs}/pairs.jsonl")
         return
     if (judge is None) != (key is None):
         raise DataError("--judge and --key go together; give the verdicts and the key of their pairs")
-    judged = None if judge is None or key is None else judging.read_pairs(judge, key)
-    _finish(signal_audit(found, judged, replicates=replicates, seed=seed), out, scores.resolve().parent)
+    judged = judging.read_pairs(judge, key) if judge and key else None
+    _finish(signal_audit(found, judged, replicates=replicates, seed=seed), out, scores)
 
 
 @app.command
@@ -116,7 +110,7 @@ def token_credit(
 
     settings = _settings("uecr", run, words)
     audit = token_credit_audit(_read(scores), settings, checkpoint=checkpoint, replicates=replicates, seed=seed)
-    _finish(audit, out, scores.resolve().parent)
+    _finish(audit, out, scores)
 
 
 @app.command
@@ -146,14 +140,9 @@ def group_signal(
     from nemo_uecr.audit.group_signal import group_signal_audit
 
     audit = group_signal_audit(
-        _read(scores),
-        anchor=anchor,
-        sizes=list(sizes),
-        integer_verdicts=integer_verdicts,
-        replicates=replicates,
-        seed=seed,
+        _read(scores), anchor=anchor, sizes=sizes, integer_verdicts=integer_verdicts, replicates=replicates, seed=seed
     )
-    _finish(audit, out, scores.resolve().parent)
+    _finish(audit, out, scores)
 
 
 @app.command
@@ -170,7 +159,7 @@ def alpha_sweep(
     """
     from nemo_uecr.audit.alpha_sweep import alpha_sweep_audit
 
-    _finish(alpha_sweep_audit(_read(scores), replicates=replicates, seed=seed), out, scores.resolve().parent)
+    _finish(alpha_sweep_audit(_read(scores), replicates=replicates, seed=seed), out, scores)
 
 
 @app.command
@@ -212,31 +201,22 @@ def localization(
         tokenizer: Model with the tokenizer of the responses (default: the teacher).
         shuffles: Number of shuffles within each response.
     """
-    from nemo_uecr.audit.judging import STEPS, read_labels, write_items
-    from nemo_uecr.audit.localization import items_to_judge, localization_audit
+    from nemo_uecr.audit.judging import STEPS, read_labels
+    from nemo_uecr.audit.localization import localization_audit, write_candidates
     from nemo_uecr.evaluation.engines import load_tokens
     from nemo_uecr.study.demo import resolve
 
     found = _read(scores)
     if write_steps is not None:
-        items = items_to_judge(found, checkpoint=checkpoint, limit=limit, seed=seed)
-        steps = write_items(items, write_steps, seed=seed)
-        sys.stdout.write(f"{len(items)} responses, {steps} steps for the judge: {write_steps / STEPS}\n")
+        responses, steps = write_candidates(found, write_steps, checkpoint=checkpoint, limit=limit, seed=seed)
+        say(f"{responses} responses, {steps} steps for the judge: {write_steps / STEPS}")
         return
     if judge is None or key is None:
         raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
-    settings = _settings("ecr_alpha_zero", run, words)
-    audit = localization_audit(
-        found,
-        read_labels(judge, key),
-        settings,
-        load_tokens(resolve(tokenizer or found.plan["teacher"]["name"])).tokenizer,
-        checkpoint=checkpoint,
-        shuffles=shuffles,
-        replicates=replicates,
-        seed=seed,
-    )
-    _finish(audit, out, scores.resolve().parent)
+    settings, labels = _settings("ecr_alpha_zero", run, words), read_labels(judge, key)
+    spelled = load_tokens(resolve(tokenizer or found.plan["teacher"]["name"])).tokenizer
+    counts = {"checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed}
+    _finish(localization_audit(found, labels, settings, spelled, **counts), out, scores)
 
 
 @app.command
@@ -273,7 +253,7 @@ def teacher(
         raise DataError(
             f"the weights of {model} are not those of the scores; expected the same checkpoint. Give --teacher"
         )
-    _finish(teacher_audit(found, model, engines, responses=responses), out, scores.resolve().parent)
+    _finish(teacher_audit(found, model, engines, responses=responses), out, scores)
 
 
 @app.command
@@ -320,7 +300,7 @@ def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) ->
     audit = efficiency_audit(runs, None if baseline is None else runs[1].label)
     for label, cost in audit.numbers["runs"].items():
         for note in cost["left_out"]:
-            logger.warning("%s: %s", label, note)
+            logging.getLogger(__name__).warning("%s: %s", label, note)
     _finish(audit, out, run)
 
 
@@ -338,10 +318,12 @@ def _settings(method: str, run: Path | None, given: Sequence[str]) -> Settings:
     return method_settings(method, given, None if run is None else written_config(run / "config.yaml").method)
 
 
-def _finish(audit: Audit, out: Path | None, beside: Path) -> None:
+def _finish(audit: Audit, out: Path | None, source: Path) -> None:
     """Write the audit, print its table, say where it is."""
     from nemo_uecr.audit.output import text_table, write_audit
+    from nemo_uecr.audit.store import PLAN
 
+    beside = source.resolve().parent if (source / PLAN).is_file() else source
     folder = beside / "audits" / audit.name if out is None else out
     write_audit(folder, audit)
-    sys.stdout.write(f"{audit.title}\n{text_table(audit.heads, audit.rows)}\naudit: {folder}\n")
+    say(audit.title, text_table(audit.heads, audit.rows), f"audit: {folder}")

@@ -159,10 +159,10 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
     heads = ("quantity", "unit", "spread", "bias", "mean |d|", "99% |d|", "max |d|", "sign changed")
     rows = [
         (
-            effect.quantity,
-            effect.unit,
-            *(f"{value:.4g}" for value in (effect.spread, effect.bias, effect.mean, effect.high, effect.largest)),
-            shown(effect.flipped, ".2%"),
+            effect["quantity"],
+            effect["unit"],
+            *(f"{effect[name]:.4g}" for name in ("spread", "bias", "mean", "high", "largest")),
+            shown(effect["flipped"], ".2%"),
         )
         for effect in effects
     ]
@@ -170,4 +170,4 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
         text_table(heads, rows),
         f"d = second - first; spread: standard deviation of the first; advantages of {saved.method}",
     )
-    write_json(json, [effect._asdict() for effect in effects])
+    write_json(json, effects)

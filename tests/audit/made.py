@@ -13,7 +13,6 @@ import torch
 from nemo_uecr.audit.store import Scores, joined_plan, read_scores, write_part, write_plan
 from nemo_uecr.study.task import build_tokenizer
 
-Array = np.ndarray
 Part = tuple[list[dict[str, Any]], dict[str, torch.Tensor]]
 
 MODEL = {"name": "made", "sha256": None}
@@ -24,10 +23,10 @@ PLAN = {
 TOKENIZER = build_tokenizer()
 
 
-def write_parts(folder: Path, parts: Sequence[Part], **plan: Any) -> Scores:
+def write_parts(folder: Path, parts: Sequence[Part]) -> Scores:
     """Write and read back."""
     ids = {row["id"] for rows, _ in parts for row in rows}
-    write_plan(folder, joined_plan(folder, PLAN | plan, ids)[0])
+    write_plan(folder, joined_plan(folder, PLAN, ids)[0])
     for rows, tensors in parts:
         write_part(folder, rows, tensors)
     return read_scores(folder)
@@ -42,7 +41,7 @@ def row(tokens: int, **values: Any) -> dict[str, Any]:
     } | values  # fmt: skip
 
 
-# By hand: gaps and entropies
+# By hand
 
 
 @dataclass(frozen=True)
@@ -54,21 +53,26 @@ class Made:
     gaps: Sequence[float]
     checkpoint: int = 0
     entropies: Sequence[float] | None = None
-    logp: float = -1.0
-    group: str | None = None
+    logp: float = 0.0  # the teacher's of every token; lower by twice a negative gap
     response: str = ""
-    answer: str | None = "1"
+    question: str = "question"
+    answer: str = "1"
     truncated: bool = False
     cut: bool = False
 
 
+def encoded(text: str) -> list[int]:
+    """The text's tokens and the end token."""
+    return [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
+
+
 def write_scores(folder: Path, made: Sequence[Made], *, part: int = 1000) -> Scores:
-    """Write and read back; ``part`` responses a part."""
+    """Write and read back; ``part`` responses a part. A response's name says its place: r0, r1, ..."""
     rows = [
         row(
             len(each.gaps), id=f"r{number}", checkpoint=each.checkpoint, problem=each.problem, sample=number,
-            group=each.group or f"{each.checkpoint}/{each.problem}", question=f"question {each.problem}",
-            answer=each.answer, response=each.response, reward=each.reward, truncated=each.truncated, cut=each.cut,
+            group=f"{each.checkpoint}/{each.problem}", question=each.question, answer=each.answer,
+            response=each.response, reward=each.reward, truncated=each.truncated, cut=each.cut,
             sampled_tokens=len(each.gaps) + (5 if each.cut else 0),
         )
         for number, each in enumerate(made)
@@ -79,59 +83,18 @@ def write_scores(folder: Path, made: Sequence[Made], *, part: int = 1000) -> Sco
 
 def _tensors(made: Sequence[Made]) -> dict[str, torch.Tensor]:
     gap_N = torch.tensor([gap for each in made for gap in each.gaps])
-    # below a negative gap by as much as keeps both anchors' log-probabilities from being positive
-    below_N = torch.where(gap_N < 0, 2 * gap_N, 0.0)
+    below_N = torch.where(gap_N < 0, 2 * gap_N, 0.0)  # keeps both anchors' log-probabilities from being positive
     teacher_N = torch.tensor([each.logp for each in made for _ in each.gaps]) + below_N
     entropy = [value for each in made for value in (each.entropies or [0.5] * len(each.gaps))]
+    ids = [own if len(own := encoded(each.response)) == len(each.gaps) else range(len(each.gaps)) for each in made]
     return {
-        "token_ids": torch.arange(len(gap_N), dtype=torch.int32),
+        "token_ids": torch.tensor([token for own in ids for token in own], dtype=torch.int32),
         "teacher_logp": teacher_N,
         "teacher_entropy": torch.tensor(entropy),
         "teacher_top1": teacher_N > -0.5,
         "anchor_student": teacher_N - gap_N,
         "anchor_base": teacher_N - 2 * gap_N,
     }
-
-
-# By hand: texts, for judged steps
-
-
-@dataclass(frozen=True)
-class Text:
-    """One response: its text, whether it is right, and its tokens' gaps and teacher entropies."""
-
-    problem: str
-    text: str
-    right: float
-    gap: tuple[float, ...]
-    entropy: tuple[float, ...]
-
-
-def encoded(text: str) -> list[int]:
-    """The text's tokens and the end token."""
-    return [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
-
-
-def write_texts(folder: Path, made: Sequence[Text], **row_values: Any) -> Scores:
-    """Write and read back."""
-    ids = [encoded(each.text) for each in made]
-    rows = [
-        row(
-            len(tokens), id=f"{each.problem}/{number}", problem=each.problem, sample=number, group=each.problem,
-            response=each.text, reward=float(each.right), **row_values,
-        )
-        for number, (each, tokens) in enumerate(zip(made, ids, strict=True))
-    ]  # fmt: skip
-    gap_N = torch.tensor([value for each in made for value in each.gap])
-    tensors = {
-        "token_ids": torch.tensor([token for tokens in ids for token in tokens]),
-        "teacher_logp": gap_N.clamp(max=0.0),  # the difference is the gap exactly, and neither is positive
-        "teacher_entropy": torch.tensor([value for each in made for value in each.entropy]),
-        "teacher_top1": torch.ones(len(gap_N), dtype=torch.bool),
-        "anchor_student": -gap_N.clamp(min=0.0),
-    }
-    assert len(gap_N) == len(tensors["token_ids"]) == len(tensors["teacher_entropy"])
-    return write_parts(folder, [(rows, tensors)], anchors={"student": "made"})
 
 
 # At random
@@ -159,8 +122,7 @@ def make_scores(folder: Path, samples: Mapping[int, int], *, problems: int, toke
         rows = [
             row(
                 int(length_B[place]), id=f"step {step}/{problem}/{place % count}", checkpoint=step,
-                problem=str(problem), sample=place % count, group=f"{step}/{problem}", answer=str(problem),
-                response=f"\\boxed{{{problem if reward_B[place] else -1}}}", reward=float(reward_B[place]),
+                problem=str(problem), sample=place % count, group=f"{step}/{problem}", reward=float(reward_B[place]),
             )
             for place, problem in enumerate(problem_B.tolist())
         ]  # fmt: skip
@@ -169,8 +131,8 @@ def make_scores(folder: Path, samples: Mapping[int, int], *, problems: int, toke
 
 
 def _random_tokens(
-    reward_B: Array, tokens: int, generator: np.random.Generator
-) -> tuple[dict[str, torch.Tensor], Array]:
+    reward_B: np.ndarray, tokens: int, generator: np.random.Generator
+) -> tuple[dict[str, torch.Tensor], np.ndarray]:
     length_B = np.maximum(2, generator.gamma(4.0, tokens / 4.0, len(reward_B)).astype(np.int64))
     total = int(length_B.sum())
     # Most tokens are certain; uncertain ones have wide gaps.
@@ -178,12 +140,12 @@ def _random_tokens(
     level_B = 0.03 * reward_B + generator.normal(0.0, 0.04, len(reward_B))
     gap_N = np.repeat(level_B, length_B) + generator.normal(0.0, 1.0, total) * (0.02 + 0.8 * entropy_N)
     teacher_N = -generator.exponential(1.0, total) * (entropy_N + 1e-3) + np.minimum(1.2 * gap_N, 0.0)
+    scores = {
+        "teacher_logp": teacher_N, "teacher_entropy": entropy_N, "anchor_student": teacher_N - gap_N,
+        "anchor_base": teacher_N - 1.2 * gap_N,
+    }  # fmt: skip
     tensors = {
         "token_ids": torch.from_numpy(generator.integers(0, 1000, total, dtype=np.int32)),
-        "teacher_logp": torch.from_numpy(teacher_N.astype(np.float32)),
-        "teacher_entropy": torch.from_numpy(entropy_N.astype(np.float32)),
         "teacher_top1": torch.from_numpy(generator.random(total) < np.exp(-entropy_N)),
-        "anchor_student": torch.from_numpy((teacher_N - gap_N).astype(np.float32)),
-        "anchor_base": torch.from_numpy((teacher_N - 1.2 * gap_N).astype(np.float32)),
     }
-    return tensors, length_B
+    return tensors | {name: torch.from_numpy(value_N).float() for name, value_N in scores.items()}, length_B

@@ -23,44 +23,30 @@ def numbers_of(scores: Scores, *, integer_verdicts: bool = False) -> dict[str, A
     ).numbers
 
 
-def made(tmp_path: Path, samples: dict[int, int], problems: int) -> Scores:
-    return make_scores(tmp_path / "s", samples, problems=problems, tokens=5, seed=4)
-
-
-def test_every_problem_gives_a_group_of_eight_and_one_of_four(tmp_path: Path) -> None:
-    scores = made(tmp_path, {0: 12, 30: 24}, 5)
-    group_B = pseudo_groups(scores.responses, (8, 4), seed=42)
-    counts = {int(group): int((group_B == group).sum()) for group in np.unique(group_B)}
-    assert sorted(counts.values()) == [4] * 15 + [8] * 15  # 5 problems once, 5 problems twice
-    for group in counts:
-        rows = group_B == group
-        assert len(set(scores.responses.group_B[rows])) == 1  # within one prompt of one checkpoint
-
-
 def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
-    responses = made(tmp_path, {0: 12, 30: 12}, 6).responses
-    samples = np.asarray([int(name.split("/")[-1]) for name in responses.ids])
+    """A group of eight and one of four of each twelve responses, the same at every checkpoint."""
+    responses = make_scores(tmp_path / "s", {0: 12, 30: 12, 60: 24}, problems=6, tokens=5, seed=4).responses
 
-    def parts(seed: int) -> list[tuple[int, str, tuple[int, ...]]]:
+    def parts(seed: int) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
         group_B = pseudo_groups(responses, (8, 4), seed=seed)
-        return [
-            (
-                int(responses.checkpoint_B[group_B == group][0]),
-                responses.problems[int(np.flatnonzero(group_B == group)[0])],
-                tuple(sorted(samples[group_B == group])),
-            )
-            for group in np.unique(group_B)
-        ]
+        found: dict[int, list[tuple[str, tuple[int, ...]]]] = {0: [], 30: [], 60: []}
+        for group in np.unique(group_B):
+            rows = np.flatnonzero(group_B == group)
+            assert len(set(responses.group_B[rows])) == 1  # within one prompt of one checkpoint
+            samples = tuple(sorted(responses.sample_B[rows].tolist()))
+            found[int(responses.checkpoint_B[rows[0]])].append((responses.problems[rows[0]], samples))
+        return found
 
-    assert parts(42) == parts(42)
-    assert parts(42) != parts(43)
-    of = {step: [(problem, own) for each, problem, own in parts(42) if each == step] for step in (0, 30)}
-    assert of[0] == of[30]  # the same at every checkpoint
-    assert len({own for _, own in of[0] if len(own) == 8}) > 1  # and not the same for every problem
+    found = parts(42)
+    assert found == parts(42)
+    assert found != parts(43)
+    assert found[0] == found[30]
+    assert len({own for _, own in found[0] if len(own) == 8}) > 1  # and not the same for every problem
+    assert sorted(len(own) for _, own in found[60]) == [4] * 12 + [8] * 12
 
 
 def test_against_a_slow_version(tmp_path: Path) -> None:
-    scores = made(tmp_path, {0: 12}, 30)
+    scores = make_scores(tmp_path / "s", {0: 12}, problems=30, tokens=5, seed=4)
     row = numbers_of(scores)["checkpoints"][0]
     reward_B = teacher_rewards(scores, "base", clip=5.0)[0]
     group_B = pseudo_groups(scores.responses, (8, 4), seed=42)
@@ -94,10 +80,8 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
 
 def test_integer_verdicts_replace_the_others(tmp_path: Path) -> None:
     texts = [r"\boxed{27}", r"\boxed{27.0}", r"\boxed{54/2}", "27", r"\boxed{28}"] + [r"\boxed{27}"] * 7
-    responses = [Made("a", 0.0, [0.1], response=text, answer="27") for text in texts]
-    scores = write_scores(tmp_path, responses)
+    scores = write_scores(tmp_path, [Made("a", 0.0, [0.1], response=text, answer="27") for text in texts])
     assert exact_integer_rewards(scores).tolist() == [1, 1, 0, 0, 0] + [1] * 7
     numbers = numbers_of(scores, integer_verdicts=True)
     assert numbers["verdicts_changed_by_integer_rule"] == 9
     assert numbers["checkpoints"][0]["all_wrong"]["value"] == 0.0
-    assert numbers_of(scores)["checkpoints"][0]["all_wrong"]["value"] == 1.0

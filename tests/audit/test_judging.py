@@ -5,52 +5,49 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_uecr.audit.judging import (
-    NO_STEP,
-    Item,
-    Labels,
-    read_labels,
-    segment,
-    token_steps,
-    write_items,
-)
+from nemo_uecr.audit.judging import NO_STEP, Labels, read_labels, segment, token_steps, write_steps
+from nemo_uecr.errors import DataError
 from nemo_uecr.study.judge import judge
-from tests.audit.made import TOKENIZER, encoded
+from tests.audit.made import TOKENIZER, Made, encoded, write_scores
 
-ITEMS = [Item(f"step 0/made/p{i}/{i}", f"question {i}", str(i), f"one {i}\ntwo {i}") for i in range(20)]
+pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
+
+MADE = [Made(f"p{i}", 0.0, [0.1], question=f"question {i}", response=f"one {i}\ntwo {i}") for i in range(20)]
 
 
-def lines(path: Path) -> list[dict]:
+def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_judge_is_blind(tmp_path: Path) -> None:
     """Problem, answer and numbered steps in another order, and no word on where they come from."""
-    assert write_items(ITEMS, tmp_path, seed=1) == 40
+    scores = write_scores(tmp_path, MADE)
+    assert write_steps(scores, np.arange(20), tmp_path, seed=1) == 40
     shown, key = lines(tmp_path / "steps.jsonl"), lines(tmp_path / "key.jsonl")
-    assert all(set(row) == {"item", "question", "answer", "steps"} for row in shown)
-    assert all(set(step) == {"number", "text"} for row in shown for step in row["steps"])
-    assert "step 0" not in (tmp_path / "steps.jsonl").read_text()
-    assert [row["question"] for row in shown] != [item.question for item in ITEMS]
-    assert [row["item"] for row in shown] == [row["item"] for row in key]
-    by_item = {row["item"]: row["response"] for row in key}
-    for row in shown:
+    assert [row["question"] for row in shown] != [each.question for each in MADE]
+    for row, own in zip(shown, key, strict=True):
         number = row["question"].split()[-1]
-        assert by_item[row["item"]] == f"step 0/made/p{number}/{number}"
-        assert row["steps"] == [{"number": 1, "text": f"one {number}"}, {"number": 2, "text": f"two {number}"}]
+        steps = [{"number": 1, "text": f"one {number}"}, {"number": 2, "text": f"two {number}"}]
+        assert row == {"item": own["item"], "question": f"question {number}", "answer": "1", "steps": steps}
+        assert own == {"item": own["item"], "response": f"r{number}", "steps": 2}
+        assert own["response"] not in own["item"]
     before = (tmp_path / "steps.jsonl").read_bytes()
-    write_items(ITEMS, tmp_path, seed=1)
+    write_steps(scores, np.arange(20), tmp_path, seed=1)
     assert (tmp_path / "steps.jsonl").read_bytes() == before
+    with pytest.raises(DataError, match="another judgement"):  # whose verdicts would be lost without its key
+        write_steps(scores, np.arange(20), tmp_path, seed=2)
 
 
-def answered(tmp_path: Path, *rows: dict) -> dict[str, Labels]:
-    write_items(ITEMS[:2], tmp_path, seed=1)
+def answered(tmp_path: Path, *rows: dict[str, Any]) -> dict[str, Labels]:
+    write_steps(write_scores(tmp_path, MADE[:2]), np.arange(2), tmp_path, seed=1)
     names = [row["item"] for row in lines(tmp_path / "steps.jsonl")]
     full = [{"item": names[number]} | row for number, row in enumerate(rows)]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in full))
@@ -59,10 +56,11 @@ def answered(tmp_path: Path, *rows: dict) -> dict[str, Labels]:
 
 def test_labels(tmp_path: Path) -> None:
     found = answered(tmp_path, {"labels": ["valid", "invalid"], "first_error": 2}, {"labels": ["uncertain"] * 2})
-    key = lines(tmp_path / "key.jsonl")
-    first, second = (found[row["response"]] for row in key)
+    first, second = (found[row["response"]] for row in lines(tmp_path / "key.jsonl"))
     assert (first.labels, first.first_error) == (("valid", "invalid"), 2)
     assert (second.labels, second.first_error) == (("uncertain", "uncertain"), None)
+    with pytest.raises(DataError, match=":1: 1 labels"):
+        answered(tmp_path / "again", {"labels": ["valid"]})
 
 
 @pytest.mark.parametrize(
@@ -115,32 +113,32 @@ def test_steps_tile_the_text(text: str) -> None:
         assert all(text[start:end].strip() for start, end in steps)
 
 
-class Pieces:
-    """A tokenizer whose tokens are given texts; bytes of one character are spread over tokens."""
+def spelled(*pieces: str) -> SimpleNamespace:
+    """A tokenizer whose tokens 1, 2, ... are these texts; ``<0xE2>`` is a byte of a character. Token 0 is special."""
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import WordLevel
 
-    all_special_ids = (9,)
-
-    def __init__(self, pieces: list[bytes]) -> None:
-        self._pieces = pieces
-
-    def decode(self, ids: list[int]) -> str:
-        return b"".join(self._pieces[each] for each in ids).decode("utf-8", errors="replace")
+    backend = Tokenizer(WordLevel({piece: place for place, piece in enumerate(("<end>", *pieces))}, unk_token="<end>"))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return SimpleNamespace(backend_tokenizer=backend, all_special_ids=[0])
 
 
-def test_a_token_belongs_to_the_step_of_its_first_letter() -> None:
-    r"""``a.`` | ``\n`` | `` B`` | ``c.\n`` | ``D`` | end: the line break belongs to the step before it, a word with a
-    leading space to the step of the word, a token across the border to the step that it begins in."""
-    text = "a.\n Bc.\nD"
-    found = token_steps(text, segment(text), [0, 1, 2, 3, 4, 9], Pieces([b"a.", b"\n", b" B", b"c.\n", b"D"]))
-    assert found.tolist() == [0, 0, 1, 1, 2, NO_STEP]
-
-
-def test_a_character_of_several_tokens() -> None:
-    """The three bytes of a sign are three tokens: all belong to its step, and the places behind it stay right."""
-    text = "x\n∑y"
-    sign = "∑".encode()
-    pieces = Pieces([b"x", b"\n", sign[:1], sign[1:2], sign[2:], b"y"])
-    assert token_steps(text, segment(text), [0, 1, 2, 3, 4, 5], pieces).tolist() == [0, 0, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("pieces", "steps"),
+    [
+        # A line break belongs to the step before it, a word with a leading space to the step of the word, a token
+        # across the border to the step that it begins in.
+        (["a.", "\n", " B", "c.\n", "D"], [0, 0, 1, 1, 2]),
+        # The three bytes of one sign are three tokens of its step, and the places behind it stay right.
+        (["x", "\n", "<0xE2>", "<0x88>", "<0x91>", "y"], [0, 0, 1, 1, 1, 1]),
+    ],
+)
+def test_a_token_belongs_to_the_step_of_its_first_letter(pieces: list[str], steps: list[int]) -> None:
+    tokenizer, ids = spelled(*pieces), [*range(1, len(pieces) + 1), 0]
+    text = tokenizer.backend_tokenizer.decode(ids[:-1])
+    assert token_steps(text, segment(text), ids, tokenizer).tolist() == [*steps, NO_STEP]
+    with pytest.raises(DataError, match="spells"):
+        token_steps(text, segment(text), ids[1:], tokenizer)
 
 
 def test_a_real_tokenizer_and_a_cut_response() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,23 +29,22 @@ HAND = [
 ]  # fmt: skip
 
 
-def numbers_of(scores: Scores) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = signal_audit(scores, None, replicates=50, seed=0).numbers["checkpoints"]
+def numbers_of(scores: Scores) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = signal_audit(scores, None, replicates=50, seed=0).numbers["checkpoints"]
     return rows
 
 
 def test_hand_values(tmp_path: Path) -> None:
     first, second = numbers_of(write_scores(tmp_path, HAND, part=3))
-    assert first["groups"] == 3
-    assert first["degenerate"]["value"] == pytest.approx(2 / 3)  # type: ignore[index]
-    assert first["all_wrong"]["value"] == pytest.approx(1 / 3)  # type: ignore[index]
+    assert (first["groups"], first["pairs"]) == (3, 4)
+    assert first["degenerate"]["value"] == pytest.approx(2 / 3)
+    assert first["all_wrong"]["value"] == pytest.approx(1 / 3)
     # of "b" (range 0.1) and "c" (range 0.03) one is beyond 0.05
-    assert first["distinguished_of_degenerate"]["value"] == pytest.approx(1 / 2)  # type: ignore[index]
+    assert first["distinguished_of_degenerate"]["value"] == pytest.approx(1 / 2)
     # pairs (c, w): 0.2<0.4 wrong order 1, 0.2>0 right 0, 0.4=0.4 tie one half, 0.4>0 right 0: 1.5 of 4
-    assert first["conflict"]["value"] == pytest.approx(1.5 / 4)  # type: ignore[index]
-    assert first["pairs"] == 4
-    assert second["conflict"]["of"] == 0  # type: ignore[index]
-    assert np.isnan(second["conflict"]["value"])  # type: ignore[index]
+    assert first["conflict"]["value"] == pytest.approx(1.5 / 4)
+    assert second["conflict"]["of"] == 0
+    assert np.isnan(second["conflict"]["value"])
 
 
 def test_against_a_slow_version(tmp_path: Path) -> None:
@@ -60,8 +60,7 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
         rates, degenerate, apart = [], 0, 0
         for group in np.unique(found.group_B[found.checkpoint_B == numbers["checkpoint"]]):
             rows = np.flatnonzero(found.group_B == group).tolist()
-            right = [row for row in rows if found.reward_B[row] == 1]
-            wrong = [row for row in rows if found.reward_B[row] == 0]
+            right, wrong = ([row for row in rows if found.reward_B[row] == verdict] for verdict in (1, 0))
             pairs = list(itertools.product(right, wrong))
             if pairs:
                 lost = sum((reward[w] > reward[c]) + 0.5 * (reward[w] == reward[c]) for c, w in pairs)
@@ -69,9 +68,9 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
             else:
                 degenerate += 1
                 apart += max(reward[r] for r in rows) - min(reward[r] for r in rows) > 0.05
-        assert numbers["conflict"]["value"] == pytest.approx(sum(rates) / len(rates))  # type: ignore[index]
-        assert numbers["degenerate"]["value"] == pytest.approx(degenerate / 12)  # type: ignore[index]
-        assert numbers["distinguished_of_degenerate"]["value"] == pytest.approx(apart / degenerate)  # type: ignore[index]
+        assert numbers["conflict"]["value"] == pytest.approx(sum(rates) / len(rates))
+        assert numbers["degenerate"]["value"] == pytest.approx(degenerate / 12)
+        assert numbers["distinguished_of_degenerate"]["value"] == pytest.approx(apart / degenerate)
 
 
 def test_the_judge_sees_no_method_and_the_key_says_who_was_who(tmp_path: Path) -> None:
@@ -88,29 +87,20 @@ def test_the_judge_sees_no_method_and_the_key_says_who_was_who(tmp_path: Path) -
 
 
 def test_agreement_by_hand(tmp_path: Path) -> None:
-    scores = write_scores(tmp_path, HAND)
+    scores = write_scores(tmp_path, [*HAND, Made("d", 0.0, [0.2]), Made("d", 0.0, [0.2])])
     reward_B = teacher_rewards(scores, "student", clip=None)[0]
     judged = [
         ("r4", "r5", "second"),  # 0.1 < 0.2: agrees
         ("r6", "r7", "first"),  # 0.10 < 0.13: disagrees
         ("r1", "r0", "first"),  # both right, 0.4 > 0.2: agrees
+        ("r10", "r11", "first"),  # equal: one half
         ("r8", "r9", "tie"),
         ("r8", "r9", "unjudgeable"),
     ]
     sampler = ClusterBootstrap.draw(scores.responses.problem_B, replicates=50, seed=0)
     found = agreement(judged, scores.responses, reward_B, sampler)
-    assert (found["pairs"], found["judgeable"]) == (5, 3)
-    assert found["all"]["value"] == pytest.approx(2 / 3)
-    with pytest.raises(DataError, match="equal verdicts"):
-        agreement([("r0", "r2", "first")], scores.responses, reward_B, sampler)
-    with pytest.raises(DataError, match="one prompt"):
-        agreement([("r0", "r6", "first")], scores.responses, reward_B, sampler)
-
-
-def test_equal_teacher_scores_count_half(tmp_path: Path) -> None:
-    scores = write_scores(tmp_path, [Made("a", 0.0, [0.2]), Made("a", 0.0, [0.2]), Made("a", 0.0, [0.5])])
-    reward_B = teacher_rewards(scores, "student", clip=None)[0]
-    sampler = ClusterBootstrap.draw(scores.responses.problem_B, replicates=5, seed=0)
-    judged = [("r0", "r1", "first"), ("r2", "r0", "first")]
-    # a tie is 1/2, 0.5 > 0.2 agrees: (1/2 + 1) / 2
-    assert agreement(judged, scores.responses, reward_B, sampler)["all"]["value"] == pytest.approx(3 / 4)
+    assert (found["pairs"], found["judgeable"]) == (6, 4)
+    assert found["all"]["value"] == pytest.approx(2.5 / 4)
+    for other in ("r2", "r6"):  # another verdict, another prompt
+        with pytest.raises(DataError, match="one prompt with equal verdicts"):
+            agreement([("r0", other, "first")], scores.responses, reward_B, sampler)

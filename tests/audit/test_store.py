@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch, teacher_rewards
-from nemo_uecr.audit.store import joined_plan, part_paths, read_scores
+from nemo_uecr.audit.store import joined_plan, part_paths, read_scores, write_plan
 from nemo_uecr.errors import DataError, RunFolderError
 from tests.audit.made import MODEL, PLAN, Made, write_scores
 
@@ -36,39 +36,32 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     tokens = scores.tokens("student", 20)  # of two parts
     assert (tokens.rows.tolist(), tokens.offsets.tolist()) == ([2, 3], [0, 2, 3])
     torch.testing.assert_close(tokens.teacher_logp - tokens.anchor_logp, torch.tensor([-6, 2, 0.25]))
-    assert scores.column("question") == ["question a", "question a", "question b", "question b"]
+    assert scores.column("problem") == ["a", "a", "b", "b"]
 
 
 def test_teacher_reward_by_hand(tmp_path: Path) -> None:
-    scores = write_scores(tmp_path, FOUR, part=2)
-    plain_B, _ = teacher_rewards(scores, "student", clip=None)
-    # the sums are 7, 1, -4 and 0.25
-    np.testing.assert_allclose(plain_B, [7 / 3, 1.0, -2.0, 0.25], rtol=1e-6)
+    infinite = Made("a", 1.0, [1.0, float("inf"), 3.0], checkpoint=10)  # left out and counted: it is no 5
+    scores = write_scores(tmp_path, [*FOUR, infinite], part=2)
+    plain_B, nonfinite_B = teacher_rewards(scores, "student", clip=None)
+    # the sums are 7, 1, -4, 0.25 and 4
+    np.testing.assert_allclose(plain_B, [7 / 3, 1.0, -2.0, 0.25, 2.0], rtol=1e-6)
+    assert nonfinite_B.tolist() == [0, 0, 0, 0, 1]
+    # clipped, they are 5, 1, -3, 0.25 and 4
     clipped_B, _ = teacher_rewards(scores, "student", clip=5.0)
-    # clipped, they are 5, 1, -3 and 0.25
-    np.testing.assert_allclose(clipped_B, [5 / 3, 1.0, -1.5, 0.25], rtol=1e-6)
-    base_B, _ = teacher_rewards(scores, "base", clip=5.0)
-    # twice the gaps: (1 - 1 + 5) / 3, 2, (-5 + 4) / 2, 0.5
-    np.testing.assert_allclose(base_B, [5 / 3, 2.0, -0.5, 0.5], rtol=1e-6)
-
-
-def test_a_token_without_a_finite_gap_is_left_out_and_counted(tmp_path: Path) -> None:
-    scores = write_scores(tmp_path, [Made("a", 1.0, [1.0, float("inf"), 3.0]), Made("a", 0.0, [1.0])])
-    reward_B, nonfinite_B = teacher_rewards(scores, "student", clip=5.0)
-    assert nonfinite_B.tolist() == [1, 0]
-    np.testing.assert_allclose(reward_B, [2.0, 1.0])  # (1 + 3) / 2: the infinite gap is no 5
+    np.testing.assert_allclose(clipped_B, [5 / 3, 1.0, -1.5, 0.25, 2.0], rtol=1e-6)
+    # twice the gaps: (1 - 1 + 5) / 3, 2, (-5 + 4) / 2, 0.5, (2 + 5) / 2
+    np.testing.assert_allclose(teacher_rewards(scores, "base", clip=5.0)[0], [5 / 3, 2.0, -0.5, 0.5, 3.5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("damage", ["bit", "short", "copied"])
 def test_a_damaged_part_is_not_read(tmp_path: Path, damage: str) -> None:
     """A disk's fault, a copy that stopped halfway, a part in another's place: wrong numbers, silently."""
-    write_scores(tmp_path, [Made("a", reward, [0.1 * n for n in range(99)]) for reward in (0.0, 1.0)], part=1)
-    first, second = part_paths(tmp_path)
-    good = first.read_bytes()
     import pyarrow.parquet as parquet
 
-    logp = parquet.ParquetFile(first).metadata.row_group(0)
-    column = next(c for c in map(logp.column, range(logp.num_columns)) if c.path_in_schema.startswith("teacher_logp"))
+    write_scores(tmp_path, [Made("a", reward, [0.1 * n for n in range(99)]) for reward in (0.0, 1.0)], part=1)
+    first, second = part_paths(tmp_path)
+    good, group = first.read_bytes(), parquet.ParquetFile(first).metadata.row_group(0)
+    column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema.startswith("teacher_logp"))
     place = column.data_page_offset + column.total_compressed_size // 2
     changed = {
         "bit": good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :],
@@ -82,18 +75,19 @@ def test_a_damaged_part_is_not_read(tmp_path: Path, damage: str) -> None:
 
 def test_scores_made_differently_do_not_mix(tmp_path: Path) -> None:
     write_scores(tmp_path, [Made("a", 1.0, [0.5], checkpoint=10)])
-    student = {"students": {"10": MODEL}}
-    assert joined_plan(tmp_path, PLAN | student, {"new"})[0]["students"] == {"10": MODEL}
-    with pytest.raises(RunFolderError, match="was scored with dtype='float32', not 'bfloat16'"):
-        joined_plan(tmp_path, PLAN | {"dtype": "bfloat16"}, {"new"})
+    student, other = {"students": {"10": MODEL}}, {"students": {"10": MODEL, "20": MODEL}}
+    write_plan(tmp_path, joined_plan(tmp_path, PLAN | student, {"new"})[0])
+    assert joined_plan(tmp_path, PLAN | other, {"newer"})[0]["students"] == other["students"]
+    for changes in ({"dtype": "bfloat16"}, {"students": {"10": MODEL | {"sha256": "another"}}}):
+        with pytest.raises(RunFolderError, match="was scored with"):
+            joined_plan(tmp_path, PLAN | changes, {"new"})
 
 
 def test_groups_are_whole_however_parts_cut_them(tmp_path: Path) -> None:
     made = [Made(name, reward, [0.1, 0.2]) for name, reward in (("a", 1.0), ("b", 0.0), ("a", 0.0), ("b", 0.0))]
     scores = write_scores(tmp_path, made, part=3)
-    tokens = scores.tokens("student", 0)
     assert [rows.tolist() for rows in rows_of(scores.responses.group_B)] == [[0, 2], [1, 3]]
-    batch = scored_batch(scores, tokens, np.asarray([0, 2]))
+    batch = scored_batch(scores, scores.tokens("student", 0), np.asarray([0, 2]))
     assert batch.sample_ids == ("r0", "r2")
     assert batch.task_reward_B.tolist() == [1.0, 0.0]
     assert batch.offsets is not None

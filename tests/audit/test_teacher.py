@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.audit.teacher import ENGINES, EngineScores, Request, compared, teacher_effect
+from nemo_uecr.audit.score import sequences_of
+from nemo_uecr.audit.teacher import ENGINES, EngineScores, compared, teacher_effect
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 
-REQUEST = Request(((5, 6, 7), (9,), (11, 12)), ((20, 21, 3), (4, 8, 15, 16, 23), (2,)))
+PAIRS = (((5, 6, 7), (20, 21, 3)), ((9,), (4, 8, 15, 16, 23)), ((11, 12), (2,)))
 
 
 def test_differences_by_hand() -> None:
@@ -38,7 +39,7 @@ def slow(model: str) -> EngineScores:
 
     module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     logp, entropy = [], []
-    for prompt, response in zip(REQUEST.prompts, REQUEST.responses, strict=True):
+    for prompt, response in PAIRS:
         ids = torch.tensor([*prompt, *response])
         with torch.no_grad():
             table = module(input_ids=ids[None]).logits[0].double().log_softmax(-1)
@@ -54,10 +55,10 @@ def slow(model: str) -> EngineScores:
 )
 def test_engines_against_plain_logits(name: str, bound: float) -> None:
     """Float32 engines agree to rounding; bf16 is further off, and is not the float32 one by mistake."""
-    if (reason := ENGINES[name].missing()) is not None:
+    if (reason := ENGINES[name].missing) is not None:
         pytest.skip(reason)
     model = str(tiny.assets().teacher)
-    numbers = compared(slow(model), ENGINES[name].score(model, REQUEST), name)
+    numbers = compared(slow(model), ENGINES[name].score(model, sequences_of(PAIRS)), name)
     for quantity in ("logp", "entropy"):
         assert numbers[quantity]["max"] <= bound
         assert (numbers[quantity]["max"] > 1e-4) == (name == "transformers-bf16")
@@ -66,13 +67,13 @@ def test_engines_against_plain_logits(name: str, bound: float) -> None:
 @pytest.mark.real
 def test_vllm_against_plain_logits(tmp_path: Path) -> None:
     """vLLM's kernels want heads of 32 or more; the wide initialisation gives log-probabilities that differ."""
-    if (reason := ENGINES["vllm"].missing()) is not None:
+    if (reason := ENGINES["vllm"].missing) is not None:
         pytest.skip(reason)
     tokenizer = build_tokenizer()
     module = tiny.new_model(tokenizer, seed=2, head_dim=32, initializer_range=0.3)
     model = str(tiny.save_model(module, tokenizer, tmp_path / "model"))
     assert slow(model).logp.std() > 0.5
-    assert compared(slow(model), ENGINES["vllm"].score(model, REQUEST), "vllm")["logp"]["max"] <= 1e-4
+    assert compared(slow(model), ENGINES["vllm"].score(model, sequences_of(PAIRS)), "vllm")["logp"]["max"] <= 1e-4
 
 
 # Two scorings of one batch
@@ -105,17 +106,15 @@ def test_by_hand() -> None:
     first = batch([-0.5, -2.5, 0.0, -5.0], [1.0, 2.0, 3.0, 99.0])
     second = batch([-0.4, -1.9, 0.0, -1.0], [1.0, 1.0, 3.5, -99.0])
     gap, entropy, advantage = teacher_effect(first, second, gaps)
-    assert (gap.quantity, gap.unit) == ("gap", "nats")
-    assert gap.bias == pytest.approx(0.7 / 3, abs=1e-6)
-    assert gap.mean == pytest.approx(0.7 / 3, abs=1e-6)
-    assert gap.high == gap.largest == pytest.approx(0.6, abs=1e-6)
-    assert gap.flipped == pytest.approx(1 / 3)
+    assert (gap["quantity"], gap["unit"]) == ("gap", "nats")
     # Gaps 0.5, -0.5, 1: mean 1/3, mean square 0.5; variance 0.5 - 1/9.
-    assert gap.spread == pytest.approx((0.5 - 1 / 9) ** 0.5, abs=1e-6)
+    expected = {"bias": 0.7 / 3, "mean": 0.7 / 3, "high": 0.6, "largest": 0.6, "spread": (0.5 - 1 / 9) ** 0.5}
+    assert {name: gap[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert gap["flipped"] == pytest.approx(1 / 3)
     # Entropy differences 0, -1, 0.5.
-    assert (entropy.bias, entropy.mean) == pytest.approx((-0.5 / 3, 1.5 / 3), abs=1e-6)
-    assert entropy.flipped is None
-    assert advantage.largest == pytest.approx(1.2, abs=1e-6)
+    assert (entropy["bias"], entropy["mean"]) == pytest.approx((-0.5 / 3, 1.5 / 3), abs=1e-6)
+    assert entropy["flipped"] is None
+    assert advantage["largest"] == pytest.approx(1.2, abs=1e-6)
 
 
 def saved(path: Path, *, fp8: bool, seed: int = 0) -> Path:

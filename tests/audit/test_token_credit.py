@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.store import Scores, Tokens
+from nemo_uecr.audit.store import Scores
 from nemo_uecr.audit.token_credit import entropy_boundaries, token_credit_audit
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import DataError
@@ -50,40 +51,30 @@ def test_means_by_hand(tmp_path: Path) -> None:
 
 def test_against_a_slow_version(tmp_path: Path) -> None:
     scores = make_scores(tmp_path / "s", {0: 4}, problems=9, tokens=30, seed=2)
-    numbers = numbers_of(scores)
     table = scores.tokens("student", 0)
     entropy = table.teacher_entropy.double().tolist()
-    gap = [abs(a - b) for a, b in zip(table.teacher_logp.double(), table.anchor_logp.double(), strict=True)]
-    cuts = sorted(entropy)
-    limit = cuts[math.ceil(0.75 * len(cuts)) - 1]
-    for row in numbers["large_gaps"]:
+    gap = [float(abs(a - b)) for a, b in zip(table.teacher_logp.double(), table.anchor_logp.double(), strict=True)]
+    spans = [range(len(gap))[table.span(response)] for response in range(len(table.rows))]
+    limit = sorted(entropy)[math.ceil(0.75 * len(entropy)) - 1]
+    for row in numbers_of(scores)["large_gaps"]:
         top = sorted(range(len(gap)), key=lambda n: -gap[n])[: round(row["share"] * len(gap))]
-        inside = [n for n in top if entropy[n] > limit]
-        place = row["in_highest_quartile"]
+        inside = {n: float(entropy[n] > limit) for n in top}
+        before = {n: math.tanh(gap[n] / (2 * 0.8)) for n in top}
+        after = {n: value * math.exp(-entropy[n] / 1.5) for n, value in before.items()}
+
+        def balanced(value: dict[int, float]) -> float:
+            """The mean over responses of their own means."""
+            own = [[value[n] for n in span if n in value] for span in spans]
+            return fmean(fmean(each) for each in own if each)
+
         assert row["tokens"] == len(top)
-        assert place["token_weighted"]["value"] == pytest.approx(len(inside) / len(top))
-        per_response = []
-        for response in range(len(table.rows)):
-            span = table.span(response)
-            own = [n for n in top if span.start <= n < span.stop]
-            if own:
-                per_response.append(sum(n in inside for n in own) / len(own))
-        assert place["response_balanced"]["value"] == pytest.approx(sum(per_response) / len(per_response))
-        before = [math.tanh(float(gap[n]) / (2 * 0.8)) for n in top]
-        after = [value * math.exp(-entropy[n] / 1.5) for n, value in zip(top, before, strict=True)]
-        assert row["reduction"]["token_weighted"]["value"] == pytest.approx(1 - sum(after) / sum(before))
-        means = [[sum(values[i] for i in own) / len(own) for own in owned(table, top)] for values in (before, after)]
-        assert row["reduction"]["response_balanced"]["value"] == pytest.approx(1 - sum(means[1]) / sum(means[0]))
+        place, reduction = row["in_highest_quartile"], row["reduction"]
+        assert place["token_weighted"]["value"] == pytest.approx(fmean(inside.values()))
+        assert place["response_balanced"]["value"] == pytest.approx(balanced(inside))
+        less = 1 - sum(after.values()) / sum(before.values())
+        assert reduction["token_weighted"]["value"] == pytest.approx(less)
+        assert reduction["response_balanced"]["value"] == pytest.approx(1 - balanced(after) / balanced(before))
         assert sum(row["by_stratum"]["token_weighted"]["value"]) == pytest.approx(1.0)
-
-
-def owned(table: Tokens, top: list[int]) -> list[list[int]]:
-    """Places in ``top`` of the tokens of each response that has any."""
-    found = []
-    for response in range(len(table.rows)):
-        span = table.span(response)
-        found.append([place for place, token in enumerate(top) if span.start <= token < span.stop])
-    return [own for own in found if own]
 
 
 def slow_budgets(scores: Scores, *, projected: bool) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
-from tests.audit.made import TOKENIZER, Made, make_scores, write_scores, write_texts
+from tests.audit.made import TOKENIZER, Made, make_scores, write_scores
 from tests.audit.test_localization import responses
 from tests.config.demo import DEMO
 from tests.reliability.commands import refused
@@ -48,7 +48,7 @@ def test_localization_with_the_demos_judge(tmp_path: Path, capsys: pytest.Captur
     from nemo_uecr.study.judge import main as judge
 
     scores, judging, labels = tmp_path / "scores", tmp_path / "judging", tmp_path / "labels.jsonl"
-    write_texts(scores, responses(), question="Start with 1: +1 +2 +1 = ?")
+    write_scores(scores, responses())
     assert entry_point(["audit", "localization", str(scores), "--write-steps", str(judging)]) == 0
     assert "15 responses, 60 steps" in capsys.readouterr().out
     judge(judging / "steps.jsonl", labels)
