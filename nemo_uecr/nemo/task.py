@@ -25,10 +25,7 @@ class ProblemsDataset(upstream.native("RawDataset")):  # type: ignore[misc]
     """The problems of a run as NeMo-RL's message rows, the question already in the prompt template."""
 
     def __init__(self, problems: Mapping[str, Any], seed: int, dropped: Sequence[int], **unread: Any) -> None:
-        """Read and select, but for the places that are dropped.
-
-        NeMo-RL hands over its whole section: our `data` under ``problems``, and what it reads itself.
-        """
+        """Read what our section `data`, here ``problems``, asks for, but the dropped places; the rest is NeMo-RL's."""
         from datasets import Dataset
 
         data = NemoDataConfig(**problems)

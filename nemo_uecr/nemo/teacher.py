@@ -32,10 +32,7 @@ class RayTeacher:
     def __init__(
         self, config: NemoConfig, *, student: Mapping[str, Any], cluster: Any, tokenizer: Any, stays: bool
     ) -> None:
-        """Build the workers on NeMo-RL's cluster, and take a teacher that does not stay off the GPU at once.
-
-        ``student`` is NeMo-RL's section of the student, which the teacher's differs from in a few keys.
-        """
+        """Build the workers from NeMo-RL's section of the student; a teacher that does not stay leaves the GPU."""
         self._stays, self._seconds = stays, config.scoring.timeout_s
         self._limit_mebi = config.teacher.offload_limit_mebi
         #: Offloads that are still to be measured: the one after the start, and the one after the first scoring.

@@ -8,6 +8,7 @@ loads without it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
@@ -48,6 +49,7 @@ def check() -> str:
     return version
 
 
+@functools.cache
 def expected_signatures(side: str) -> list[tuple[str, str, list[str] | None]]:
     """Module, qualified name and parameters of what a side, ``driver`` or ``worker``, takes from NeMo-RL."""
     table = yaml.safe_load(Path(__file__).with_name("native_signatures.yaml").read_text(encoding="utf-8"))

@@ -89,13 +89,13 @@ def test_a_change_too_small_for_the_scores_is_found_by_its_hash(megatron: Path, 
 
 VERIFIED = """
 import os, signal, sys
-from nemo_uecr.checkpoint import convert
+from nemo_uecr.checkpoint import proof
 from nemo_uecr.cli.main import entry_point
 
 def dying(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
-convert.compare = dying
+proof.compare = dying
 entry_point(["convert", *sys.argv[1:]])
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nemo_backend.local_ray import SYSTEM_CONFIG
+from tests.nemo_backend.local_ray import local_ray
 
 SOURCE = os.environ.get("NEMO_RL_SOURCE")
 ON_PYTHON_311 = str(Path(__file__).parent / "on_python_311")
@@ -42,27 +42,13 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
     """A local Ray that is told it has six CPUs and three GPUs, so that clusters find their places."""
     import ray
 
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    before = os.environ.get("PYTHONPATH")
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), SOURCE or "", ON_PYTHON_311, before or ""])
-    # NeMo-RL hands this process's variables to its environments, over those of the runtime environment.
-    os.environ["PYTHONPATH"] = paths
-    os.environ.pop("RAY_ADDRESS", None)
-    ray.init(
-        num_cpus=6,
-        num_gpus=3,
-        include_dashboard=False,
-        logging_level="ERROR",
-        log_to_driver=False,
-        _system_config=SYSTEM_CONFIG,
-        runtime_env={"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
-    )
-    # Another Ray may run on this machine; parts of NeMo-RL look for "the" cluster.
-    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-    yield
-    del os.environ["RAY_ADDRESS"]
-    ray.shutdown()
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+    paths = os.pathsep.join([SOURCE or "", ON_PYTHON_311, os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # NeMo-RL hands this process's variables to its environments, over those of the runtime environment.
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), paths]))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        with local_ray({}, num_cpus=6, num_gpus=3):
+            # Another Ray may run on this machine; parts of NeMo-RL look for "the" cluster.
+            patch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+            yield

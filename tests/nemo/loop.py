@@ -15,7 +15,7 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.estimator import StepContext, UecrEstimator
-from nemo_uecr.nemo.launcher import training_loss
+from nemo_uecr.nemo.launcher import native_config, training_loss
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.translate import loss_settings
 from nemo_uecr.stopping import StopRequest
@@ -39,7 +39,7 @@ SMALL = [
     "run.seed=1", f"rollout.prompts_per_step={PROMPTS}", f"rollout.responses_per_prompt={GROUP}",
     f"train.minibatch_responses={PROMPTS * GROUP}", f"rollout.temperature={TEMPERATURE}", "loss.reference_kl=0.001",
     f"student.vocabulary={VOCABULARY}", "scoring.chunk_tokens=64", "cluster.gpus_per_node=1", "method.rho=0.5",
-    "tolerances.first_ratio=1e-5", "telemetry.save_batch_every=0",
+    "tolerances.first_ratio=1e-5", "telemetry.save_batch_every=0", "checkpoint.every=0",
 ]  # fmt: skip
 
 
@@ -94,6 +94,7 @@ def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: Tiny
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     grpo = importlib.import_module("nemo_rl.algorithms.grpo")
+    config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
     torch.manual_seed(5)
     prompts = config.rollout.prompts_per_step
     loader = StatefulDataLoader(
@@ -108,7 +109,7 @@ def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: Tiny
     ):
         grpo.grpo_train(
             policy, generation, loader, None, TinyTokenizer(), loss, {"t": make_environment()}, None, logger,
-            MagicMock(), _fresh_state(grpo), _master_config(grpo, config, steps),
+            MagicMock(), _fresh_state(grpo), native_config(config, "of the test"),
         )  # fmt: skip
     calls = [call for call in logger.log_metrics.call_args_list if call.kwargs.get("prefix") == "train"]
     policy.metrics = [call.args[0] for call in calls if "loss" in call.args[0]]
@@ -118,30 +119,3 @@ def _fresh_state(grpo: Any) -> Any:
     """The state of a loop that begins: a mapping in NeMo-RL 0.7, a dataclass since."""
     named = getattr(grpo, "_initial_grpo_save_state", None)
     return named() if named is not None else grpo._default_grpo_save_state()
-
-
-def _master_config(grpo: Any, config: NemoConfig, steps: int) -> Any:
-    return grpo.MasterConfig.model_construct(
-        # A mapping in NeMo-RL 0.7, a pydantic model since.
-        grpo=grpo.GRPOConfig(
-            max_num_steps=steps, max_num_epochs=1, num_prompts_per_step=config.rollout.prompts_per_step,
-            num_generations_per_prompt=config.rollout.responses_per_prompt, max_rollout_turns=1, val_period=0,
-            val_batch_size=1, val_at_start=False, val_at_end=False, max_val_samples=1, seed=1,
-            use_leave_one_out_baseline=False, normalize_rewards=True,
-            adv_estimator={"name": "grpo", "normalize_rewards": True, "use_leave_one_out_baseline": False},
-            overlong_filtering=config.rollout.overlong_filter, reward_scaling={"enabled": False},
-            reward_shaping={"enabled": False}, use_dynamic_sampling=False, seq_logprob_error_threshold=None,
-            skip_reference_policy_logprobs_calculation=config.loss.reference_kl == 0,
-        ),
-        policy={
-            "precision": "float32",
-            "make_sequence_length_divisible_by": 1, "max_total_sequence_length": 64,
-            "train_global_batch_size": config.train.minibatch_responses,
-            "generation": {"backend": "vllm", "colocated": {"enabled": True}, "vllm_cfg": {"async_engine": False}},
-        },
-        loss_fn=upstream.native("ClippedPGLossConfig")(**loss_settings(config)),
-        checkpointing={"enabled": False, "checkpoint_must_save_by": None, "save_period": 100},
-        cluster={"num_nodes": 1, "gpus_per_node": 1},
-        logger={"num_val_samples_to_print": 0, "wandb_enabled": False},
-        data={"use_multiple_dataloader": False}, env={}, data_plane=None, on_policy_distillation=None,
-    )  # fmt: skip

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib.abc
 import importlib.machinery
 import os
 import sys
-import types
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from nemo_uecr.checkpoint import on_cpu
 from nemo_uecr.nemo.two_temperatures import ScoreRequest, score_tokens
 from tests.nemo_backend import tiny_qwen3
 from tests.nemo_backend.on_ranks import TEMPERATURES, batch
@@ -20,29 +19,16 @@ from tests.nemo_backend.on_ranks import TEMPERATURES, batch
 MICRO = 2
 
 
-class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Absent(on_cpu._StandIn):
     """Stands in for what NeMo-RL's forward imports for names that a plain model never uses.
 
     That is megatron-bridge, and a module of a megatron-core newer than PyPI's.
     """
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        wanted = f"{name}.".startswith(("megatron.bridge.", "megatron.core.transformer.moe.moe_logging."))
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
-
-    def create_module(self, spec: Any) -> Any:
-        module: Any = types.ModuleType(spec.name)
-        module.__path__ = []
-        module.__getattr__ = _made_up
-        return module
-
-    def exec_module(self, module: Any) -> None: ...
-
-
-def _made_up(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return type(name, (), {})
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        absent = ("megatron.bridge.", "megatron.core.transformer.moe.moe_logging.")
+        wanted = f"{fullname}.".startswith(absent)
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if wanted else None
 
 
 def score_and_compare(
@@ -93,7 +79,7 @@ def _keep_sixteen_bits(model: Any) -> None:
 def megatron_data() -> Any:
     """NeMo-RL's packing, with what it takes from newer Megatron packages: masks of padded rows, a field."""
     sys.path.append(os.environ["NEMO_RL_SOURCE"])
-    sys.meta_path.insert(0, _Absent())
+    sys.meta_path.insert(0, _Absent(frozenset()))
     from nemo_rl.models.megatron import data
 
     from tests.nemo.on_python_311 import sitecustomize  # noqa: F401

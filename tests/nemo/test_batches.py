@@ -95,7 +95,7 @@ def test_15_responses_train_on_four_ranks() -> None:
 def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapter's first loss and gradient are `core`'s over the saved batch, and the local loop's own update's."""
     sparse.register(monkeypatch)
-    config = config_of(method, "telemetry.save_batch_every=1", f"run.folder={tmp_path}")
+    config = config_of(method, "telemetry.save_batch_every=1", f"run.folder={tmp_path}", "train.max_grad_norm=1e9")
     run = train_ours(config)
     path = tmp_path / "batches" / "step-000001.safetensors"
     saved = load_batch(path)
@@ -148,14 +148,9 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
         surrogates=tuple((advantages[name][:, here], 1.0) for name in names),
         ref_logp_BT=tensors["ref_logp"][:, here],
     )  # fmt: skip
-    config: Any = SimpleNamespace(
-        train=SimpleNamespace(learning_rate=1e-3, warmup_steps=0, max_grad_norm=1e9),
-        rollout=SimpleNamespace(temperature=TEMPERATURE),
-        loss=run.loss,
-    )
     model: Any = TinyModel(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return update(model, optimizer, inputs, config, steps_done=0).loss[0], gradient_of(model)
+    return update(model, optimizer, inputs, run, steps_done=0).loss[0], gradient_of(model)
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import gc
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,14 @@ class Cached(torch.nn.Linear):
         return x @ narrow.to(x.dtype).T
 
 
-def offloading_methods() -> dict[str, Callable[..., Any]]:
+def offloading_methods() -> dict[str, Any]:
     """NeMo-RL's own, by name."""
     file = Path(os.environ["NEMO_RL_SOURCE"], "nemo_rl/models/policy/workers/megatron_policy_worker.py")
-    found = [node for node in ast.walk(ast.parse(file.read_text())) if getattr(node, "name", None) in METHODS]
+    found: Any = [node for node in ast.walk(ast.parse(file.read_text())) if getattr(node, "name", None) in METHODS]
     for node in found:
-        assert isinstance(node, ast.FunctionDef)
         node.decorator_list = []  # timing
     names: dict[str, Any] = {"torch": torch, "gc": gc}
-    exec(compile(ast.Module(list(found), []), str(file), "exec"), names)
+    exec(compile(ast.Module(found, []), str(file), "exec"), names)
     return {name: names[name] for name in METHODS}
 
 

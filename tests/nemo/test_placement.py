@@ -40,55 +40,42 @@ def policy_cluster(config: Any, groups: int) -> Iterator[Any]:
         made.shutdown()
 
 
-def group_on(cluster: Any, share: int) -> list[Any]:
-    """One worker on each of the cluster's GPUs, taking 1 / share of it."""
+@contextmanager
+def gpus_of(*places: tuple[Any, int], seconds: float) -> Iterator[list[list[int]] | None]:
+    """The GPUs of groups of one worker on each GPU of a cluster, taking 1 / share of it; None if one finds no place."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    @ray.remote
+    @ray.remote(num_cpus=0.01)
     class Worker:
-        def gpus(self) -> list[int]:
-            return [int(found) for found in ray.get_gpu_ids()]
+        def gpus(self) -> int:
+            return int(ray.get_gpu_ids()[0])
 
-    return [
-        Worker.options(
-            num_cpus=0.01,
-            num_gpus=1 / share,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, place),
-        ).remote()
-        for group in cluster.get_placement_groups()
-        for place in range(group.bundle_count)
-    ]
+    def group_on(cluster: Any, share: int) -> list[Any]:
+        at = [(group, place) for group in cluster.get_placement_groups() for place in range(group.bundle_count)]
+        strategies = [PlacementGroupSchedulingStrategy(group, place) for group, place in at]
+        return [Worker.options(num_gpus=1 / share, scheduling_strategy=each).remote() for each in strategies]
 
-
-def gpus_of(workers: list[Any], *, seconds: float) -> list[int] | None:
-    """The GPU of each worker; None if one finds no place."""
-    import ray
-
-    futures = [worker.gpus.remote() for worker in workers]
-    ready, _ = ray.wait(futures, num_returns=len(futures), timeout=seconds)
-    return [gpu for found in ray.get(futures) for gpu in found] if len(ready) == len(futures) else None
-
-
-def end(workers: list[Any]) -> None:
-    import ray
-
-    for worker in workers:
-        ray.kill(worker)
+    groups = [group_on(cluster, share) for cluster, share in places]
+    futures = [[worker.gpus.remote() for worker in group] for group in groups]
+    every = [future for group in futures for future in group]
+    ready, _ = ray.wait(every, num_returns=len(every), timeout=seconds)
+    yield [ray.get(group) for group in futures] if len(ready) == len(every) else None
+    for group in groups:
+        for worker in group:
+            ray.kill(worker)
 
 
 def test_three_groups_share_each_gpu() -> None:
     """vLLM, teacher and student; NeMo-RL's two shares of a half would leave the third waiting for ever."""
-    with policy_cluster(configuration("cluster.gpus_per_node=2"), 3) as cluster:
-        workers = [worker for _ in range(3) for worker in group_on(cluster, cluster.max_colocated_worker_groups)]
-        gpus = gpus_of(workers, seconds=120)
+    config = configuration("cluster.gpus_per_node=2")
+    with policy_cluster(config, 3) as cluster, gpus_of(*[(cluster, 3)] * 3, seconds=120) as gpus:
+        assert cluster.max_colocated_worker_groups == 3
         assert gpus is not None
-        assert sorted(map(gpus.count, set(gpus))) == [3, 3]
-        end(workers)
-    with policy_cluster(configuration("cluster.gpus_per_node=2"), 2) as cluster:
-        workers = [worker for _ in range(3) for worker in group_on(cluster, cluster.max_colocated_worker_groups)]
-        assert gpus_of(workers, seconds=5) is None
-        end(workers)
+        assert all(sorted(group) == sorted(gpus[0]) for group in gpus)
+        assert len(set(gpus[0])) == 2
+    with policy_cluster(config, 2) as cluster, gpus_of(*[(cluster, 2)] * 3, seconds=5) as gpus:
+        assert gpus is None
 
 
 def test_a_dedicated_teacher_has_a_gpu_of_its_own() -> None:
@@ -96,12 +83,9 @@ def test_a_dedicated_teacher_has_a_gpu_of_its_own() -> None:
     config = configuration("cluster.gpus_per_node=3", "teacher.dedicated_gpus=1")
     with policy_cluster(config, 2) as cluster:
         own = upstream.teacher_cluster(teacher_gpus_of_nodes(config))
-        students, teachers = [*group_on(cluster, 2), *group_on(cluster, 2)], group_on(own, 1)
-        at, alone = gpus_of(students, seconds=120), gpus_of(teachers, seconds=120)
-        assert at is not None
-        assert alone is not None
-        assert sorted(map(at.count, set(at))) == [2, 2]
-        assert len(alone) == 1
-        assert not set(at) & set(alone)
-        end([*students, *teachers])
+        with gpus_of((cluster, 2), (cluster, 2), (own, 1), seconds=120) as gpus:
+            assert gpus is not None
+            engine, student, teacher = map(sorted, gpus)
+            assert engine == student
+            assert len({*student, *teacher}) == 3
         own.shutdown()

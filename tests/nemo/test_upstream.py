@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.config.load import flattened, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.nemo.upstream import UpstreamError, expected_signatures
 from tests.config.test_nemo import CONFIGS, GIVEN, SCALES
+
+SOURCE = Path(os.environ.get("NEMO_RL_SOURCE", ""))
 
 
 def test_a_changed_signature_is_named(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,31 +36,37 @@ def test_shipped_configurations_fit_nemo_rls_schema(nemo_rl: str, scale: str) ->
     assert made.loss_fn.force_on_policy_ratio is False
 
 
-def shipped() -> Any:
+@pytest.fixture
+def shipped(nemo_rl: str) -> list[str]:
     """The keys of NeMo-RL's own Megatron configuration."""
     from omegaconf import OmegaConf
 
     utils = importlib.import_module("nemo_rl.utils.config")
     utils.register_omegaconf_resolvers()
-    path = Path(os.environ["NEMO_RL_SOURCE"]) / "examples" / "configs" / "grpo_math_1B_megatron.yaml"
-    return OmegaConf.to_container(utils.load_config(str(path)), resolve=False)
+    path = SOURCE / "examples" / "configs" / "grpo_math_1B_megatron.yaml"
+    tree: Any = OmegaConf.to_container(utils.load_config(str(path)), resolve=False)
+    return list(flattened(tree))
 
 
-def translated() -> dict[str, Any]:
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"])
-    return master_config(config)
+@pytest.fixture
+def translated() -> list[str]:
+    return list(flattened(master_config(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"]))))
 
 
-def test_every_translated_key_is_one_that_nemo_rl_ships(nemo_rl: str) -> None:
+def lacking(names: list[str], known: list[str]) -> set[str]:
+    """Those that are neither a key nor a section."""
+    there = "\n".join(["", *known, ""])
+    return {name for name in names if f"\n{name}\n" not in there and f"\n{name}." not in there}
+
+
+def test_every_translated_key_is_one_that_nemo_rl_ships(shipped: list[str], translated: list[str]) -> None:
     """A misspelt key would be accepted by NeMo-RL's schema and read by nobody."""
-    known = shipped()
-    unknown = {name for name in paths_of(translated()) if not is_in(known, name)}
     # 0.7 has no place for them; main requires the first three and ships the fourth.
     newer = {
         *(f"policy.generation.val_{key}" for key in ("temperature", "top_p", "top_k")),
         "policy.generation.vllm_cfg.logprobs_mode",
     }  # fmt: skip
-    assert unknown - newer == {
+    assert lacking(translated, shipped) - newer == {
         *(f"data.train.{key}" for key in (
             "dropped", "prompt_file", "system_prompt_file", "processor", "env_name",
         )),
@@ -71,10 +79,8 @@ def test_every_translated_key_is_one_that_nemo_rl_ships(nemo_rl: str) -> None:
     }  # fmt: skip
 
 
-def test_nothing_that_nemo_rl_ships_is_left_out(nemo_rl: str) -> None:
+def test_nothing_that_nemo_rl_ships_is_left_out(shipped: list[str], translated: list[str]) -> None:
     """NeMo-RL reads most keys with [...]; one that is missing would end the run late."""
-    ours = translated()
-    missing = {name for name in paths_of(shipped()) if not is_in(ours, name)}
     unused = (
         "policy.dtensor_cfg", "policy.generation.mcore_generation_config", "policy.megatron_cfg.peft", "policy.draft",
         "policy.dynamic_batching", "policy.optimizer", "policy.scheduler", "data_plane", "data.default", "data.train",
@@ -93,7 +99,7 @@ def test_nothing_that_nemo_rl_ships_is_left_out(nemo_rl: str) -> None:
             "use_fused_linear_logprobs", "use_gloo_process_groups",
         )),
     )  # fmt: skip
-    assert {name for name in missing if not name.startswith(unused + newer)} == set()
+    assert {name for name in lacking(shipped, translated) if not name.startswith(unused + newer)} == set()
 
 
 def test_every_name_of_the_table_is_missed(nemo_rl: str) -> None:
@@ -109,8 +115,7 @@ def test_every_name_of_the_table_is_missed(nemo_rl: str) -> None:
 def test_the_workers_table_is_that_of_the_source(nemo_rl: str) -> None:
     """Megatron's side cannot be imported by the driver: read from the source, and checked at run time in the worker."""
     for module, name, parameters in expected_signatures("worker"):
-        path = Path(os.environ["NEMO_RL_SOURCE"]) / (module.replace(".", "/") + ".py")
-        body: Any = ast.parse(path.read_text())
+        body: Any = ast.parse((SOURCE / (module.replace(".", "/") + ".py")).read_text())
         for part in name.split("."):
             body = next(node for node in body.body if getattr(node, "name", None) == part)
         found = [argument.arg for argument in body.args.args]
@@ -126,18 +131,3 @@ def test_training_divides_by_the_temperature_and_filters_nothing(nemo_rl: str) -
     assert found.temperature == 0.7
     assert not module.need_top_k_or_top_p_filtering(found)
     assert module.need_top_k_or_top_p_filtering(module.TrainingSamplingParams(top_p=0.95, temperature=0.7))
-
-
-def paths_of(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    names = []
-    for key, value in tree.items():
-        names += paths_of(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [f"{prefix}{key}"]
-    return names
-
-
-def is_in(tree: Any, name: str) -> bool:
-    for part in name.split("."):
-        if not isinstance(tree, dict) or part not in tree:
-            return False
-        tree = tree[part]
-    return True

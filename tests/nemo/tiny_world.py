@@ -21,7 +21,7 @@ VOCABULARY, PROMPT, RESPONSE, TEMPERATURE = 12, 3, 5, 0.7
 class TinyModel(torch.nn.Module):
     """Embedding, GRU, output; also as the local back end sees one: features, and an output layer over them."""
 
-    device, forward_context = torch.device("cpu"), staticmethod(contextlib.nullcontext)
+    device, forward_context, recomputed = torch.device("cpu"), staticmethod(contextlib.nullcontext), ()
 
     def __init__(self, seed: int, width: int = 16, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
@@ -33,6 +33,10 @@ class TinyModel(torch.nn.Module):
     @property
     def module(self) -> TinyModel:
         return self
+
+    @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        return list(self.parameters())
 
     def features(self, ids_BS: Tensor) -> Tensor:
         features: Tensor = self.recurrent(self.embedding(ids_BS))[0]

@@ -1,4 +1,4 @@
-"""A Ray of two processors in this process, for tests that call real actors."""
+"""A Ray in this process, for tests that call real actors."""
 
 from __future__ import annotations
 
@@ -7,28 +7,20 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-#: Ray starts its workers with a niceness of 15: on a busy machine one that imports vLLM then takes many minutes.
-SYSTEM_CONFIG = {"worker_niceness": 0}
-
 
 @contextlib.contextmanager
-def local_ray(variables: Mapping[str, str], **settings: float) -> Iterator[None]:
-    """Ray inside the block, unless one is already there.
-
-    Args:
-        variables: of the environment of its workers.
-        settings: of Ray itself.
-    """
+def local_ray(
+    variables: Mapping[str, str], *, num_cpus: int = 2, num_gpus: int = 0, **settings: float
+) -> Iterator[None]:
+    """Ray inside the block, with variables of its workers' environment and settings of Ray itself."""
     import ray
 
-    if ray.is_initialized():
-        yield
-        return
     # Ray itself may have come through PYTHONPATH; its workers look for it there, too.
     paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     ray.init(
-        num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
-        _system_config=SYSTEM_CONFIG | settings,
+        num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
+        # It starts its workers with a niceness of 15: on a busy machine one that imports vLLM then takes many minutes.
+        _system_config={"worker_niceness": 0, **settings},
         runtime_env={"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **variables}},
     )  # fmt: skip
     try:
