@@ -256,7 +256,6 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
 
 
 def _forward_items(role: str, model: Sharded, tokens: int) -> list[Item]:
-    """Weights, one layer's activations, and what sequence parallelism gathers."""
     layer = Item("activations", model.forward_bytes(tokens), f"one layer, {tokens} tokens, no gradient")
     return [_weights(role, model), layer, *_gathered(model, tokens)]
 
@@ -334,23 +333,20 @@ def _shard(model: Sharded, rank: int, responses: int) -> str:
 
 
 def _facts(setting: Setting) -> Iterator[str]:
-    config, grid, teacher = setting.config, setting.student.grid, setting.teacher
-    size, each = config.train.minibatch_responses, setting.responses // setting.engines
-    rest, steps = setting.responses % setting.engines, setting.responses // size
-    yield (
-        f"{config.rollout.prompts_per_step} prompts x {config.rollout.responses_per_prompt} responses = "
-        f"{setting.responses} a step"
-    )
+    config, grid, teacher, drawn = setting.config, setting.student.grid, setting.teacher, setting.config.rollout
+    each, rest = divmod(setting.responses, setting.engines)
+    size, longest, more = config.train.minibatch_responses, config.longest, f" ({rest} engines take one more)"
+    steps, at_once = setting.responses // size, concurrent_responses(setting, longest)
+    yield f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {setting.responses} a step"
     yield (
         f"{steps} optimizer step{'s' if steps > 1 else ''} of {size} responses, {size // grid.data} on each of "
         f"{grid.data} data-parallel ranks"
     )
     yield (
-        f"{setting.engines} vLLM engines, {each} responses each{f' ({rest} engines take one more)' if rest else ''}; "
-        f"the KV cache of one holds {concurrent_responses(setting, config.longest)} responses of {config.longest} "
-        "tokens"
+        f"{setting.engines} vLLM engines, {each} responses each{more if rest else ''}; the KV cache of one holds "
+        f"{at_once} responses of {longest} tokens"
     )
-    ranks = {"student.parallel.tensor": grid.tensor, "rollout.tensor": config.rollout.tensor}
+    ranks = {"student.parallel.tensor": grid.tensor, "rollout.tensor": drawn.tensor}
     if teacher is not None:
         share, rest = divmod(setting.responses, teacher.grid.data)
         filled = f", {teacher.grid.data - rest} masked rows fill up the last" if rest else ""

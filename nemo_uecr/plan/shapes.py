@@ -31,22 +31,21 @@ class ModelShape(DecoderSizes):
     positions: int  # longest sequence that the model was made for; 0: not stated
 
 
-def _qwen3(hidden: int, layers: int, heads: int, feed_forward: int, *, tied: bool) -> ModelShape:
-    return ModelShape(
+# The `-Base` models have the same sizes, except that they were made for 32,768 positions.
+KNOWN = {
+    f"Qwen/Qwen3-{name}": ModelShape(
         vocabulary=151_936, hidden=hidden, layers=layers, heads=heads, kv_heads=8, head_dim=128,
         feed_forward=feed_forward, tied=tied, qk_norm=True, qkv_bias=False, output_bias=False, positions=40_960,
-    )  # fmt: skip
-
-
-# The `-Base` models have the same sizes, except that they were made for 32,768 positions.
-KNOWN: dict[str, ModelShape] = {
-    "Qwen/Qwen3-0.6B": _qwen3(1024, 28, 16, 3072, tied=True),
-    "Qwen/Qwen3-1.7B": _qwen3(2048, 28, 16, 6144, tied=True),
-    "Qwen/Qwen3-4B": _qwen3(2560, 36, 32, 9728, tied=True),
-    "Qwen/Qwen3-8B": _qwen3(4096, 36, 32, 12288, tied=False),
-    "Qwen/Qwen3-14B": _qwen3(5120, 40, 40, 17408, tied=False),
-    "Qwen/Qwen3-32B": _qwen3(5120, 64, 64, 25600, tied=False),
-}
+    )
+    for name, hidden, layers, heads, feed_forward, tied in (
+        ("0.6B", 1024, 28, 16, 3072, True),
+        ("1.7B", 2048, 28, 16, 6144, True),
+        ("4B", 2560, 36, 32, 9728, True),
+        ("8B", 4096, 36, 32, 12288, False),
+        ("14B", 5120, 40, 40, 17408, False),
+        ("32B", 5120, 64, 64, 25600, False),
+    )
+}  # fmt: skip
 
 
 def shape_of(name: str, *, role: str) -> ModelShape:
@@ -81,9 +80,6 @@ def shape_of_values(fields: Fields) -> ModelShape:
         output_bias=kind != "qwen2" and bias,
         positions=values.get("max_position_embeddings", 0),
     )
-
-
-# -- parameters and ranks --------------------------------------------------------------------------------------------
 
 
 def layer_parameters(shape: ModelShape) -> int:

@@ -78,7 +78,7 @@ class Job:
 
     @property
     def ray_folder(self) -> Path:
-        """Ray's on each node: its sockets, whose paths may have 107 characters, its logs, spilled objects."""
+        """Ray's on each node: sockets, whose paths may have 107 characters, logs, spilled objects."""
         return Path(f"/tmp/uecr-ray-{self.folder.name}")
 
     def log_of(self, node: str) -> Path:
@@ -107,15 +107,7 @@ class Job:
 
 
 def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) -> int:
-    """Do this node's part of the job.
-
-    Returns:
-        The driver's exit code on the head, 0 on another node; 1 for a failure around it, whose cause is in the folder.
-
-    Raises:
-        ConfigError: the configuration cannot be used.
-        DependencyError: Ray is not installed.
-    """
+    """Do this node's part of the job; returns the driver's exit code on the head, else 0; 1 for what `cause` says."""
     handler = logging.FileHandler(job.log_of(job.node), encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.getLogger("nemo_uecr").addHandler(handler)
@@ -138,9 +130,6 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     """What follows `nemo-uecr` on the driver's command line: the user's configuration with the job's resources.
 
     Every attempt of a job runs the same words: they continue what the run folder holds.
-
-    Raises:
-        ConfigError: the configuration is not valid, or asks for other resources than the job has.
     """
     if smoke:
         return ["slurm", "smoke", config, *overrides]
@@ -178,12 +167,13 @@ def _run_head(job: Job, driver_words: Sequence[str]) -> int:
         job.blame(*failure.args)  # before the others leave and the batch script looks for it
     finally:
         job.write("ended", str(code))
-        deadline = time.monotonic() + (LEAVING_S if code in (0, STOPPED) else FAILING_S)
+        peaceful = code in (0, STOPPED)
+        deadline = time.monotonic() + (LEAVING_S if peaceful else FAILING_S)
         try:
             while not all(job.has(f"left-{name}") for name in job.nodes[1:]) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         finally:  # the end of the job may cut the wait short
-            _stop_ray(job, ray, keep_logs=code not in (0, STOPPED))
+            _stop_ray(job, ray, keep_logs=not peaceful)
     return code
 
 
@@ -337,23 +327,14 @@ def ray_arguments(job: Job, head_address: str | None) -> list[str]:
     parts = len(job.nodes) if len(job.nodes) <= MOST_ON_A_HOST else 1
     share = WORKER_PORTS // parts
     first = FIRST_WORKER_PORT + job.nodes.index(job.node) % parts * share
-    head = [
-        "--head",
-        f"--port={job.port}",
-        f"--ray-client-server-port={job.port + 1}",
-        "--include-dashboard=false",
-        f"--temp-dir={job.ray_folder}",  # the head's choice is that of all nodes
-    ]
-    return [
-        *(head if head_address is None else [f"--address={head_address}"]),
-        f"--num-cpus={job.cpus}",
-        f"--num-gpus={job.gpus}",
-        f"--resources={json.dumps({node_resource(job.node): 1})}",
-        f"--min-worker-port={first}",
-        f"--max-worker-port={first + share - 1}",
-        "--disable-usage-stats",
-        "--block",
-    ]
+    joining: dict[str, object] = {"address": head_address}
+    if head_address is None:  # the head's choice of a folder is that of all nodes
+        joining = {"port": job.port, "ray-client-server-port": job.port + 1, "temp-dir": job.ray_folder}
+    resources = json.dumps({node_resource(job.node): 1})
+    values = joining | {"num-cpus": job.cpus, "num-gpus": job.gpus, "resources": resources}
+    values |= {"min-worker-port": first, "max-worker-port": first + share - 1}
+    head = ["--head", "--include-dashboard=false"] if head_address is None else []
+    return [*head, *(f"--{name}={value}" for name, value in values.items()), "--disable-usage-stats", "--block"]
 
 
 def _start_ray(job: Job, head_address: str | None) -> subprocess.Popen[bytes]:

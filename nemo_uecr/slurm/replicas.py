@@ -52,24 +52,13 @@ class Replica:
 def compare_nodes(work: Work, folder: Path, stop: StopRequest) -> tuple[list[str], float]:
     """Run ``work`` on every node of the Ray cluster that this process is connected to, and compare the metrics.
 
-    Args:
-        work: importable under its own name on every node.
-        folder: each replica trains in a folder of its own below it, named after its node.
-        stop: when it is asked, every replica finishes its step and saves.
-
-    Returns:
-        The nodes' names, and the largest relative difference of a metric between them.
-
-    Raises:
-        RunStopped: a replica ended early because it was asked to.
-        ReplicaError: a replica failed or died, or the nodes disagree.
+    Each replica trains in a folder below ``folder`` with its node's name, and saves when ``stop`` is asked. Returns the
+    nodes' names, and the largest relative difference of a metric between them.
     """
     outcomes = dict(sorted(_train_everywhere(work, folder, stop).items()))
-    kinds: dict[str, type[Exception]] = {"failed": ReplicaError, "stopped": RunStopped}  # a failure comes first
-    for kind, error in kinds.items():
-        for name, (how, text) in outcomes.items():
-            if how == kind:
-                raise error(f"node {name}: {text}")
+    for name, (how, text) in sorted(outcomes.items(), key=lambda item: item[1][0]):  # a failure comes first
+        if how != "done":
+            raise (RunStopped if how == "stopped" else ReplicaError)(f"node {name}: {text}")
     difference = largest_difference([Path(text) for _, text in outcomes.values()])
     if not difference <= TOLERANCE:
         raise ReplicaError(
