@@ -131,7 +131,7 @@ def convert(request: Request) -> Agreement:
     with new_folder(request.out) as folder:
         write = _to_huggingface if job.weights.kind == MEGATRON else _to_megatron
         sequences, megatron, huggingface = write(job, folder)
-        agreement = proof.compare(sequences, megatron, huggingface, request.tolerance, "Hugging Face")
+        agreement = proof.compare(sequences, megatron, huggingface, request.tolerance)
         _write_record(job, folder, {
             "sequences": sequences, "megatron": megatron, "huggingface": huggingface,
             "tolerance": request.tolerance, "agreement": asdict(agreement),
@@ -256,10 +256,10 @@ def check(out: Path, tolerance: float) -> Agreement:
     if record["direction"].endswith(MEGATRON):
         with megatron_on_cpu():
             now = _written_megatron_scores(out, sequences)
-        agreement = proof.compare(sequences, now, recorded["huggingface"], tolerance, "Hugging Face")
+        agreement = proof.compare(sequences, now, recorded["huggingface"], tolerance)
     else:
         now = proof.huggingface_scores(out, sequences)
-        agreement = proof.compare(sequences, recorded["megatron"], now, tolerance, "Hugging Face")
+        agreement = proof.compare(sequences, recorded["megatron"], now, tolerance)
     for name, expected in record["sha256"].items():
         if not (out / name).is_file() or file_sha256(out / name) != expected:
             raise CheckpointError(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.models import load_pretrained, load_tokenizer
+from nemo_uecr.data.adapter import load_causal_lm
+from nemo_uecr.data.models import load_tokenizer
 from nemo_uecr.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ TEXTS = (
 RANDOM, LENGTH, SEED = 6, 48, 20
 #: Tensors of a file for `--expect`.
 RECORDED = ("token_ids", "lengths", "logp")
+
+#: What the message of a difference calls the two models.
+MEGATRON_HF = ("Megatron", "Hugging Face")
 
 Sequences = list[list[int]]
 Scores = list[list[float]]
@@ -73,12 +77,10 @@ def megatron_scores(model: Any, sequences: Sequences) -> Scores:
 def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
     """Log-probabilities under the model that transformers loads from a folder, in float32."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model, loading = load_pretrained(
-        AutoModelForCausalLM, str(folder), local_files_only=True,
-        dtype=torch.float32, use_safetensors=True, output_loading_info=True, attn_implementation="eager",
-    )  # fmt: skip
+    model, loading = load_causal_lm(
+        str(folder), local_files_only=True, dtype=torch.float32, attn_implementation="eager"
+    )
     odd = sorted({*loading["missing_keys"], *loading["unexpected_keys"], *map(str, loading["mismatched_keys"])})
     if odd:
         raise CheckpointError(f"{folder}: transformers finds {odd[0]} missing, unexpected or misshapen")
@@ -100,16 +102,18 @@ def _scores(logits: Callable[[Tensor], Tensor], sequences: Sequences) -> Scores:
     return found
 
 
-def compare(sequences: Sequences, megatron: Scores, other: Scores, tolerance: float, whose: str) -> Agreement:
+def compare(
+    sequences: Sequences, one: Scores, other: Scores, tolerance: float, names: tuple[str, str] = MEGATRON_HF
+) -> Agreement:
     """Compare token by token.
 
-    max_t |log p_Megatron(y_t | y_<t) - log p_other(y_t | y_<t)| <= tolerance
+    max_t |log p_one(y_t | y_<t) - log p_other(y_t | y_<t)| <= tolerance
 
     Raises:
         CheckpointError: If a difference is above the tolerance or not a number; with its place.
     """
     worst, where, tokens = 0.0, (0, 0), 0
-    for row, (ours, theirs) in enumerate(zip(megatron, other, strict=True)):
+    for row, (ours, theirs) in enumerate(zip(one, other, strict=True)):
         for column, (left, right) in enumerate(zip(ours, theirs, strict=True)):
             tokens += 1
             apart = abs(left - right)
@@ -121,8 +125,8 @@ def compare(sequences: Sequences, megatron: Scores, other: Scores, tolerance: fl
         row, column = where
         raise CheckpointError(
             f"not the same model: log-probabilities differ by {worst:.3g} nats (tolerance {tolerance:g}) at sequence "
-            f"{row}, token {column + 1} ({sequences[row][column + 1]}): Megatron {megatron[row][column]:.6f}, "
-            f"{whose} {other[row][column]:.6f}"
+            f"{row}, token {column + 1} ({sequences[row][column + 1]}): {names[0]} {one[row][column]:.6f}, "
+            f"{names[1]} {other[row][column]:.6f}"
         )
     return Agreement(worst, tokens)
 

@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
     "Look": (look.plan, look.doctor, look.config, runs.report, runs.replay),
     "Evaluate": (evaluate.app, score.score, audit.app, score.teacher),
     "Data": (data.app,),
-    "Move": (runs.convert, runs.pack, runs.unpack),
+    "Move": (runs.convert, runs.export, runs.pack, runs.unpack),
     "Slurm": (slurm.app,),
 }
 

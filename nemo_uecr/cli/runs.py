@@ -1,4 +1,4 @@
-"""Commands on what a run has left: `report`, `replay`, `pack`, `unpack` and `convert`."""
+"""Commands on what a run has left: `report`, `replay`, `pack`, `unpack`, `convert` and `export`."""
 
 from __future__ import annotations
 
@@ -245,5 +245,31 @@ def convert(
     agreement = check_again(ckpt, tolerance) if request is None else run(request)
     say(
         f"{to or ckpt}: the same model; log-probabilities of {agreement.tokens} tokens differ by at most "
+        f"{agreement.largest:.2g} nats"
+    )
+
+
+def export(
+    run: Path, /, *, merged: Path, dtype: Literal["float32", "bfloat16"] = "float32", tolerance: float = 1e-4
+) -> None:
+    """Write the model that a local run trained as one ordinary Hugging Face folder.
+
+    An adapter is merged into a copy of its base, and both are scored on the same tokens. The run's best checkpoint is
+    taken where it kept one, else its newest.
+
+        nemo-uecr export runs/lora --merged models/trained
+
+    Args:
+        run: Run folder, or one of its checkpoints.
+        merged: Folder to make.
+        dtype: Format of the weights; bfloat16 is half the size, and rounds them once more.
+        tolerance: Largest allowed difference of two log-probabilities in float32, nats.
+    """
+    require_extra("local")
+    from nemo_uecr.checkpoint.export import export as write
+
+    source, agreement = write(run, merged.absolute(), dtype=dtype, tolerance=tolerance)
+    say(
+        f"{merged}: the model of {source}; log-probabilities of {agreement.tokens} tokens differ by at most "
         f"{agreement.largest:.2g} nats"
     )

@@ -1,0 +1,55 @@
+"""`nemo-uecr export`: the trained model as one ordinary folder, the same as what was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.data.adapter import load_causal_lm
+from tests.local.tiny import every, run
+
+IDS = torch.arange(12).unsqueeze(0)
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lora") / "run"
+    return run(folder, *every(), "student.lora_rank=4", "train.learning_rate=0.03", "checkpoint.keep_best=true")
+
+
+def logits(folder: Path) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
+    return found
+
+
+def test_an_adapter_is_merged_into_a_model_that_needs_nothing_of_ours(
+    lora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry_point(["export", str(lora), "--merged", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    source = next(path for path in lora.glob("checkpoints/step-*") if path.name in said)
+    trained, _ = load_causal_lm(str(source), local_files_only=True, dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(logits(tmp_path / "out"), trained(IDS).logits, rtol=0, atol=2e-5)
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+    assert entry_point(["export", str(source), "--merged", str(tmp_path / "low"), "--dtype", "bfloat16"]) == 0
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "low").dtype == torch.bfloat16
+
+
+def test_a_run_without_an_adapter_is_copied(trained: Path, tmp_path: Path) -> None:
+    assert entry_point(["export", str(trained), "--merged", str(tmp_path / "out")]) == 0
+    assert torch.equal(logits(tmp_path / "out"), logits(trained / "checkpoints" / "step-000002"))
+    assert not {"optimizer.pt", "state.json", "manifest.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_what_cannot_be_exported(tmp_path: Path, lora: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point(["export", str(tmp_path), "--merged", str(tmp_path / "out")]) == 2
+    assert entry_point(["export", str(lora), "--merged", str(lora)]) == 2
+    said = capsys.readouterr().err
+    assert "no checkpoints/step-*" in said
+    assert "occupied" in said
