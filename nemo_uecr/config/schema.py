@@ -213,6 +213,12 @@ class TolerancesConfig(Section):
     first_ratio: Positive = 1e-5  # |ratio - 1| at the first optimizer step of a batch.
 
 
+class LocalTolerancesConfig(TolerancesConfig):
+    """Largest residual of each identity; a larger one stops the run."""
+
+    rollout_gap: Positive = 0.05  # Mean |log pi - log pi_vLLM| of a step's tokens, nats, with rollout.engine=vllm.
+
+
 def check_batch(config: AnyConfig) -> None:
     """Refuse a mini-batch that does not divide the batch of responses."""
     responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
@@ -268,7 +274,10 @@ class DataConfig(ProblemsConfig):
 class RolloutConfig(SamplingConfig):
     """How the student's responses are sampled."""
 
-    microbatch_responses: Count  # Responses sampled at once; bounds memory.
+    # What samples them: the model's own forward, or vLLM in the same process.
+    engine: Literal["transformers", "vllm"] = "transformers"
+    gpu_memory: Share = 0.5  # Share of the GPU's memory that vLLM takes while it samples.
+    microbatch_responses: Count  # Responses sampled at once by transformers; bounds memory.
 
 
 class TrainConfig(OptimizerConfig):
@@ -326,7 +335,7 @@ class Config(Section):
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
-    tolerances: TolerancesConfig = TolerancesConfig()
+    tolerances: LocalTolerancesConfig = LocalTolerancesConfig()
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

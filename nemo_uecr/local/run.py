@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.evaluation.engines import check_engine
 from nemo_uecr.files import locked
 from nemo_uecr.local.batch import FAILURE
 from nemo_uecr.local.checkpoint import Checkpoints, Position
@@ -33,9 +34,11 @@ from nemo_uecr.local.manifest import (
 )
 from nemo_uecr.local.memory import Placement, checkpointed_layers, state_of, weights_of
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
+from nemo_uecr.local.rollout import Sampler, draw
 from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
+from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.clients import open_clients
 from nemo_uecr.telemetry.sinks import Progress, StepLog, truncate_records
@@ -74,6 +77,7 @@ def train(
         torch.set_num_threads(config.threads)
     try:
         with locked(folder):
+            check_engine(config.rollout.engine)
             _check_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
@@ -100,6 +104,7 @@ def train(
                 models=models,
                 optimizer=optimizer,
                 placement=_placement(config, models, optimizer),
+                sample=_sampler(config, models.student, locate, prompts, benchmarks),
                 prompts=prompts,
                 benchmarks=benchmarks,
                 folder=folder,
@@ -172,6 +177,23 @@ def _student(config: Config, checkpoint: Path | None, locate: Locate, device: to
             load_adapter(student.module, checkpoint)
     layers = checkpointed_layers(student.module) if training.activation_checkpointing else []
     return replace(student, recomputed=tuple(layers))
+
+
+def _sampler(
+    config: Config,
+    student: TokenModel,
+    locate: Locate,
+    prompts: Sequence[Prompt],
+    benchmarks: Mapping[str, Sequence[Prompt]],
+) -> Sampler | VllmSampler:
+    if config.rollout.engine == "transformers":
+        return partial(draw, student, microbatch=config.rollout.microbatch_responses)
+    limits = (
+        (prompts, config.rollout.max_response_tokens),
+        *((p, config.evaluation.max_tokens) for p in benchmarks.values()),
+    )
+    longest = max(len(prompt.token_ids) + limit for found, limit in limits for prompt in found)
+    return VllmSampler(student, locate(config.student.model_name), config, max_length=longest)
 
 
 def _placement(config: Config, models: Models, optimizer: torch.optim.Optimizer) -> Placement:

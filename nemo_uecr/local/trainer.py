@@ -22,11 +22,12 @@ from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.memory import Placement
 from nemo_uecr.local.models import TokenModel
-from nemo_uecr.local.rollout import Fault, draw, evaluate
+from nemo_uecr.local.rollout import Fault, Sampler, evaluate
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch, step_metrics
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
+from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog, check_record
 from nemo_uecr.verifier.extract import Checked
@@ -54,6 +55,7 @@ class Trainer:
         models: the models it names.
         optimizer: the student's.
         placement: which of their weights are on the device.
+        sample: draws responses from the student as it is.
         prompts: encoded training problems.
         benchmarks: encoded problems of each benchmark.
         folder: run folder.
@@ -67,6 +69,7 @@ class Trainer:
     models: Models
     optimizer: torch.optim.Optimizer
     placement: Placement
+    sample: Sampler | VllmSampler
     prompts: Sequence[Prompt]
     benchmarks: Mapping[str, Sequence[Prompt]]
     folder: Path
@@ -113,6 +116,7 @@ class Trainer:
             if fault is not None:
                 raise fault.error(self.models.student, batch.sample_ids[fault.row])
             batch.check_scores()
+            gap = self._rollout_gap(batch)
             with watch.phase("advantage"):
                 advantages = self.method.compute(batch.scored, settings, detail=True)
                 tolerances = self.config.tolerances
@@ -123,7 +127,7 @@ class Trainer:
                 self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
             with watch.phase("advantage"):
                 check_ratios(outcome, batch.sample_ids, tolerances)
-                metrics = step_metrics(batch, advantages, residuals, outcome, settings, self.config)
+                metrics = gap | step_metrics(batch, advantages, residuals, outcome, settings, self.config)
                 check_record(step, metrics)
         except (InvariantError, ScoreError) as error:
             leave_failure(self.folder, batch, self.config.method, settings, error)
@@ -147,9 +151,7 @@ class Trainer:
         with watch.phase("rollout"):
             self.placement.need("student")
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
-            responses, fault = draw(
-                self.models.student, prompts, seeds, decoding, microbatch=rollout.microbatch_responses
-            )
+            responses, fault = self.sample(prompts, seeds, decoding)
         with watch.phase("verify"):
             checked = [
                 check_response(response.text, prompt.problem.answer)
@@ -193,6 +195,12 @@ class Trainer:
             ),
         )
 
+    def _rollout_gap(self, batch: StepBatch) -> dict[str, float]:
+        if not isinstance(self.sample, VllmSampler):
+            return {}
+        tolerance = self.config.tolerances.rollout_gap
+        return {"policy/rollout_gap": self.sample.gap(batch.student.logp[1], tolerance=tolerance)}
+
     def _update(self, batch: StepBatch, advantages: Advantages) -> UpdateOutcome:
         config = self.config
         advantages.check_used(USED, "local")
@@ -234,7 +242,7 @@ class Trainer:
 
     def _evaluate(self, step: int) -> float:
         self.placement.need("student")
-        result = evaluate(self.models.student, self.benchmarks, self.config, step=step, folder=self.folder)
+        result = evaluate(self.models.student, self.sample, self.benchmarks, self.config, step=step, folder=self.folder)
         list_files(self.folder, step, f"evaluations/step-{step:06d}.jsonl")
         self.log.evaluation(result)
         return float(result["average"]["avg"])

@@ -76,7 +76,7 @@ def answers_of(
 def _answer_in_worker(
     worker: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int]
 ) -> list[Generation]:
-    return generate_with(worker.llm, requests, decoding, end_ids)
+    return generate_with(worker.llm, requests, decoding, end_ids, lora=None)
 
 
 def _wanted(config: NemoConfig, tokens: Tokens) -> list[Wanted]:

@@ -63,6 +63,7 @@ _TABLE = (
     ("policy/entropy", "nats", "mean over tokens", "entropy of the old student policy at temperature 1"),
     ("policy/grad_norm", "1", "mean over optimizer steps", "gradient norm before clipping"),
     ("policy/learning_rate", "1", "last optimizer step", "learning rate"),
+    ("policy/rollout_gap", "nats", "mean over tokens", "|log pi_old - log pi_vLLM| at temperature 1"),
     ("policy/first_ratio_error", "1", "max over tokens", "|ratio - 1| in the first optimizer step, before any update"),
     ("response/length_mean", "tokens", "mean over responses", "sampled tokens, the end token included"),
     ("response/length_min", "tokens", "min over responses", "sampled tokens"),

@@ -1,0 +1,116 @@
+"""Rollouts by vLLM in the training process: before every draw it is handed the student's weights.
+
+Its log-probabilities never enter the ratio. They are held against the student's own at every step, so that an engine
+with other weights than the student's stops the run.
+
+Shape legend: B = responses, T = response tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.config.schema import Config
+from nemo_uecr.errors import InvariantError
+from nemo_uecr.evaluation.engines import Decoding, sampling_parameters, start_vllm, until_end
+from nemo_uecr.local.models import TokenModel
+from nemo_uecr.local.sequences import Prompt, Response
+
+
+class VllmSampler:
+    """A vLLM engine with the student's weights.
+
+    It sleeps between draws on a GPU: then the update has the memory. The order of the calls is vLLM's: first room for
+    the weights, then the weights, then room for the cache.
+    """
+
+    def __init__(self, student: TokenModel, initial: str, config: Config, *, max_length: int) -> None:
+        """Start the engine on the initial student, which has the architecture and the tokenizer."""
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its worker reads the student's weights where they are
+        self._student, self._lora = student, config.student.lora_rank > 0
+        self._sleeps = student.device.type == "cuda"
+        self._engine = start_vllm(
+            initial,
+            dtype=config.student.dtype,
+            max_length=max_length,
+            lora_rank=config.student.lora_rank,
+            gpu_memory_utilization=config.rollout.gpu_memory,
+            enable_sleep_mode=self._sleeps,
+            logprobs_mode="raw_logprobs",
+        )
+        self._logp: list[list[float]] = []
+        self._sleep()
+
+    def __call__(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], decoding: Decoding
+    ) -> tuple[list[Response], None]:
+        """One response for each prompt; arguments as those of `rollout.draw`."""
+        if self._sleeps:
+            self._engine.wake_up(tags=["weights"])
+        with tempfile.TemporaryDirectory() as folder:  # vLLM reads an adapter again when it generates
+            adapter = self._hand_over(Path(folder))
+            if self._sleeps:
+                self._engine.wake_up(tags=["kv_cache"])
+            outputs = self._engine.generate(
+                [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts],
+                sampling_parameters(seeds, decoding, self._student.end_ids, logprobs=0),
+                use_tqdm=False,
+                lora_request=adapter,
+            )
+        self._sleep()
+        self._logp, responses = [], []
+        for output in outputs:
+            drawn = output.outputs[0]
+            kept = until_end(list(drawn.token_ids), self._student.end_ids, decoding.max_tokens)
+            found = zip(kept.token_ids, drawn.logprobs, strict=False)
+            self._logp.append([logprobs[token].logprob for token, logprobs in found])
+            text = self._student.tokenizer.decode(kept.token_ids, skip_special_tokens=True)
+            responses.append(Response(kept.token_ids, text, truncated=kept.truncated))
+        return responses, None
+
+    def _hand_over(self, folder: Path) -> object:
+        """Give the engine the student as it is now; what it had cached was another model's."""
+        adapter = None
+        if self._lora:
+            from vllm.lora.request import LoRARequest
+
+            self._student.module.save_pretrained(folder)
+            adapter = LoRARequest("student", 1, str(folder), load_inplace=True)
+            self._engine.llm_engine.add_lora(adapter)
+        else:
+            # Not the named parameters: they lack a tied output layer, which would keep its old weights.
+            weights = list(self._student.module.state_dict().items())
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self._engine.reset_prefix_cache()
+        return adapter
+
+    def _sleep(self) -> None:
+        if self._sleeps:
+            self._engine.sleep(level=1 if self._lora else 2)  # level 2 drops the weights; an adapter's base must stay
+
+    def gap(self, logp_BT: Tensor, *, tolerance: float) -> float:
+        """Mean |log pi - log pi_vLLM| of the last draw's tokens, nats.
+
+        Args:
+            logp_BT: the student's log-probabilities at temperature 1.
+            tolerance: the largest mean that two arithmetics may be apart.
+
+        Raises:
+            InvariantError: It is larger; the engine then drew with other weights than the student's.
+        """
+        ours_N = torch.cat([logp_BT[row, : len(found)] for row, found in enumerate(self._logp)])
+        theirs_N = torch.tensor([value for found in self._logp for value in found])
+        gap = float((ours_N.double() - theirs_N.double()).abs().mean())
+        if not gap <= tolerance:
+            raise InvariantError(
+                f"vLLM's log-probabilities are {gap:.3g} nats from the student's on average; expected at most "
+                f"tolerances.rollout_gap={tolerance:g}. It sampled with other weights than the student's: use the "
+                "vLLM release that docs/one-gpu.md names, or rollout.engine=transformers"
+            )
+        return gap
