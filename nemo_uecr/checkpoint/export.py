@@ -16,14 +16,15 @@ OF_THE_RUN = ("optimizer.pt", "state.json", "manifest.json")
 
 
 def trained_model(run: Path) -> Path:
-    """The checkpoint that a run folder's last record calls the best one, or its newest; a checkpoint is itself."""
+    """The checkpoint that a run folder kept as its best one, or its newest; a checkpoint is itself."""
     inside = sorted((run / "checkpoints").glob("step-*"))
     if not inside:
         if (run / "config.json").is_file():
             return run
         raise CheckpointError(f"{run}: no checkpoints/step-* and no config.json; expected a run folder or a checkpoint")
-    best = read_object(inside[-1] / "state.json")["position"]["best_step"]
-    return next((path for path in inside if best is not None and path.name == f"step-{best:06d}"), inside[-1])
+    state = read_object(inside[-1] / "state.json")
+    best = state["position"]["best_step"] if state["config"]["checkpoint"]["keep_best"] else None
+    return inside[-1] if best is None else inside[0].with_name(f"step-{best:06d}")
 
 
 def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path, Agreement]:
