@@ -1,4 +1,4 @@
-"""The plan of a run of the local back end: one process, one device, everything resident.
+"""The plan of a run of the local back end: one process, one device; `offload` says what waits in host memory.
 
 Shape legend: H = hidden size, F = feed-forward size.
 """
@@ -20,6 +20,7 @@ Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to 
 CHUNK_BYTES = 134_217_728  # float32 logits that the back end reduces at once; a test compares
 # Python and kernel launches of one layer in one decoding step of transformers, whatever the model's size.
 LAYER_SECONDS = {"CPU": 4e-4, "GPU": 1e-3}
+SMALL_MOMENTS = 2.03  # bytes a parameter: two moments of 8 bits, and a scale for each 256
 
 
 def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
@@ -57,6 +58,11 @@ class _Run:
         self.tokens = min(config.train.microbatch_responses, self.responses) * self.longest  # of a micro-batch
         self.threads = config.threads or 1 if device.memory is None else 1
         self.launches = LAYER_SECONDS["CPU" if device.name == "CPU" else "GPU"]
+        self.lora, self.low = config.student.lora_rank, config.student.dtype == "bfloat16"
+        self.trained = lora_parameters(self.student, self.lora) if self.lora else shapes.parameters(self.student)
+        # The weights that are trained are float32, but for those that are rounded at random.
+        self.rounded = config.train.optimizer == "adamw8bit_sr"
+        self.weight = BF16 if self.low and (self.lora or self.rounded) else FP32
 
     def forward(self, shape: ModelShape) -> float:
         """FLOPs of a forward over every prompt and response of a step."""
@@ -74,7 +80,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
     phases += [] if teacher is None else [_scoring(run, teacher, "score teacher")]
     phases += [_scoring(run, student, "score reference")] if run.reference else []
     phases += [_update(run)]
-    mismatches, count = mismatches_of(config, student, teacher), shapes.parameters(student)
+    mismatches = mismatches_of(config, student, teacher)
     steps = responses // train.minibatch_responses
     memory = "" if device.memory is None else f", {device.memory / GIB:.0f} GiB that can be allocated"
     return Plan(
@@ -83,8 +89,11 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
         capacity=device.memory,
         layout=(records.RankLine(0, 0, f"whole, {responses} responses", "whole" if teacher else "-", "transformers"),),
         phases=tuple(phases),
-        host=(Item("batch", responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes a token"),),
-        checkpoint=Item("checkpoint", 3 * FP32 * count, f"{count:,} parameters, weights and AdamW's moments, 12 bytes"),
+        host=(
+            Item("batch", responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes a token"),
+            *(Item(item.name, item.size, "pinned, while a phase does without it") for item in _movable(run)),
+        ),
+        checkpoint=_checkpoint(run),
         facts=(
             f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {responses} a step",
             f"{steps} optimizer step{'s' if steps > 1 else ''} of {train.minibatch_responses} responses in "
@@ -103,21 +112,55 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
     )
 
 
-def _resident(run: _Run) -> list[Item]:
-    """What stays on the device from the first update on."""
-    count = shapes.parameters(run.student)
-    items = [
-        Item("student weights", FP32 * count, f"{count:,} parameters, float32"),
-        Item("gradients", FP32 * count, "float32"),
-        Item("optimizer", 2 * FP32 * count, "AdamW's two moments, float32"),
-    ]
-    if run.reference:
-        items.append(Item("reference weights", FP32 * count, "the initial student, float32"))
+def lora_parameters(shape: ModelShape, rank: int) -> int:
+    """Parameters of an adapter on every linear layer: r (inputs + outputs) for each."""
+    hidden, feed_forward = shape.hidden, shape.feed_forward
+    attention = 2 * (hidden + shape.query) + 2 * (hidden + shape.key_value)
+    return rank * shape.layers * (attention + 3 * (hidden + feed_forward))
+
+
+def _weights(run: _Run) -> dict[str, Item]:
+    """Every weight and moment of the run, by the name that `local.memory.Placement` has for it."""
+    count, kind = shapes.parameters(run.student), {FP32: "float32", BF16: "bfloat16"}
+    size, adapter = run.weight * count, FP32 * run.trained if run.lora else 0
+    said = f"{count:,} parameters, {kind[run.weight]}"
+    said += f"; adapter of {run.trained:,}, float32" if run.lora else ""
+    small = run.config.train.optimizer != "adamw"
+    moments = (SMALL_MOMENTS if small else 2 * FP32) * run.trained
+    members = {
+        "student": Item("student weights", size + adapter, said),
+        "optimizer": Item("optimizer", int(moments), f"AdamW's two moments, {'8 bits' if small else 'float32'}"),
+    }
+    if run.reference and not run.lora:  # with an adapter off the student is its own reference
+        members["reference"] = Item("reference weights", size, f"the initial student, {kind[run.weight]}")
     if run.teacher is not None:
         dtype, held = run.config.teacher.dtype, shapes.parameters(run.teacher)
         width = BF16 if dtype == "bfloat16" else FP32
-        items.append(Item("teacher weights", width * held, f"{held:,} parameters, {dtype}"))
+        members["teacher"] = Item("teacher weights", width * held, f"{held:,} parameters, {dtype}")
+    return members
+
+
+def _movable(run: _Run) -> list[Item]:
+    moved = {"none": (), "teacher": ("teacher", "reference"), "all": ("teacher", "reference", "student", "optimizer")}
+    members = _weights(run)
+    return [members[name] for name in moved[run.config.offload] if name in members]
+
+
+def _resident(run: _Run, *needed: str) -> list[Item]:
+    """What is on the device in a phase that needs these: they, and what is not offloaded."""
+    members, moved = _weights(run), _movable(run)
+    items = [item for name, item in members.items() if name in needed or item not in moved]
+    if "optimizer" in needed:
+        width = BF16 if run.rounded else FP32
+        items.append(Item("gradients", width * run.trained, "bfloat16" if run.rounded else "float32"))
     return items
+
+
+def _checkpoint(run: _Run) -> Item:
+    width = (FP32 if run.lora else run.weight) + (2 * FP32 if run.config.train.optimizer == "adamw" else SMALL_MOMENTS)
+    return Item(
+        "checkpoint", int(width * run.trained), f"{run.trained:,} parameters with AdamW's moments, {width:g} bytes"
+    )
 
 
 def _rollout(run: _Run) -> Phase:
@@ -127,14 +170,17 @@ def _rollout(run: _Run) -> Phase:
     drawn = 4 * FP32 * at_once * shape.vocabulary
     cache = f"{at_once} responses of {run.longest} tokens, {token} bytes each"
     items = (
-        *_resident(run),
+        *_resident(run, "student"),
         Item("KV cache", at_once * run.longest * token, cache),
         Item("logits being drawn from", drawn, "four float32 copies of one token's logits for each response"),
     )
+    if run.config.rollout.engine == "vllm" and run.device.memory is not None:
+        share = int(run.config.rollout.gpu_memory * run.device.memory)
+        items = (*_resident(run, "student"), Item("vLLM", share, "rollout.gpu_memory: its weights and its KV cache"))
     ends = response_lengths(lengths, run.config.rollout.max_response_tokens, run.responses)
     random.Random(0).shuffle(ends)
     waves = [max(ends[first : first + at_once]) for first in range(0, run.responses, at_once)]
-    weights = FP32 * shapes.parameters(shape)
+    weights = run.weight * shapes.parameters(shape)
     read = sum(length * (weights + at_once * (lengths.prompt + length / 2) * token) for length in waves)
     flops = at_once * sum(waves) * shapes.forward_flops(shape, lengths.whole)
     work, waited = run.device.decode_s(read, flops, run.threads), sum(waves) * shape.layers * run.launches
@@ -144,11 +190,12 @@ def _rollout(run: _Run) -> Phase:
 
 
 def _scoring(run: _Run, shape: ModelShape, name: str) -> Phase:
+    member = name.removeprefix("score ")
     tokens, flops = run.tokens, run.forward(shape)
     widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward))
     logits = 2 * min(CHUNK_BYTES, FP32 * tokens * shape.vocabulary)
     items = (
-        *_resident(run),
+        *_resident(run, "student" if member == "reference" and run.lora else member),
         Item("activations", widest, f"one layer, {tokens} tokens, no gradient"),
         Item("logits", logits, "one chunk and its working copy, float32"),
     )
@@ -156,11 +203,16 @@ def _scoring(run: _Run, shape: ModelShape, name: str) -> Phase:
 
 
 def _update(run: _Run) -> Phase:
-    shape, low, flops = run.student, run.config.student.dtype == "bfloat16", 3 * run.forward(run.student)
-    kept = shape.layers * kept_bytes(shape, run.tokens, bfloat16=low)
+    again = run.config.train.activation_checkpointing
+    shape, low, flops = run.student, run.low, (4 if again else 3) * run.forward(run.student)
+    layer = kept_bytes(shape, run.tokens, bfloat16=low)
+    kept, said = shape.layers * layer, f"{shape.layers} layers, {run.tokens} tokens, all of them kept"
+    if again:
+        inputs = shape.layers * run.tokens * shape.hidden * (BF16 if run.weight == BF16 else FP32)
+        kept, said = inputs + layer, f"{shape.layers} layers' inputs, {run.tokens} tokens, and one layer"
     items = (
-        *_resident(run),
-        Item("activations", kept, f"{shape.layers} layers, {run.tokens} tokens, all of them kept"),
+        *_resident(run, "student", "optimizer"),
+        Item("activations", kept, said),
         Item("logits", logits_bytes(shape, run.tokens, bfloat16=low), "one chunk and its gradient"),
     )
     return Phase("update", "the device", items, run.device.train_s(flops, run.threads), _tera(flops))

@@ -1,0 +1,60 @@
+"""The plan of the keys that make room: what moves, what shrinks, and what the run itself then holds."""
+
+from __future__ import annotations
+
+import pytest
+from nemo_uecr.plan.machine import DEVICES
+
+from nemo_uecr.config.load import load_config
+from nemo_uecr.config.schema import Config
+from nemo_uecr.data.adapter import add_adapter
+from nemo_uecr.plan.local import local_plan, lora_parameters
+from nemo_uecr.plan.records import Lengths, Plan
+from nemo_uecr.plan.shapes import shape_of
+from tests.local import tiny
+
+
+def planned(*overrides: str) -> Plan:
+    base = ("student.dtype=bfloat16", "data.train=x", "run.folder=y", "rollout.microbatch_responses=8")
+    models = ("student.model_name=Qwen/Qwen3-0.6B", "teacher.model_name=Qwen/Qwen3-4B")
+    config = load_config(tiny.BASE, [*base, *models, "train.steps=1", *overrides]).config
+    assert isinstance(config, Config)
+    return local_plan(
+        config, DEVICES["h100"], Lengths(100, 1000, 0.9), sizes=lambda name, role: shape_of(name, role=role)
+    )
+
+
+def sizes(plan: Plan, phase: str) -> dict[str, int]:
+    return {item.name: item.size for each in plan.phases if each.name == phase for item in each.items}
+
+
+def test_an_adapter_has_the_parameters_that_peft_gives_it() -> None:
+    from nemo_uecr.data.models import load_tokenizer
+
+    module = tiny.new_model(load_tokenizer(str(tiny.STUDENT), local_files_only=True), seed=0)
+    add_adapter(module, rank=3, alpha=1.0, seed=0)
+    found = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    assert lora_parameters(shape_of(str(tiny.STUDENT), role="student"), 3) == found
+
+
+def test_offload_leaves_on_the_device_what_a_phase_needs() -> None:
+    everything = sizes(planned(), "rollout")
+    assert {"student weights", "reference weights", "teacher weights", "optimizer"} <= everything.keys()
+    moved = planned("offload=all")
+    assert sizes(moved, "rollout").keys() & {"teacher weights", "reference weights", "optimizer"} == set()
+    assert "student weights" not in sizes(moved, "score teacher")
+    assert "teacher weights" not in sizes(moved, "update")
+    assert {item.name for item in moved.host} == {"batch", *everything.keys()} - {"KV cache", "logits being drawn from"}
+    assert moved.fullest.size < planned("offload=teacher").fullest.size < planned().fullest.size
+
+
+@pytest.mark.parametrize(
+    "change", ["train.activation_checkpointing=true", "train.optimizer=adamw8bit", "student.lora_rank=32",
+               "train.optimizer=adamw8bit_sr"]
+)  # fmt: skip
+def test_every_key_makes_room(change: str) -> None:
+    assert sum(sizes(planned(change), "update").values()) < sum(sizes(planned(), "update").values())
+
+
+def test_with_an_adapter_the_student_is_its_own_reference() -> None:
+    assert "reference weights" not in sizes(planned("student.lora_rank=8"), "score reference")
