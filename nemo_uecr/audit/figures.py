@@ -26,7 +26,6 @@ STYLE = {
     "grid.alpha": 0.25, "legend.frameon": False, "axes.titlelocation": "left", "figure.facecolor": "white",
     "axes.prop_cycle": cycler(color=COLOURS),
 }  # fmt: skip
-CHECKPOINTS = "checkpoint, training steps"
 #: Short dashes with wide gaps: what is intended must not hide the line that runs under it.
 SPARSE = (0, (4, 8))
 #: A legend on white, where a line may run below it.
@@ -47,16 +46,13 @@ def write_figure(folder: Path, name: str, numbers: Numbers) -> None:
 
 def _band(axes: Axes, steps: Sequence[float], shares: Sequence[Numbers], label: str, colour: int) -> None:
     """A line through the values with the interval as a band; what has no value leaves a gap."""
-    found = [(x, each["value"], each["low"], each["high"]) for x, each in zip(steps, shares, strict=True)]
-    if drawn := [row for row in found if row[1] is not None]:
-        x, value, low, high = zip(*drawn, strict=True)
-        axes.plot(x, value, marker="o", markersize=3.5, linewidth=1.4, color=f"C{colour}", label=label)
-        if None not in (*low, *high):
-            axes.fill_between(x, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
+    value, low, high = (np.asarray([each[key] for each in shares], dtype=float) for key in ("value", "low", "high"))
+    axes.plot(steps, value, marker="o", markersize=3.5, linewidth=1.4, color=f"C{colour}", label=label)
+    axes.fill_between(steps, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
 
 
-def _percent_axis(axes: Axes, title: str, label: str) -> None:
-    axes.set(ylim=(0, 1.02), title=title, ylabel=label)
+def _percent_axis(axes: Axes, title: str, label: str, x: str = "checkpoint, training steps") -> None:
+    axes.set(ylim=(0, 1.02), title=title, ylabel=label, xlabel=x)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
@@ -79,8 +75,6 @@ def _signal(figure: Figure, numbers: Numbers) -> None:
     _band(middle, steps, conflict, "conflict rate", 0)
     middle.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
     _percent_axis(middle, "(b) teacher against verifier", "share of pairs, group-balanced")
-    for axes in (left, middle):
-        axes.set_xlabel(CHECKPOINTS)
     left.legend(loc="best", fontsize=8)
     _judge(right, numbers["judge"])
 
@@ -93,10 +87,9 @@ def _judge(axes: Axes, judge: Numbers | None) -> None:
     if judge is None or judge["all"]["value"] is None:
         reason = "no judge's file was given" if judge is None else "the judge preferred no response"
         axes.text(0.5, 0.25, reason, ha="center", transform=axes.transAxes, color="0.4")
-        axes.set_xticks([])
+        axes.set(xticks=[], xlabel="")
         return
     axes.axhline(judge["all"]["value"], color="#c44d12", linewidth=1, label=f"all {judge['all']['of']} pairs")
-    axes.set_xlabel(CHECKPOINTS)
     axes.legend(loc="best", fontsize=8)
 
 
@@ -125,23 +118,21 @@ def _group_signal(figure: Figure, numbers: Numbers) -> None:
     }
     for colour, (key, label) in enumerate(components.items()):
         _band(middle, steps, [row["mean_absolute"][key] for row in rows], label, colour)
-    middle.set(title="(b) advantage in mixed groups", ylabel="mean absolute value")
+    middle.set(title="(b) advantage in mixed groups", ylabel="mean absolute value", xlabel=left.get_xlabel())
     middle.set_ylim(bottom=0)
     middle.legend(fontsize=8)
     _band(right, steps, share, "teacher share", 3)
     _percent_axis(right, "(c) teacher's share of (b)", "share")
-    for axes in (left, middle, right):
-        axes.set_xlabel(CHECKPOINTS)
 
 
 def _alpha_sweep(figure: Figure, numbers: Numbers) -> None:
     """Conflicts and safe groups over alpha, and conflicts by checkpoint."""
     left, middle, right = panels = figure.subplots(1, 3)
     alpha, whole = numbers["alpha"], numbers["overall"]
-    balanced = "share of pairs, group-balanced"
-    _percent_axis(left, "(a) strict conflicts", balanced)
-    _percent_axis(middle, "(b) fully safe groups", "share of mixed groups")
-    _percent_axis(right, "(c) by checkpoint", balanced)
+    balanced, x = "share of pairs, group-balanced", r"$\alpha$"
+    _percent_axis(left, "(a) strict conflicts", balanced, x)
+    _percent_axis(middle, "(b) fully safe groups", "share of mixed groups", x)
+    _percent_axis(right, "(c) by checkpoint", balanced, x)
     for axes, found in ((left, whole["conflict"]), (middle, whole["fully_safe"])):
         if found["value"][0] is not None:
             axes.plot(alpha, found["value"], color="C0")
@@ -161,7 +152,6 @@ def _alpha_sweep(figure: Figure, numbers: Numbers) -> None:
         if tenths:
             axes.axvspan(min(tenths), max(tenths), color="0.5", alpha=0.15, linewidth=0)
         axes.set_xlim(0, max([alpha[-1], *(1.02 * each for each in tenths)]))
-        axes.set_xlabel(r"$\alpha$")
 
 
 def _token_credit(figure: Figure, numbers: Numbers) -> None:
@@ -176,7 +166,8 @@ def _token_credit(figure: Figure, numbers: Numbers) -> None:
         low, high = (np.asarray(token[end], dtype=float) for end in ("low", "high"))  # None becomes NaN
         left.fill_between(places, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
         left.plot(places, np.asarray(response["value"], dtype=float), "o", markersize=3.5, color=f"C{colour}")
-    _percent_axis(left, "(a) sampled token under the teacher", "mean in the stratum")
+    x = "stratum of teacher entropy, low to high"
+    _percent_axis(left, "(a) sampled token under the teacher", "mean in the stratum", x)
     left.legend(fontsize=8)
     width = 0.8 / len(numbers["large_gaps"])
     for number, row in enumerate(numbers["large_gaps"]):
@@ -185,10 +176,10 @@ def _token_credit(figure: Figure, numbers: Numbers) -> None:
     expected = np.asarray(tokens) / sum(tokens)
     edges, heights = [0.5, *(places + 0.5)], [expected[0], *expected]
     middle.step(edges, heights, color="0.3", linewidth=1, label="all tokens")
-    _percent_axis(middle, "(b) where the largest gaps lie", "share of these tokens")
+    _percent_axis(middle, "(b) where the largest gaps lie", "share of these tokens", x)
     middle.legend(fontsize=8, loc="upper left")
     for axes in (left, middle):
-        axes.set(xlabel="stratum of teacher entropy, low to high", xticks=places)
+        axes.set_xticks(places)
     _weights(right, numbers["weights"])
 
 
