@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import numpy as np
 
 from nemo_uecr.audit.output import Audit, Numbers, shown
 from nemo_uecr.audit.sources import saved_texts
+from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import load_problems
 from nemo_uecr.data.reproducible import step_indices
 from nemo_uecr.errors import DataError
-from nemo_uecr.telemetry.run_folder import RunFolder
+from nemo_uecr.telemetry.run_folder import RunFolder, read_run
+from nemo_uecr.telemetry.sinks import STEPS, read_records
 
 Record = Mapping[str, Any]
 
@@ -58,40 +61,23 @@ BATCH_NOTE = (
 )
 
 
-def problem_names(config: Config, train: Path) -> list[str] | None:
-    """Names of the training problems in their order; None where the data is not on this machine."""
-    data = config.data
-    try:
-        path = training_file(train, "data.train")
-        problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
-        return [problem.id for problem in problems]
-    except (DataError, OSError):
-        return None  # the run came from another machine: the facts that need no data are still checked
-
-
-def batch_audit(
-    steps: Sequence[Record],
-    batches: Mapping[int, Path],
-    config: Config,
-    problems: Sequence[str] | None,
-    *,
-    cut_off: bool,
-) -> Audit:
-    """Facts and faults of a run.
-
-    Args:
-        steps: every record of ``metrics.jsonl`` in its order, a step that stands twice included.
-        batches: tensors of each saved batch by step, with its texts beside it.
-        config: of the run.
-        problems: names in the order of the training data; None where the data is not on this machine.
-        cut_off: the record ends in half a line: what that step drew and trained on is not known.
+def batch_audit(run: Path, train: Path) -> Audit:
+    """Facts and faults of a run's folder, its prompts too where the training data is on this machine.
 
     References:
         The paper's appendix on efficiency and batch-fact auditing.
     """
+    config, problems = written_config(run / "config.yaml"), None
+    steps, cut_off = read_records(run / STEPS)  # in their order, a step that stands twice included
+    batches = {saved.step: saved.tensors for saved in read_run(run).batches}
+    data = config.data
+    with suppress(DataError, OSError):  # the run came from another machine: the rest is still checked
+        path = training_file(train, "data.train")
+        found = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
+        problems = [problem.id for problem in found]
     rollout, every = config.rollout, config.telemetry.save_batch_every
     filtered = ("response/truncated_share",) if rollout.overlong_filter else ()
-    _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), "the run")
+    _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), str(run))
     trajectories = rollout.prompts_per_step * rollout.responses_per_prompt
     optimizer_steps = -(-trajectories // config.train.minibatch_responses)
     faults = [(steps[-1]["step"] + 1, "the record ends in half a line")] if cut_off else []

@@ -169,8 +169,8 @@ def token_scores(
     sequences: Sequences, teacher: TokenModel, anchors: Mapping[str, TokenModel], *, batch: int
 ) -> tuple[dict[str, Tensor], list[int]]:
     """The packed tokens of a part, and how many of each response have a score that is not finite."""
-    rows = _rows(sequences, batch)
     mask_BT = sequences.mask()
+    rows = torch.split(torch.arange(len(mask_BT)), batch)  # those of a part are sorted by length
     found = score(teacher, sequences, rows, temperatures=(1.0,), entropy=True, top1=True)
     assert found.entropy_BT is not None
     assert found.top1_BT is not None
@@ -180,11 +180,6 @@ def token_scores(
     bad_BT = ~torch.stack([value_BT.isfinite() for value_BT in scores.values()]).all(dim=0) & mask_BT
     tokens = {"token_ids": sequences.token_ids().int(), "teacher_top1": found.top1_BT, **scores}
     return {name: value_BT[mask_BT] for name, value_BT in tokens.items()}, bad_BT.sum(dim=1).tolist()
-
-
-def _rows(sequences: Sequences, batch: int) -> Sequence[Tensor]:
-    """Rows of each forward pass; those of a part are sorted by length."""
-    return torch.split(torch.arange(len(sequences.prompts)), batch)
 
 
 @torch.no_grad()
@@ -202,7 +197,7 @@ def rank_parts(folder: Path, teacher: TokenModel, *, batch: int) -> None:
                 lists.append([own.tolist() for own in torch.split(ids, lengths.tolist())])
             sequences = sequences_of(list(zip(*lists, strict=True)))
             ranks = []
-            for rows in _rows(sequences, batch):
+            for rows in torch.split(torch.arange(len(sequences.prompts)), batch):
                 for _, logits_NV, target_N in token_logits(teacher, sequences.micro_batch(rows)):
                     own_N1 = logits_NV.gather(1, target_N.unsqueeze(1))
                     ranks.append(1 + (logits_NV > own_N1).sum(dim=1).cpu())

@@ -87,13 +87,11 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source
     rollouts: list[Rollout] = []
     for path in files:
         number = _step_of(path.stem) or 0
-        if take == "batches":  # the batch of step 1 was sampled before any update
-            rollouts += _batch_of_run(path, number - 1, config)
-        else:
-            rollouts += [
-                _evaluated(each, number, _as_in_training(each.problem, each.question, config))
-                for each in read_samples(path)
-            ]
+        if take == "batches":
+            rollouts += _batch_of_run(path, number - 1, config)  # that of step 1 was sampled before any update
+            continue
+        for each in read_samples(path):
+            rollouts.append(_evaluated(each, number, _as_in_training(each.problem, each.question, config)))
 
     def student_of(step: int) -> str:
         if step == 0:

@@ -265,16 +265,11 @@ def batch(run: Run, /, *, out: Out = None) -> int:
         nemo-uecr audit batch runs/demo
     """
     require_extra("data", "plots")
-    from nemo_uecr.audit.runs import batch_audit, problem_names
+    from nemo_uecr.audit.runs import batch_audit
     from nemo_uecr.config.load import written_config
     from nemo_uecr.study.demo import locate
-    from nemo_uecr.telemetry.run_folder import read_run
-    from nemo_uecr.telemetry.sinks import STEPS, read_records
 
-    batches = {saved.step: saved.tensors for saved in read_run(run).batches}
-    config = written_config(run / "config.yaml")
-    steps, cut_off = read_records(run / STEPS)
-    audit = batch_audit(steps, batches, config, problem_names(config, Path(locate(config.data.train))), cut_off=cut_off)
+    audit = batch_audit(run, Path(locate(written_config(run / "config.yaml").data.train)))
     _finish(audit, out, run)
     return 1 if audit.numbers["faults"] else 0
 

@@ -12,10 +12,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from nemo_uecr.audit.runs import batch_audit, efficiency_audit, problem_names
+from nemo_uecr.audit.runs import batch_audit, efficiency_audit
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.config.load import load_config
-from nemo_uecr.telemetry.run_folder import RunFolder, read_run
+from nemo_uecr.config.load import dump_config, load_config
+from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import read_records
 from tests.local import tiny
 
@@ -28,16 +28,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.run(tmp_path_factory.mktemp("batch") / "run", "train.steps=3", "telemetry.save_batch_every=1")
 
 
-def audited(folder: Path, change: Callable[[Steps], Steps] = lambda steps: steps) -> dict[str, Any]:
-    steps, cut_off = read_records(folder / "metrics.jsonl")
-    batches = {batch.step: batch.tensors for batch in read_run(folder).batches}
-    config = load_config(folder / "config.yaml", ()).config
-    names = problem_names(config, Path(config.data.train))
-    return batch_audit(change(steps), batches, config, names, cut_off=cut_off).numbers
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(run, tmp_path / "copy")
+    return tmp_path / "copy"
 
 
-def faults(folder: Path, change: Callable[[Steps], Steps] = lambda steps: steps) -> list[tuple[int, str]]:
-    return [(each["step"], each["fault"]) for each in audited(folder, change)["faults"]]
+def audited(folder: Path) -> dict[str, Any]:
+    return batch_audit(folder, Path(load_config(folder / "config.yaml", ()).config.data.train)).numbers
+
+
+def faults(folder: Path) -> list[tuple[int, str]]:
+    return [(each["step"], each["fault"]) for each in audited(folder)["faults"]]
+
+
+def write_steps(folder: Path, steps: Steps) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
 
 
 def test_a_run_as_it_is_has_no_fault_and_the_totals_are_sums(run: Path) -> None:
@@ -68,15 +74,10 @@ def with_value(name: str, value: float) -> Callable[[Steps], Steps]:
         (lambda steps: [*steps, steps[2]], 3, "step 3 stands twice in the record"),
     ],
 )
-def test_a_planted_fault_is_found(run: Path, change: Callable[[Steps], Steps], step: int, fault: str) -> None:
-    found = faults(run, change)
+def test_a_planted_fault_is_found(copy: Path, change: Callable[[Steps], Steps], step: int, fault: str) -> None:
+    write_steps(copy, change(read_records(copy / "metrics.jsonl")[0]))
+    found = faults(copy)
     assert any(number == step and text.startswith(fault) for number, text in found), found
-
-
-@pytest.fixture
-def copy(run: Path, tmp_path: Path) -> Path:
-    shutil.copytree(run, tmp_path / "copy")
-    return tmp_path / "copy"
 
 
 def test_faults_of_a_saved_batch(copy: Path) -> None:
@@ -113,7 +114,7 @@ def test_half_a_last_line_is_a_fault(copy: Path) -> None:
 
 @pytest.mark.parametrize(("trained", "expected"), [(6, []), (8, [(1, "in the loss: 8, expected 6")])])
 def test_truncated_responses_leave_the_loss_with_the_filter(
-    run: Path, trained: int, expected: list[tuple[int, str]]
+    copy: Path, trained: int, expected: list[tuple[int, str]]
 ) -> None:
     """A quarter of eight responses is truncated; how many tokens the other six have is not known from the record."""
     step = {
@@ -122,9 +123,10 @@ def test_truncated_responses_leave_the_loss_with_the_filter(
         "count/valid_tokens": 11, "count/global_steps": 1, "count/optimizer_steps": 2, "reward/task_mean": 0.5,
     }  # fmt: skip
     changes = ("rollout.overlong_filter=true", "train.steps=1", "telemetry.save_batch_every=0")
-    config = load_config(run / "config.yaml", changes).config
-    numbers = batch_audit([step], {}, config, None, cut_off=False).numbers
-    assert [(each["step"], each["fault"]) for each in numbers["faults"]] == expected
+    (copy / "config.yaml").write_text(dump_config(load_config(copy / "config.yaml", changes).config))
+    write_steps(copy, [step])
+    shutil.rmtree(copy / "batches")
+    assert faults(copy) == expected
 
 
 # Efficiency

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ SETTINGS: dict[str, object] = {
 }  # fmt: skip
 
 
-def batch(teacher_logp: list[float], entropy: list[float] | None) -> ScoredBatch:
+def batch(teacher_logp: list[float], entropy: list[float]) -> ScoredBatch:
     """Two responses of two tokens, the last token of the second masked."""
     return ScoredBatch(
         task_reward_B=torch.tensor([1.0, 0.0]),
@@ -92,7 +93,7 @@ def batch(teacher_logp: list[float], entropy: list[float] | None) -> ScoredBatch
         mask_BT=torch.tensor([[True, True], [True, False]]),
         old_logp_BT=torch.tensor([[-1.0, -2.0], [-1.0, -9.0]]),
         teacher_logp_BT=torch.tensor(teacher_logp).view(2, 2),
-        teacher_entropy_BT=None if entropy is None else torch.tensor(entropy).view(2, 2),
+        teacher_entropy_BT=torch.tensor(entropy).view(2, 2),
     )
 
 
@@ -117,33 +118,20 @@ def test_by_hand() -> None:
     assert advantage["largest"] == pytest.approx(1.2, abs=1e-6)
 
 
-def saved(path: Path, *, fp8: bool, seed: int = 0) -> Path:
-    """A linear teacher over random hidden states, its weights rounded to FP8 or not."""
-    generator = torch.Generator().manual_seed(seed)
-    rows, tokens, hidden, vocabulary = 8, 20, 32, 64
-    states = torch.randn(rows, tokens, hidden, generator=generator)
-    weight = torch.randn(vocabulary, hidden, generator=generator) / 4
-    ids = torch.randint(0, vocabulary, (rows, tokens), generator=generator)
-    student = torch.log_softmax(states @ torch.randn(vocabulary, hidden, generator=generator).T / 4, -1)
-    scored = torch.log_softmax(states @ (weight.to(torch.float8_e4m3fn).float() if fp8 else weight).T, -1)
-    tensors = {
-        "task_reward": (torch.arange(rows) % 3 == 0).float(), "group": torch.arange(rows) // 4,
-        "mask": torch.ones(rows, tokens, dtype=torch.bool), "token_ids": ids,
-        "old_logp": student.gather(-1, ids[..., None])[..., 0],
-        "teacher_logp": scored.gather(-1, ids[..., None])[..., 0],
-        "teacher_entropy": -(scored.exp() * scored).sum(-1),
-    }  # fmt: skip
-    save_batch(path, tensors, method="uecr", settings=SETTINGS, step=1)
-    return path
-
-
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = saved(tmp_path / "bf16", fp8=False), saved(tmp_path / "fp8", fp8=True)
+    first, second = tmp_path / "bf16", tmp_path / "fp8"
+    generator = torch.Generator().manual_seed(0)
+    old, right, entropy, noise = torch.rand(4, 8, 20, generator=generator)
+    for path, error in ((first, 0.0), (second, 0.1)):
+        tensors = {
+            "task_reward": (torch.arange(8) % 3 == 0).float(), "group": torch.arange(8) // 4,
+            "mask": torch.ones(8, 20, dtype=torch.bool), "token_ids": torch.arange(160).view(8, 20), "old_logp": -old,
+            "teacher_logp": -right - error * noise, "teacher_entropy": entropy + error * noise,
+        }  # fmt: skip
+        save_batch(path, tensors, method="uecr", settings=SETTINGS, step=1)
     assert entry_point(["teacher", "compare", str(first), str(second), "--json", str(tmp_path / "effect.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["quantity", "gap", "entropy", "advantage", "d"]
-    # e4m3 keeps three bits behind the leading one: weights move by up to 1 in 16, and with them every number.
     spread, bias, mean, high, largest = map(float, lines[1].split()[2:7])
-    assert 0 < abs(bias) < mean < high <= largest < spread
-    assert entry_point(["teacher", "compare", str(first), str(first)]) == 0
-    assert lines[1].split()[:3] == capsys.readouterr().out.splitlines()[1].split()[:3]
+    assert 0 < -bias == mean < high <= largest < spread
+    assert json.loads((tmp_path / "effect.json").read_text())[0]["bias"] == pytest.approx(bias, rel=1e-3)
