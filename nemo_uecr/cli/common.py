@@ -32,13 +32,13 @@ def _shown_default(value: object) -> str | None:
 
 
 def _numbers(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
-    return tuple(int(word) for token in tokens for word in token.value.split(","))
+    return tuple(int(word) for word in tokens[0].value.split(","))
 
 
 ConfigFile = Annotated[str, Parameter(help="YAML configuration file.")]
 Override = Annotated[str, Parameter(help="`key=value` changes one value, for example train.steps=10.")]
 Json = Annotated[Path | None, Parameter(name="--json", help="Also write the result to this JSON file.")]
-Numbers = Annotated[tuple[int, ...], Parameter(converter=_numbers)]
+Numbers = Annotated[tuple[int, ...], Parameter(converter=_numbers, n_tokens=1, consume_multiple=False)]
 AtLeastOne = types.PositiveInt
 Seed = types.NonNegativeInt
 

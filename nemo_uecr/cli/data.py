@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import time
@@ -62,8 +61,6 @@ def prepare(
 
     if keep_answers and drop_answers:
         raise DataError("--keep-answers and --drop-answers exclude each other; give one of them")
-    if difficulty is not None and not -math.inf < difficulty[0] <= difficulty[1] < math.inf:
-        raise DataError(f"--difficulty: got {difficulty[0]:g} {difficulty[1]:g}, expected two numbers, the lower first")
     kept = checked_types(keep_answers, "--keep-answers")
     answers = kept or frozenset(NAMES) - checked_types(drop_answers, "--drop-answers")
     began = time.perf_counter()

@@ -176,7 +176,7 @@ def sweep(
     on = list(select_on)
     if unknown := set(on) - set(benchmarks):  # before the first checkpoint is evaluated
         raise DataError(f"--select-on {', '.join(sorted(unknown))}; the evaluations have {', '.join(benchmarks)}")
-    folders = [folder for given in checkpoints for folder in _checkpoints(given)]
+    folders = [folder for given in checkpoints for folder in sorted(given.glob("checkpoints/step-*")) or [given]]
     results = []
     for folder in folders:
         results.append(run(folder.name, str(folder), benchmarks, settings, options.out / folder.name))
@@ -186,13 +186,6 @@ def sweep(
     record = {"rule": rule, "selected_on": on or list(benchmarks), "selected": str(chosen), "averages": averages}
     write_json(options.out / "sweep.json", record)
     say(f"selected by rule {rule!r} on {', '.join(on or benchmarks)}: {chosen}")
-
-
-def _checkpoints(given: Path) -> list[Path]:
-    inside = sorted((given / "checkpoints").glob("step-*"))
-    if not inside and not (given / "config.json").is_file():
-        raise DataError(f"{given}: no checkpoints/step-* and no config.json; expected a run folder or a checkpoint")
-    return inside or [given]
 
 
 @app.command

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.common import ConfigFile, Override, family, say
 from nemo_uecr.cli.train import train_local
-from nemo_uecr.errors import ConfigError, DependencyError, require_extra
+from nemo_uecr.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.stopping import StopRequest
@@ -35,10 +35,7 @@ def smoke(config: ConfigFile, /, *overrides: Override) -> None:
     require_extra("ray")
     import ray
 
-    address = os.environ.get("RAY_ADDRESS")
-    if not address:
-        raise DependencyError("RAY_ADDRESS is not set; start this command through sbatch, see docs/cluster.md")
-    ray.init(address=address)
+    ray.init(address=os.environ["RAY_ADDRESS"])
     try:
         with listening() as stop:  # after connecting: Ray sets a handler of its own
             work = partial(train_replica, os.path.abspath(config), tuple(overrides))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -212,13 +212,12 @@ def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
 
 def _read_mapping(path: str) -> dict[str, object]:
     try:
-        loaded = OmegaConf.load(path)
+        tree: object = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        reason = "a list, expected a mapping of keys"
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read as YAML: {reason}") from error
-    if not isinstance(loaded, DictConfig):
-        raise ConfigError(f"{path}: holds a list, expected a mapping of keys")
-    tree: dict[str, object] = OmegaConf.to_container(loaded, resolve=False)
+        tree, reason = None, getattr(error, "strerror", None) or " ".join(str(error).split())
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: cannot be read as YAML: {reason}")
     return tree
 
 
@@ -229,12 +228,10 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     of names, `evaluation.benchmarks={...}`, replaces what the files name.
 
     Raises:
-        ConfigError: no `=`, an unknown key, or a value that is no YAML.
+        ConfigError: an unknown key, or a value that is no YAML.
     """
-    name, equals, written = text.partition("=")
+    name, _, written = text.partition("=")
     name = name.strip().lstrip("+")
-    if not equals or not name:
-        raise ConfigError(f"override {text!r}: expected key=value, for example train.steps=10")
     key = key_of(name, schema)
     if key is None:
         nearest = nearest_name(name, known_keys(schema))
@@ -303,8 +300,11 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
         return schema.model_validate(values)
     except ValidationError as error:
         # The first fault in full and the names of the others. A misspelt key is unknown and missing: unknown comes
-        # first.
-        details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
+        # first, after another back end, whose keys are all unknown.
+        details = sorted(
+            error.errors(include_url=False),
+            key=lambda detail: (detail["loc"] != ("backend",), detail["type"] != "extra_forbidden"),
+        )
         others = list(dict.fromkeys(_name(detail["loc"]) for detail in details[1:] if detail["loc"]))
         more = f" (and {len(others)} more: {', '.join(others[:3])}{', ...' * (len(others) > 3)})" if others else ""
         first = details[0]

@@ -87,6 +87,9 @@ def test_options_stand_anywhere_among_the_overrides() -> None:
     command, bound, _ = app.parse_args(["train", "x.yaml", *words], exit_on_error=False, print_error=False)
     assert command is train.train
     assert (bound.args, bound.kwargs) == (("x.yaml", "a.b=1", "c=[1,2]"), {"resume": True})
+    words = ["smoke", "x.yaml", "--steps", "1,5", "a.b=1"]
+    _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    assert (bound.args, bound.kwargs) == (("x.yaml", "a.b=1"), {"steps": (1, 5)})
 
 
 REFUSALS = {

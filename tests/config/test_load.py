@@ -109,7 +109,7 @@ def test_an_override_leaves_the_rest_of_its_section() -> None:
 @pytest.mark.parametrize(
     ("text", "end"),
     [
-        ("train.steps", "expected key=value, for example train.steps=10"),
+        ("train.steps", 'train.steps: got "", expected a valid integer (set on the command line)'),
         ("train.step=3", "the nearest known key is train.steps"),
         ("alpha=1", "the nearest known key is method.alpha"),
     ],
