@@ -25,17 +25,13 @@ FILE, TEST = (text for language, text in FENCES if language == "python")
 DEMO = "examples/configs/local/demo.yaml"
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy_with_the_method(root: Path) -> Path:
     """A copy of the package with the page's method in it."""
-    root = tmp_path_factory.mktemp("clone")
-    without = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "nemo_uecr", root / "nemo_uecr", ignore=without)
-    shutil.copytree(ROOT / "examples", root / "examples", ignore=without)
+    for name in ("nemo_uecr", "examples"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "nemo_uecr" / "core" / "methods" / "soft_gate.py").write_text(FILE, encoding="utf-8")
     registry = root / "nemo_uecr" / "method_registry.py"
-    text = registry.read_text(encoding="utf-8")
-    opening = "\nADDED = (\n"
+    text, opening = registry.read_text(encoding="utf-8"), "\nADDED = (\n"
     assert text.count(opening) == 1
     registry.write_text(text.replace(opening, opening + LINE), encoding="utf-8")
     (root / "tests" / "core").mkdir(parents=True)
@@ -53,21 +49,17 @@ def run(root: Path, words: list[str]) -> str:
     return done.stdout + done.stderr
 
 
-def small(words: list[str]) -> list[str]:
-    """The page's training run on the tests' models and problems."""
-    config = str(tiny.assets().config)
-    return [words[0], words[1], config, *tiny.SMALL, "telemetry.save_batch_every=1", *words[3:]]
-
-
 @pytest.mark.slow
-def test_the_page_from_top_to_bottom(copy: Path) -> None:
+def test_the_page_from_top_to_bottom(tmp_path: Path) -> None:
+    copy = copy_with_the_method(tmp_path / "clone")
     check, test, train, replay = (shlex.split(line) for line in COMMANDS.splitlines())
     told = run(copy, check)
     assert "A = A^GRPO 2 sigmoid(sign(A^GRPO) delta / scale)" in told
     assert "scale = 1" in told
     assert "2 passed" in run(copy, test)
     assert train[2] == DEMO
-    run(copy, small(train))
+    small = [str(tiny.assets().config), *tiny.SMALL, "telemetry.save_batch_every=1"]
+    run(copy, [*train[:2], *small, *train[3:]])
     steps = [json.loads(line) for line in (copy / "runs" / "soft_gate" / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2]
     assert all(step["identity/sign_kept"] == 0 for step in steps)
