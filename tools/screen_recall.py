@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from nemo_uecr.cli.data import HOLD_AT
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.embedding import Encoder, load_encoder
-from nemo_uecr.data.screening import RULES, Finding, Screen, exact_key, normalised, targets_of, tight_key
+from nemo_uecr.data.screening import Screen, Text, targets_of
 
 Rewrite = Callable[[str, random.Random], str]
 Rewrites = Mapping[str, Rewrite]
@@ -273,7 +273,7 @@ def planted_recall(
 ) -> dict[str, Counts]:
     """What the screening finds among the rewritten problems of the benchmarks, by rewriting."""
     questions = _questions(benchmarks)
-    screen, near = Screen(targets_of(benchmarks), RULES), None if nearness is None else nearness.to(questions)
+    screen, near = Screen(targets_of(benchmarks)), None if nearness is None else nearness.to(questions)
     measured = {}
     for name, rewrite in rewrites.items():
         rng = random.Random(SEED)
@@ -285,7 +285,7 @@ def false_findings(
     benchmarks: Sequence[LoadedBenchmark], clean: Sequence[LoadedBenchmark], nearness: Nearness | None
 ) -> dict[str, Counts]:
     """What the screening finds among the problems of other files, by file."""
-    screen = Screen(targets_of(benchmarks), RULES)
+    screen = Screen(targets_of(benchmarks))
     near = None if nearness is None else nearness.to(_questions(benchmarks))
     return {each.name: _counts(screen, _questions([each]), near) for each in clean}
 
@@ -295,7 +295,7 @@ def _questions(benchmarks: Sequence[LoadedBenchmark]) -> list[str]:
 
 
 def _counts(screen: Screen, texts: Sequence[str], near: Near | None) -> Counts:
-    findings = [_find(screen, text) for text in texts]
+    findings = [screen.find(Text.of(text)) for text in texts]
     certain = [finding.certain for finding in findings if finding is not None]
     close = [False] * len(texts) if near is None else near(texts)
     return Counts(
@@ -305,11 +305,6 @@ def _counts(screen: Screen, texts: Sequence[str], near: Near | None) -> Counts:
         near=None if near is None else sum(close),
         found=sum(finding is not None or each for finding, each in zip(findings, close, strict=True)),
     )
-
-
-def _find(screen: Screen, text: str) -> Finding | None:
-    plain = normalised(text)
-    return screen.find(plain, exact_key(plain), tight_key(text))
 
 
 def main() -> int:

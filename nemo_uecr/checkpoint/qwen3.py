@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.data.models import DecoderSizes, Fields, decoder_sizes, read_fields
+from nemo_uecr.data.models import DecoderSizes, decoder_sizes
 from nemo_uecr.errors import CheckpointError
+from nemo_uecr.files import read_object
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 Shapes = dict[str, tuple[int, ...]]
@@ -23,24 +24,19 @@ class Qwen3(DecoderSizes):
 def read_qwen3(folder: Path) -> Qwen3:
     """The architecture of a Hugging Face folder."""
     path = folder / "config.json"
-    fields = read_fields(path, prefix="")
-    names = fields.values.get("architectures")
-    if names != [ARCHITECTURE]:
-        raise CheckpointError(f"{path}: architectures is {names!r:.80}; expected [{ARCHITECTURE!r}]")
-    fields.stated("head_dim")
-    sizes = decoder_sizes(fields)
-    return Qwen3(**vars(sizes), rope_theta=_rope_theta(fields), norm_eps=fields.number("rms_norm_eps"))
-
-
-def _rope_theta(fields: Fields) -> float:
-    """From where transformers 4 writes it, or where transformers 5 does."""
-    rope = fields.section("rope_parameters") or fields.section("rope_scaling")
-    if rope is None:
-        return fields.number("rope_theta")
-    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    values = read_object(path)
+    if values.get("architectures") != [ARCHITECTURE]:
+        raise CheckpointError(
+            f"{path}: architectures is {values.get('architectures')!r:.80}; expected [{ARCHITECTURE!r}]"
+        )
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}  # transformers 5, or 4
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise CheckpointError(f"{fields.where}: rotary embeddings are scaled ({kind!s:.60}); expected plain ones")
-    return rope.number("rope_theta") if "rope_theta" in rope.values else fields.number("rope_theta")
+        raise CheckpointError(f"{path}: rotary embeddings are scaled ({kind!s:.60}); expected plain ones")
+    theta, epsilon = rope.get("rope_theta", values.get("rope_theta")), values.get("rms_norm_eps")
+    if theta is None or epsilon is None:
+        raise CheckpointError(f"{path} does not state rope_theta and rms_norm_eps; expected a whole config.json")
+    return Qwen3(**vars(decoder_sizes(values, str(path))), rope_theta=float(theta), norm_eps=float(epsilon))
 
 
 def hf_shapes(model: Qwen3) -> Shapes:

@@ -148,7 +148,7 @@ def read_weights(kind: str, folder: Path) -> Weights:
     else:
         shards = weight_names(folder)
         headers = [read_header(folder / name) for name in shards]
-        tensors = {name: (DTYPES.get(t.dtype, t.dtype), t.shape) for held in headers for name, t in held.items()}
+        tensors = {name: (DTYPES.get(dtype, dtype), shape) for held in headers for name, (dtype, shape) in held.items()}
         names = [*([INDEX] if (folder / INDEX).is_file() else []), *shards]
         shapes = {name: shape for name, (_, shape) in tensors.items()}
     dtypes = sorted({dtype for dtype, _ in tensors.values()})

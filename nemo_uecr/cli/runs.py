@@ -147,7 +147,7 @@ def _check_steps(path: Path) -> int:
 def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
     """Pack a run folder into one archive (.tar.gz), to unpack and replay elsewhere.
 
-    The archive records every file's sha256. Equal folders give equal archives.
+    The archive has a checksum. Equal folders give equal archives.
 
         nemo-uecr pack runs/demo demo.tar.gz --without-checkpoints
 
@@ -170,7 +170,7 @@ def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
 def unpack(archive: Path, folder: Path, /, *, max_gib: AtLeastOne = 64) -> None:
     """Unpack an archive that `nemo-uecr pack` wrote into a new folder.
 
-    Checks every file's sha256. Refuses an archive with links, with names that lead outside the folder, or with more
+    Compares the checksum. Refuses an archive with links, with names that lead outside the folder, or with more
     than `--max-gib` of files.
 
     Args:

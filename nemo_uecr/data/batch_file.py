@@ -195,11 +195,9 @@ def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path, *, detail: 
 class Recomputed:
     """How a step's saved advantages compare with the same ones computed here."""
 
-    #: Versions and kind of processor are those of the run, so that every bit must be the same.
-    same_arithmetic: bool
+    same_arithmetic: bool  # versions and kind of processor are those of the run, so that every bit must be the same
     bitwise: bool
-    #: The largest, relative to max(1, |A|).
-    difference: float
+    difference: float  # the largest, relative to max(1, |A|)
 
     @property
     def holds(self) -> bool:

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.data.models import has_hub_form
-from nemo_uecr.data.problems import (
-    ANSWER_KEYS,
-    QUESTION_KEYS,
-    Problem,
-    Row,
-    data_files,
-    empty_box,
-    read_rows,
-    text_of,
-    usable,
-)
+from nemo_uecr.data.problems import ANSWER_KEYS, QUESTION_KEYS, Problem, Row, data_files, read_rows, text_of
 from nemo_uecr.errors import DataError, DependencyError
 
 #: A solution that ends in this marker has the answer after it.
@@ -51,7 +41,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 @dataclass(frozen=True)
 class LoadedBenchmark:
-    """A benchmark's problems, and where they were read from."""
+    """A benchmark's problems, the files they were read from, and the commit on the hub; None for local files."""
 
     name: str
     problems: tuple[Problem, ...]
@@ -65,90 +55,65 @@ def load_benchmark(given: str) -> LoadedBenchmark:
     A file's fields are found by name: question or problem, answer or final_answer, any id.
 
     Raises:
-        DataError: If it cannot be read, a row has no question or answer, or a known benchmark has another size.
+        DataError: It cannot be read, a row has no question or answer, or a known benchmark has another size.
     """
-    name, place = _name_and_place(given)
+    name, source = _name_and_source(given)
+    path, revision = locate(source, revision=None)
+    files = data_files(path)
+    problems: dict[str, Problem] = {}
+    for file in files:
+        for number, row in enumerate(read_rows(file), start=1):
+            problem = _problem(row, f"{file}: row {number}", str(len(problems) + 1))
+            if problem.id in problems:
+                raise DataError(f"{file}: row {number}: duplicate id {problem.id!r}; ids must be unique")
+            problems[problem.id] = problem
     known = BENCHMARKS.get(name)
-    source = place or (known.repository if known and not Path(name).exists() else name)
-    located = locate(source, revision=None)
-    if not place and source == name:
-        name = Path(name).stem
-    files = data_files(located.path)
-    problems = tuple(_problems(files))
-    if located.revision is not None and known is not None and len(problems) != known.problems:
-        raise DataError(f"{source}: got {len(problems)} problems; expected the {known.problems} of {known.title}")
-    return LoadedBenchmark(name, problems, tuple(files), located.revision)
+    expected = known.problems if known is not None and revision is not None else len(problems) or 1
+    if len(problems) != expected:
+        raise DataError(f"{source}: got {len(problems)} problems; expected {expected}")
+    return LoadedBenchmark(name, tuple(problems.values()), tuple(files), revision)
 
 
 def load_benchmarks(given: list[str]) -> dict[str, LoadedBenchmark]:
     """Read several; two of one name are refused."""
-    loaded: dict[str, LoadedBenchmark] = {}
-    for text in given:
-        benchmark = load_benchmark(text)
-        if benchmark.name in loaded:
-            raise DataError(f"two benchmarks are called {benchmark.name!r}; name them apart: NAME=FILE")
-        loaded[benchmark.name] = benchmark
+    loaded = {benchmark.name: benchmark for benchmark in map(load_benchmark, given)}
+    if len(loaded) < len(given):
+        raise DataError(f"two benchmarks of {', '.join(given)} have one name; name them apart: NAME=FILE")
     return loaded
 
 
 def check_benchmarks(given: list[str]) -> None:
-    """Refuse benchmarks that cannot be read, without asking the hub: files are read, names of the hub are taken.
-
-    Raises:
-        DataError: one is neither known, nor a file, nor of the hub's form; a file cannot be read.
-    """
-    for text in given:
-        name, place = _name_and_place(text)
-        source = place or name
-        known = name in BENCHMARKS and not place
-        if not known and not Path(source).exists() and not is_repository(source):
-            raise DataError(f"{source}: no such file, and no known benchmark; expected one of {', '.join(BENCHMARKS)}")
-    load_benchmarks([text for text in given if Path(_name_and_place(text)[1] or text).exists()])
+    """Read the benchmarks that lie here; names on the hub are taken as they are."""
+    load_benchmarks([text for text in given if not _on_hub(_name_and_source(text)[1])])
 
 
 def check_benchmark_files(files: Mapping[str, str]) -> None:
     """Refuse a configuration's benchmarks that are not there.
 
     Raises:
-        DataError: naming the key and the file.
+        DataError: Naming the key and the file.
     """
     for name, path in files.items():
         if not Path(path).is_file():
             raise DataError(f"evaluation.benchmarks.{name}: no file {path}; give the path of a JSONL file of problems")
 
 
-def _name_and_place(given: str) -> tuple[str, str]:
-    if "=" not in given or "/" in given.split("=")[0]:
-        return given, ""
-    name, _, place = given.partition("=")
-    if not name.strip() or not place.strip():
-        raise DataError(f"benchmark {given!r}: expected NAME=FILE, neither of them empty")
-    return name, place
-
-
-def _problems(files: list[Path]) -> list[Problem]:
-    problems: list[Problem] = []
-    seen: set[str] = set()
-    for file in files:
-        for number, row in enumerate(read_rows(file, columns=None), start=1):
-            problem = _problem(row, f"{file}: row {number}", str(len(problems) + 1))
-            if problem.id.strip() in seen:
-                raise DataError(f"{file}: row {number}: duplicate id {problem.id!r}; ids must be unique")
-            seen.add(problem.id.strip())
-            problems.append(problem)
-    if not problems:
-        raise DataError(f"{files[0]}: no problems; expected at least one row")
-    return problems
+def _name_and_source(given: str) -> tuple[str, str]:
+    """What tables call a benchmark, and its path or its name on the hub."""
+    name, equals, place = given.partition("=")
+    if equals and "/" not in name:
+        return name, place
+    if given in BENCHMARKS and not Path(given).exists():
+        return given, BENCHMARKS[given].repository
+    return Path(given).stem, given
 
 
 def _problem(row: Row, where: str, number: str) -> Problem:
     question = next((text for key in QUESTION_KEYS if (text := text_of(row.get(key)))), None)
-    answer = next((text for key in ANSWER_KEYS if (text := text_of(row.get(key)))), None)
-    if question is None or answer is None:
-        raise DataError(f"{where}: no question or no answer; the row has {', '.join(row) or 'no fields'}")
+    answer = next((text for key in ANSWER_KEYS if (text := text_of(row.get(key)))), "")
     answer = answer.rpartition(ANSWER_MARKER)[2].strip()
-    if not usable(answer) or empty_box(answer):
-        raise DataError(f"{where}: the answer is {answer!r}; expected one that can be seen")
+    if question is None or not answer:
+        raise DataError(f"{where}: no question or no answer; the row has {', '.join(row) or 'no fields'}")
     identity = next((str(row[key]) for key in ID_KEYS if row.get(key) is not None), number)
     return Problem(identity, question, answer)
 
@@ -156,45 +121,20 @@ def _problem(row: Row, where: str, number: str) -> Problem:
 # Data sets.
 
 
-@dataclass(frozen=True)
-class Located:
-    """Where a data set lies on disk.
-
-    Attributes:
-        name: what the user called it.
-        path: file or folder.
-        revision: commit of the hub's repository; None for local files, whose hashes say what they are.
-    """
-
-    name: str
-    path: Path
-    revision: str | None
-
-
-def locate(name: str, *, revision: str | None) -> Located:
-    """A local path, or the hub's data set of that name, downloaded.
+def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
+    """A local path, or the hub's data set of that name, downloaded, with its commit.
 
     Args:
         name: path, or ``owner/name``.
         revision: branch, tag or commit on the hub; None is its main branch.
 
     Raises:
-        DataError: If it is neither, or empty, or the hub does not answer.
+        DataError: It is neither, or empty, or the hub does not answer.
     """
     if not name.strip():  # an empty path is the current folder
         raise DataError(f"the name of a data set is {name!r}; expected a file, a folder or a name on the hub")
-    path = Path(name).expanduser()
-    if path.exists() or not is_repository(name):
-        return Located(path.name if path.exists() else name, path, None)
-    return _download(name, revision)
-
-
-def is_repository(name: str) -> bool:
-    """Whether a name that is no path here is taken for one of the hub's."""
-    return has_hub_form(name) and Path(name).suffix not in (".jsonl", ".parquet")
-
-
-def _download(name: str, revision: str | None) -> Located:
+    if not _on_hub(name):
+        return Path(name).expanduser(), None
     try:
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError
@@ -210,4 +150,10 @@ def _download(name: str, revision: str | None) -> Located:
             f"{name}: no such file here, and the hub did not give it ({' '.join(str(error).split())[:160]}); "
             "name a local .jsonl or .parquet file or check the network"
         ) from error
-    return Located(name, Path(folder), Path(folder).name)
+    return Path(folder), Path(folder).name
+
+
+def _on_hub(source: str) -> bool:
+    """Whether a name that is no path here is taken for one of the hub's."""
+    here = Path(source).expanduser().exists()
+    return not here and has_hub_form(source) and Path(source).suffix not in (".jsonl", ".parquet")

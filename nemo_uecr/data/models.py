@@ -7,28 +7,21 @@ names in place of a kind of attention.
 
 from __future__ import annotations
 
-import errno
+import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.errors import DataError, UecrError
+from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoDataConfig
     from nemo_uecr.config.schema import DataConfig
-
-__all__ = [
-    "INDEX", "SINGLE", "DecoderSizes", "Fields", "ModelLoadError", "Tensor", "chat_ids", "check_objects",
-    "check_same_tokenizer", "decoder_sizes", "fitting_prompts", "has_hub_form", "load_pretrained", "load_tokenizer",
-    "one_line", "only_here", "own_code", "read_fields", "read_header", "refuse_kernels", "rendered", "save_pretrained",
-    "save_tokenizer", "weight_names",
-]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +29,15 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: Files of a model folder that hold one JSON object, where they are there.
 OBJECTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+#: Keys of a config.json that the sizes come from.
+SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "intermediate_size", "tie_word_embeddings",
+)  # fmt: skip
 #: What transformers takes where `head_dim` is missing; of other kinds hidden size / query heads.
-HEAD_DIMENSIONS = {"qwen3": 128}
-#: Ends the names of keys that choose code: attn_implementation, experts_implementation, ...
-CHOICE = "_implementation"
+HEAD_DIMENSIONS: Mapping[object, int] = {"qwen3": 128}
+#: A key that chooses code (attn_implementation, ...) with a name on the hub, or one for a part of the model.
+KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
 #: How a library written in Rust tells of the system's error.
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 #: Seconds in which the hub must answer one question before its models are looked for on this machine alone.
@@ -50,111 +48,17 @@ HUB_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Fields:
-    """Values of a config.json, each checked when it is asked for.
-
-    Attributes:
-        values: the object.
-        where: its file, for messages.
-    """
-
-    values: dict[str, Any]
-    where: str
-
-    def stated(self, key: str) -> object:
-        """A value that must be there.
-
-        Raises:
-            DataError: it is not.
-        """
-        if key not in self.values:
-            raise DataError(f"{self.where} does not state {key!r}; expected a whole config.json")
-        return self.values[key]
-
-    def count(self, key: str) -> int:
-        """A whole number above 0.
-
-        Raises:
-            DataError: it is missing or something else.
-        """
-        value = self.stated(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise DataError(f"{self.where} has {key} {value!r:.60}; expected a whole number above 0")
-        return value
-
-    def number(self, key: str) -> float:
-        """A number above 0.
-
-        Raises:
-            DataError: it is missing or something else.
-        """
-        value = self.stated(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise DataError(f"{self.where} has {key} {value!r:.60}; expected a number above 0")
-        return float(value)
-
-    def switch(self, key: str) -> bool:
-        """True or false.
-
-        Raises:
-            DataError: it is missing or something else.
-        """
-        value = self.stated(key)
-        if not isinstance(value, bool):
-            raise DataError(f"{self.where} has {key} {value!r:.60}; expected true or false")
-        return value
-
-    def section(self, key: str) -> Fields | None:
-        """An object within; None where it is missing or null.
-
-        Raises:
-            DataError: it is something else.
-        """
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise DataError(f"{self.where} has {key} {value!r:.60}; expected an object or null")
-        return None if value is None else Fields(value, f"{self.where}: {key}")
-
-
-def read_fields(path: Path, *, prefix: str) -> Fields:
-    """The values of a JSON file.
-
-    Args:
-        path: the file.
-        prefix: before the file's name in messages, such as "student.model_name: ".
-
-    Raises:
-        DataError: it cannot be read, or is no JSON object.
-    """
-    try:
-        return Fields(read_object(path), f"{prefix}{path}")
-    except DataError as error:
-        raise DataError(f"{prefix}{error}") from None
-
-
-@dataclass(frozen=True)
 class DecoderSizes:
-    """The numbers that a dense decoder's tensors follow from.
+    """The numbers that a dense decoder's tensors follow from."""
 
-    Attributes:
-        vocabulary: V, output columns.
-        hidden: H.
-        layers: number of layers.
-        heads: query heads.
-        kv_heads: key and value heads, a divisor of the query heads.
-        head_dim: size of a head.
-        feed_forward: size of the feed-forward layer.
-        tied: whether the output layer is the embedding.
-    """
-
-    vocabulary: int
-    hidden: int
+    vocabulary: int  # V, output columns
+    hidden: int  # H
     layers: int
-    heads: int
-    kv_heads: int
+    heads: int  # query heads
+    kv_heads: int  # key and value heads, a divisor of the query heads
     head_dim: int
     feed_forward: int
-    tied: bool
+    tied: bool  # whether the output layer is the embedding
 
     @property
     def query(self) -> int:
@@ -167,39 +71,32 @@ class DecoderSizes:
         return self.kv_heads * self.head_dim
 
 
-def decoder_sizes(fields: Fields) -> DecoderSizes:
-    """The sizes that a config.json states.
+def decoder_sizes(values: Mapping[str, Any], where: str) -> DecoderSizes:
+    """The sizes in a config.json's values; ``where`` names the file in messages.
 
     Raises:
-        DataError: one is missing or no size.
+        DataError: One is missing.
     """
-    heads, kv_heads = fields.count("num_attention_heads"), fields.count("num_key_value_heads")
-    if heads % kv_heads:
-        raise DataError(
-            f"{fields.where} has num_key_value_heads {kv_heads}; expected a divisor of num_attention_heads {heads}"
-        )
-    hidden = fields.count("hidden_size")
-    # As transformers has it: stated, or its default for the kind of model; it lets a Qwen3 have no null.
-    default = HEAD_DIMENSIONS.get(str(fields.values.get("model_type")))
-    stated = "head_dim" in fields.values and (default is not None or fields.values["head_dim"] is not None)
+    missing = [key for key in SIZES if values.get(key) is None]
+    if missing:
+        raise DataError(f"{where} does not state {missing[0]!r}; expected a whole config.json")
+    heads = values["num_attention_heads"]
+    # As transformers has it: stated, or its default for the kind of model.
+    head_dim = values.get("head_dim") or HEAD_DIMENSIONS.get(values.get("model_type"), values["hidden_size"] // heads)
     return DecoderSizes(
-        vocabulary=fields.count("vocab_size"),
-        hidden=hidden,
-        layers=fields.count("num_hidden_layers"),
+        vocabulary=values["vocab_size"],
+        hidden=values["hidden_size"],
+        layers=values["num_hidden_layers"],
         heads=heads,
-        kv_heads=kv_heads,
-        head_dim=fields.count("head_dim") if stated else default or max(hidden // heads, 1),
-        feed_forward=fields.count("intermediate_size"),
-        tied=fields.switch("tie_word_embeddings"),
+        kv_heads=values["num_key_value_heads"],
+        head_dim=head_dim,
+        feed_forward=values["intermediate_size"],
+        tied=values["tie_word_embeddings"],
     )
 
 
 def check_objects(folder: Path) -> None:
-    """Refuse files of a folder that are cut short; transformers takes some of them for absent.
-
-    Raises:
-        DataError: naming the file.
-    """
+    """Refuse files of a folder that are cut short; transformers takes some of them for absent."""
     for file in OBJECTS:
         if (folder / file).is_file():
             read_object(folder / file)
@@ -208,46 +105,27 @@ def check_objects(folder: Path) -> None:
 # Weight files.
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor of a file: its dtype as safetensors names it, and its shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
 def weight_names(folder: Path) -> list[str]:
-    """Names of the weight files: those of the index, or the single one.
-
-    Raises:
-        DataError: an index that says of no tensor where it is.
-    """
+    """Names of the weight files: those of the index, or the single one."""
     path = folder / INDEX
-    if not path.is_file():
-        return [SINGLE]
-    placed = read_object(path).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
-        raise DataError(f"{path}: no weight_map; expected where each tensor is")
-    return sorted(set(placed.values()))
+    return sorted(set(read_object(path)["weight_map"].values())) if path.is_file() else [SINGLE]
 
 
-def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name, from its header.
+def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The dtype (as safetensors names it) and shape of each tensor of a safetensors file, from its header.
 
     Raises:
-        DataError: it is missing, or not as long as its header says.
+        DataError: It is missing, or not as long as its header says.
     """
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise DataError(f"{path}: missing shard; copy the model again")
     try:
         with safe_open(str(path), framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            return {name: Tensor(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+            return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"{path}: truncated shard or no safetensors file ({one_line(error)}); copy the model again"
+            f"{path}: missing shard, or a truncated one ({one_line(error)}); copy the model again"
         ) from error
 
 
@@ -255,11 +133,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 class ModelLoadError(DataError):
-    """A model is damaged or missing.
-
-    Attributes:
-        reason: what transformers says of it, as one line without the model's name.
-    """
+    """A model is damaged or missing; `reason` is what transformers says of it, without the model's name."""
 
     def __init__(self, name: str, error: Exception) -> None:
         """The name and what was raised under it."""
@@ -277,28 +151,28 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
         options: further options of `from_pretrained`.
 
     Raises:
-        DataError: the model needs code of its own, or names a kernel.
-        ModelLoadError: it is damaged or missing; the cause is what transformers raised.
+        DataError: The model needs code of its own, or names a kernel.
+        ModelLoadError: It is damaged or missing; the cause is what transformers raised.
     """
     refuse_kernels(name)
+    if kind.__name__.startswith("AutoModel"):  # where peft is installed, it looks for an adapter too, on the hub
+        options["adapter_kwargs"] = {"local_files_only": local_files_only}
     try:
         return kind.from_pretrained(name, local_files_only=local_files_only, trust_remote_code=False, **options)
-    except UecrError:
-        raise
     except Exception as error:  # what a damaged folder makes the libraries raise has no common class
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
-            raise DataError(_needs_code(name, local_files_only)) from error
+            raise DataError(
+                f"model {name!r} needs code of its own, which is never run; take a release of the model without "
+                "auto_map and with transformers' own tokenizer class, or a newer transformers"
+            ) from error
         raise ModelLoadError(name, error) from error
 
 
 def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
-    """The tokenizer of a folder or hub name, tried on a digit: some damage shows only then.
-
-    Raises:
-        DataError, ModelLoadError: as `load_pretrained` does.
-    """
+    """The tokenizer of a folder or hub name, tried on a digit: some damage shows only then."""
     from transformers import AutoTokenizer
 
+    check_objects(Path(name))
     tokenizer = load_pretrained(AutoTokenizer, name, local_files_only=local_files_only)
     try:
         tokenizer("0", add_special_tokens=False)
@@ -311,7 +185,7 @@ def check_same_tokenizer(student: Any, teacher: Any) -> None:
     """Student and teacher must mean the same text by every token id, because the teacher scores the student's ids.
 
     Raises:
-        DataError: naming the first id that means something else.
+        DataError: Naming the first id that means something else.
     """
     ours = {index: text for text, index in student.get_vocab().items()}
     theirs = {index: text for text, index in teacher.get_vocab().items()}
@@ -324,55 +198,24 @@ def check_same_tokenizer(student: Any, teacher: Any) -> None:
 
 
 def refuse_kernels(name: str) -> None:
-    """Refuse a folder whose config.json names a kernel of the hub, which transformers would fetch and run.
-
-    Raises:
-        DataError: naming the key.
-    """
+    """Refuse a folder whose config.json names a kernel of the hub, which transformers would fetch and run."""
     file = Path(name) / "config.json"
-    for key, chosen in _choices(read_object(file)) if file.is_file() else ():
-        if "/" in chosen:
-            raise DataError(
-                f"model {name!r}: {key} in config.json is {chosen[:60]!r}, a kernel: code to be fetched and run; "
-                "expected a kind of attention that transformers has, such as sdpa; take the key out"
-            )
-
-
-def _choices(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each key that chooses code with each text in its value, which may hold one a part of the model."""
-    for key, value in values.items():
-        parts = value.values() if isinstance(value, dict) else [value]
-        if key.endswith(CHOICE):
-            yield from ((key, part) for part in parts if isinstance(part, str))
-        elif isinstance(value, dict):
-            yield from _choices(value)
+    chosen = KERNEL.search(json.dumps(read_object(file))) if file.is_file() else None
+    if chosen is not None:
+        raise DataError(
+            f"model {name!r}: {chosen[0]} in config.json is a kernel: code to be fetched and run; expected a kind of "
+            "attention that transformers has, such as sdpa; take the key out"
+        )
 
 
 def own_code(loaded: Any) -> object:
-    """What a configuration or tokenizer that was loaded names of its folder's code; None where there is none.
-
-    NeMo-RL loads models with ``trust_remote_code=True`` and prefers that code to transformers' own.
-    """
+    """What a loaded configuration or tokenizer names of its folder's code, which NeMo-RL would run; None for none."""
     options = getattr(loaded, "init_kwargs", None)
     return options.get("auto_map") if isinstance(options, dict) else getattr(loaded, "auto_map", None)
 
 
-def _needs_code(name: str, local_files_only: bool) -> str:
-    """Read without code: the base class takes any model type for data; both transformers 4 and 5 have this name."""
-    from transformers import PretrainedConfig
-
-    values, _ = PretrainedConfig.get_config_dict(name, local_files_only=local_files_only)
-    return (
-        f"model {name!r}: got model_type {str(values.get('model_type'))[:60]!r} with code of its own, which is never "
-        "run; expected a model type that transformers knows, with its own tokenizer class; take a release of the model "
-        "without auto_map, or a newer transformers"
-    )
-
-
 def one_line(error: Exception) -> str:
     """What an error says, with its type, in one line."""
-    if "ignore_mismatched_sizes" in str(error):
-        return "the weights have other shapes than its config.json says"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no message'}"
 
 
@@ -380,38 +223,17 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model and its tokenizer as a Hugging Face folder.
 
     Raises:
-        OSError: If it cannot be written, also where a library has an error of its own for that.
+        OSError: It cannot be written, also where a library written in Rust has another error for that.
     """
-    from safetensors import SafetensorError
-
     try:
         model.save_pretrained(folder)
         if (folder / "adapter_config.json").is_file():  # what the base says, for whoever asks for a model's sizes
             model.config.save_pretrained(folder)
-    except SafetensorError as error:
-        raise _system_error(error, folder) from error
-    save_tokenizer(tokenizer, folder)
-
-
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
-    try:
         tokenizer.save_pretrained(folder)
     except Exception as error:
-        if type(error) is Exception:  # all that the tokenizers library says when it cannot write
-            raise _system_error(error, folder) from error
+        if found := SYSTEM_ERROR.search(str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
         raise
-
-
-def _system_error(error: Exception, folder: Path) -> OSError:
-    """What a library written in Rust tells of the system's error, as that error."""
-    found = SYSTEM_ERROR.search(str(error))
-    number = int(found[1]) if found else errno.EIO
-    return OSError(number, os.strerror(number) if found else " ".join(str(error).split()), str(folder))
 
 
 # The hub.
@@ -423,13 +245,10 @@ def has_hub_form(name: str) -> bool:
 
 
 def only_here(name: str) -> bool:
-    """Whether a model's files can come from this machine alone: it is a folder, or the hub does not answer.
+    """Whether the files of a folder or hub name can come from this machine alone: the hub is not needed or is silent.
 
     Told so, transformers looks once, where without a network it would ask for every file of the model six times and
     wait in between, a minute in all. One question answers it, without such waits.
-
-    Args:
-        name: folder, or name on the hub.
     """
     if Path(name).exists():
         return True
@@ -460,7 +279,7 @@ def fitting_prompts(
             dropped.
 
     Raises:
-        DataError: prompts are longer and are not to be dropped, or none would be left: their number and the first.
+        DataError: Prompts are longer and are not to be dropped, or none would be left.
     """
     system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
     if system is not None and tokenizer.chat_template is None:
@@ -484,10 +303,8 @@ def fitting_prompts(
             f"{len(asked) - len(kept)} of {len(asked)} prompts have more than data.max_prompt_tokens={most} tokens; "
             f"the first is {first}"
         )
-        if data.long_prompts == "refuse":
-            raise DataError(f"{said}. Raise the limit, or leave them out: data.long_prompts=drop")
-        if not kept:
-            raise DataError(f"{said}. With data.long_prompts=drop none is left: raise the limit")
+        if data.long_prompts == "refuse" or not kept:
+            raise DataError(f"{said}. Raise the limit, or leave some out: data.long_prompts=drop")
         log.warning("%s; they are dropped", said)
     return kept
 
@@ -501,14 +318,8 @@ def chat_ids(tokenizer: Any, question: str, *, system: str | None, thinking: boo
 def rendered(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> str:
     """A prompt as text through the model's own chat template, up to where the response begins.
 
-    Args:
-        tokenizer: with a chat template.
-        question: the user's turn.
-        system: the system turn; None for none.
-        thinking: handed to the template.
-
     Raises:
-        DataError: the template refuses the conversation.
+        DataError: The template refuses the conversation.
     """
     turns = [{"role": "user", "content": question}]
     if system is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +19,6 @@ DIFFICULTY_KEYS = ("difficulty", "level")
 #: Small fields that are carried along when the source has them.
 CARRIED = ("topic", "subject")
 PARQUET_ROWS = 1024
-#: Unicode categories without anything to see: controls, format characters (a zero-width space), separators.
-INVISIBLE = frozenset({"Cc", "Cf", "Zs", "Zl", "Zp"})
-_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 
 Row = dict[str, object]
 
@@ -47,7 +42,7 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
         id_key: field of the id, unique in the file; None numbers the lines from 1.
 
     Raises:
-        DataError: naming file and line for a missing file, malformed JSON, a missing or empty field, a duplicate id.
+        DataError: Naming file and line of what is missing, malformed, empty or a duplicate.
     """
     if not path.is_file():
         raise DataError(
@@ -58,15 +53,14 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
     for number, line in raw_lines(path):
         where = f"{path}:{number}"
         row = parse_row(line, where)
-        question, given = _field(row, question_key, where), _field(row, answer_key, where)
-        if not isinstance(question, str) or not usable(question):
-            raise DataError(f"{where}: {question_key} is {question!r:.40}; expected a non-empty text")
+        question, given = row.get(question_key), row.get(answer_key)
         answer = given if isinstance(given, str) else text_of(given)
-        if answer is None or not usable(answer) or empty_box(answer):
-            raise DataError(f"{where}: {answer_key} is {given!r:.40}; expected a non-empty text or a number")
-        identity = number if id_key is None else _field(row, id_key, where)
-        if isinstance(identity, bool) or not isinstance(identity, str | int) or not usable(str(identity)):
-            raise DataError(f"{where}: {id_key} is {identity!r:.40}; expected a non-empty text or an integer")
+        identity = number if id_key is None else row.get(id_key)
+        if not (isinstance(question, str) and usable(question) and answer and usable(answer) and identity is not None):
+            raise DataError(
+                f"{where}: {question_key} is {question!r:.40}, {answer_key} {given!r:.40}, the id {identity!r:.40}; "
+                f"expected a text, a text or number, and an id. The row has {', '.join(sorted(row)) or 'no fields'}"
+            )
         name = str(identity)
         if name in lines:
             raise DataError(f"{where}: duplicate id {name!r}, also on line {lines[name]}; ids must be unique")
@@ -75,12 +69,6 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
     if not problems:
         raise DataError(f"{path}: no problems in the file; expected at least one line of JSON")
     return problems
-
-
-def _field(row: Row, key: str, where: str) -> object:
-    if key not in row:
-        raise DataError(f"{where}: no field {key!r}; the row has {', '.join(sorted(row)) or 'none'}")
-    return row[key]
 
 
 # Rows of a source.
@@ -94,26 +82,16 @@ class Fields:
     answer: str
     difficulty: str | None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every field that is read, the carried ones included."""
-        own = (self.question, self.answer) + (() if self.difficulty is None else (self.difficulty,))
-        return own + CARRIED
-
 
 def data_files(path: Path) -> list[Path]:
     """The file itself, or a folder's Parquet files in order of name, or its JSONL files where it has no Parquet.
 
     Raises:
-        DataError: If nothing readable is there.
+        DataError: Nothing readable is there.
     """
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise DataError(f"{path}: no such file; expected a .jsonl or .parquet file or a folder of them")
-    files = sorted(path.rglob("*.parquet")) or sorted(path.rglob("*.jsonl"))
+    files = [path] if path.is_file() else sorted(path.rglob("*.parquet")) or sorted(path.rglob("*.jsonl"))
     if not files:
-        raise DataError(f"{path}: no .parquet or .jsonl file in the folder; expected a data set")
+        raise DataError(f"{path}: no such file; expected a .jsonl or .parquet file or a folder of them")
     return files
 
 
@@ -121,37 +99,35 @@ def fields_of(file: Path) -> Fields:
     """Which fields hold question, answer and difficulty, by the file's first row.
 
     Raises:
-        DataError: If there is no question or no answer.
+        DataError: There is no question or no answer.
     """
-    first = _names(file)
-    if not first:
-        raise DataError(f"{file}: no row; expected at least one problem")
+    if file.suffix == ".parquet":
+        with _table(file) as table:
+            first = table.schema_arrow.names if table.metadata.num_rows else []
+    else:
+        first = list(next(read_rows(file), {}))
     question, answer, difficulty = (
         next((key for key in keys if key in first), None) for keys in (QUESTION_KEYS, ANSWER_KEYS, DIFFICULTY_KEYS)
     )
     if question is None or answer is None:
         missing = " or ".join(map(repr, QUESTION_KEYS if question is None else ANSWER_KEYS))
-        raise DataError(f"{file}: no field {missing}; the first row has {', '.join(first)}")
+        raise DataError(f"{file}: no field {missing}; the first row has {', '.join(first) or 'no fields'}")
     return Fields(question, answer, difficulty)
 
 
-def read_rows(file: Path, *, columns: tuple[str, ...] | None) -> Iterator[Row]:
-    """The file's rows in order, one at a time.
-
-    Args:
-        file: JSONL, or Parquet by its suffix.
-        columns: what to read of a Parquet file, as far as it is there; None reads everything.
+def read_rows(file: Path, *, fields: Fields | None = None) -> Iterator[Row]:
+    """The rows of a JSONL or Parquet file in order, one at a time; of Parquet only the columns of ``fields``, if given.
 
     Raises:
-        DataError: naming file and line of a row that is no JSON object.
+        DataError: Naming file and line of a row that is no JSON object.
     """
     if file.suffix != ".parquet":
         yield from (parse_row(line, f"{file}:{number}") for number, line in raw_lines(file))
         return
     with _table(file) as table:
-        there = table.schema_arrow.names
-        chosen = there if columns is None else [name for name in columns if name in there]
-        for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=chosen):
+        names = table.schema_arrow.names
+        wanted = names if fields is None else (fields.question, fields.answer, fields.difficulty, *CARRIED)
+        for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[name for name in wanted if name in names]):
             yield from batch.to_pylist()
 
 
@@ -164,29 +140,14 @@ def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_row(line: bytes, where: str) -> Row:
-    """One line of JSONL as a row.
-
-    Raises:
-        DataError: beginning with ``where``, for what is no JSON object in UTF-8.
-    """
+    """One line of JSONL as a row; ``where`` begins the message of what is no JSON object in UTF-8."""
     try:
         row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8") from error
     except ValueError as error:
-        raise DataError(f"{where}: malformed JSON ({error}); expected one object a line") from error
+        raise DataError(f"{where}: malformed JSON ({error}); expected one object a line, in UTF-8") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a line")
     return row
-
-
-def _names(file: Path) -> list[str]:
-    """Field names of the first row; a Parquet file has them in its schema, without reading a row."""
-    if file.suffix == ".parquet":
-        with _table(file) as table:
-            names: list[str] = table.schema_arrow.names
-            return names if table.metadata.num_rows else []
-    return list(next(read_rows(file, columns=None), {}))
 
 
 @contextmanager
@@ -207,15 +168,8 @@ def _table(file: Path) -> Iterator[Any]:
 
 
 def usable(text: str) -> bool:
-    """Whether a text has a visible character and can be written as UTF-8 (JSON can spell a lone surrogate)."""
-    kinds = {unicodedata.category(character) for character in set(text)}
-    return "Cs" not in kinds and bool(kinds - INVISIBLE)
-
-
-def empty_box(answer: str) -> bool:
-    r"""Whether an answer is a ``\boxed{}`` around nothing that can be seen; no response could match it."""
-    found = _BOX.fullmatch(answer.strip())
-    return found is not None and not usable(found[1])
+    """Whether a text is more than blanks and can be written as UTF-8 (JSON can spell a lone surrogate)."""
+    return bool(text.strip()) and not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def text_of(value: object) -> str | None:

@@ -45,28 +45,24 @@ _WORD = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+")
 _NOISE = re.compile(r"[^\w+\-*/=<>!^]|_")
 
 
+#: Words a row needs before a benchmark's word sequence inside it, or it inside a benchmark, means anything.
+LEAST_WORDS = 5
+#: Letters and digits a text needs to be compared by nothing but them.
+LEAST_TIGHT = 30
+#: Words of an n-gram; containment from which a row is removed, and from which it waits for a person; cosine of the rare
+#: words from which it waits. Chosen on rewritten problems of AIME24 and AMC23 against MATH500 and GSM8K: docs/data.md.
+RULES = {"order": 8, "remove_ngrams": 0.5, "hold_ngrams": 0.2, "hold_words": 0.45}
+#: What a word that no benchmark problem has counts of the idf of an unseen word.
+UNSEEN = 0.6
+
+
 def normalised(text: str) -> str:
     """The text in lower case with LaTeX spellings unified and layout commands gone."""
     plain = _letters(text)
     if "\\" in plain:
-        plain = _COMMAND.sub(_spelling, plain)
+        plain = _COMMAND.sub(lambda match: f" {_SPELLINGS.get(match[1], match[1])} ", plain)
         plain = _ESCAPED.sub(" ", plain)
     return _THOUSANDS.sub("", plain.replace("{,}", ","))
-
-
-def words(plain: str) -> list[str]:
-    """Words and numbers of a normalised text, in order; signs and layout are left out."""
-    return _WORD.findall(plain)
-
-
-def exact_key(plain: str) -> str:
-    """Letters, digits and operators of a normalised text, without any space: equal keys are the same problem."""
-    return _NOISE.sub("", plain)
-
-
-def tight_key(text: str) -> str:
-    r"""Letters and digits of the text as it stands, commands included: blanks inside words or commands do not count."""
-    return "".join(sign for sign in _letters(text) if sign.isalnum())
 
 
 def _letters(text: str) -> str:
@@ -78,13 +74,20 @@ def _letters(text: str) -> str:
     return kept.translate(_SIGNS).translate(_LOOK_ALIKES)
 
 
-def _spelling(match: re.Match[str]) -> str:
-    name = match[1]
-    return f" {_SPELLINGS.get(name, name)} "
+@dataclass(frozen=True)
+class Text:
+    """A text as it is compared."""
 
+    key: str  # letters, digits and operators of the normalised text, without any space: equal keys are the same problem
+    words: tuple[str, ...]  # words and numbers of the normalised text, in order; signs and layout are left out
+    #: Letters and digits of the text as it stands, commands included: blanks inside words or commands do not count.
+    tight: str
 
-#: Words a row needs before a benchmark's word sequence inside it, or it inside a benchmark, means anything.
-LEAST_WORDS = 5
+    @classmethod
+    def of(cls, text: str) -> Text:
+        """The three readings of a text."""
+        plain = normalised(text)
+        return cls(_NOISE.sub("", plain), tuple(_WORD.findall(plain)), "".join(filter(str.isalnum, _letters(text))))
 
 
 @dataclass(frozen=True)
@@ -93,17 +96,22 @@ class Target:
 
     benchmark: str
     problem: str
-    key: str
-    words: tuple[str, ...]
-    tight: str
+    text: Text
 
 
 @dataclass(frozen=True)
-class Match:
-    """The nearest benchmark problem by one measure, with its score in [0, 1]."""
+class Finding:
+    """A row that is, or may be, a benchmark problem."""
 
-    target: int
-    score: float
+    method: str  # exact, ngram or words
+    score: float  # the measure of that method in [0, 1], 1 for exact
+    certain: bool  # whether the row is removed; otherwise a person decides
+    target: Target
+
+    def record(self) -> dict[str, object]:
+        """As it stands in the held and removed rows."""
+        target = self.target
+        return {"method": self.method, "score": self.score, "benchmark": target.benchmark, "problem": target.problem}
 
 
 class NgramIndex:
@@ -114,34 +122,32 @@ class NgramIndex:
     The smaller of the two counts, so that a problem cut short, or one inside a longer text, still scores near 1.
     """
 
-    def __init__(self, targets: Sequence[Target], *, order: int) -> None:
+    def __init__(self, targets: Sequence[Sequence[str]], *, order: int) -> None:
+        """Index the targets, each given by its words."""
         self._order = order
         self._owners: dict[str, list[int]] = {}
         self._sizes = []
         for index, target in enumerate(targets):
-            grams = set(_grams(target.words, order))
+            grams = set(self._grams(target))
             self._sizes.append(len(grams))
             for gram in grams:
                 self._owners.setdefault(gram, []).append(index)
-        self._texts = [f" {' '.join(target.words)} " for target in targets]
+        self._texts = [f" {' '.join(target)} " for target in targets]
 
-    def nearest(self, words: Sequence[str]) -> Match | None:
-        """The target with the highest containment; None when no n-gram is shared."""
-        if len(words) < self._order:
-            return self._inside(words)
-        grams = set(_grams(words, self._order))
-        shared: Counter[int] = Counter()
-        for gram in grams & self._owners.keys():
-            shared.update(self._owners[gram])
-        scores = [Match(index, count / min(len(grams), self._sizes[index])) for index, count in shared.items()]
-        return max(scores, key=lambda match: (match.score, -match.target), default=None)
+    def nearest(self, words: Sequence[str]) -> tuple[float, int] | None:
+        """Highest containment and its target; None when no n-gram is shared."""
+        if len(words) < self._order:  # is it a piece of a target?
+            piece = f" {' '.join(words)} "
+            inside = (index for index, text in enumerate(self._texts) if len(words) >= LEAST_WORDS and piece in text)
+            return next(((1.0, index) for index in inside), None)
+        grams = set(self._grams(words))
+        shared = Counter(index for gram in grams & self._owners.keys() for index in self._owners[gram])
+        scores = [(count / min(len(grams), self._sizes[index]), -index) for index, count in shared.items()]
+        return (max(scores)[0], -max(scores)[1]) if scores else None
 
-    def _inside(self, words: Sequence[str]) -> Match | None:
-        """A row too short for an n-gram: is it a piece of a target?"""
-        if len(words) < LEAST_WORDS:
-            return None
-        piece = f" {' '.join(words)} "
-        return next((Match(index, 1.0) for index, text in enumerate(self._texts) if piece in text), None)
+    def _grams(self, words: Sequence[str]) -> list[str]:
+        last = max(len(words) - self._order, 0)
+        return [" ".join(words[start : start + self._order]) for start in range(last + 1)] if words else []
 
 
 class WordIndex:
@@ -153,13 +159,12 @@ class WordIndex:
     story counts against a match, but less than a shared rare word counts for it.
     """
 
-    UNSEEN = 0.6
-
-    def __init__(self, targets: Sequence[Target]) -> None:
-        documents = [set(target.words) for target in targets]
+    def __init__(self, targets: Sequence[Sequence[str]]) -> None:
+        """Index the targets, each given by its words."""
+        documents = [set(target) for target in targets]
         counts = Counter(word for document in documents for word in document)
         size = len(documents)
-        self._unseen = (self.UNSEEN * math.log(1 + size)) ** 2
+        self._unseen = (UNSEEN * math.log(1 + size)) ** 2
         self._weights = {word: math.log((1 + size) / (1 + count)) ** 2 for word, count in counts.items()}
         # A word of more than a fifth of the problems finds nothing and costs the most.
         common = max(3, size // 5)
@@ -168,124 +173,59 @@ class WordIndex:
             for word in document:
                 if counts[word] <= common:
                     self._owners.setdefault(word, []).append(index)
-        self._norms = [math.sqrt(self._norm(document)) or 1.0 for document in documents]
+        self._norms = [self._norm(document) or 1.0 for document in documents]
 
-    def nearest(self, words: Sequence[str]) -> Match | None:
-        """The target with the highest cosine; None when no rare word is shared."""
+    def nearest(self, words: Sequence[str]) -> tuple[float, int] | None:
+        """Highest cosine and its target; None when no rare word is shared."""
         document = set(words)
         scores: dict[int, float] = {}
         for word in document & self._owners.keys():
-            weight = self._weights[word]
             for index in self._owners[word]:
-                scores[index] = scores.get(index, 0.0) + weight
+                scores[index] = scores.get(index, 0.0) + self._weights[word]
         if not scores:
             return None
-        norm = math.sqrt(self._norm(document))
         best = max(scores, key=lambda index: (scores[index] / self._norms[index], -index))
-        return Match(best, min(1.0, scores[best] / (norm * self._norms[best])))
+        return min(1.0, scores[best] / (self._norm(document) * self._norms[best])), best
 
     def _norm(self, document: Iterable[str]) -> float:
-        return sum(self._weights.get(word, self._unseen) for word in document)
-
-
-def _grams(words: Sequence[str], order: int) -> list[str]:
-    if len(words) < order:
-        return [" ".join(words)] if words else []
-    return [" ".join(words[start : start + order]) for start in range(len(words) - order + 1)]
-
-
-@dataclass(frozen=True)
-class ScreenRules:
-    """The thresholds of the screening; they stand in the manifest.
-
-    Attributes:
-        order: words of an n-gram.
-        remove_ngrams: containment from which a row is removed.
-        hold_ngrams: containment from which a row waits for a person.
-        hold_words: cosine of the rare words from which a row waits for a person.
-    """
-
-    order: int
-    remove_ngrams: float
-    hold_ngrams: float
-    hold_words: float
-
-
-#: Chosen on rewritten problems of AIME24 and AMC23 against MATH500 and GSM8K; docs/data.md has the measurement.
-RULES = ScreenRules(order=8, remove_ngrams=0.5, hold_ngrams=0.2, hold_words=0.45)
-
-#: Letters and digits a text needs to be compared by nothing but them.
-LEAST_TIGHT = 30
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A row that is, or may be, a benchmark problem.
-
-    Attributes:
-        method: exact, ngram or words.
-        score: the measure of that method, 1 for exact.
-        certain: whether the row is removed; otherwise a person decides.
-        target: the benchmark problem.
-    """
-
-    method: str
-    score: float
-    certain: bool
-    target: Target
-
-    def record(self) -> dict[str, object]:
-        """As it stands in the held and removed rows."""
-        target = self.target
-        return {"method": self.method, "score": self.score, "benchmark": target.benchmark, "problem": target.problem}
+        return math.sqrt(sum(self._weights.get(word, self._unseen) for word in document))
 
 
 class Screen:
     """All screened benchmarks with their indices."""
 
-    def __init__(self, targets: Iterable[Target], rules: ScreenRules) -> None:
-        self.targets = tuple(targets)
-        self._rules = rules
-        self._keys = {target.key: index for index, target in reversed(list(enumerate(self.targets)))}
+    def __init__(self, targets: Iterable[Target]) -> None:
+        """Index the targets; of equal ones the first is found."""
+        self._targets = tuple(targets)
+        numbered = list(enumerate(target.text for target in self._targets))[::-1]
+        self._keys = {text.key: index for index, text in numbered}
         # Signs do not count in this key, so that a short formula could be another problem's.
-        long = [(index, target) for index, target in enumerate(self.targets) if len(target.tight) >= LEAST_TIGHT]
-        self._tight = {target.tight: index for index, target in reversed(long)}
-        self._ngrams = NgramIndex(self.targets, order=rules.order)
-        self._words = WordIndex(self.targets)
+        self._tight = {text.tight: index for index, text in numbered if len(text.tight) >= LEAST_TIGHT}
+        listed = [target.text.words for target in self._targets]
+        self._ngrams, self._words = NgramIndex(listed, order=int(RULES["order"])), WordIndex(listed)
 
-    def find(self, plain: str, key: str, tight: str) -> Finding | None:
-        """The strongest finding on a normalised text; None for a clean one.
-
-        Args:
-            plain: `normalised` text.
-            key: its `exact_key`.
-            tight: the text's `tight_key`.
-        """
-        if not self.targets:
+    def find(self, text: Text) -> Finding | None:
+        """The strongest finding on a text; None for a clean one."""
+        if not self._targets:
             return None
-        rules = self._rules
-        index = self._keys.get(key, self._tight.get(tight))
+        index = self._keys.get(text.key, self._tight.get(text.tight))
         if index is not None:
-            return Finding("exact", 1.0, True, self.targets[index])
-        listed = words(plain)
-        ngrams = self._ngrams.nearest(listed)
-        if ngrams is not None and ngrams.score >= rules.hold_ngrams:
+            return Finding("exact", 1.0, True, self._targets[index])
+        ngrams = self._ngrams.nearest(text.words)
+        if ngrams is not None and ngrams[0] >= RULES["hold_ngrams"]:
             # A fragment shorter than one n-gram is too little to remove a row for without a look.
-            return self._finding("ngram", ngrams, ngrams.score >= rules.remove_ngrams and len(listed) >= rules.order)
-        rare = self._words.nearest(listed) if len(listed) >= LEAST_WORDS else None
-        if rare is not None and rare.score >= rules.hold_words:
-            return self._finding("words", rare, False)
+            certain = ngrams[0] >= RULES["remove_ngrams"] and len(text.words) >= RULES["order"]
+            return Finding("ngram", round(ngrams[0], 4), certain, self._targets[ngrams[1]])
+        rare = self._words.nearest(text.words) if len(text.words) >= LEAST_WORDS else None
+        if rare is not None and rare[0] >= RULES["hold_words"]:
+            return Finding("words", round(rare[0], 4), False, self._targets[rare[1]])
         return None
 
-    def _finding(self, method: str, match: Match, certain: bool) -> Finding:
-        return Finding(method, round(match.score, 4), certain, self.targets[match.target])
 
-
-def targets_of(benchmarks: Iterable[LoadedBenchmark]) -> list[Target]:
+def targets_of(benchmarks: Iterable[LoadedBenchmark]) -> tuple[Target, ...]:
     """The benchmarks' problems as screening targets."""
-    return [
-        Target(benchmark.name, problem.id, exact_key(plain), tuple(words(plain)), tight_key(problem.question))
+    return tuple(
+        Target(benchmark.name, problem.id, Text.of(problem.question))
         for benchmark in benchmarks
         for problem in benchmark.problems
-        for plain in [normalised(problem.question)]
-    ]
+    )

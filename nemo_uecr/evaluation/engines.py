@@ -117,7 +117,6 @@ def load_tokens(model: str) -> Tokens:
     # Without a network the hub's client logs every attempt; our error says it once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = models.only_here(model)
-    models.check_objects(Path(model))
     try:
         tokenizer = models.load_tokenizer(model, local_files_only=local)
     except models.ModelLoadError as error:

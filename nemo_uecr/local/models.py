@@ -18,7 +18,6 @@ from transformers.utils import logging as transformers_logging
 from nemo_uecr.data.adapter import load_causal_lm, without_adapter
 from nemo_uecr.data.models import (
     ModelLoadError,
-    check_objects,
     check_same_tokenizer,
     load_tokenizer,
     only_here,
@@ -135,7 +134,6 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, master
     source = str(Path(name).expanduser())
     low = dtype == "bfloat16"
     try:
-        check_objects(Path(source))
         local = only_here(source)
         tokenizer = load_tokenizer(source, local_files_only=local)
         weights = torch.bfloat16 if low and not master_weights else torch.float32

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
     """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them."""
     key, low, high = data.difficulty_key, data.difficulty_low, data.difficulty_high
-    rows = list(read_rows(training_file(Path(data.train), "data.train"), columns=None))
+    rows = list(read_rows(training_file(Path(data.train), "data.train")))
     if key is not None and low is not None and high is not None:
         rows = [row for row in rows if low <= float(_text(row, key, data, "difficulty_key")) <= high]
     if data.subset is not None:
@@ -165,7 +165,7 @@ def _shape(config: NemoConfig, model: NemoStudentConfig | NemoTeacherConfig, rol
         )
     values: dict[str, Any] = loaded.to_dict()
     if values.get("model_type") in ARCHITECTURES:
-        return shape_of_values(models.Fields(values, f"{role}.model_name: {model.model_name}"))
+        return shape_of_values(values, f"{role}.model_name: {model.model_name}")
     log.warning("%s.model_name: the layout of a %s is not checked before the start", role, values.get("model_type"))
     return None
 

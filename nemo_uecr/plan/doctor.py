@@ -344,7 +344,8 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
         message = f"{name} is {'' if here else 'not '}in the hub's cache of this machine"
         remedy = f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
         return judged(check, here, message, remedy, "warn")
-    models.read_fields(folder / "config.json", prefix="").stated("model_type")
+    if "model_type" not in read_object(folder / "config.json"):
+        raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
     for file in models.weight_names(folder):
         models.read_header(folder / file)
     models.refuse_kernels(str(folder))

@@ -8,12 +8,15 @@ a micro-batch on one rank.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nemo_uecr.config.nemo_schema import ParallelConfig
-from nemo_uecr.data.models import DecoderSizes, Fields, decoder_sizes, read_fields
+from nemo_uecr.data.models import DecoderSizes, decoder_sizes
 from nemo_uecr.errors import DataError
+from nemo_uecr.files import read_object
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # dense decoders whose parameters the formulas below count
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json that is not dense
@@ -52,7 +55,7 @@ def shape_of(name: str, *, role: str) -> ModelShape:
     """Sizes of a model that a section `role` of a configuration names: a folder with config.json, or one of `KNOWN`."""
     file = Path(name).expanduser() / "config.json"
     if file.is_file():
-        return shape_of_values(read_fields(file, prefix=f"{role}.model_name: "))
+        return shape_of_values(read_object(file), f"{role}.model_name: {file}")
     known = KNOWN.get(name.removesuffix("-Base"))
     if known is None:
         raise DataError(
@@ -63,18 +66,17 @@ def shape_of(name: str, *, role: str) -> ModelShape:
     return replace(known, positions=32_768) if name.endswith("-Base") else known
 
 
-def shape_of_values(fields: Fields) -> ModelShape:
-    """Sizes of a model from what its `config.json` holds."""
-    values = fields.values
+def shape_of_values(values: Mapping[str, Any], where: str) -> ModelShape:
+    """Sizes of a model from what its `config.json` holds; ``where`` names the file in messages."""
     kind, odd = values.get("model_type"), [key for key in (*EXPERTS, "mlp_bias") if values.get(key)]
     if kind not in ARCHITECTURES or odd:
         raise DataError(
-            f"{fields.where} has model_type {kind!r} {' '.join(odd)}; expected a dense model without biases in its "
+            f"{where} has model_type {kind!r} {' '.join(odd)}; expected a dense model without biases in its "
             f"feed-forward layers, one of {', '.join(ARCHITECTURES)}: only their parameters are counted"
         )
     bias = bool(values.get("attention_bias"))
     return ModelShape(
-        **vars(decoder_sizes(fields)),
+        **vars(decoder_sizes(values, where)),
         qk_norm=kind == "qwen3",
         qkv_bias=kind == "qwen2" or bias,
         output_bias=kind != "qwen2" and bias,

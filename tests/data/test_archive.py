@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
-import io
-import json
 import tarfile
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.archive import FORMAT, GIB, INDEX, pack
+from nemo_uecr.data.archive import GIB, pack
 from nemo_uecr.data.archive import unpack as unpack_up_to
 from nemo_uecr.errors import DataError, RunFolderError
 
@@ -41,91 +38,67 @@ def test_there_and_back(folder: Path, tmp_path: Path) -> None:
     assert pack(folder, tmp_path / "b.tar.gz", checkpoints=False) == 2
     unpack(tmp_path / "b.tar.gz", tmp_path / "light")
     assert sorted(contents(tmp_path / "light")) == ["batches/step-1.bin", "config.yaml"]
-
-
-def test_equal_folders_give_equal_archives(folder: Path, tmp_path: Path) -> None:
-    pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
     (folder / "config.yaml").touch()
     (folder / "config.yaml").chmod(0o600)
-    pack(folder, tmp_path / "b.tar.gz", checkpoints=True)
-    assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
+    pack(folder, tmp_path / "c.tar.gz", checkpoints=True)  # equal folders give equal archives
+    assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "c.tar.gz").read_bytes()
 
 
 def test_nothing_is_written_over(folder: Path, tmp_path: Path) -> None:
     pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
-    for out, message in (("a.tar.gz", "exists; expected a new archive"), ("run/b.tar.gz", "in the folder that it")):
-        with pytest.raises(RunFolderError, match=message):
+    for out in ("a.tar.gz", "run/b.tar.gz"):
+        with pytest.raises(RunFolderError):
             pack(folder, tmp_path / out, checkpoints=True)
-    with pytest.raises(RunFolderError, match="exists; expected a new folder"):
+    with pytest.raises(RunFolderError):
         unpack(tmp_path / "a.tar.gz", folder)
 
 
-def member(name: str, content: bytes, **changes: object) -> tuple[tarfile.TarInfo, bytes]:
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    for key, value in changes.items():
-        setattr(info, key, value)
-    return info, content
-
-
-def made(path: Path, *members: tuple[tarfile.TarInfo, bytes], listed: dict[str, bytes]) -> Path:
-    """An archive as somebody else may make one, with an index of these files."""
-    files = {name: hashlib.sha256(content).hexdigest() for name, content in listed.items()}
-    index = json.dumps({"format": FORMAT, "files": files}).encode()
+def made(path: Path, *members: tarfile.TarInfo) -> Path:
+    """An archive of empty members, as somebody else may make one."""
     with tarfile.open(path, "w:gz") as archive:
-        for info, content in (member(INDEX, index), *members):
-            archive.addfile(info, io.BytesIO(content))
+        for member in members:
+            archive.addfile(member)
     return path
 
 
+def member(name: str, **changes: object) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    for key, value in changes.items():
+        setattr(info, key, value)
+    return info
+
+
 ESCAPES = [
-    member("../out", b"1"),
-    member("/tmp/out", b"1"),
-    member("link", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
-    member("link", b"", type=tarfile.LNKTYPE, linkname="../out"),
+    member("../out"),
+    member("link", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    member("link", type=tarfile.LNKTYPE, linkname="../out"),
 ]
 
 
-@pytest.mark.parametrize("bad", ESCAPES, ids=lambda each: f"{each[0].name} {each[0].type!r}")
-def test_nothing_gets_out_of_the_folder(tmp_path: Path, bad: tuple[tarfile.TarInfo, bytes]) -> None:
-    archive = made(tmp_path / "a.tar.gz", bad, listed={bad[0].name: bad[1]})
+@pytest.mark.parametrize("bad", ESCAPES, ids=lambda each: f"{each.name} {each.type!r}")
+def test_nothing_gets_out_of_the_folder(tmp_path: Path, bad: tarfile.TarInfo) -> None:
+    archive = made(tmp_path / "a.tar.gz", bad)
     with pytest.raises(DataError):
         unpack(archive, tmp_path / "in" / "new")
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] in (["a.tar.gz"], ["in", "a.tar.gz"]) or {
-        path.name for path in tmp_path.iterdir()
-    } == {"a.tar.gz", "in"}
-    assert not (tmp_path / "in" / "new").exists()
-
-
-def test_an_index_that_disagrees(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'a' is not the one of the index"):
-        unpack(made(tmp_path / "a.tar.gz", member("a", b"other"), listed={"a": b"1"}), tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
+    assert {path.name for path in tmp_path.rglob("*")} <= {"a.tar.gz", "in"}
+    unpack(made(archive, member(f"{tmp_path}/out")), tmp_path / "in" / "new")  # an absolute name loses its root
+    assert not (tmp_path / "out").exists()
 
 
 def test_more_bytes_than_the_limit(tmp_path: Path) -> None:
     """Declared in the header; a bomb is refused before it is unpacked."""
-    info = tarfile.TarInfo("a")
-    info.size = GIB + 1
-    index = json.dumps({"format": FORMAT, "files": {"a": "0"}}).encode()
-    first = tarfile.TarInfo(INDEX)
-    first.size = len(index)
-    tar = first.tobuf() + index + bytes(-len(index) % 512) + info.tobuf()
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar))
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(member("a", size=GIB + 1).tobuf()))
     with pytest.raises(DataError, match="more than 1 GiB, the limit; nothing is unpacked"):
         unpack(tmp_path / "a.tar.gz", tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "another archive"])
-def test_damage_is_one_line(folder: Path, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "a.tar.gz"
-    pack(folder, path, checkpoints=True)
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    else:
-        with tarfile.open(path, "w:gz") as archive:
-            archive.add(folder / "config.yaml", "config.yaml")
-    with pytest.raises(DataError):
-        unpack(path, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+def test_damage_is_one_line(folder: Path, tmp_path: Path) -> None:
+    pack(folder, tmp_path / "a.tar.gz", checkpoints=True)
+    whole = (tmp_path / "a.tar.gz").read_bytes()
+    half = len(whole) // 2
+    for damaged in (whole[:half], whole[:-9], whole[:-6] + bytes(6), b"no archive"):
+        (tmp_path / "a.tar.gz").write_bytes(damaged)
+        with pytest.raises(DataError):
+            unpack(tmp_path / "a.tar.gz", tmp_path / "new")
+        assert not (tmp_path / "new").exists()

@@ -141,7 +141,7 @@ def test_an_unknown_name_is_one_clear_line() -> None:
 def test_local_names_never_reach_the_hub(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("{}\n", encoding="utf-8")
-    assert locate(str(file), revision=None).revision is None
-    assert locate("missing/file.jsonl", revision=None).path == Path("missing/file.jsonl")
+    for local in (file, Path("missing/file.jsonl")):
+        assert locate(str(local), revision=None) == (local, None)
     with pytest.raises(DataError, match="no such file"):
         data_files(Path("missing/file.jsonl"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.data.embedding import load_encoder
-from nemo_uecr.data.models import Fields, decoder_sizes, load_pretrained, only_here, read_header, weight_names
+from nemo_uecr.data.models import decoder_sizes, load_pretrained, only_here, read_header, weight_names
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import load_tokens
 
@@ -47,7 +47,7 @@ def _point_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("_no_hub")
 def test_a_model_nobody_has_is_refused_without_waiting() -> None:
-    with pytest.raises(DataError, match="sentence model 'owner/absent' cannot be loaded"):
+    with pytest.raises(DataError, match="model 'owner/absent' cannot be loaded"):
         load_encoder("owner/absent")
     with pytest.raises(DataError, match="owner/absent"):
         load_tokens("owner/absent")
@@ -75,11 +75,11 @@ CONFIG = {
 
 
 def test_sizes_of_a_decoder() -> None:
-    sizes = decoder_sizes(Fields(CONFIG, "config.json"))
+    sizes = decoder_sizes(CONFIG, "config.json")
     assert (sizes.head_dim, sizes.query, sizes.key_value) == (128, 512, 256)
-    assert decoder_sizes(Fields(CONFIG | {"model_type": "llama"}, "config.json")).head_dim == 2
+    assert decoder_sizes(CONFIG | {"model_type": "llama"}, "config.json").head_dim == 2
     with pytest.raises(DataError, match="does not state 'hidden_size'"):
-        decoder_sizes(Fields({key: value for key, value in CONFIG.items() if key != "hidden_size"}, "config.json"))
+        decoder_sizes({key: value for key, value in CONFIG.items() if key != "hidden_size"}, "config.json")
 
 
 def test_weight_files_are_held_against_their_headers(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_weight_files_are_held_against_their_headers(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     assert weight_names(tmp_path) == [path.name]
     save_file({"a": torch.zeros(2, 3, dtype=torch.bfloat16)}, path)
-    assert {name: (each.dtype, each.shape) for name, each in read_header(path).items()} == {"a": ("BF16", (2, 3))}
+    assert read_header(path) == {"a": ("BF16", (2, 3))}
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="truncated shard or no safetensors file"):
+    with pytest.raises(DataError, match="truncated"):
         read_header(path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "2", "b": "1", "c": "2"}}))
     assert weight_names(tmp_path) == ["1", "2"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +10,13 @@ import pytest
 
 from nemo_uecr.data.filters import NAMES
 from nemo_uecr.data.manifest import (
+    COLUMNS,
     KEPT,
     faults,
+    has_verdicts,
     jsonl,
     read_manifest,
+    read_verdicts,
     source_faults,
     training_file,
 )
@@ -91,11 +93,11 @@ def test_a_sample_does_not_depend_on_the_order_of_the_source(tmp_path: Path) -> 
     for name, order in (("a", rows), ("b", rows[::-1])):
         manifest = prepare(settings(write_jsonl(tmp_path / f"{name}.jsonl", order), sample=20), tmp_path / name)
         assert manifest["counts"]["reasons"] == {"not_sampled": 30}
-        digests.append(manifest["row_sets"]["kept"]["sha256"])
+        digests.append({row["digest"] for row in jsonl(tmp_path / name / KEPT)})
         assert faults(tmp_path / name) == []
     assert digests[0] == digests[1]
-    other = prepare(settings(tmp_path / "a.jsonl", sample=20, seed=43), tmp_path / "c")
-    assert other["row_sets"]["kept"]["sha256"] != digests[0]
+    prepare(settings(tmp_path / "a.jsonl", sample=20, seed=43), tmp_path / "c")
+    assert {row["digest"] for row in jsonl(tmp_path / "c" / KEPT)} != digests[0]
 
 
 def test_a_sample_larger_than_what_passes_leaves_nothing(tmp_path: Path) -> None:
@@ -183,20 +185,18 @@ def test_a_prepared_folder_is_its_kept_rows_where_a_configuration_names_it(tmp_p
 
 
 def test_bad_sources_are_one_clear_line(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text(json.dumps(deepmath_row("Fine, said the owl?")) + "\n{\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"broken\.jsonl:2: malformed JSON"):
-        prepare(settings(broken), tmp_path / "out")
-    with pytest.raises(DataError, match="no field 'question' or 'problem'"):
-        prepare(settings(write_jsonl(tmp_path / "odd.jsonl", [{"text": "x"}])), tmp_path / "out")
-    with pytest.raises(DataError, match="no field 'difficulty'"):
-        prepare(settings(write_jsonl(tmp_path / "n.jsonl", [{"question": "x", "answer": "1"}])), tmp_path / "out")
+    rows = {"odd": [{"text": "x"}], "no difficulty": [{"question": "x", "answer": "1"}], "broken": clean_rows(1)}
+    files = {name: write_jsonl(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()}
+    files["broken"].open("a").write("{\n")
+    for file in files.values():
+        with pytest.raises(DataError, match=str(file)):
+            prepare(settings(file), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
     with pytest.raises(DataError, match="holds other files"):
         prepare(settings(write_jsonl(tmp_path / "ok.jsonl", clean_rows(2))), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").exists()
-    assert not (tmp_path / "out").exists()
 
 
 def test_parquet_shards_give_what_jsonl_gives(tmp_path: Path) -> None:
@@ -208,6 +208,57 @@ def test_parquet_shards_give_what_jsonl_gives(tmp_path: Path) -> None:
         table = pyarrow.Table.from_pylist(rows[10 * number : 10 * number + 10])
         parquet.write_table(table, tmp_path / f"set/data/train-{number:05d}-of-00003.parquet")
     left = prepare(settings(tmp_path / "set"), tmp_path / "left")
-    right = prepare(settings(write_jsonl(tmp_path / "s.jsonl", rows)), tmp_path / "right")
-    assert left["row_sets"] == right["row_sets"]
+    prepare(settings(write_jsonl(tmp_path / "s.jsonl", rows)), tmp_path / "right")
+    assert (tmp_path / "left" / KEPT).read_bytes() == (tmp_path / "right" / KEPT).read_bytes()
     assert [file["name"][:11] for file in left["source"]["files"]] == ["train-00000", "train-00001", "train-00002"]
+
+
+# The review file as it comes back from a person's spreadsheet.
+
+#: Two held rows; the text has a comma, a quote, a line break and a letter that latin-1 and UTF-8 write differently.
+HELD = [{"row": 3, "findings": [{}]}, {"row": 8, "findings": [{}]}]
+TEXT = '"Café, or ""tea""?\n"'
+LINES = [",".join(COLUMNS), f"3,words,0.5,bench,0,keep,{TEXT},b", f"8,ngram,0.4,bench,1,drop,{TEXT},b"]
+WHOLE = "\n".join(LINES) + "\n"
+
+
+def written(folder: Path, content: str | bytes) -> Path:
+    path = folder / "review.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        WHOLE,
+        b"\xef\xbb\xbf" + WHOLE.encode(),  # Excel's "CSV UTF-8"
+        WHOLE.replace("\n", "\r\n"),
+        WHOLE.replace("keep", " Keep ").replace("drop", "DROP"),
+        "verdict,row\nkeep,3\ndrop,8\n",  # nothing but what is needed
+    ],
+)
+def test_what_a_spreadsheet_may_change_does_not_count(content: str | bytes, tmp_path: Path) -> None:
+    path = written(tmp_path, content)
+    assert read_verdicts(path, HELD) == {3: "keep", 8: "drop"}
+    assert has_verdicts(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        WHOLE.encode("utf-16"),
+        "row;verdict\n3;keep\n8;drop\n",  # no commas
+        "row,verdict\n3,keep\n",
+        "row,verdict\n3,keep\n8,yes\n",
+    ],
+)
+def test_anything_else_is_one_clear_line(content: str | bytes, tmp_path: Path) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(DataError, match=str(path)):
+        read_verdicts(path, HELD)
+
+
+def test_a_row_with_two_findings_is_dropped_if_one_line_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path, "row,verdict\n3,keep\n3,drop\n8,keep\n")
+    assert read_verdicts(path, [{"row": 3, "findings": [{}, {}]}, HELD[1]]) == {3: "drop", 8: "keep"}
