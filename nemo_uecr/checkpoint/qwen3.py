@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.data.models import DecoderSizes, decoder_sizes
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.errors import CheckpointError, DataError
 from nemo_uecr.files import read_object
 
 ARCHITECTURE = "Qwen3ForCausalLM"
@@ -35,7 +35,7 @@ def read_qwen3(folder: Path) -> Qwen3:
         raise CheckpointError(f"{path}: rotary embeddings are scaled ({kind!s:.60}); expected plain ones")
     theta, epsilon = rope.get("rope_theta", values.get("rope_theta")), values.get("rms_norm_eps")
     if theta is None or epsilon is None:
-        raise CheckpointError(f"{path} does not state rope_theta and rms_norm_eps; expected a whole config.json")
+        raise DataError(f"{path} does not state rope_theta and rms_norm_eps; expected a whole config.json")
     return Qwen3(**vars(decoder_sizes(values, str(path))), rope_theta=float(theta), norm_eps=float(epsilon))
 
 

@@ -16,22 +16,10 @@ CHUNK = 1 << 20
 
 
 def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
-    """Write every file of a run folder into one gzipped tar file, complete or not at all.
+    """Write every file of a run folder into one gzipped tar file, complete or not at all; returns how many.
 
     Names and modes are fixed and times are left out, so that equal folders give equal archives. Links (W&B makes
     some, to its own logs), hidden files and the lock are left out.
-
-    Args:
-        folder: the run folder.
-        out: the archive.
-        checkpoints: whether ``checkpoints/`` goes along.
-
-    Returns:
-        The number of files packed.
-
-    Raises:
-        RunFolderError: The archive exists or lies in the folder.
-        DataError: The archive cannot be written.
     """
     if out.exists():
         raise RunFolderError(f"{out} exists; expected a new archive. Remove it, or choose another name")
@@ -67,19 +55,8 @@ def _names(folder: Path) -> list[str]:
 def unpack(archive: Path, folder: Path, *, max_gib: int) -> int:
     """Unpack an archive into a new folder that appears only when every file is there and the checksum holds.
 
-    The archive may come from anybody: nothing is written outside the folder, and no links are made.
-
-    Args:
-        archive: the file that ``pack`` wrote.
-        folder: the folder to make.
-        max_gib: the most that all files together may take, GiB.
-
-    Returns:
-        The number of files unpacked.
-
-    Raises:
-        DataError: The archive is damaged, holds anything but plain files below one folder, or more than allowed.
-        RunFolderError: The folder exists.
+    The archive may come from anybody: nothing is written outside the folder, and no links are made. All files together
+    may take ``max_gib`` GiB. Returns how many there are.
     """
     if folder.exists():
         raise RunFolderError(f"{folder} exists; expected a new folder to unpack into")

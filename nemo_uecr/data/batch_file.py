@@ -15,7 +15,7 @@ from nemo_uecr.files import replace_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+    from nemo_uecr.core.records import Advantages, ScoredBatch
 
 FORMAT = "nemo_uecr.batch/1"
 #: Allowed between two kinds of arithmetic, relative to max(1, |A|).
@@ -44,9 +44,9 @@ class SavedBatch:
         return self.header.get("method")
 
     @property
-    def settings(self) -> dict[str, float]:
+    def settings(self) -> dict[str, Any]:
         """The method's settings in the run; empty in a file written by hand."""
-        settings: dict[str, float] = json.loads(self.header.get("settings", "{}"))
+        settings: dict[str, Any] = json.loads(self.header.get("settings", "{}"))
         return settings
 
 
@@ -81,11 +81,7 @@ def save_batch(
 
 
 def load_batch(path: Path) -> SavedBatch:
-    """Read a batch and check that what every method needs is there.
-
-    Raises:
-        DataError: If the file is missing, no safetensors file, or lacks a tensor.
-    """
+    """Read a batch and check that what every method needs is there."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -114,12 +110,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
-    """The record that the methods read, from a saved batch.
-
-    Raises:
-        DataError: The mask holds something other than 0 and 1.
-        ScoreError: A tensor has a shape or type that no method could use.
-    """
+    """The record that the methods read, from a saved batch."""
     from nemo_uecr.core.records import ScoredBatch
 
     found = {field: saved.tensors.get(name) for name, field in (REQUIRED | OPTIONAL).items()}
@@ -154,41 +145,15 @@ def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:
 # The advantages of a saved step, computed again
 
 
-def saved_settings(saved: SavedBatch, where: Path | str) -> Settings:
-    """The method's settings in the header of a saved step.
-
-    Raises:
-        DataError: If they are not settings of a method.
-    """
-    from nemo_uecr.core.records import Settings
-
-    try:
-        return Settings(**saved.settings)  # type: ignore[arg-type]  # checked there
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{where}: the header's settings: {error}. The file was altered or is of another version"
-        ) from error
-
-
 def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path, *, detail: bool = False) -> Advantages:
-    """Advantages by the method and settings in the header of a saved step.
-
-    Args:
-        saved: what `load_batch` read.
-        batch: its record, or the same responses with other scores.
-        path: its file, for the message.
-        detail: also the token quantities that the method computes on the way.
-
-    Raises:
-        DataError: The header names no method that is known here.
-    """
+    """Advantages by the method and settings in the header; ``batch`` is its record, or one with other scores."""
     from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.core.records import Settings
 
     if saved.method not in METHODS:
         raise DataError(f"{path} names method {saved.method!r}; expected one of {', '.join(METHODS)}")
-    settings = saved_settings(saved, path)
     with naming_file(path):
-        return METHODS[saved.method].compute(batch, settings, detail=detail)
+        return METHODS[saved.method].compute(batch, Settings(**saved.settings), detail=detail)
 
 
 @dataclass(frozen=True)
@@ -206,11 +171,7 @@ class Recomputed:
 
 
 def recompute(path: Path) -> Recomputed:
-    """Compute a saved step's advantages again and compare.
-
-    Raises:
-        DataError: The file has no advantages, or no method.
-    """
+    """Compute a saved step's advantages again and compare."""
     import torch
 
     from nemo_uecr.core.records import LOSS_TENSORS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nemo_uecr.data.models import has_hub_form
 from nemo_uecr.data.problems import ANSWER_KEYS, QUESTION_KEYS, Problem, Row, data_files, read_rows, text_of
-from nemo_uecr.errors import DataError, DependencyError
+from nemo_uecr.errors import DataError
 
 #: A solution that ends in this marker has the answer after it.
 ANSWER_MARKER = "####"
@@ -53,9 +53,6 @@ def load_benchmark(given: str) -> LoadedBenchmark:
     """Read a benchmark given as a known name, ``NAME=FILE`` or a file.
 
     A file's fields are found by name: question or problem, answer or final_answer, any id.
-
-    Raises:
-        DataError: It cannot be read, a row has no question or answer, or a known benchmark has another size.
     """
     name, source = _name_and_source(given)
     path, revision = locate(source, revision=None)
@@ -88,11 +85,7 @@ def check_benchmarks(given: list[str]) -> None:
 
 
 def check_benchmark_files(files: Mapping[str, str]) -> None:
-    """Refuse a configuration's benchmarks that are not there.
-
-    Raises:
-        DataError: Naming the key and the file.
-    """
+    """Refuse a configuration's benchmarks that are not there."""
     for name, path in files.items():
         if not Path(path).is_file():
             raise DataError(f"evaluation.benchmarks.{name}: no file {path}; give the path of a JSONL file of problems")
@@ -122,24 +115,17 @@ def _problem(row: Row, where: str, number: str) -> Problem:
 
 
 def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
-    """A local path, or the hub's data set of that name, downloaded, with its commit.
+    """A local path, or the hub's data set ``owner/name``, downloaded, with its commit.
 
-    Args:
-        name: path, or ``owner/name``.
-        revision: branch, tag or commit on the hub; None is its main branch.
-
-    Raises:
-        DataError: It is neither, or empty, or the hub does not answer.
+    ``revision`` is a branch, tag or commit on the hub; None is its main branch.
     """
     if not name.strip():  # an empty path is the current folder
         raise DataError(f"the name of a data set is {name!r}; expected a file, a folder or a name on the hub")
     if not _on_hub(name):
         return Path(name).expanduser(), None
-    try:
-        import huggingface_hub
-        from huggingface_hub.errors import HfHubHTTPError
-    except ImportError as missing:
-        raise DependencyError(f"fetching {name} needs huggingface_hub; pip install 'nemo-uecr[data]'") from missing
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
     try:
         # Returns the cached snapshot when the hub is offline and the revision is already on disk.
         folder = huggingface_hub.snapshot_download(

@@ -66,17 +66,10 @@ class Encoder:
 
 
 def load_encoder(name: str) -> Encoder:
-    """Load a sentence model by the packaged name, folder or hub name; safetensors only, no remote code.
+    """Load a sentence model by the packaged name, folder or hub name; safetensors only, no remote code."""
+    from transformers import AutoModel
+    from transformers.utils import logging as transformers_logging
 
-    Raises:
-        DataError: The model is damaged or missing.
-        DependencyError: The packaged model, or transformers, is not installed.
-    """
-    try:
-        from transformers import AutoModel
-        from transformers.utils import logging as transformers_logging
-    except ImportError as missing:
-        raise DependencyError("embedding needs transformers; pip install 'nemo-uecr[screening]'") from missing
     if name == PACKAGED:
         found = importlib.util.find_spec(name.replace("-", "_"))
         if found is None or found.origin is None:
@@ -102,11 +95,7 @@ class Screened:
 
 
 def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened:
-    """Hold every kept row whose nearest benchmark problem has a cosine of at least ``hold_at``.
-
-    Raises:
-        DataError: The folder was not prepared, was screened against no benchmark, or has verdicts to apply.
-    """
+    """Hold every kept row whose nearest benchmark problem has a cosine of at least ``hold_at``."""
     manifest = read_manifest(folder)
     if has_verdicts(folder / REVIEW):
         raise DataError(f"{folder / REVIEW} has verdicts that are not applied yet; run `nemo-uecr data apply` first")

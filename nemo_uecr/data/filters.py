@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from nemo_uecr.data.problems import CARRIED, Fields, Row, parse_row, raw_lines, read_rows, text_of, usable
-from nemo_uecr.data.screening import Finding, Screen, Target, Text
+from nemo_uecr.data.screening import Finding, Screen, Text
 from nemo_uecr.errors import DataError
 
 #: Part of every manifest; raised when the same source and settings would give other rows.
@@ -69,16 +69,6 @@ def checked_types(names: Sequence[str], option: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a process needs to judge rows."""
-
-    fields: Fields
-    difficulty: tuple[float, float] | None  # lowest and highest difficulty, both included; None takes every row
-    types: frozenset[str]  # answer types that are kept
-    targets: tuple[Target, ...]  # benchmark problems to screen against
-
-
-@dataclass(frozen=True)
 class Judged:
     """What became of one row."""
 
@@ -90,24 +80,25 @@ class Judged:
     key: bytes  # 16 bytes that are equal for two rows with the same question
 
 
+@dataclass(frozen=True)
 class RowFilter:
-    """All rules together; one a process."""
+    """All rules together."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._screen = Screen(work.targets)
+    fields: Fields
+    difficulty: tuple[float, float] | None  # lowest and highest difficulty, both included; None takes every row
+    types: frozenset[str]  # answer types that are kept
+    screen: Screen
 
     def judge(self, number: int, row: Row) -> Judged:
         """Apply the rules in order; the first that fails names the reason."""
-        fields = self._work.fields
-        question, answer = text_of(row.get(fields.question)), text_of(row.get(fields.answer))
+        question, answer = text_of(row.get(self.fields.question)), text_of(row.get(self.fields.answer))
         digest = row_digest(question or "", answer or "")
-        difficulty = _difficulty(row, fields)
+        difficulty = _difficulty(row, self.fields)
         reason = self._refused(question, answer, difficulty)
         if reason is not None or question is None or answer is None:
             return Judged(number, digest, reason, None, {}, b"")
         text = Text.of(question)
-        finding = self._screen.find(text)
+        finding = self.screen.find(text)
         if finding is not None and finding.certain:
             reason = f"screen_{finding.method}"
         record: dict[str, object] = {"id": f"row-{number:06d}", "question": question, "answer": answer}
@@ -124,14 +115,14 @@ class RowFilter:
             return "question_missing"
         if answer is None:
             return "answer_missing"
-        if self._work.difficulty is not None:
+        if self.difficulty is not None:
             if difficulty is None:
                 return "difficulty_missing"
-            low, high = self._work.difficulty
+            low, high = self.difficulty
             if not low <= difficulty <= high:
                 return "difficulty_outside"
         kind = answer_type(answer)
-        return None if kind in self._work.types else f"answer_{kind}"
+        return None if kind in self.types else f"answer_{kind}"
 
 
 def row_digest(question: str, answer: str) -> str:
@@ -152,17 +143,17 @@ def _difficulty(row: Row, fields: Fields) -> float | None:
 Chunk = list[tuple[int, tuple[str, bytes | Row]]]
 
 
-def judged_rows(files: Sequence[Path], work: Work, *, workers: int) -> Iterator[Judged]:
+def judged_rows(files: Sequence[Path], rules: RowFilter, *, workers: int) -> Iterator[Judged]:
     """Every row of the files, judged, in the order of the source; one worker is this process."""
-    rows = enumerate(chain.from_iterable(_rows(file, work.fields) for file in files), start=1)
+    rows = enumerate(chain.from_iterable(_rows(file, rules.fields) for file in files), start=1)
     chunks = iter(lambda: list(islice(rows, CHUNK_ROWS)), [])
     if workers == 1:
-        _start(work)
+        _start(rules)
         yield from chain.from_iterable(map(_judge, chunks))
         return
     # Not forked: a parent with threads (a progress bar, a loaded torch) may hold locks that a fork would inherit.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(work,)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(rules,)) as pool:
         waiting: deque[Future[list[Judged]]] = deque()
         for chunk in chunks:
             waiting.append(pool.submit(_judge, chunk))
@@ -182,9 +173,9 @@ def _rows(file: Path, fields: Fields) -> Iterator[tuple[str, bytes | Row]]:
 _rules: RowFilter
 
 
-def _start(work: Work) -> None:
+def _start(rules: RowFilter) -> None:
     global _rules
-    _rules = RowFilter(work)
+    _rules = rules
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 

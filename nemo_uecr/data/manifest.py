@@ -41,11 +41,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a prepared folder.
-
-    Raises:
-        DataError: There is none, or it is of another format.
-    """
+    """The manifest of a prepared folder."""
     recover_folder(folder)
     path = folder / MANIFEST
     if not path.is_file():
@@ -57,15 +53,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def training_file(path: Path, key: str) -> Path:
-    """The problem file that a configuration names: the file itself, or the kept rows of a prepared folder.
-
-    Args:
-        path: JSONL file, or folder made by `nemo-uecr data prepare`.
-        key: the configuration's key, for the message.
-
-    Raises:
-        DataError: There is neither, no row was kept, or the kept or held rows are not those of the manifest.
-    """
+    """The problem file that a configuration's ``key`` names: the file itself, or the kept rows of a prepared folder."""
     if path.is_file():
         return path
     recover_folder(path)
@@ -175,11 +163,7 @@ def has_verdicts(path: Path) -> bool:
 
 
 def read_review(path: Path, held: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Row and verdict, perhaps empty, of every line.
-
-    Raises:
-        DataError: It is no such table, or has other lines than one for each finding of every held row.
-    """
+    """Row and verdict, perhaps empty, of every line: one for each finding of every held row, and no other."""
     lines = _lines(path)
     expected = Counter({str(row["row"]): len(row["findings"]) for row in held})
     found = Counter(row for row, _ in lines)
@@ -192,11 +176,7 @@ def read_review(path: Path, held: Iterable[Mapping[str, Any]]) -> list[tuple[str
 
 
 def read_verdicts(path: Path, held: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """The verdict on every held row: dropped if any of its lines says drop.
-
-    Raises:
-        DataError: As `read_review` does, or a line has another word.
-    """
+    """The verdict on every held row: dropped if any of its lines says drop."""
     lines = read_review(path, held)
     for row, verdict in lines:
         if verdict not in VERDICTS:

@@ -72,11 +72,7 @@ class DecoderSizes:
 
 
 def decoder_sizes(values: Mapping[str, Any], where: str) -> DecoderSizes:
-    """The sizes in a config.json's values; ``where`` names the file in messages.
-
-    Raises:
-        DataError: One is missing.
-    """
+    """The sizes in a config.json's values; ``where`` names the file in messages."""
     missing = [key for key in SIZES if values.get(key) is None]
     if missing:
         raise DataError(f"{where} does not state {missing[0]!r}; expected a whole config.json")
@@ -112,11 +108,7 @@ def weight_names(folder: Path) -> list[str]:
 
 
 def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The dtype (as safetensors names it) and shape of each tensor of a safetensors file, from its header.
-
-    Raises:
-        DataError: It is missing, or not as long as its header says.
-    """
+    """The dtype (as safetensors names it) and shape of each tensor of a safetensors file, from its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -124,9 +116,8 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
     except (OSError, SafetensorError) as error:
-        raise DataError(
-            f"{path}: missing shard, or a truncated one ({one_line(error)}); copy the model again"
-        ) from error
+        fault = "truncated" if path.is_file() else "missing"
+        raise DataError(f"{path}: {fault} shard ({one_line(error)}); copy the model again") from error
 
 
 # Loading and saving through transformers.
@@ -143,12 +134,6 @@ class ModelLoadError(DataError):
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
     """What ``kind.from_pretrained`` makes of a folder or hub name, its own code left alone.
-
-    Args:
-        kind: a class of transformers, such as `AutoModelForCausalLM`.
-        name: folder or hub name.
-        local_files_only: whether the hub is left out.
-        options: further options of `from_pretrained`.
 
     Raises:
         DataError: The model needs code of its own, or names a kernel.
@@ -182,11 +167,7 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
 
 
 def check_same_tokenizer(student: Any, teacher: Any) -> None:
-    """Student and teacher must mean the same text by every token id, because the teacher scores the student's ids.
-
-    Raises:
-        DataError: Naming the first id that means something else.
-    """
+    """Student and teacher must mean the same text by every token id, because the teacher scores the student's ids."""
     ours = {index: text for text, index in student.get_vocab().items()}
     theirs = {index: text for text, index in teacher.get_vocab().items()}
     for index in sorted(ours.keys() | theirs.keys()):
@@ -208,23 +189,13 @@ def refuse_kernels(name: str) -> None:
         )
 
 
-def own_code(loaded: Any) -> object:
-    """What a loaded configuration or tokenizer names of its folder's code, which NeMo-RL would run; None for none."""
-    options = getattr(loaded, "init_kwargs", None)
-    return options.get("auto_map") if isinstance(options, dict) else getattr(loaded, "auto_map", None)
-
-
 def one_line(error: Exception) -> str:
     """What an error says, with its type, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no message'}"
 
 
 def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model and its tokenizer as a Hugging Face folder.
-
-    Raises:
-        OSError: It cannot be written, also where a library written in Rust has another error for that.
-    """
+    """Write a model and its tokenizer as a Hugging Face folder; a full disk is an `OSError` in every library."""
     try:
         model.save_pretrained(folder)
         if (folder / "adapter_config.json").is_file():  # what the base says, for whoever asks for a model's sizes
@@ -275,11 +246,7 @@ def fitting_prompts(
     Args:
         tokenizer: the student's; without a chat template it gets the plain text.
         asked: name and question of each problem.
-        data: section of the configuration: template, thinking mode, longest prompt, and whether longer ones are
-            dropped.
-
-    Raises:
-        DataError: Prompts are longer and are not to be dropped, or none would be left.
+        data: section of the configuration: template, thinking mode, longest prompt, what becomes of longer ones.
     """
     system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
     if system is not None and tokenizer.chat_template is None:
@@ -316,11 +283,7 @@ def chat_ids(tokenizer: Any, question: str, *, system: str | None, thinking: boo
 
 
 def rendered(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> str:
-    """A prompt as text through the model's own chat template, up to where the response begins.
-
-    Raises:
-        DataError: The template refuses the conversation.
-    """
+    """A prompt as text through the model's own chat template, up to where the response begins."""
     turns = [{"role": "user", "content": question}]
     if system is not None:
         turns.insert(0, {"role": "system", "content": system})

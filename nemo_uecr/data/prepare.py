@@ -15,10 +15,10 @@ from typing import Any
 
 from nemo_uecr.data import manifest as folders
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks, locate
-from nemo_uecr.data.filters import FILTER_VERSION, Judged, Work, judged_rows, row_digest
+from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowFilter, judged_rows, row_digest
 from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest
 from nemo_uecr.data.problems import data_files, fields_of
-from nemo_uecr.data.screening import NORMALISATION, RULES, targets_of
+from nemo_uecr.data.screening import NORMALISATION, RULES, Finding, Screen, targets_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, new_folder, recover_folder
 
@@ -43,11 +43,7 @@ class Settings:
 
 
 def prepare(settings: Settings, folder: Path) -> Manifest:
-    """Fill a folder with kept rows, held rows, removed rows, the review file and the manifest, or leave nothing.
-
-    Raises:
-        DataError: The source cannot be read or has fewer rows than the sample, or the folder holds other files.
-    """
+    """Fill a folder with kept rows, held rows, removed rows, the review file and the manifest, or leave nothing."""
     _check_target(folder)
     path, revision = locate(settings.source, revision=settings.revision)
     files = data_files(path)
@@ -55,8 +51,8 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
     benchmarks = load_benchmarks(list(settings.screens))
     if settings.difficulty is not None and fields.difficulty is None:
         raise DataError(f"{files[0]}: no field 'difficulty', but a difficulty range was asked for; leave it out")
-    work = Work(fields, settings.difficulty, settings.types, targets_of(benchmarks.values()))
-    rows = _sorted_rows(judged_rows(files, work, workers=settings.workers))
+    rules = RowFilter(fields, settings.difficulty, settings.types, Screen(targets_of(benchmarks.values())))
+    rows = _sorted_rows(judged_rows(files, rules, workers=settings.workers))
     if settings.sample is not None:
         _draw(rows, settings.sample, settings.seed)
     manifest: Manifest = {
@@ -114,7 +110,7 @@ def _sorted_rows(judged: Iterable[Judged]) -> RowSets:
     rows: RowSets = {name: [] for name in ROW_SETS}
     first_of: dict[bytes, int] = {}
     for each in judged:
-        detail: Row = {} if each.finding is None else {"findings": [each.finding.record()]}
+        detail: Row = {} if each.finding is None else {"findings": [_finding(each.finding)]}
         reason = each.reason
         if reason is None and (first := first_of.setdefault(each.key, each.row)) != each.row:
             reason, detail = "duplicate_question", {"first_row": first}
@@ -128,22 +124,27 @@ def _sorted_rows(judged: Iterable[Judged]) -> RowSets:
     return rows
 
 
+def _finding(finding: Finding) -> Row:
+    return {name: value for name, value in asdict(finding).items() if name != "certain"}
+
+
 def _draw(rows: RowSets, sample: int, seed: int) -> None:
     """Keep the rows whose seeded rank is lowest: the same rows whatever the order of the source."""
-
-    def rank(row: Row) -> tuple[str, int]:
-        return hashlib.sha256(f"{seed}:{row['digest']}".encode()).hexdigest(), row["row"]
-
-    ranks = sorted(rank(row) for name in ("kept", "held") for row in rows[name])
-    if len(ranks) < sample:
-        raise DataError(f"{len(ranks)} rows pass the filters; expected at least the {sample} to sample")
+    rank = {
+        row["row"]: (hashlib.sha256(f"{seed}:{row['digest']}".encode()).hexdigest(), row["row"])
+        for name in ("kept", "held")
+        for row in rows[name]
+    }
+    if len(rank) < sample:
+        raise DataError(f"{len(rank)} rows pass the filters; expected at least the {sample} to sample")
+    drawn = set(sorted(rank, key=rank.__getitem__)[:sample])
     for name in ("kept", "held"):
         rows["removed"] += [
             {"row": row["row"], "digest": row["digest"], "reason": "not_sampled"}
             for row in rows[name]
-            if rank(row) > ranks[sample - 1]
+            if row["row"] not in drawn
         ]
-        rows[name] = [row for row in rows[name] if rank(row) <= ranks[sample - 1]]
+        rows[name] = [row for row in rows[name] if row["row"] in drawn]
 
 
 def _fill(folder: Path, rows: RowSets, manifest: Manifest) -> None:
@@ -167,11 +168,7 @@ def _write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def apply_verdicts(folder: Path, review: Path) -> Manifest:
-    """Return the held rows judged `keep` to the kept ones and remove those judged `drop`.
-
-    Raises:
-        DataError: The folder was not prepared, or a held row has no verdict.
-    """
+    """Return the held rows judged `keep` to the kept ones and remove those judged `drop`."""
     rows = _read(folder)
     if not rows["held"]:
         raise DataError(f"{folder}: no row is held; there is nothing to apply")
@@ -189,13 +186,7 @@ def apply_verdicts(folder: Path, review: Path) -> Manifest:
 
 
 def hold(folder: Path, findings: Mapping[int, list[Row]], stage: Manifest) -> Manifest:
-    """Take kept rows aside for a person.
-
-    Args:
-        folder: a prepared folder.
-        findings: what was found, by row.
-        stage: what the manifest says about the stage.
-    """
+    """Take kept rows aside for a person, with what was found by row; the manifest gets the stage."""
     rows = _read(folder)
     rows["held"] += [row | {"findings": findings[row["row"]]} for row in rows["kept"] if row["row"] in findings]
     rows["kept"] = [row for row in rows["kept"] if row["row"] not in findings]

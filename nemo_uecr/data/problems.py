@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.errors import DataError, DependencyError, first_line
+from nemo_uecr.errors import DataError, first_line
 
 #: Field names by meaning, tried in this order.
 QUESTION_KEYS = ("question", "problem")
@@ -40,9 +40,6 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
         question_key: field of the question, a text.
         answer_key: field of the answer, a text or a number (27.0 counts as 27).
         id_key: field of the id, unique in the file; None numbers the lines from 1.
-
-    Raises:
-        DataError: Naming file and line of what is missing, malformed, empty or a duplicate.
     """
     if not path.is_file():
         raise DataError(
@@ -84,11 +81,7 @@ class Fields:
 
 
 def data_files(path: Path) -> list[Path]:
-    """The file itself, or a folder's Parquet files in order of name, or its JSONL files where it has no Parquet.
-
-    Raises:
-        DataError: Nothing readable is there.
-    """
+    """The file itself, or a folder's Parquet files in order of name, or its JSONL files where it has no Parquet."""
     files = [path] if path.is_file() else sorted(path.rglob("*.parquet")) or sorted(path.rglob("*.jsonl"))
     if not files:
         raise DataError(f"{path}: no such file; expected a .jsonl or .parquet file or a folder of them")
@@ -96,11 +89,7 @@ def data_files(path: Path) -> list[Path]:
 
 
 def fields_of(file: Path) -> Fields:
-    """Which fields hold question, answer and difficulty, by the file's first row.
-
-    Raises:
-        DataError: There is no question or no answer.
-    """
+    """Which fields hold question, answer and difficulty, by the file's first row."""
     if file.suffix == ".parquet":
         with _table(file) as table:
             first = table.schema_arrow.names if table.metadata.num_rows else []
@@ -116,11 +105,7 @@ def fields_of(file: Path) -> Fields:
 
 
 def read_rows(file: Path, *, fields: Fields | None = None) -> Iterator[Row]:
-    """The rows of a JSONL or Parquet file in order, one at a time; of Parquet only the columns of ``fields``, if given.
-
-    Raises:
-        DataError: Naming file and line of a row that is no JSON object.
-    """
+    """The rows of a JSONL or Parquet file in order, one at a time; of Parquet only the columns of ``fields``."""
     if file.suffix != ".parquet":
         yield from (parse_row(line, f"{file}:{number}") for number, line in raw_lines(file))
         return
@@ -152,11 +137,9 @@ def parse_row(line: bytes, where: str) -> Row:
 
 @contextmanager
 def _table(file: Path) -> Iterator[Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as missing:
-        raise DependencyError(f"reading {file} needs pyarrow; pip install 'nemo-uecr[data]'") from missing
+    import pyarrow
+    import pyarrow.parquet
+
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
             yield table

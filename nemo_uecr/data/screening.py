@@ -106,12 +106,8 @@ class Finding:
     method: str  # exact, ngram or words
     score: float  # the measure of that method in [0, 1], 1 for exact
     certain: bool  # whether the row is removed; otherwise a person decides
-    target: Target
-
-    def record(self) -> dict[str, object]:
-        """As it stands in the held and removed rows."""
-        target = self.target
-        return {"method": self.method, "score": self.score, "benchmark": target.benchmark, "problem": target.problem}
+    benchmark: str
+    problem: str
 
 
 class NgramIndex:
@@ -123,7 +119,6 @@ class NgramIndex:
     """
 
     def __init__(self, targets: Sequence[Sequence[str]], *, order: int) -> None:
-        """Index the targets, each given by its words."""
         self._order = order
         self._owners: dict[str, list[int]] = {}
         self._sizes = []
@@ -160,7 +155,6 @@ class WordIndex:
     """
 
     def __init__(self, targets: Sequence[Sequence[str]]) -> None:
-        """Index the targets, each given by its words."""
         documents = [set(target) for target in targets]
         counts = Counter(word for document in documents for word in document)
         size = len(documents)
@@ -210,16 +204,20 @@ class Screen:
             return None
         index = self._keys.get(text.key, self._tight.get(text.tight))
         if index is not None:
-            return Finding("exact", 1.0, True, self._targets[index])
+            return self._finding("exact", (1.0, index), certain=True)
         ngrams = self._ngrams.nearest(text.words)
         if ngrams is not None and ngrams[0] >= RULES["hold_ngrams"]:
             # A fragment shorter than one n-gram is too little to remove a row for without a look.
             certain = ngrams[0] >= RULES["remove_ngrams"] and len(text.words) >= RULES["order"]
-            return Finding("ngram", round(ngrams[0], 4), certain, self._targets[ngrams[1]])
+            return self._finding("ngram", ngrams, certain=certain)
         rare = self._words.nearest(text.words) if len(text.words) >= LEAST_WORDS else None
         if rare is not None and rare[0] >= RULES["hold_words"]:
-            return Finding("words", round(rare[0], 4), False, self._targets[rare[1]])
+            return self._finding("words", rare, certain=False)
         return None
+
+    def _finding(self, method: str, match: tuple[float, int], *, certain: bool) -> Finding:
+        target = self._targets[match[1]]
+        return Finding(method, round(match[0], 4), certain, target.benchmark, target.problem)
 
 
 def targets_of(benchmarks: Iterable[LoadedBenchmark]) -> tuple[Target, ...]:

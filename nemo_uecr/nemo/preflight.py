@@ -174,7 +174,7 @@ def _loaded(auto: Any, name: str) -> Any:
     """What transformers loads under a name."""
     check_model_place(name)
     loaded = models.load_pretrained(auto, name, local_files_only=models.only_here(name))
-    if (code := models.own_code(loaded)) is not None:
+    if code := getattr(loaded, "init_kwargs", vars(loaded)).get("auto_map"):
         raise DataError(
             f"model {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL would run; take auto_map out of "
             "its files, where transformers knows the model type, or take another model"

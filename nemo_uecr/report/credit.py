@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import pvariance
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.batch_file import compute_again, load_batch, saved_settings, scored_batch
+from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object
 from nemo_uecr.telemetry.run_folder import BatchFiles, RunFolder
@@ -61,9 +61,10 @@ def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
         RunFolderError: The texts do not fit.
     """
     from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.core.records import Settings
 
     saved = load_batch(files.tensors)
-    batch, settings = scored_batch(saved, files.tensors), saved_settings(saved, files.tensors)
+    batch, settings = scored_batch(saved, files.tensors), Settings(**saved.settings)
     advantages = compute_again(saved, batch, files.tensors, detail=True)
     method, texts = METHODS[str(saved.method)], read_texts(files, batch)
     return {

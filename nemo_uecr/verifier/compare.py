@@ -56,9 +56,6 @@ def plain_number(text: str) -> tuple[str, str, int] | None:
     """Sign, digits and power of ten of a number written in digits; None for anything else.
 
     value = sign · digits · 10^power,   digits without zeros at either end, so that equal values are equal tuples
-
-    Args:
-        text: without blanks, but for those that keep two letters or digits apart.
     """
     plain = _SEPARATOR.sub(",", text).strip("$")
     match = _NUMBER.fullmatch(plain) if plain.isascii() else None
@@ -103,12 +100,7 @@ _THOUSANDS = re.compile(r"(?<![\d.,(\[{])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|\\,|,)\d{3
 
 
 def compare(given: str, expected: str) -> Verdict:
-    r"""Whether two answers are the same number, expression, set, interval or matrix; without a time limit.
-
-    Args:
-        given: the response's answer, without ``\boxed``.
-        expected: the reference answer, without ``\boxed``.
-    """
+    """Whether two answers are the same number, expression, set, interval or matrix; without a time limit."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     try:
         same = _equivalent(_without_point(given), _without_point(expected))

@@ -69,13 +69,7 @@ def check_responses(responses: Sequence[str], answers: Sequence[str], pool: Comp
 def check_conversations(
     conversations: Sequence[Sequence[Mapping[str, object]]], answers: Sequence[str], pool: ComparisonPool
 ) -> list[Checked]:
-    """Judge what the assistant said in each conversation; a box in the prompt does not count.
-
-    Args:
-        conversations: turns with ``role`` and ``content``, as a NeMo-RL environment receives them.
-        answers: reference answers.
-        pool: where mathematics is compared.
-    """
+    """Judge what the assistant said in each of NeMo-RL's conversations; a box in the prompt does not count."""
     spoken = ["".join(str(turn["content"]) for turn in turns if turn["role"] == "assistant") for turns in conversations]
     return check_responses(spoken, answers, pool)
 
@@ -90,18 +84,12 @@ class ComparisonProcess:
     """One process that compares, started when first needed and replaced when it was killed."""
 
     def __init__(self, time_limit: float = TIME_LIMIT) -> None:
-        """Remember the limit, in seconds a comparison."""
-        self._time_limit = time_limit
+        self._time_limit = time_limit  # seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
     def compare(self, given: str, expected: str) -> Verdict:
-        """The verdict; `timeout` when the limit passed, `error` when the comparison ended the process.
-
-        Raises:
-            DependencyError: math-verify is not installed.
-            UecrError: The process does not start.
-        """
+        """The verdict; `timeout` when the limit passed, `error` when the comparison ended the process."""
         self._ensure_running()
         try:
             self._pipe.send_bytes(json.dumps([given, expected]).encode())
@@ -153,7 +141,6 @@ class ComparisonPool:
     """Several comparison processes, each started when the first pair needs it; usable from several threads."""
 
     def __init__(self, *, workers: int, time_limit: float = TIME_LIMIT) -> None:
-        """Start nothing yet."""
         self._processes = [ComparisonProcess(time_limit) for _ in range(workers)]
         self._free: queue.SimpleQueue[ComparisonProcess] = queue.SimpleQueue()
         for process in self._processes:

@@ -57,11 +57,7 @@ def run_trials(made: Sequence[Trial], pool: ComparisonPool) -> list[tuple[Trial,
 
 
 def self_test(answers: Mapping[str, str], pool: ComparisonPool) -> tuple[list[str], bool]:
-    """Verify a benchmark's reference answers, by problem, in all their forms.
-
-    Returns:
-        The outcome for a terminal, and whether an answer fails against itself.
-    """
+    """Reference answers, by problem, in all their forms: lines for a terminal, and whether one fails against itself."""
     made = [trial for problem, answer in answers.items() for trial in trials(problem, answer)]
     failures = run_trials(made, pool)
     failed = Counter(trial.form for trial, _ in failures)

