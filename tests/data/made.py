@@ -56,20 +56,3 @@ def prepare_folder(source: Path, folder: Path, *screens: Path) -> Path:
     names = tuple(map(str, screens))
     prepare(Settings(str(source), None, names, None, frozenset(NAMES), None, 42, 1), folder)
     return folder
-
-
-def save_sentence_model(folder: Path) -> str:
-    """A BERT of random weights, as an ordinary model folder."""
-    import torch
-    from transformers import BertConfig, BertModel
-
-    from tests.evaluation.tiny import save_tokenizer
-
-    size = save_tokenizer(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=256,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
-    return str(folder)

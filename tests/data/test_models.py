@@ -14,6 +14,7 @@ from nemo_uecr.data.embedding import load_encoder
 from nemo_uecr.data.models import decoder_sizes, load_pretrained, only_here, read_header, weight_names
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import load_tokens
+from tests.evaluation.tiny import save_tokenizer
 
 hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("transformers")
@@ -56,11 +57,15 @@ def test_a_model_nobody_has_is_refused_without_waiting() -> None:
 @pytest.mark.usefixtures("_no_hub")
 def test_a_model_in_the_cache_is_read_without_waiting(tmp_path: Path) -> None:
     import torch
-
-    from tests.data.made import save_sentence_model
+    from transformers import BertConfig, BertModel
 
     place = tmp_path / "cache" / "models--owner--small"
-    save_sentence_model(place / "snapshots" / COMMIT)
+    snapshot = place / "snapshots" / COMMIT
+    size = save_tokenizer(snapshot)
+    config = BertConfig(
+        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(snapshot)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(COMMIT)
     assert only_here("owner/small")

@@ -47,7 +47,7 @@ def mixed(tmp_path: Path) -> Path:
         deepmath_row("Too hard, said the owl?", difficulty=7.5),
         deepmath_row("On the edge, said the owl?", difficulty=7.0),
         deepmath_row("No difficulty, said the owl?", difficulty=None),
-        deepmath_row("", answer="3"),
+        deepmath_row("a lone \ud800 surrogate", answer="3"),
         deepmath_row("No answer at all, said the owl?", answer=" "),
         deepmath_row("on the EDGE,   said the owl ?", answer="5"),
         deepmath_row(BENCHMARK[1].upper()),
@@ -98,12 +98,8 @@ def test_a_sample_does_not_depend_on_the_order_of_the_source(tmp_path: Path) -> 
     assert digests[0] == digests[1]
     prepare(settings(tmp_path / "a.jsonl", sample=20, seed=43), tmp_path / "c")
     assert {row["digest"] for row in jsonl(tmp_path / "c" / KEPT)} != digests[0]
-
-
-def test_a_sample_larger_than_what_passes_leaves_nothing(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "s.jsonl", clean_rows(3))
-    with pytest.raises(DataError, match="3 rows pass"):
-        prepare(settings(source, sample=4), tmp_path / "out")
+    with pytest.raises(DataError, match="50 rows pass"):
+        prepare(settings(tmp_path / "a.jsonl", sample=51), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -153,19 +149,6 @@ def test_an_altered_folder_is_found(mixed: Path, tmp_path: Path) -> None:
     assert "train.jsonl: changed" in faults(out)[0]
     (out / "more.jsonl").write_text("{}\n", encoding="utf-8")
     assert "more.jsonl: not in the manifest" in faults(out)
-
-
-def test_odd_values_are_removed_with_a_reason_or_left_out(tmp_path: Path) -> None:
-    changes: list[tuple[Row, str | None]] = [
-        ({"question": "a lone \ud800 surrogate"}, "question_missing"),
-        ({"final_answer": float("nan")}, "answer_missing"),
-        ({"difficulty": float("inf")}, None),
-    ]
-    rows = [deepmath_row(f"Which number comes after {n}?") | change for n, (change, _) in enumerate(changes)]
-    prepare(settings(write_jsonl(tmp_path / "s.jsonl", rows), difficulty=None), tmp_path / "out")
-    gone = removed(tmp_path / "out")
-    assert [gone.get(number) for number in range(1, len(rows) + 1)] == [reason for _, reason in changes]
-    assert faults(tmp_path / "out") == []
 
 
 def test_a_prepared_folder_is_its_kept_rows_where_a_configuration_names_it(tmp_path: Path) -> None:
