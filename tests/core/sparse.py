@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from types import ModuleType
 
 import pytest
+from torch import Tensor
 
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import Advantages
+from nemo_uecr.core.records import Advantages, Block
 from nemo_uecr.method_registry import GROUP, REGISTRY, Entry
 
 
 def sparse(view: View) -> Advantages:
     """``A = A^GRPO`` on the sampled tokens below the median of log pi_old; the mask says nothing about padding."""
     old_BT = view.batch.old_logp_BT
-    return replace(view.broadcast(view.grpo_B), loss_mask_BT=~(old_BT >= old_BT[view.batch.mask_BT].median()))
+    median = old_BT[view.batch.mask_BT].median()
+
+    def tokens(block: Block) -> dict[str, Tensor]:
+        return {"advantage_BT": view.column(view.grpo_B, block), "loss_mask_BT": ~(block.of(old_BT) >= median)}
+
+    return view.tokens(tokens)
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:

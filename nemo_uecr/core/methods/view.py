@@ -118,7 +118,8 @@ class View:
 
         Args:
             formula: token fields of `Advantages` by name, for one block: [b, t], or [b, 1] for the same value on every
-                token. They are set to 0, weights to 1, where the mask is False, and must be finite there, as a gap is.
+                token. They are set to 0, weights to 1, where the mask is False (``loss_mask_BT``, a bool, to False),
+                and must be finite there, as a gap is.
                 Details are kept where asked for.
         """
         tokens: dict[str, Tensor] = {}
