@@ -148,7 +148,8 @@ def _words(node: Mapping[str, Any]) -> str:
     if "enum" in node:
         return f"one of {', '.join(node['enum'])}"
     if node["type"] == "array":
-        return f"a list of {len(node['prefixItems'])}, each {_words(node['prefixItems'][0])}"
+        fixed = node.get("prefixItems")
+        return f"a list of {len(fixed)}, each {_words(fixed[0])}" if fixed else f"a list, each {_words(node['items'])}"
     if node["type"] == "object":
         return f"a mapping of names to {WORDS[node['additionalProperties']['type']].removeprefix('a ')}s"
     limits = [f"{sign} {node[name]:.10g}" for name, sign in SIGNS.items() if name in node]
@@ -161,7 +162,7 @@ def _default(name: str, field: FieldInfo) -> str:
         return "required"
     if name in REQUIRED_SETTINGS:
         return "by method"
-    value = field.default
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -133,7 +133,7 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tu
         ids = tuple(tokenizer(rollout.response, add_special_tokens=False)["input_ids"])
         if not rollout.truncated:
             end = tokenizer.eos_token_id
-            ids += (int(end) if end in student.end_ids else min(student.end_ids),)
+            ids += (int(end) if end in student.tokens.end_ids else min(student.tokens.end_ids),)
     if not ids or not prompt_ids or max(*ids, *prompt_ids) >= student.vocabulary:
         raise DataError(
             f"response {rollout.id!r} or its prompt has no token, or one that the student does not know; expected ids "
@@ -145,7 +145,7 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tu
             f"the prompt of response {rollout.id!r} has {len(prompt_ids)} tokens and --max-length is {max_length}; "
             "expected room for a response token"
         )
-    truncated = rollout.truncated if rollout.truncated is not None else ids[-1] not in student.end_ids
+    truncated = rollout.truncated if rollout.truncated is not None else ids[-1] not in student.tokens.end_ids
     row = vars(rollout) | {
         "prompt_ids": prompt_ids,
         "sampled_tokens": len(ids),
@@ -169,7 +169,7 @@ def token_scores(
     sequences: Sequences, teacher: TokenModel, anchors: Mapping[str, TokenModel], *, batch: int
 ) -> tuple[dict[str, Tensor], list[int]]:
     """The packed tokens of a part, and how many of each response have a score that is not finite."""
-    mask_BT = sequences.mask()
+    mask_BT = sequences.mask_BT
     rows = torch.split(torch.arange(len(mask_BT)), batch)  # those of a part are sorted by length
     found = score(teacher, sequences, rows, temperatures=(1.0,), entropy=True, top1=True)
     assert found.entropy_BT is not None

@@ -39,6 +39,8 @@ class Options:
     """1: off."""
     top_k: types.NonNegativeInt = 20
     """0: off."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, which is then finished."""
     seed: Seed = 42
     """Seed of the sampling."""
     engine: Literal["transformers", "vllm"] = "vllm"
@@ -61,7 +63,7 @@ class Options:
 
         if "{question}" not in self.prompt_template:
             raise DataError(f"--prompt-template: got {self.prompt_template!r}, expected {{question}} in the text")
-        decoding = Decoding(self.temperature, self.top_p, self.top_k, self.max_tokens)
+        decoding = Decoding(self.temperature, self.top_p, self.top_k, self.max_tokens, self.stop)
         chat = ChatSettings(self.prompt_template, self.system_prompt, self.thinking)
         return Settings(self.samples, decoding, self.seed, chat, self.engine, self.dtype, self.batch)
 

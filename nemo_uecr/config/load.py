@@ -258,7 +258,7 @@ def _override_value(text: str, written: str, annotation: object) -> object:
 
 
 def _takes_text(annotation: object) -> bool:
-    if get_origin(annotation) is dict:
+    if get_origin(annotation) in (dict, tuple):
         return False
     return annotation is str or any(_takes_text(part) for part in get_args(annotation))
 

@@ -33,6 +33,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 UpToOne = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Dtype = Literal["float32", "bfloat16"]
 
 #: YAML 1.1 reads a bare on/off as a boolean; keys of this kind mean the word.
@@ -71,6 +72,7 @@ class SamplingConfig(Section):
     top_p: UpToOne  # Nucleus mass of generation only; 1 is off.
     top_k: NonNegativeInt  # Number of candidate tokens of generation only; 0 is off.
     max_response_tokens: Count  # Longest response in tokens; a response cut there counts as truncated.
+    stop: Texts = ()  # A response ends after the token that completes one of these strings, finished.
     overlong_filter: bool  # Whether truncated responses are left out of the loss.
 
 
@@ -165,6 +167,7 @@ class EvaluationConfig(Section):
     top_k: NonNegativeInt  # Number of candidate tokens; 0 is off.
     seed: Seed  # Seed of the decoding, the same at every evaluation.
     max_tokens: Count  # Longest response in tokens.
+    stop: Texts = ()  # A response ends after the token that completes one of these strings, finished.
     benchmarks: dict[Text, Text]  # Name and JSONL file of each benchmark; may be empty.
 
     @model_validator(mode="after")

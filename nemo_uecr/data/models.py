@@ -160,9 +160,11 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
     check_objects(Path(name))
     tokenizer = load_pretrained(AutoTokenizer, name, local_files_only=local_files_only)
     try:
-        tokenizer("0", add_special_tokens=False)
+        ids = tokenizer("0", add_special_tokens=False)["input_ids"]
     except Exception as error:  # as above
         raise ModelLoadError(name, error) from error
+    if not ids:  # what a folder without tokenizer files gives
+        raise DataError(f"model {name!r} has a tokenizer without tokens; expected tokenizer.json beside its weights")
     return tokenizer
 
 

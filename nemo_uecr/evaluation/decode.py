@@ -16,26 +16,26 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines import Decoding
+from nemo_uecr.evaluation.engines import Decoding, Tokens
 
 #: Stands for a token that could not be drawn, because the logits were not finite.
 NOT_FINITE = -1
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def decode(
-    module: Any, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int], decoding: Decoding, end_ids: frozenset[int]
+    module: Any, tokens: Tokens, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int], decoding: Decoding
 ) -> list[list[int]]:
-    """One response for each prompt, up to its first end token or ``decoding.max_tokens``.
+    """One response for each prompt, up to where it is finished or has ``decoding.max_tokens``.
 
     Every response has a random stream of its own: what else is in the batch plays no part but for rounding.
 
     Args:
         module: a causal language model of transformers.
+        tokens: what finishes a response.
         prompts: token ids; equal prompts are read once.
         seeds: one a response.
         decoding: how to draw.
-        end_ids: token ids that end a response.
 
     Returns:
         Token ids, the end token included; the last is `NOT_FINITE` where the logits were not.
@@ -77,7 +77,9 @@ def decode(
         chosen_B = choose(logits_BV, decoding, uniform_BT[:, length - width].to(device)).cpu()
         for response, token in zip(growing, chosen_B.tolist(), strict=True):
             response.append(token)
-        going = [row for row, each in enumerate(growing) if each[-1] not in end_ids and each[-1] != NOT_FINITE]
+        going = [
+            row for row, ids in enumerate(growing) if ids[-1] != NOT_FINITE and not tokens.finished(ids, decoding.stop)
+        ]
         if not going or length + 1 == width + decoding.max_tokens:
             break
         if len(going) < len(growing):

@@ -1,7 +1,4 @@
-"""What generates the responses: transformers or vLLM, each loaded when its engine is made, over one set of token ids.
-
-Shape legend: B requests in a batch, T tokens, V vocabulary.
-"""
+"""What generates the responses: transformers or vLLM, each loaded when its engine is made, over one set of ids."""
 
 from __future__ import annotations
 
@@ -10,24 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from nemo_uecr.data import adapter, models
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import read_object
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are drawn: temperature 0 is greedy, ``top_p`` 1 and ``top_k`` 0 are off."""
+    """How tokens are drawn: temperature 0 is greedy, ``top_p`` 1 and ``top_k`` 0 are off.
+
+    A response ends after the token that completes one of the strings in ``stop``, and counts as finished.
+    """
 
     temperature: float
     top_p: float
     top_k: int
     max_tokens: int
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Generation:
-    """Sampled token ids, the end token included when there is one."""
+    """Sampled token ids, with the end token or the one that completes a stop string where there is one."""
 
     token_ids: tuple[int, ...]
     truncated: bool
@@ -62,13 +60,6 @@ def context_of(config: Any) -> int | None:
     if positions is None or "factor" not in rope or "original_max_position_embeddings" not in rope:
         return positions
     return max(positions, int(rope["factor"] * rope["original_max_position_embeddings"]))
-
-
-def until_end(token_ids: Sequence[int], end_ids: frozenset[int], limit: int) -> Generation:
-    """Cut after the first end token; without one the response is truncated."""
-    ends = next((place for place, token in enumerate(token_ids) if token in end_ids), None)
-    kept = token_ids[:limit] if ends is None else token_ids[: ends + 1]
-    return Generation(tuple(kept), truncated=ends is None)
 
 
 # Prompts and responses as token ids
@@ -101,6 +92,13 @@ class Tokens:
         """The response without special tokens."""
         decoded: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return decoded
+
+    def finished(self, token_ids: Sequence[int], stop: Sequence[str]) -> bool:
+        """Whether the last token is an end token, or completes a stop string."""
+        if token_ids[-1] in self.end_ids:
+            return True
+        # A token holds a byte or more. One token before them: some tokenizers strip the first one's space.
+        return any(text in self.text(token_ids[-len(text.encode()) - 1 :]) for text in stop)
 
 
 def load_tokens(model: str) -> Tokens:
@@ -180,11 +178,29 @@ def check_model(model: str) -> None:
 # transformers
 
 
+def load_module(model: str, dtype: str) -> Any:
+    """A causal language model of a folder or hub name, a saved adapter on its base; safetensors only, no remote code.
+
+    Raises:
+        DataError: it is damaged or missing, or lacks weights.
+    """
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    local = models.only_here(model)
+    module, report = adapter.load_causal_lm(model, local_files_only=local, dtype=getattr(torch, dtype))
+    if missing := report["missing_keys"]:
+        raise DataError(f"model {model!r} lacks {len(missing)} weights ({min(missing)}, ...); expected all of them")
+    return module
+
+
 class TransformersEngine:
     """One Hugging Face causal language model, on the GPU when there is one."""
 
     def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
-        """Load the model; safetensors only, no remote code.
+        """Load the model.
 
         Args:
             model: folder or hub name.
@@ -196,15 +212,8 @@ class TransformersEngine:
             DataError: the model is damaged or missing, or was not made for sequences of that length.
         """
         import torch
-        from transformers.utils import logging as transformers_logging
 
-        from nemo_uecr.data.adapter import load_causal_lm
-
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
-        module, report = load_causal_lm(model, local_files_only=models.only_here(model), dtype=getattr(torch, dtype))
-        if report["missing_keys"]:
-            raise DataError(f"model {model!r} lacks weights ({min(report['missing_keys'])}, ...); expected all of them")
+        module = load_module(model, dtype)
         context = context_of(module.config)
         if context is not None and max_length > context:
             raise DataError(
@@ -212,89 +221,17 @@ class TransformersEngine:
                 f"{context} (max_position_embeddings in its config.json). Lower --max-tokens or drop the long problems"
             )
         self._module: Any = module.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-        self._end_ids, pad = tokens.end_ids, tokens.tokenizer.pad_token_id
-        self._pad = int(pad) if pad is not None else min(tokens.end_ids)
+        self._tokens = tokens
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
         """One generation a request, in order."""
-        import torch
-        from transformers import GenerationConfig
+        from nemo_uecr.evaluation.decode import NOT_FINITE, decode
 
-        width = max(len(request.prompt_ids) for request in requests)
-        ids_BT = torch.full((len(requests), width), self._pad, dtype=torch.long)
-        mask_BT = torch.zeros_like(ids_BT)
-        for row, request in enumerate(requests):
-            ids_BT[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
-            mask_BT[row, width - len(request.prompt_ids) :] = 1
-        # A checkpoint's own sampling defaults must not fill what is left open here.
-        self._module.generation_config = config = GenerationConfig(
-            max_new_tokens=decoding.max_tokens,
-            do_sample=False,
-            eos_token_id=sorted(self._end_ids),
-            pad_token_id=self._pad,
-        )
-        device = self._module.device
-        with torch.inference_mode():
-            out_BT = self._module.generate(
-                inputs=ids_BT.to(device),
-                attention_mask=mask_BT.to(device),
-                generation_config=config,
-                logits_processor=[SeededChoice([request.seed for request in requests], decoding)],
-            )
-        return [until_end(row, self._end_ids, decoding.max_tokens) for row in out_BT[:, width:].tolist()]
-
-
-class SeededChoice:
-    """Chooses each row's token by the row's own random stream and leaves only that token possible.
-
-    The token is the first whose cumulative probability exceeds u ~ U(0, 1), over the tokens of the temperature-scaled
-    distribution that survive top-k and then top-p, most probable first. At temperature 0 the logits stay as they are.
-    """
-
-    def __init__(self, seeds: Sequence[int], decoding: Decoding) -> None:
-        """One stream a seed."""
-        import torch
-
-        self._streams = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._decoding = decoding
-
-    def __call__(self, _: Tensor, scores_BV: Tensor) -> Tensor:
-        """[B, V] minus infinity except at the chosen tokens."""
-        import torch
-
-        if bool(scores_BV.isnan().any()):  # choosing among them would mean nothing
-            raise DataError("the model gives logits that are NaN; its weights or its config.json are damaged")
-        if self._decoding.temperature == 0:
-            return scores_BV
-        probabilities_BV, order_BV = filtered(scores_BV, self._decoding)
-        draws_B1 = torch.cat([torch.rand(1, 1, generator=stream) for stream in self._streams]).to(scores_BV.device)
-        cumulative_BV = probabilities_BV.cumsum(dim=-1)
-        # The last survivor closes the interval, whatever rounding did to the sum.
-        place_B1 = (cumulative_BV <= draws_B1 * cumulative_BV[:, -1:]).sum(dim=-1, keepdim=True)
-        last_B1 = (probabilities_BV > 0).sum(dim=-1, keepdim=True) - 1
-        chosen_B1 = order_BV.gather(-1, torch.minimum(place_B1, last_B1))
-        return torch.full_like(scores_BV, float("-inf")).scatter(-1, chosen_B1, 0.0)
-
-
-def filtered(scores_BV: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-    """Probabilities after temperature, top-k and top-p, most probable first, and the token ids in that order.
-
-    Args:
-        scores_BV: raw logits.
-        decoding: temperature > 0; top_k 0 and top_p 1 are off.
-
-    Returns:
-        [B, V] float64 probabilities, 0 where filtered out, not renormalised; [B, V] token ids.
-    """
-    import torch
-
-    sorted_BV, order_BV = torch.sort(scores_BV.double() / decoding.temperature, dim=-1, descending=True, stable=True)
-    if 0 < decoding.top_k < sorted_BV.shape[-1]:
-        sorted_BV[:, decoding.top_k :] = float("-inf")
-    probabilities_BV = sorted_BV.softmax(dim=-1)
-    before_BV = probabilities_BV.cumsum(dim=-1) - probabilities_BV
-    # A token stays while what lies before it has not reached the mass; the most probable one always stays.
-    return probabilities_BV.masked_fill(before_BV >= decoding.top_p, 0.0), order_BV
+        prompts, seeds = [request.prompt_ids for request in requests], [request.seed for request in requests]
+        rows = decode(self._module, self._tokens, prompts, seeds, decoding)
+        if any(ids[-1] == NOT_FINITE for ids in rows):
+            raise DataError("the model gives logits that are not finite; its weights or its config.json are damaged")
+        return [Generation(tuple(ids), not self._tokens.finished(ids, decoding.stop)) for ids in rows]
 
 
 # vLLM
@@ -379,7 +316,7 @@ def generate_with(
     parameters = sampling_parameters([request.seed for request in requests], decoding, end_ids)
     prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
     outputs = engine.generate(prompts, parameters, use_tqdm=False, lora_request=lora)
-    return [until_end(list(each.outputs[0].token_ids), end_ids, decoding.max_tokens) for each in outputs]
+    return [generation_of(each.outputs[0], end_ids) for each in outputs]
 
 
 def sampling_parameters(
@@ -396,8 +333,14 @@ def sampling_parameters(
             seed=seed % 2**31,  # vLLM's CPU build keeps seeds in 32 bits
             max_tokens=decoding.max_tokens,
             stop_token_ids=sorted(end_ids),
-            detokenize=False,
+            stop=list(decoding.stop),
+            detokenize=bool(decoding.stop),
             logprobs=logprobs,
         )
         for seed in seeds
     ]
+
+
+def generation_of(output: Any, end_ids: frozenset[int]) -> Generation:
+    """One of vLLM's outputs; an end token that is the last one allowed has the reason "length" as well."""
+    return Generation(tuple(output.token_ids), output.finish_reason == "length" and output.token_ids[-1] not in end_ids)

@@ -79,7 +79,7 @@ class StepBatch:
         return ScoredBatch(
             task_reward_B=torch.tensor([checked.reward for checked in self.checked]),
             group_B=self.group_B,
-            mask_BT=self.sequences.mask(),
+            mask_BT=self.sequences.mask_BT,
             old_logp_BT=self.student.logp[1],
             teacher_logp_BT=None if teacher is None else teacher.logp[0],
             teacher_entropy_BT=None if teacher is None else teacher.entropy_BT,

@@ -52,15 +52,17 @@ Finding = tuple[Literal["same", "changed", "unknown"], str]
 
 def _statement(config: Config, objective: str, source: Mapping[str, object]) -> dict[str, Any]:
     """Code, versions and conventions: what follows from the configuration and this environment."""
-    drawing = {"temperature", "top_p", "top_k"}
+    drawing = {"temperature", "top_p", "top_k", "stop"}
     best = "best: highest mean of avg@k over the benchmarks; the earlier checkpoint of equal ones"
     last = "last: the checkpoint of the last step, whatever it scores"
     versions = {package: installed(package) or "not installed" for package in PACKAGES}
     return statement(config, objective, versions) | {
         "arithmetic": arithmetic(),
         "decoding": {
-            "rollout": config.rollout.model_dump(include=drawing | {"max_response_tokens", "responses_per_prompt"}),
-            "evaluation": config.evaluation.model_dump(include=drawing | {"max_tokens", "samples"}),
+            "rollout": config.rollout.model_dump(
+                mode="json", include=drawing | {"max_response_tokens", "responses_per_prompt"}
+            ),
+            "evaluation": config.evaluation.model_dump(mode="json", include=drawing | {"max_tokens", "samples"}),
             "enable_thinking": config.data.enable_thinking,
         },
         "selection": best if config.checkpoint.keep_best else last,

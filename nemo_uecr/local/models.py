@@ -13,17 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
-from nemo_uecr.data.adapter import load_causal_lm, without_adapter
-from nemo_uecr.data.models import (
-    ModelLoadError,
-    check_same_tokenizer,
-    load_tokenizer,
-    only_here,
-)
+from nemo_uecr.data.adapter import without_adapter
+from nemo_uecr.data.models import check_same_tokenizer
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines import context_of
+from nemo_uecr.evaluation.engines import Tokens, check_model, context_of, load_module, load_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,7 +34,7 @@ class TokenModel:
 
     Attributes:
         module: the Hugging Face model.
-        tokenizer: its tokenizer.
+        tokens: its tokenizer, and the ids that end a response.
         splits: whether ``head(features(x))`` is the model's own forward; otherwise the features are the logits.
         compute: autocast dtype of the forward, None for the weights' own.
         name: what messages call it.
@@ -49,7 +43,7 @@ class TokenModel:
     """
 
     module: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokens: Tokens
     splits: bool
     compute: torch.dtype | None
     name: str
@@ -66,6 +60,12 @@ class TokenModel:
         return replace(self, adapter=False, name=f"initial {self.name}")
 
     @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's own."""
+        tokenizer: PreTrainedTokenizerBase = self.tokens.tokenizer
+        return tokenizer
+
+    @property
     def device(self) -> torch.device:
         """Where the weights live."""
         device: torch.device = self.module.device
@@ -80,13 +80,6 @@ class TokenModel:
     def context(self) -> int | None:
         """Longest sequence in tokens, a stretched RoPE included; None where the configuration says none."""
         return context_of(self.module.config)
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Token ids that end a response."""
-        configured = self.module.generation_config.eos_token_id
-        ids = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
-        return frozenset(int(i) for i in ids if i is not None)
 
     @contextlib.contextmanager
     def forward_context(self) -> Iterator[None]:
@@ -116,7 +109,7 @@ class TokenModel:
 
 
 def load_model(name: str, *, role: str, dtype: str, device: torch.device, master_weights: bool) -> TokenModel:
-    """Load a local folder or a hub name; safetensors only, no remote code.
+    """Load a local folder or a hub name.
 
     Args:
         name: folder or hub name.
@@ -126,46 +119,18 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, master
         master_weights: keep float32 weights and lower only the computation, so that small updates are not lost.
 
     Raises:
-        DataError: If the model is missing, incomplete, or no causal language model; naming the folder and the reason.
+        DataError: If the model is missing, incomplete, or no causal language model.
     """
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    _check_exists(name, role)
-    source = str(Path(name).expanduser())
-    low = dtype == "bfloat16"
+    source, low = str(Path(name).expanduser()), dtype == "bfloat16"
     try:
-        local = only_here(source)
-        tokenizer = load_tokenizer(source, local_files_only=local)
-        weights = torch.bfloat16 if low and not master_weights else torch.float32
-        module, report = load_causal_lm(source, local_files_only=local, dtype=weights)
+        check_model(source)
+        tokens = load_tokens(source)
+        module = load_module(source, "float32" if master_weights else dtype)
     except DataError as error:
-        reason = error.reason if isinstance(error, ModelLoadError) else error
-        raise DataError(f"{role}.model_name {name!r} cannot be loaded: {reason}") from error
-    if not tokenizer("0")["input_ids"]:  # what a folder without tokenizer files gives
-        raise DataError(f"{role}.model_name {name!r} has a tokenizer without tokens; expected tokenizer.json beside it")
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise DataError(
-            f"{role}.model_name {name!r} lacks {len(missing)} weights ({missing[0]}, ...); expected a complete model"
-        )
+        raise DataError(f"{role}.model_name: {error}") from error
     module = module.to(device).eval()  # dropout would make the PPO ratio differ from 1 before any update
     compute = torch.bfloat16 if low and master_weights else None
-    model = TokenModel(module, tokenizer, _splits(module), compute, f"{role} {name}")
-    if not model.end_ids:
-        raise DataError(
-            f"{role}.model_name {name!r} names no end token; expected eos_token_id in generation_config.json or "
-            "eos_token in tokenizer_config.json, because a response ends with it"
-        )
-    return model
-
-
-def _check_exists(name: str, role: str) -> None:
-    path = Path(name)
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
-    if looks_local and not (path.expanduser() / "config.json").is_file():
-        raise DataError(
-            f"{role}.model_name {name!r} is no model folder (no config.json); expected a folder or a hub name"
-        )
+    return TokenModel(module, tokens, _splits(module), compute, f"{role} {name}")
 
 
 @torch.no_grad()

@@ -59,15 +59,14 @@ def draw(
     for start in range(0, len(prompts), microbatch):
         rows = slice(start, start + microbatch)
         with model.forward_context():
-            drawn = decode(
-                model.module, [prompt.token_ids for prompt in prompts[rows]], seeds[rows], decoding, model.end_ids
-            )
+            chunk = [prompt.token_ids for prompt in prompts[rows]]
+            drawn = decode(model.module, model.tokens, chunk, seeds[rows], decoding)
         for ids in drawn:
             if ids[-1] == NOT_FINITE:
                 fault = fault or Fault(len(responses), len(ids) - 1)
-                ids[-1] = min(model.end_ids)
-            text = model.tokenizer.decode(ids, skip_special_tokens=True)
-            responses.append(Response(tuple(ids), text, truncated=ids[-1] not in model.end_ids))
+                ids[-1] = min(model.tokens.end_ids)
+            finished = model.tokens.finished(ids, decoding.stop)
+            responses.append(Response(tuple(ids), model.tokens.text(ids), truncated=not finished))
     return responses, fault
 
 
@@ -99,7 +98,7 @@ def evaluate(
     """
     started = time.perf_counter()
     settings = config.evaluation
-    decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens)
+    decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
     wanted = [
         (name, prompt, number)
         for name, prompts in benchmarks.items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -101,7 +102,7 @@ class Sequences:
     prompts: Sequence[Prompt]
     responses: Sequence[Response]
 
-    @property
+    @cached_property
     def width(self) -> int:
         """T: tokens of the longest response."""
         return max(len(response.token_ids) for response in self.responses)
@@ -113,8 +114,9 @@ class Sequences:
             ids_BT[row, : len(response.token_ids)] = torch.tensor(response.token_ids)
         return ids_BT
 
-    def mask(self) -> Tensor:
-        """[B, T] True on sampled tokens."""
+    @cached_property
+    def mask_BT(self) -> Tensor:
+        """True on sampled tokens."""
         length_B = torch.tensor([len(response.token_ids) for response in self.responses])
         return torch.arange(self.width).unsqueeze(0) < length_B.unsqueeze(1)
 
@@ -141,4 +143,4 @@ class Sequences:
             ids_bS[row, : start + length] = torch.tensor(prompt.token_ids + response.token_ids)
             positions.append(torch.arange(length) + row * width + start - 1)
             targets.append(torch.tensor(response.token_ids))
-        return MicroBatch(ids_bS, torch.cat(positions), torch.cat(targets), self.mask()[rows])
+        return MicroBatch(ids_bS, torch.cat(positions), torch.cat(targets), self.mask_BT[rows])

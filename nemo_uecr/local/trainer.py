@@ -95,7 +95,7 @@ class Trainer:
             if self.position.step == 0 and config.evaluation.at_start and self.benchmarks:
                 self._evaluate(0)
             for step in range(self.position.step + 1, config.train.steps + 1):
-                metrics = self._step(step) | {"time/save_s": saving}
+                metrics = self.step(step) | {"time/save_s": saving}
                 self.log.step(step, metrics)
                 # After the record: a checkpoint of a step must never exist without the step's record.
                 started = time.perf_counter()
@@ -108,7 +108,8 @@ class Trainer:
                         f"{self.checkpoints.path(step)} is complete. Run again with --resume to continue"
                     )
 
-    def _step(self, step: int) -> dict[str, float]:
+    def step(self, step: int) -> dict[str, float]:
+        """Take one training step; returns its metrics."""
         watch = Stopwatch()
         batch, fault = self._rollout(step, watch)
         settings = method_settings(self.config.method, step=step, seed=self.config.run.seed)
@@ -147,7 +148,9 @@ class Trainer:
             shuffle=config.data.shuffle,
         )
         prompts = [self.prompts[index] for index in indices for _ in range(rollout.responses_per_prompt)]
-        decoding = Decoding(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens)
+        decoding = Decoding(
+            rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens, rollout.stop
+        )
         with watch.phase("rollout"):
             self.placement.need("student")
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
@@ -191,7 +194,7 @@ class Trainer:
             teacher=teacher,
             reference=reference,
             segments_BT=turn_labels(
-                sequences.token_ids(), sequences.mask(), config.method.turn_separator, models.student.tokenizer
+                sequences.token_ids(), sequences.mask_BT, config.method.turn_separator, models.student.tokenizer
             ),
         )
 

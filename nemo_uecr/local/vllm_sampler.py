@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import InvariantError
-from nemo_uecr.evaluation.engines import Decoding, sampling_parameters, start_vllm, until_end
+from nemo_uecr.evaluation.engines import Decoding, generation_of, sampling_parameters, start_vllm
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.sequences import Prompt, Response
 
@@ -59,7 +59,7 @@ class VllmSampler:
                 self._engine.wake_up(tags=["kv_cache"])
             outputs = self._engine.generate(
                 [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts],
-                sampling_parameters(seeds, decoding, self._student.end_ids, logprobs=0),
+                sampling_parameters(seeds, decoding, self._student.tokens.end_ids, logprobs=0),
                 use_tqdm=False,
                 lora_request=adapter,
             )
@@ -67,10 +67,10 @@ class VllmSampler:
         self._logp, responses = [], []
         for output in outputs:
             drawn = output.outputs[0]
-            kept = until_end(list(drawn.token_ids), self._student.end_ids, decoding.max_tokens)
+            kept = generation_of(drawn, self._student.tokens.end_ids)
             found = zip(kept.token_ids, drawn.logprobs, strict=False)
             self._logp.append([logprobs[token].logprob for token, logprobs in found])
-            text = self._student.tokenizer.decode(kept.token_ids, skip_special_tokens=True)
+            text = self._student.tokens.text(kept.token_ids)
             responses.append(Response(kept.token_ids, text, truncated=kept.truncated))
         return responses, None
 

@@ -32,7 +32,7 @@ def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
         return None
     tokens = load_tokens(config.student.model_name)
     wanted = _wanted(config, tokens)
-    decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens)
+    decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
 
     def evaluate(generation: Any, step: int) -> tuple[dict[str, float], dict[str, float]]:
         started = time.perf_counter()

@@ -133,6 +133,9 @@ def _policy(config: NemoConfig) -> dict[str, Any]:
         "generation.max_new_tokens": rollout.max_response_tokens,
         # Newer than 0.7, and required: NeMo-RL's own validation, which ours replaces, samples as training does.
         **{f"generation.{prefix}{name}": value for prefix in ("", "val_") for name, value in sampling.items()},
+        "generation.stop_strings": list(rollout.stop) or None,
+        # vLLM finds strings in text; NeMo-RL leaves its tokenizer out where the rollout has none to find.
+        **({"generation.vllm_cfg.skip_tokenizer_init": False} if config.evaluation.stop else {}),
         "generation.vllm_cfg.tensor_parallel_size": rollout.tensor,
         "generation.vllm_cfg.gpu_memory_utilization": rollout.gpu_memory,
         "generation.vllm_cfg.max_model_len": max(config.longest, evaluated),

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.advantage import blocked, made_batch, plain
 from benchmarks.measure import outputs_of
 from benchmarks.scoring import cases, run_case, table
+from benchmarks.step_vs_trl import table as trl_table
 from benchmarks.steps import cost_lines, ratios, step_cost
 from tests.local.tiny import SMALL, assets
 
@@ -94,3 +95,14 @@ def test_methods_train_on_the_same_tokens(tmp_path: Path) -> None:
     assert "score_teacher" in rounds["uecr"][0]
     assert "score_teacher" not in rounds["grpo"][0]
     assert "| uecr |" in output
+
+
+def test_steps_beside_trl_are_compared_per_token_and_pair_by_pair() -> None:
+    """Warm steps of 10 and 20 us a token against 30 and 40: 3 and 2 times, at twice that by the wall clock."""
+
+    def steps(first: float, second: float, wall: float) -> list[dict[str, float]]:
+        warm = [{"cpu_s": 1e-4 * each, "wall_s": 1e-4 * each * wall, "tokens": 100.0} for each in (first, second)]
+        return [{"cpu_s": 9.0, "wall_s": 9.0, "tokens": 1.0}] * 2 + warm
+
+    *_, row = trl_table({64: {"this package": steps(10, 20, 1), "TRL": steps(30, 40, 2)}})
+    assert row == "| 64 | 100 | 15 | 35 | 2.50 [2.00, 3.00] | 5.00 [4.00, 6.00] |"

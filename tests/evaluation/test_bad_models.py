@@ -55,7 +55,7 @@ def no_end_token(model: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a template that refuses": (refusing_template, "no system"),
     "half the weights": (half_the_weights, "SafetensorError"),
-    "weights that diverged": (weights_that_diverged, "NaN"),
+    "weights that diverged": (weights_that_diverged, "not finite"),
     "no end token": (no_end_token, "because a response ends with it"),
 }
 

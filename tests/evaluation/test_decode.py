@@ -15,10 +15,11 @@ from torch import Tensor  # noqa: E402
 
 from nemo_uecr.errors import DataError  # noqa: E402
 from nemo_uecr.evaluation.decode import NOT_FINITE, choose, decode  # noqa: E402
-from nemo_uecr.evaluation.engines import Decoding  # noqa: E402
+from nemo_uecr.evaluation.engines import Decoding, Tokens  # noqa: E402
 
 VOCABULARY, LENGTH = 64, 24
 ENDS = frozenset(range(1, 5))
+TOKENS, ENDLESS = Tokens(None, ENDS), Tokens(None, frozenset())
 GREEDY = Decoding(0.0, 1.0, 0, LENGTH)
 PLAIN = Decoding(1.0, 1.0, 0, LENGTH)
 SIZES = {
@@ -80,19 +81,19 @@ def by_hugging_face(module: Any) -> list[list[int]]:
 @pytest.mark.parametrize("kind", list(CONFIGS))
 def test_greedy_is_hugging_faces_token_for_token(kind: str) -> None:
     module = built(CONFIGS[kind]())
-    assert decode(module, prompts(), [0] * 8, GREEDY, ENDS) == by_hugging_face(module)
+    assert decode(module, TOKENS, prompts(), [0] * 8, GREEDY) == by_hugging_face(module)
 
 
 def test_a_model_without_a_key_value_cache_is_refused() -> None:
     module = built(transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, state_size=8))
     with pytest.raises(DataError, match="models of type 'mamba' have no key-value cache"):
-        decode(module, prompts(), [0] * 8, GREEDY, ENDS)
+        decode(module, TOKENS, prompts(), [0] * 8, GREEDY)
 
 
 def test_ended_rows_leave_and_equal_prompts_are_read_once(qwen: Any) -> None:
     sizes: list[int] = []
     hook = qwen.register_forward_hook(lambda *given: sizes.append(given[-1].logits.shape[0]))
-    responses = decode(qwen, prompts(), range(8), PLAIN, ENDS)
+    responses = decode(qwen, TOKENS, prompts(), range(8), PLAIN)
     hook.remove()
     lengths = [len(response) for response in responses]
     assert len(set(lengths)) > 3
@@ -100,10 +101,10 @@ def test_ended_rows_leave_and_equal_prompts_are_read_once(qwen: Any) -> None:
 
 
 def test_a_response_is_a_function_of_its_prompt_and_seed(qwen: Any) -> None:
-    together = decode(qwen, prompts(), range(8), PLAIN, ENDS)
+    together = decode(qwen, TOKENS, prompts(), range(8), PLAIN)
     torch.manual_seed(99)  # the global stream plays no part
-    assert [decode(qwen, [prompt], [seed], PLAIN, ENDS)[0] for seed, prompt in enumerate(prompts())] == together
-    assert decode(qwen, prompts(), range(1, 9), PLAIN, ENDS) != together
+    assert [decode(qwen, TOKENS, [prompt], [seed], PLAIN)[0] for seed, prompt in enumerate(prompts())] == together
+    assert decode(qwen, TOKENS, prompts(), range(1, 9), PLAIN) != together
 
 
 def warped(logits_V: Tensor, decoding: Decoding) -> Tensor:
@@ -147,8 +148,8 @@ def test_filters_by_hand() -> None:
 def test_drawn_tokens_follow_the_distribution(qwen: Any) -> None:
     """T = 0.8, top-p 0.9, top-k 12 through the loop: chi-square of 4,000 second tokens, far above its 0.1 % point."""
     decoding, prompt = Decoding(0.8, 0.9, 12, 2), prompts()[1]
-    first = decode(qwen, [prompt], [0], Decoding(0.0, 1.0, 0, 1), frozenset())[0]
-    drawn = decode(qwen, [(*prompt, *first)] * 4000, range(4000), decoding, frozenset())
+    first = decode(qwen, ENDLESS, [prompt], [0], Decoding(0.0, 1.0, 0, 1))[0]
+    drawn = decode(qwen, ENDLESS, [(*prompt, *first)] * 4000, range(4000), decoding)
     for place, context in enumerate(((*prompt, *first), (*prompt, *first, drawn[0][0]))):
         here = [row[place] for row in drawn if row[:place] == list(drawn[0][:place])]
         expected_V = warped(qwen(torch.tensor([context])).logits[0, -1].detach(), decoding) * len(here)
@@ -160,7 +161,7 @@ def test_drawn_tokens_follow_the_distribution(qwen: Any) -> None:
 
 
 def test_logits_that_are_not_finite_end_their_row_alone(qwen: Any) -> None:
-    clean = decode(qwen, prompts(), range(8), PLAIN, ENDS)
+    clean = decode(qwen, TOKENS, prompts(), range(8), PLAIN)
 
     def damage(_: Any, __: Any, output: Any) -> Any:
         if output.logits.shape[0] == 8:  # the second token of the batch, before any row left
@@ -169,7 +170,7 @@ def test_logits_that_are_not_finite_end_their_row_alone(qwen: Any) -> None:
 
     assert min(map(len, clean)) > 1
     hook = qwen.register_forward_hook(damage)
-    found = decode(qwen, prompts(), range(8), PLAIN, ENDS)
+    found = decode(qwen, TOKENS, prompts(), range(8), PLAIN)
     hook.remove()
     assert found == [*clean[:2], [clean[2][0], NOT_FINITE], *clean[3:]]
     for bad in (float("nan"), float("inf")):

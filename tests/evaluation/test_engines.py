@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,8 @@ from nemo_uecr.evaluation.engines import (
     ChatSettings,
     Decoding,
     Request,
-    SeededChoice,
     TransformersEngine,
-    filtered,
     load_tokens,
-    until_end,
 )
 from tests.evaluation.tiny import save_model
 
@@ -46,32 +44,6 @@ def engine(model: str) -> TransformersEngine:
 def requests(model: str) -> list[Request]:
     tokens = load_tokens(model)
     return [Request(tokens.prompt(text, CHAT), seed) for seed, text in enumerate(PROMPTS)]
-
-
-def test_filters_by_hand() -> None:
-    # Probabilities .5 .25 .125 .125 at temperature 1.
-    scores = torch.log(torch.tensor([[0.125, 0.5, 0.25, 0.125]]))
-    kept, order = filtered(scores, Decoding(1.0, 1.0, 0, 1))
-    assert order[0, :2].tolist() == [1, 2]
-    assert kept[0].tolist() == pytest.approx([0.5, 0.25, 0.125, 0.125])
-    # top-k 2: renormalised to 2/3, 1/3 before top-p looks at them.
-    assert filtered(scores, Decoding(1.0, 1.0, 2, 1))[0][0].tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
-    assert filtered(scores, Decoding(1.0, 0.6, 2, 1))[0][0].tolist() == pytest.approx([2 / 3, 0, 0, 0])
-    # top-p 0.7: .5 does not reach it, .5 + .25 does.
-    assert filtered(scores, Decoding(1.0, 0.7, 0, 1))[0][0].tolist() == pytest.approx([0.5, 0.25, 0, 0])
-    # Temperature 1/2 squares: .25 .0625 .015625 .015625, over .34375.
-    assert filtered(scores, Decoding(0.5, 1.0, 0, 1))[0][0, 0].item() == pytest.approx(0.25 / 0.34375)
-
-
-def test_draws_follow_the_filtered_distribution() -> None:
-    count = 4000
-    scores = torch.log(torch.tensor([[0.1, 0.6, 0.3]])).repeat(count, 1)
-    choice = SeededChoice(list(range(count)), Decoding(1.0, 0.85, 0, 1))
-    drawn = choice(torch.empty(0), scores).argmax(dim=-1)
-    shares = torch.bincount(drawn, minlength=3) / count
-    # Two survive, 0.6 and 0.3 of 0.9. Four standard errors of 2/3 in 4000 draws are 0.03.
-    assert shares[0] == 0
-    assert shares[1].item() == pytest.approx(2 / 3, abs=0.03)
 
 
 def test_greedy_is_the_arg_max_of_the_plain_forward(model: str, engine: TransformersEngine) -> None:
@@ -97,10 +69,17 @@ def test_a_sample_is_the_same_alone_and_in_a_batch(model: str, engine: Transform
     assert other != together
 
 
-def test_the_end_token_is_kept_and_what_follows_is_not() -> None:
-    assert until_end([5, 9, 5, 5], frozenset({9}), 4).token_ids == (5, 9)
-    assert until_end([5, 5], frozenset({9}), 2).truncated
-    assert not until_end([9], frozenset({9}), 1).truncated
+def test_a_response_ends_after_the_token_that_completes_a_stop_string(model: str, engine: TransformersEngine) -> None:
+    """The string is one that the response without it has in its middle, over a border between tokens."""
+    tokens, greedy = load_tokens(model), Decoding(0.0, 1.0, 0, 24)
+    (whole,) = engine.generate(requests(model)[:1], greedy)
+    text = tokens.text(whole.token_ids)
+    stop = text[7:10]
+    (cut,) = engine.generate(requests(model)[:1], replace(greedy, stop=("never", stop)))
+    assert not cut.truncated
+    assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids
+    assert stop in tokens.text(cut.token_ids)
+    assert stop not in tokens.text(cut.token_ids[:-1])
 
 
 def test_the_prompt_is_the_non_thinking_template_and_the_generation_config_ends_a_response(
@@ -146,6 +125,12 @@ def test_vllm_and_transformers_write_the_same_greedy_text(
     real = vllm(model, load_tokens(model), dtype="float32", max_length=256)
     greedy = Decoding(0.0, 1.0, 0, 48)
     assert engine.generate(requests(model), greedy) == real.generate(requests(model), greedy)
+    # A stop string from the middle of an answer, in both: the same tokens, and finished.
+    text = load_tokens(model).text(engine.generate(requests(model)[:1], greedy)[0].token_ids)
+    stopped = replace(greedy, stop=(text[7:10],))
+    cut = engine.generate(requests(model)[:1], stopped)
+    assert real.generate(requests(model)[:1], stopped) == cut
+    assert not cut[0].truncated
     # vLLM draws by its own random numbers; a seed gives the same text again, in whatever company.
     sampled = Decoding(0.8, 0.95, 20, 16)
     together = real.generate(requests(model), sampled)

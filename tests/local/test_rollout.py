@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,11 @@ import pytest
 import torch
 
 from nemo_uecr.config.schema import DataConfig
+from nemo_uecr.data.benchmarks import load_benchmarks
 from nemo_uecr.data.problems import Problem
+from nemo_uecr.evaluation import runner
+from nemo_uecr.evaluation.engines import ChatSettings
+from nemo_uecr.evaluation.runner import Settings
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.rollout import Decoding, draw
 from nemo_uecr.local.sequences import Prompt, Response, encode_prompts
@@ -81,13 +87,29 @@ def test_end_tokens_and_truncation(student: TokenModel) -> None:
         assert len(response.token_ids) == 6 or ends
 
 
-def test_every_configured_end_token_ends(student: TokenModel) -> None:
-    module = copy.deepcopy(student.module)
-    module.generation_config.eos_token_id = [20, student.tokenizer.eos_token_id]
-    model = fixed_logits(replace(student, module=module), {20: 0.0})
-    assert model.end_ids == {20, student.tokenizer.eos_token_id}
+def test_every_configured_end_token_ends(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny.STUDENT, tmp_path / "student"))
+    configured = json.loads((folder / "generation_config.json").read_text())
+    own = configured["eos_token_id"]
+    (folder / "generation_config.json").write_text(json.dumps(configured | {"eos_token_id": [20, own]}))
+    model = fixed_logits(
+        load_model(str(folder), role="student", dtype="float32", device=CPU, master_weights=True), {20: 0.0}
+    )
+    assert model.tokens.end_ids == {20, own}
     (response,) = sample(model, [prompt(9)], PLAIN, seed=0, microbatch=1)
-    assert response.token_ids == (20,)
+    assert (response.token_ids, response.truncated) == ((20,), False)
+
+
+def test_a_stop_string_ends_a_response_which_counts_as_finished(student: TokenModel) -> None:
+    """Text "abab..." a token a letter: "ba" is complete after three tokens, "bab" after four."""
+    a, b = (student.tokenizer(letter)["input_ids"][0] for letter in "ab")
+    model = fixed_logits(student, {a: 0.0, b: 0.0})
+    endless = replace(PLAIN, max_tokens=40)
+    for stop in ("ba", "bab"):
+        for response in sample(model, [prompt(9)] * 20, replace(endless, stop=("x", stop)), seed=0, microbatch=20):
+            assert response.text.index(stop) + len(stop) == len(response.text) == len(response.token_ids)
+            assert not response.truncated
+    assert all(response.truncated for response in sample(model, [prompt(9)] * 3, endless, seed=0, microbatch=3))
 
 
 def test_chat_template_in_non_thinking_mode() -> None:
@@ -103,3 +125,20 @@ def test_chat_template_in_non_thinking_mode() -> None:
     assert tokenizer.decode(thinking.token_ids) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_an_evaluation_in_a_run_draws_what_the_command_draws(tmp_path: Path) -> None:
+    """The same tokens for every sample, though the batches are others."""
+    problems = tiny.assets().problems
+    changes = (f"evaluation.benchmarks={{a: {problems}}}", "evaluation.at_start=true", "train.steps=1")
+    evaluation = tiny.configured(tmp_path / "run", *changes).config.evaluation
+    samples = tiny.records(tiny.run(tmp_path / "run", *changes) / "evaluations" / "step-000000.jsonl")
+    decoding = Decoding(evaluation.temperature, evaluation.top_p, evaluation.top_k, evaluation.max_tokens)
+    chat = ChatSettings("{question}", None, thinking=False)
+    settings = Settings(evaluation.samples, decoding, evaluation.seed, chat, "transformers", "float32", batch=5)
+    runner.evaluate("a", str(tiny.STUDENT), load_benchmarks([f"a={problems}"]), settings, tmp_path / "command")
+    ours, theirs = (
+        {(row["problem"], row["sample"]): row["token_ids"] for row in rows}
+        for rows in (samples, tiny.records(tmp_path / "command" / "samples.jsonl"))
+    )
+    assert ours == theirs

@@ -94,7 +94,7 @@ def test_scores_equal_a_float64_forward(model: TokenModel, monkeypatch: pytest.M
     """Whatever the padding, and also where the output layer is walked three tokens at a time."""
     monkeypatch.setattr(scores_module, "CHUNK_BYTES", chunk_bytes)
     sequences = ragged()
-    mask_BT = sequences.mask()
+    mask_BT = sequences.mask_BT
     found = score(model, sequences, WHOLE, temperatures=(0.7, 1.0), entropy=True)
     for temperature, logp_BT in zip((0.7, 1.0), found.logp, strict=True):
         expected, entropy = by_hand(model, sequences, temperature)
@@ -110,7 +110,7 @@ def test_training_sees_the_same_numbers(model: TokenModel) -> None:
     sequences = ragged()
     found = score(model, sequences, WHOLE, temperatures=(0.7,), entropy=False).logp[0]
     trained = training_logp(model, sequences.micro_batch(WHOLE[0]), temperature=0.7)
-    mask_BT = sequences.mask()
+    mask_BT = sequences.mask_BT
     assert torch.equal(trained.detach()[mask_BT], found[mask_BT])
     assert bool((trained[~mask_BT] == 0).all())
     assert trained.requires_grad
@@ -139,7 +139,7 @@ def test_bad_token_stays_nan_and_leaves_the_others_alone() -> None:
     with torch.no_grad():
         untied.model.embed_tokens.weight[bad] = math.inf
     found = score(replace(model, module=untied), sequences, WHOLE, temperatures=(1.0,), entropy=True)
-    mask_BT = sequences.mask()
+    mask_BT = sequences.mask_BT
     assert bool(found.logp[0][0][mask_BT[0]].isnan().all())
     assert found.entropy_BT is not None
     assert bool(found.entropy_BT[0][mask_BT[0]].isnan().all())
@@ -155,4 +155,4 @@ def test_low_precision_scores_are_close_and_float32() -> None:
     for model in (low, kept):
         found = score(model, ragged(), WHOLE, temperatures=(1.0,), entropy=True)
         assert found.logp[0].dtype == torch.float32
-        assert 0 < worst(found.logp[0], exact.logp[0].double(), ragged().mask()) < 0.5
+        assert 0 < worst(found.logp[0], exact.logp[0].double(), ragged().mask_BT) < 0.5

@@ -62,12 +62,12 @@ def inputs_for(
     flat = [rows for part in micro_rows for rows in part]
     old = score(model, sequences, flat, temperatures=(config.rollout.temperature,), entropy=False).logp[0]
     generator = torch.Generator().manual_seed(seed)
-    advantage_BT = torch.randn(old.shape, generator=generator) * sequences.mask()
+    advantage_BT = torch.randn(old.shape, generator=generator) * sequences.mask_BT
     return UpdateInputs(
         sequences=sequences,
         sample_ids=tuple(f"sample {row}" for row in range(len(sequences.responses))),
         micro_rows=micro_rows,
-        loss_mask_BT=sequences.mask(),
+        loss_mask_BT=sequences.mask_BT,
         old_logp_BT=old,
         surrogates=((advantage_BT, 1.0),),
         ref_logp_BT=reference,
@@ -135,7 +135,7 @@ def test_each_minibatch_has_its_own_token_count(student: TokenModel) -> None:
     sequences = ragged(lengths=(3, 7, 1, 5, 1, 1, 1, 2))
     config = config_of("train.minibatch_responses=4", "train.learning_rate=1e-12")
     inputs = inputs_for(student, config, sequences)
-    inputs = replace(inputs, surrogates=((-sequences.mask().float(), 1.0),))
+    inputs = replace(inputs, surrogates=((-sequences.mask_BT.float(), 1.0),))
     outcome, _ = updated(student, inputs, config)
     # sum of ratios 1 over 16 tokens / 16, then over 5 tokens / 5; a shared denominator of 21 would give 0.76 and 0.24
     assert outcome.loss == pytest.approx([1.0, 1.0], abs=1e-5)
@@ -173,13 +173,13 @@ def test_reference_kl_enters_once_with_its_coefficient(student: TokenModel) -> N
     """With the reference 0.5 nats above the policy everywhere: k3 = e^0.5 - 0.5 - 1 = 0.148721."""
     sequences, config = ragged(), config_of("train.learning_rate=1e-12", "loss.reference_kl=0.3")
     inputs = inputs_for(student, config, sequences)
-    inputs = replace(inputs, surrogates=((0.0 * sequences.mask(), 1.0),), ref_logp_BT=inputs.old_logp_BT + 0.5)
+    inputs = replace(inputs, surrogates=((0.0 * sequences.mask_BT, 1.0),), ref_logp_BT=inputs.old_logp_BT + 0.5)
     outcome, gradient = updated(student, inputs, config)
     assert outcome.reference_kl[0] == pytest.approx(0.148721, abs=1e-5)
     assert outcome.loss[0] == pytest.approx(0.3 * 0.148721, abs=1e-5)
     assert outcome.surrogate[0] == 0.0
     # d k3 / d log pi = 1 - e^0.5, the same as a policy gradient with advantage 0.3 (e^0.5 - 1) at ratio 1
-    advantage_BT = 0.3 * (torch.e**0.5 - 1.0) * sequences.mask()
+    advantage_BT = 0.3 * (torch.e**0.5 - 1.0) * sequences.mask_BT
     plain = config_of("train.learning_rate=1e-12")
     _, expected = updated(student, replace(inputs, surrogates=((advantage_BT, 1.0),), ref_logp_BT=None), plain)
     assert float((gradient - expected).norm() / expected.norm()) < 1e-5
@@ -190,7 +190,7 @@ def test_overlong_filter_takes_tokens_out_of_numerator_and_denominator(student: 
     inputs = inputs_for(student, config, sequences)
     filtered = inputs.loss_mask_BT.clone()
     filtered[:4] = False  # two whole micro-batches and nothing of the rest
-    advantage_BT = torch.where(filtered, -1.0, 100.0) * sequences.mask()
+    advantage_BT = torch.where(filtered, -1.0, 100.0) * sequences.mask_BT
     outcome, _ = updated(student, replace(inputs, loss_mask_BT=filtered, surrogates=((advantage_BT, 1.0),)), config)
     assert outcome.loss[0] == pytest.approx(1.0, abs=1e-5)
     assert outcome.ratio_N.numel() == sum(LENGTHS[4:])

@@ -41,6 +41,17 @@ def test_every_number_arrives() -> None:
     assert (loss["ratio_clip_min"], loss["ratio_clip_max"], loss["reference_policy_kl_penalty"]) == (0.11, 0.29, 0.007)
 
 
+def test_stop_strings_arrive_and_leave_vllm_its_tokenizer() -> None:
+    """NeMo-RL loads it where the rollout has stop strings; an evaluation's alone are our own call of the engine."""
+    plain, rollout, evaluation = (
+        master_config(configuration(*changes))["policy"]["generation"]
+        for changes in ([], ['rollout.stop=["###","\\n\\n"]'], ['evaluation.stop=["###"]'])
+    )
+    assert (plain["stop_strings"], "skip_tokenizer_init" in plain["vllm_cfg"]) == (None, False)
+    assert rollout["stop_strings"] == ["###", "\n\n"]
+    assert (evaluation["stop_strings"], evaluation["vllm_cfg"]["skip_tokenizer_init"]) == (None, False)
+
+
 def test_what_would_change_the_method_is_off() -> None:
     """A baseline of the others of a group, prompts drawn again, scoring that is skipped, a second clip of the ratio."""
     native = master_config(configuration())
