@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from nemo_uecr.checkpoint.proof import Agreement, compare, fixed_sequences, huggingface_scores
-from nemo_uecr.data.adapter import base_of
-from nemo_uecr.data.models import load_pretrained, load_tokenizer, only_here, save_pretrained
+from nemo_uecr.data.adapter import base_of, load_causal_lm
+from nemo_uecr.data.models import load_tokenizer, only_here, save_pretrained
 from nemo_uecr.errors import CheckpointError, require_extra
 from nemo_uecr.files import check_writable, new_folder, read_object
-
-#: What a checkpoint holds beside the model.
-OF_THE_RUN = ("optimizer.pt", "state.json", "manifest.json")
 
 
 def trained_model(run: Path) -> Path:
@@ -51,31 +47,23 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
     check_writable(out)
     base = base_of(source)
     sizes = read_object(source / "config.json")
-    sequences = fixed_sequences(source, sizes["vocab_size"])
+    sequences = fixed_sequences(source, sizes.get("text_config", sizes)["vocab_size"])
     with new_folder(out) as folder:
-        if base is None:
-            _copy(source, folder)
-        else:
-            _merge(source, base, folder, dtype)
+        _write(source, base, folder, dtype)
         before, after = huggingface_scores(source, sequences), huggingface_scores(folder, sequences)
-        limit = tolerance if dtype == "float32" or base is None else float("inf")
+        limit = tolerance if dtype == "float32" else float("inf")
         return source, compare(sequences, before, after, limit, ("the run's", "the export's"))
 
 
-def _copy(source: Path, folder: Path) -> None:
-    for path in source.iterdir():
-        if path.name not in OF_THE_RUN:
-            shutil.copyfile(path, folder / path.name)
-
-
-def _merge(source: Path, base: str, folder: Path, dtype: str) -> None:
-    require_extra("lora")
+def _write(source: Path, base: str | None, folder: Path, dtype: str) -> None:
     import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
-    module = load_pretrained(
-        AutoModelForCausalLM, base, local_files_only=only_here(base), dtype=torch.float32, use_safetensors=True
-    )
-    merged = PeftModel.from_pretrained(module, str(source)).merge_and_unload()
-    save_pretrained(merged.to(getattr(torch, dtype)), load_tokenizer(str(source), local_files_only=True), folder)
+    if base is None:
+        module, _ = load_causal_lm(str(source), local_files_only=True, dtype=torch.float32)
+    else:
+        require_extra("lora")
+        from peft import PeftModel
+
+        plain, _ = load_causal_lm(base, local_files_only=only_here(base), dtype=torch.float32)
+        module = PeftModel.from_pretrained(plain, str(source)).merge_and_unload()
+    save_pretrained(module.to(getattr(torch, dtype)), load_tokenizer(str(source), local_files_only=True), folder)

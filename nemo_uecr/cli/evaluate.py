@@ -170,6 +170,7 @@ def sweep(
     """
     from nemo_uecr.data.benchmarks import load_benchmarks
     from nemo_uecr.evaluation.compare import select
+    from nemo_uecr.evaluation.engines import check_model
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.study.demo import resolve
@@ -180,6 +181,8 @@ def sweep(
         raise DataError(f"--select-on {', '.join(sorted(unknown))}; the evaluations have {', '.join(benchmarks)}")
     folders = [folder for given in checkpoints for folder in sorted(given.glob("checkpoints/step-*")) or [given]]
     results = []
+    for folder in folders:  # every one of them before hours are spent on the first
+        check_model(str(folder))
     for folder in folders:
         results.append(run(folder.name, str(folder), benchmarks, settings, options.out / folder.name))
         say(*lines_of(results[-1]))

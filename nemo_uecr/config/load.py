@@ -33,7 +33,10 @@ REPLACE_MARKER = "_override_"
 #: OmegaConf's mark for a value that a later file must give.
 MISSING = "???"
 #: Keys that a resumed run may change: they alter what is written, not what is trained.
-FREE_KEYS = ("train.steps", "telemetry.", "checkpoint.", "run.folder")
+FREE_KEYS = (
+    "train.steps", "telemetry.", "checkpoint.", "run.folder",
+    "offload", "train.activation_checkpointing", "rollout.gpu_memory",
+)  # fmt: skip
 #: `${` with the backslashes before it, each of which OmegaConf reads as an escape there and nowhere else.
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 #: `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`, as in NeMo-RL's files.

@@ -256,7 +256,7 @@ class StudentConfig(Section):
     # Number format of the computation; the weights that are trained are float32 except under `adamw8bit_sr`.
     dtype: Dtype
     # r: train an adapter B A of this rank on every linear layer in place of the weights; 0: the weights.
-    lora_rank: NonNegativeInt = 0
+    lora_rank: Annotated[int, Field(ge=0, le=512)] = 0
     lora_alpha: Positive = 32.0  # The adapter counts alpha / r.
 
 

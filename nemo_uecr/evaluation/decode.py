@@ -52,7 +52,8 @@ def decode(
         mask_PS[row, : width - len(prompt)] = 0
     place_PS = (mask_PS.cumsum(dim=1) - 1).clamp(min=0)
     accepted = inspect.signature(module.forward).parameters
-    if "past_key_values" not in accepted:
+    # RecurrentGemma takes one and keeps its state elsewhere.
+    if "past_key_values" not in accepted or module.config.model_type == "recurrent_gemma":
         raise DataError(f"models of type {module.config.model_type!r} have no key-value cache; expected one that has")
     cache = DynamicCache(config=module.config)
     options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}

@@ -101,7 +101,10 @@ class Checkpoints:
                 "earlier one"
             )
         state = read_object(folder / STATE)
-        check_same_configuration(folder, self._config, state["config"])
+        written = Config.model_validate(state["config"])  # what was written before a key existed has its default
+        check_same_configuration(folder, self._config, written.model_dump(mode="json"))
+        if self._config.train.optimizer == "adamw8bit_sr":
+            import torchao.optim  # noqa: F401 - torch loads its moments only when it knows them
         optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
         return folder, optimizer, Position(**state["position"])
 

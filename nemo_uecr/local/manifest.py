@@ -23,6 +23,7 @@ import nemo_uecr
 from nemo_uecr.config.load import dump_config, flattened, written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.data.adapter import base_of
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
 from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
@@ -117,6 +118,9 @@ def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
     for role, name in models.items():
         folder = _model_folder(locate(name))
         files |= {f"{role}/{path.name}": path for path in sorted(folder.iterdir())} if folder else {}
+        base = base_of(folder) if folder else None
+        if base is not None and (below := _model_folder(base)):
+            files |= {f"{role}/base/{path.name}": path for path in sorted(below.iterdir())}
     return {name: file_sha256(path) for name, path in files.items() if path.is_file()}
 
 

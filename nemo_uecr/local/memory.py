@@ -37,9 +37,10 @@ class Placement:
     ) -> None:
         """Name the members; each function gives the tensors as they are when called, since an optimizer's grow."""
         self._moved, self._device, self._members = MOVED[policy], device, members
-        self._away: set[str] = set()
+        self._away = set(members) & self._moved  # a run loads them into host memory
         self._host: dict[int, Tensor] = {}
 
+    @torch.no_grad()
     def need(self, *names: str) -> None:
         """Make room, then bring these onto the device."""
         for name in self._members.keys() & self._moved - self._away - set(names):
@@ -72,12 +73,6 @@ def _plain(tensors: Iterable[Any]) -> Iterator[Tensor]:
             yield tensor
 
 
-def weights_of(module: torch.nn.Module) -> Iterator[Tensor]:
-    """Parameters and buffers."""
-    yield from module.parameters()
-    yield from module.buffers()
-
-
 def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """Moments and whatever else an optimizer keeps on the device."""
     for values in optimizer.state.values():
@@ -96,6 +91,10 @@ def checkpointed_layers(module: Any) -> list[torch.nn.Module]:
     enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    for layer in layers:  # a few architectures drop out in the layer itself
+        for name in ("dropout", "hidden_dropout", "activation_dropout"):
+            if isinstance(getattr(layer, name, None), float):
+                setattr(layer, name, 0.0)
     if not layers:
         raise DataError(
             f"train.activation_checkpointing is true, but transformers' {type(module).__name__} has no layer that "

@@ -32,7 +32,7 @@ from nemo_uecr.local.manifest import (
     list_files,
     write_run_files,
 )
-from nemo_uecr.local.memory import Placement, checkpointed_layers, state_of, weights_of
+from nemo_uecr.local.memory import MOVED, Placement, checkpointed_layers, state_of
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.rollout import Sampler, draw
 from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
@@ -92,6 +92,9 @@ def train(
                 position = start[2]
                 checkpoints.prune(position)
                 log.info("resuming after step %d from %s", position.step, start[0])
+                start = (start[0], {}, position)  # the optimizer has it
+            placement = _placement(config, models, optimizer)
+            sample = _sampler(config, models.student, locate, prompts, benchmarks)
             clients = open_clients(folder, config.telemetry, flat_values(config))
             progress = Progress(total=config.train.steps, style=config.telemetry.progress)
             write_run_files(folder, config, objective=objective, origins=origins, inputs=inputs)
@@ -103,8 +106,8 @@ def train(
                 config,
                 models=models,
                 optimizer=optimizer,
-                placement=_placement(config, models, optimizer),
-                sample=_sampler(config, models.student, locate, prompts, benchmarks),
+                placement=placement,
+                sample=sample,
                 prompts=prompts,
                 benchmarks=benchmarks,
                 folder=folder,
@@ -140,20 +143,23 @@ def _retire_failure(folder: Path) -> None:
 
 
 def _models(config: Config, checkpoint: Path | None, locate: Locate) -> Models:
-    device = _device(config.device)
-    student = _student(config, checkpoint, locate, device)
+    def device(member: str) -> torch.device:
+        """What is offloaded waits in host memory from the start."""
+        return torch.device("cpu") if member in MOVED[config.offload] else _device(config.device)
+
+    student = _student(config, checkpoint, locate, device("student"))
     teacher = reference = None
     method = METHODS[config.method.name]
     if method.needs_teacher and config.teacher.model_name is not None:
         name, dtype = locate(config.teacher.model_name), config.teacher.dtype
-        teacher = load_model(name, role="teacher", dtype=dtype, device=device, master_weights=False)
+        teacher = load_model(name, role="teacher", dtype=dtype, device=device("teacher"), master_weights=False)
         teacher.module.requires_grad_(False)
         check_same_tokens(student, teacher)
     if config.loss.reference_kl > 0 or method.needs_initial:  # the initial student, also after a resume
         if config.student.lora_rank:
             reference = student.base()
         else:
-            reference = _student(config, None, locate, device)
+            reference = _student(config, None, locate, device("reference"))
             reference.module.requires_grad_(False)
     return Models(student, teacher, reference)
 
@@ -162,11 +168,8 @@ def _student(config: Config, checkpoint: Path | None, locate: Locate, device: to
     """The student as it starts, or with what a checkpoint holds."""
     asked, training = config.student, config.train
     initial = locate(asked.model_name)
-    if asked.lora_rank and base_of(initial) is not None:
-        raise DataError(
-            f"student.model_name {initial!r} is an adapter, and student.lora_rank asks for another; merge it first: "
-            "nemo-uecr export"
-        )
+    if base_of(initial) is not None:
+        raise DataError(f"student.model_name {initial!r} is an adapter; merge it into its base first: nemo-uecr export")
     weights = initial if checkpoint is None or asked.lora_rank else str(checkpoint)
     master = not asked.lora_rank and training.optimizer != "adamw8bit_sr"
     student = load_model(weights, role="student", dtype=asked.dtype, device=device, master_weights=master)
@@ -193,14 +196,20 @@ def _sampler(
         *((p, config.evaluation.max_tokens) for p in benchmarks.values()),
     )
     longest = max(len(prompt.token_ids) + limit for found, limit in limits for prompt in found)
-    return VllmSampler(student, locate(config.student.model_name), config, max_length=longest)
+    initial = locate(config.student.model_name)
+    return VllmSampler(student, initial, config, device=_device(config.device), max_length=longest)
 
 
 def _placement(config: Config, models: Models, optimizer: torch.optim.Optimizer) -> Placement:
     reference = models.reference if models.reference and models.reference.module is not models.student.module else None
     loaded = {"student": models.student, "teacher": models.teacher, "reference": reference}
-    members = {name: partial(weights_of, model.module) for name, model in loaded.items() if model is not None}
-    return Placement(config.offload, models.student.device, members | {"optimizer": partial(state_of, optimizer)})
+    device, members = _device(config.device), {"optimizer": partial(state_of, optimizer)}
+    for name, model in loaded.items():
+        if model is not None:
+            members[name] = model.module.parameters
+            for buffer in model.module.buffers():  # a few kilobytes, and some models replace them in a forward
+                buffer.data = buffer.data.to(device)
+    return Placement(config.offload, device, members)
 
 
 def _device(name: str) -> torch.device:

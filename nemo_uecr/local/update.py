@@ -68,7 +68,8 @@ def build_optimizer(model: TokenModel, config: Config) -> torch.optim.Optimizer:
     train = config.train
     betas, decay = (train.betas[0], train.betas[1]), train.weight_decay
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay)
+        # One parameter after the other: all at once needs temporaries of the size of all weights on a GPU.
+        return torch.optim.AdamW(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, foreach=False)
     require_extra("optimizers")
     found: torch.optim.Optimizer
     if train.optimizer == "adamw8bit":
@@ -130,7 +131,8 @@ def update(
                 places.append(torch.stack((rows[row_N], column_N), dim=1))
         norm = float(torch.nn.utils.clip_grad_norm_(model.trained, config.train.max_grad_norm))
         if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
-            culprit = _culprit(model, optimizer, inputs, torch.cat(minibatch), config, tokens)
+            with recomputing(model.recomputed):
+                culprit = _culprit(model, optimizer, inputs, torch.cat(minibatch), config, tokens)
             raise InvariantError(
                 f"loss {float(sums[0])} and gradient norm {norm} at {culprit}; expected finite numbers. "
                 "Lower train.learning_rate or look at the saved batch"

@@ -1,7 +1,7 @@
 """Rollouts by vLLM in the training process: before every draw it is handed the student's weights.
 
 Its log-probabilities never enter the ratio. They are held against the student's own at every step, so that an engine
-with other weights than the student's stops the run.
+whose weights have drifted from the student's stops the run.
 
 Shape legend: B = responses, T = response tokens.
 """
@@ -30,11 +30,13 @@ class VllmSampler:
     the weights, then the weights, then room for the cache.
     """
 
-    def __init__(self, student: TokenModel, initial: str, config: Config, *, max_length: int) -> None:
+    def __init__(
+        self, student: TokenModel, initial: str, config: Config, *, device: torch.device, max_length: int
+    ) -> None:
         """Start the engine on the initial student, which has the architecture and the tokenizer."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its worker reads the student's weights where they are
         self._student, self._lora = student, config.student.lora_rank > 0
-        self._sleeps = student.device.type == "cuda"
+        self._sleeps = device.type == "cuda"
         self._engine = start_vllm(
             initial,
             dtype=config.student.dtype,
@@ -83,6 +85,7 @@ class VllmSampler:
             self._student.module.save_pretrained(folder)
             adapter = LoRARequest("student", 1, str(folder), load_inplace=True)
             self._engine.llm_engine.add_lora(adapter)
+            adapter = LoRARequest("student", 1, str(folder))  # in place, vLLM would read it for every token again
         else:
             # Not the named parameters: they lack a tied output layer, which would keep its old weights.
             weights = list(self._student.module.state_dict().items())

@@ -23,7 +23,7 @@ import psutil
 from nemo_uecr.checkpoint.reading import MEGATRON, find_source, read_weights
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
 from nemo_uecr.config.schema import Config, teacher_of
-from nemo_uecr.data import models
+from nemo_uecr.data import adapter, models
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import Problem, load_problems
 from nemo_uecr.errors import DataError, UecrError
@@ -266,7 +266,7 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
         wrong, needed, kept = list(plan.faults), plan.host_bytes, run.checkpoint.keep_last + 1
     else:
         plan = local_plan(run, gpu if run.device == "cuda" else CPU, LENGTHS, sizes=sizes)
-        needed = 0 if run.device == "cuda" else plan.fullest.size
+        needed = plan.host_bytes if run.device == "cuda" else plan.fullest.size
         kept = run.checkpoint.keep_last + 1 + run.checkpoint.keep_best
         wrong = [fault for fault in plan.faults if fault not in plan.mismatches]
         wrong += faults.vocabulary_faults(run, known["student"], known.get("teacher"))
@@ -346,6 +346,10 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
         return judged(check, here, message, remedy, "warn")
     if "model_type" not in read_object(folder / "config.json"):
         raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
+    base = adapter.base_of(folder)
+    if base is not None:
+        models.read_header(folder / adapter.WEIGHTS)
+        return model_finding(run, role, base)
     for file in models.weight_names(folder):
         models.read_header(folder / file)
     models.refuse_kernels(str(folder))

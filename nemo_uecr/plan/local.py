@@ -87,7 +87,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
         title=f"{title}, local back end",
         hardware=f"one {device.name}{f', {run.threads} thread(s)' if device.name == 'CPU' else ''}{memory}",
         capacity=device.memory,
-        layout=(records.RankLine(0, 0, f"whole, {responses} responses", "whole" if teacher else "-", "transformers"),),
+        layout=(records.RankLine(0, 0, f"whole, {responses} responses", "whole" if teacher else "-", drawn.engine),),
         phases=tuple(phases),
         host=(
             Item("batch", responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes a token"),

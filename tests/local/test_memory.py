@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from nemo_uecr.data.adapter import WEIGHTS, add_adapter, load_adapter, load_causal_lm
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.local.memory import Placement, state_of, weights_of
+from nemo_uecr.local.memory import Placement, state_of
 from nemo_uecr.local.models import load_model
 from tests.local import tiny
 from tests.local.tiny import every, run
@@ -72,12 +72,12 @@ def test_placement_moves_values_and_only_what_the_policy_names() -> None:
     layer(torch.ones(3)).sum().backward()
     optimizer.step()
     members = {
-        "student": lambda: weights_of(layer), "teacher": lambda: weights_of(teacher),
-        "optimizer": lambda: state_of(optimizer),
+        "student": layer.parameters, "teacher": teacher.parameters, "optimizer": lambda: state_of(optimizer),
     }  # fmt: skip
     before = [tensor.clone() for tensors in members.values() for tensor in tensors()]
     kept, host = layer.weight.data_ptr(), teacher.weight.data_ptr()
     place = Placement("teacher", CPU, members)
+    place.need("teacher")
     place.need("student")
     assert layer.weight.data_ptr() == kept
     assert teacher.weight.data_ptr() != host
