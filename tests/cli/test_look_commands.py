@@ -42,8 +42,8 @@ def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path, capsys: pyte
 
 
 def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "lower train.microbatch_responses" in refused(capsys, "plan", *DEMO, "--memory", "0.3")
-    assert entry_point(["plan", *DEMO, "--memory", "0.3", "train.microbatch_responses=16"]) == 0
+    assert "lower train.microbatch_responses" in refused(capsys, "plan", *DEMO, "--memory", "0.08")
+    assert entry_point(["plan", *DEMO, "--memory", "0.08", "train.microbatch_responses=16"]) == 0
 
 
 @pytest.fixture
