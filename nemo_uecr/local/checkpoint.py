@@ -71,7 +71,8 @@ class Checkpoints:
         try:
             with new_folder(target) as aside:
                 save_pretrained(model.module, model.tokenizer, aside)
-                torch.save(optimizer.state_dict(), aside / OPTIMIZER)
+                with (aside / OPTIMIZER).open("wb") as file:  # which says why it cannot be written; torch does not
+                    torch.save(optimizer.state_dict(), file)
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
                 hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
                 (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")

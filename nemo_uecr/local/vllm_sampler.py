@@ -102,7 +102,7 @@ class VllmSampler:
 
         Args:
             logp_BT: the student's log-probabilities at temperature 1.
-            tolerance: the largest mean that two arithmetics may be apart.
+            tolerance: the largest mean that two ways of computing it may be apart.
 
         Raises:
             InvariantError: It is larger; the engine then drew with other weights than the student's.

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.local import checkpoint, trainer
+from nemo_uecr.local import checkpoint, rollout, trainer
 from tests.local import tiny
 from tests.local.tiny import in_child, outcome, same
 
 BUSY = ("train.steps=3", "checkpoint.every=1", "rollout.responses_per_prompt=4")
 #: Where a step can die: the function whose second call never returns, by part of the step.
 PARTS = {
-    "rollout": (trainer, "draw"),
+    "rollout": (rollout, "decode"),
     "scoring": (trainer, "score"),
     "update": (trainer, "update"),
     "save": (checkpoint, "save_pretrained"),
