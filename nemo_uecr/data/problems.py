@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem with its reference answer."""
+    """One problem with its reference answer, and the whole row that it comes from."""
 
     id: str
     question: str
     answer: str
+    columns: Row = field(default_factory=dict, compare=False)
 
 
 def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str | None) -> list[Problem]:
@@ -62,7 +63,7 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
         if name in lines:
             raise DataError(f"{where}: duplicate id {name!r}, also on line {lines[name]}; ids must be unique")
         lines[name] = number
-        problems.append(Problem(name, question, answer))
+        problems.append(Problem(name, question, answer, row))
     if not problems:
         raise DataError(f"{path}: no problems in the file; expected at least one line of JSON")
     return problems

@@ -32,6 +32,7 @@ def test_rows_in_file_order(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD, "", "   ", row(extra=[1]) + "\r")
     assert load(path) == [Problem("a", "1+1?", "2"), Problem("b", "2+2?", "4")]
     assert [problem.id for problem in load(path, id_key=None)] == ["1", "4"]  # line numbers
+    assert load(path)[1].columns == {"id": "b", "question": "2+2?", "answer": "4", "extra": [1]}
 
 
 @pytest.mark.parametrize(("answer", "text"), [(27, "27"), (27.0, "27"), (0.5, "0.5"), (r"\frac12", r"\frac12")])
