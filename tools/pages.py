@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nemo_uecr.cli.main import app
-from nemo_uecr.config.load import section_of
+from nemo_uecr.config.load import sections_of
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, Config, Section
 from nemo_uecr.method_registry import REGISTRY
@@ -126,7 +126,12 @@ def _tables(schema: type[BaseModel], section: str = "") -> Iterator[str]:
     by_method = section.partition(".")[0] in ("method", "teacher")
     prefix = f"{section}." if section else ""
     nodes, meaning = schema.model_json_schema()["properties"], meanings(schema)
-    fields = {name: field for name, field in schema.model_fields.items() if section_of(field) is None}
+    within = {
+        name: sections_of(field.annotation)
+        for name, field in schema.model_fields.items()
+        if get_origin(field.annotation) is not dict
+    }
+    fields = {name: field for name, field in schema.model_fields.items() if not within.get(name)}
     if fields:
         yield "| key | expects | default | meaning |" + (" read by |" if by_method else "")
         yield "|---|---|---|---|" + ("---|" if by_method else "")
@@ -134,8 +139,8 @@ def _tables(schema: type[BaseModel], section: str = "") -> Iterator[str]:
         cells = [f"`{prefix}{name}`", _words(nodes[name]), _default(name, field), meaning[name]]
         cells += [_readers(section, name)] if by_method else []
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-    for name, field in schema.model_fields.items():
-        if (inner := section_of(field)) is not None:
+    for name, sections in within.items():
+        for inner in sections:
             yield from _tables(inner, f"{prefix}{name}")
 
 
@@ -151,6 +156,8 @@ def _words(node: Mapping[str, Any]) -> str:
         fixed = node.get("prefixItems")
         return f"a list of {len(fixed)}, each {_words(fixed[0])}" if fixed else f"a list, each {_words(node['items'])}"
     if node["type"] == "object":
+        if "additionalProperties" not in node:
+            return "a mapping of names to sections"
         return f"a mapping of names to {WORDS[node['additionalProperties']['type']].removeprefix('a ')}s"
     limits = [f"{sign} {node[name]:.10g}" for name, sign in SIGNS.items() if name in node]
     limits += ["that is not empty"] if node.get("minLength") == 1 else []

@@ -104,7 +104,7 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source
             )
         return str(path)
 
-    return Source(rollouts, student_of, config.teacher.model_name, files)
+    return Source(rollouts, student_of, getattr(config.teacher, "model_name", None), files)
 
 
 def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:

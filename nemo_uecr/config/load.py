@@ -228,7 +228,7 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     """`dotted.key=value` from the command line, the value read as YAML; with the origin `override`.
 
     `+key=value` and `++key=value`, Hydra's spellings for a key that the files may lack, mean the same. A whole mapping
-    of names, `evaluation.benchmarks={...}`, replaces what the files name.
+    of names, `evaluation.benchmarks={...}`, or a whole `teacher={...}`, replaces what the files say.
 
     Raises:
         ConfigError: an unknown key, or a value that is no YAML.
@@ -239,11 +239,11 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     if key is None:
         nearest = nearest_name(name, known_keys(schema))
         raise ConfigError(f"override {text!r}: unknown key {name}; the nearest known key is {nearest}")
-    annotation, parts = known_keys(schema)[key].annotation, key.split(".")
-    if name != key:
+    annotation, parts = known_keys(schema)[key].annotation, (name if ".NAME." in key else key).split(".")
+    if name != key and ".NAME." not in key:
         annotation, parts = get_args(annotation)[1], [*parts, name.removeprefix(f"{key}.")]
     value = _override_value(text, written, annotation)
-    if isinstance(value, Mapping) and get_origin(annotation) is dict:
+    if isinstance(value, Mapping) and (get_origin(annotation) is dict or len(sections_of(annotation)) > 1):
         value = {**value, REPLACE_MARKER: True}
     tree = reduce(lambda inner, part: {part: inner}, reversed(parts[1:]), value)
     return _layer({parts[0]: tree}, OVERRIDE)
@@ -275,16 +275,17 @@ def known_keys(schema: type[BaseModel]) -> dict[str, FieldInfo]:
     found: dict[str, FieldInfo] = {}
     for name, field in schema.model_fields.items():
         found[name] = field
-        if (section := section_of(field)) is not None:
-            own = ".NAME" if get_origin(field.annotation) is dict else ""
+        own = ".NAME" if get_origin(field.annotation) is dict else ""
+        for section in sections_of(field.annotation):
             found |= {f"{name}{own}.{key}": inner for key, inner in known_keys(section).items()}
     return found
 
 
-def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a field holds, also optionally or by name; None for a key."""
-    kinds = (field.annotation, *get_args(field.annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+def sections_of(annotation: object) -> list[type[BaseModel]]:
+    """The sections that a field's annotation allows, also optionally or by name; none for a key."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in sections_of(part)]
 
 
 def key_of(name: str, schema: type[BaseModel]) -> str | None:
@@ -292,7 +293,11 @@ def key_of(name: str, schema: type[BaseModel]) -> str | None:
     keys = known_keys(schema)
     if name in keys:
         return name
-    return next((k for k in keys if name.startswith(f"{k}.") and get_origin(keys[k].annotation) is dict), None)
+    holder = next((k for k in keys if name.startswith(f"{k}.") and get_origin(keys[k].annotation) is dict), None)
+    if holder is None or not sections_of(keys[holder].annotation):
+        return holder
+    below = name.removeprefix(f"{holder}.").partition(".")[2]
+    return holder if not below else f"{holder}.NAME.{below}" if f"{holder}.NAME.{below}" in keys else None
 
 
 # -- faults in one line ----------------------------------------------------------------------------------------------
@@ -326,8 +331,8 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
 
 
 def _name(loc: Sequence[int | str]) -> str:
-    """The dotted key of an error's location; list positions belong to the key that holds the list."""
-    return ".".join(part for part in loc if isinstance(part, str) and part != "[key]")
+    """The dotted key of an error's location, without list positions and the kinds of a section."""
+    return ".".join(part for part in loc if isinstance(part, str) and not part.startswith("["))
 
 
 def _origin(name: str, origins: Mapping[str, str], path: str) -> str:

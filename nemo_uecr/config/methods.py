@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from nemo_uecr.config.load import DEFAULT
+from nemo_uecr.config.load import DEFAULT, flat_values
 from nemo_uecr.config.nemo_schema import AnyConfig
 from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, MethodConfig
+
+#: The keys that say what a teacher is.
+TEACHER = re.compile(r"(teacher|teachers\..+)\.(model_name|self)")
 
 
 def objective(config: AnyConfig) -> str:
@@ -51,6 +55,7 @@ def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:
     idle = [f"method.{key}" for key in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS) if key not in entry.config_settings]
     idle += [f"method.parameters.{key}" for key in config.method.parameters if key not in entry.parameters]
     stated = [key for key in idle if origins[key] != DEFAULT]
-    if not entry.needs_teacher and config.teacher.model_name is not None:
-        stated.insert(0, "teacher.model_name")
+    if not entry.needs_teacher:
+        values = flat_values(config)
+        stated = [key for key in values if TEACHER.fullmatch(key) and values[key] is not None] + stated
     return f"not used by method {config.method.name}: {', '.join(stated)}" if stated else None

@@ -180,6 +180,12 @@ class NemoConfig(Section):
         return self.cluster.nodes * self.cluster.gpus_per_node
 
     @property
+    def active_teachers(self) -> dict[str, NemoTeacherConfig]:
+        """What the run reads scores from, by key; empty where its method reads none."""
+        named = self.method.entry.needs_teacher and self.teacher.model_name is not None
+        return {"teacher": self.teacher} if named else {}
+
+    @property
     def student_gpus(self) -> int:
         """GPUs that the student trains on."""
         return self.gpus - self.teacher.dedicated_gpus

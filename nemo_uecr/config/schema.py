@@ -12,7 +12,16 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from nemo_uecr.method_registry import REGISTRY, Entry
 
@@ -234,16 +243,17 @@ def check_batch(config: AnyConfig) -> None:
 
 def check_teacher(config: AnyConfig) -> None:
     """Refuse a method that reads teacher scores when there is no teacher."""
-    if config.method.entry.needs_teacher and config.teacher.model_name is None:
+    if config.method.entry.needs_teacher and not config.active_teachers:
         raise ValueError(
             f"teacher.model_name: got null, but method {config.method.name} reads a teacher; name a model, or choose "
             "method.name=grpo"
         )
 
 
-def teacher_of(config: AnyConfig) -> str | None:
-    """Name of the teacher; None where the method reads none."""
-    return config.teacher.model_name if config.method.entry.needs_teacher else None
+def teacher_models(config: AnyConfig) -> dict[str, str]:
+    """Folder or hub name of each teacher that the run loads, by its key: `teacher`, or `teachers.NAME`."""
+    named = {key: getattr(teacher, "model_name", None) for key, teacher in config.active_teachers.items()}
+    return {key: name for key, name in named.items() if name is not None}
 
 
 # -- the local back end ----------------------------------------------------------------------------------------------
@@ -261,10 +271,40 @@ class StudentConfig(Section):
 
 
 class TeacherConfig(Section):
-    """The frozen model that scores the student's tokens."""
+    """A frozen model that scores the student's tokens."""
 
     model_name: Text | None  # Hugging Face model: a local folder or a hub name; null where the method reads no teacher.
-    dtype: Dtype  # Number format of weights and activations.
+    dtype: Dtype | None = None  # Number format of weights and activations; null: the student's.
+
+
+class SelfTeacherConfig(Section):
+    """The student as its own teacher, which may read more than the student does: a solution, a hint."""
+
+    self: Literal["initial", "current"]  # Whose weights: the student's before training, or as they are at each step.
+    # The user's turn that it reads; {question}, {answer} and {COLUMN}, any column of the problem, stand in it.
+    prompt_template: Annotated[str, Field(pattern=r"\{\w+\}")]
+
+
+def _kind_of_teacher(teacher: object) -> str:
+    """The kind of teacher that a section describes, by the key that only this kind has."""
+    keys = teacher if isinstance(teacher, dict) else getattr(type(teacher), "model_fields", ())
+    return "[self]" if "self" in keys else "[model]"
+
+
+#: Each kind is told by a key of its own, so that an error speaks of this kind's keys alone.
+OneTeacher = TeacherConfig | SelfTeacherConfig
+AnyTeacher = Annotated[
+    Annotated[TeacherConfig, Tag("[model]")] | Annotated[SelfTeacherConfig, Tag("[self]")],
+    Discriminator(_kind_of_teacher),
+]
+TeacherName = Annotated[str, Field(pattern=r"^[\w-]+$")]
+
+
+class RoutingConfig(Section):
+    """Which of several teachers scores the responses to a problem."""
+
+    key: Text  # Column of the problems that names the teacher.
+    default: TeacherName | None = None  # Teacher of the problems that name none of `teachers`; null: refuse them.
 
 
 class DataConfig(ProblemsConfig):
@@ -329,7 +369,9 @@ class Config(Section):
     offload: Literal["none", "teacher", "all"] = "none"
     run: RunConfig
     student: StudentConfig
-    teacher: TeacherConfig
+    teacher: AnyTeacher | None = None
+    teachers: dict[TeacherName, AnyTeacher] = {}  # Several, by name, in place of `teacher`; `routing` chooses.
+    routing: RoutingConfig | None = None
     data: DataConfig
     rollout: RolloutConfig
     method: MethodConfig
@@ -340,10 +382,23 @@ class Config(Section):
     telemetry: TelemetryConfig
     tolerances: LocalTolerancesConfig = LocalTolerancesConfig()
 
+    @property
+    def active_teachers(self) -> dict[str, OneTeacher]:
+        """What the run reads scores from, by key: `teacher`, or `teachers.NAME`; empty where its method reads none."""
+        stated: dict[str, OneTeacher | None] = {f"teachers.{name}": teacher for name, teacher in self.teachers.items()}
+        found: dict[str, OneTeacher] = {}
+        for key, teacher in (stated or {"teacher": self.teacher}).items():
+            if isinstance(teacher, TeacherConfig) and teacher.model_name is not None:
+                found[key] = teacher.model_copy(update={"dtype": teacher.dtype or self.student.dtype})
+            elif isinstance(teacher, SelfTeacherConfig):
+                found[key] = teacher
+        return found if self.method.entry.needs_teacher else {}
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         check_batch(self)
         check_teacher(self)
+        self._check_routing()
         size, most = self.train.microbatch_responses, self.train.minibatch_responses
         if size > most:
             raise ValueError(
@@ -360,3 +415,14 @@ class Config(Section):
                 "name a benchmark or set checkpoint.keep_best=false"
             )
         return self
+
+    def _check_routing(self) -> None:
+        names, routing = ", ".join(self.teachers), self.routing
+        if self.teachers and getattr(self.teacher, "model_name", self.teacher) is not None:
+            raise ValueError(f"teacher and teachers.{names}: expected one of the two; take teacher=null")
+        if unnamed := [name for name, teacher in self.teachers.items() if getattr(teacher, "model_name", "") is None]:
+            raise ValueError(f"teachers.{unnamed[0]}.model_name: got null, expected a model; leave the name out")
+        if routing is None and len(self.teachers) > 1:
+            raise ValueError(f"routing: missing, but there are teachers {names}; write routing.key=COLUMN")
+        if routing is not None and (not self.teachers or routing.default not in (None, *self.teachers)):
+            raise ValueError(f"routing.default: got {routing.default}, expected one of teachers: {names or 'none'}")

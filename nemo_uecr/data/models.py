@@ -250,19 +250,9 @@ def fitting_prompts(
         asked: name and question of each problem.
         data: section of the configuration: template, thinking mode, longest prompt, what becomes of longer ones.
     """
-    system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
-    if system is not None and tokenizer.chat_template is None:
-        raise DataError(
-            "data.system_prompt is set, but the student's tokenizer has no chat template that could place it; write it "
-            "into data.prompt_template"
-        )
     kept, most, first = {}, data.max_prompt_tokens, ""
     for place, (name, question) in enumerate(asked):
-        text = data.prompt_template.replace("{question}", question)
-        if tokenizer.chat_template is None:
-            ids = list(tokenizer(text)["input_ids"])
-        else:
-            ids = chat_ids(tokenizer, text, system=system, thinking=data.enable_thinking)
+        ids = prompt_ids(tokenizer, data.prompt_template.replace("{question}", question), data)
         if len(ids) <= most:
             kept[place] = ids
         else:
@@ -276,6 +266,19 @@ def fitting_prompts(
             raise DataError(f"{said}. Raise the limit, or leave some out: data.long_prompts=drop")
         log.warning("%s; they are dropped", said)
     return kept
+
+
+def prompt_ids(tokenizer: Any, text: str, data: DataConfig | NemoDataConfig) -> list[int]:
+    """Token ids of a user's turn as the section `data` wraps it; without a chat template the plain text's."""
+    system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
+    if tokenizer.chat_template is not None:
+        return chat_ids(tokenizer, text, system=system, thinking=data.enable_thinking)
+    if system is not None:
+        raise DataError(
+            "data.system_prompt is set, but the student's tokenizer has no chat template that could place it; write it "
+            "into data.prompt_template"
+        )
+    return list(tokenizer(text)["input_ids"])
 
 
 def chat_ids(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> list[int]:

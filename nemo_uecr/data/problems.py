@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.schema import RoutingConfig
 
 #: Field names by meaning, tried in this order.
 QUESTION_KEYS = ("question", "problem")
@@ -67,6 +71,44 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
     if not problems:
         raise DataError(f"{path}: no problems in the file; expected at least one line of JSON")
     return problems
+
+
+# What a problem's columns say.
+
+
+def filled(template: str, problem: Problem) -> str:
+    """A template with {question}, {answer} and any column of the problem in place of their names in braces."""
+
+    def text(found: re.Match[str]) -> str:
+        own = {"question": problem.question, "answer": problem.answer}
+        column = own.get(found[1]) or text_of(problem.columns.get(found[1]))
+        if column is None:
+            raise DataError(
+                f"problem {problem.id!r} has no text under {found[1]!r}, which prompt_template {template!r:.60} asks "
+                f"for; it has {', '.join(problem.columns)}"
+            )
+        return column
+
+    return re.sub(r"\{(\w+)\}", text, template)
+
+
+def teacher_name(problem: Problem, routing: RoutingConfig | None, names: Iterable[str]) -> str:
+    """The one of ``names`` that scores the responses to a problem.
+
+    Raises:
+        DataError: naming the problem, whose column names no teacher while there is no default.
+    """
+    known = tuple(names)
+    if routing is None:
+        return known[0]
+    value = problem.columns.get(routing.key)
+    name = next((name for name in known if name == value), routing.default)
+    if name is None:
+        raise DataError(
+            f"problem {problem.id!r} has {value!r:.40} under {routing.key!r} (routing.key); expected one of the "
+            f"teachers {', '.join(known)}: correct the row, or give routing.default"
+        )
+    return name
 
 
 # Rows of a source.

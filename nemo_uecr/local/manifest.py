@@ -21,8 +21,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 import nemo_uecr
 from nemo_uecr.config.load import dump_config, flattened, written_config
-from nemo_uecr.config.schema import Config
-from nemo_uecr.core.methods import METHODS
+from nemo_uecr.config.schema import Config, teacher_models
 from nemo_uecr.data.adapter import base_of
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
@@ -105,16 +104,14 @@ def _git(*words: str) -> bytes:
 def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
     """sha256 of every input file that is on this machine.
 
-    Names are `train`, `train/manifest.json`, `benchmark NAME`, and `student/FILE` and `teacher/FILE` for each file of
-    a model: weights, configuration, tokenizer, chat template.
+    Names are `train`, `train/manifest.json`, `benchmark NAME`, and `student/FILE`, `teacher/FILE` or
+    `teachers.NAME/FILE` for each file of a model: weights, configuration, tokenizer, chat template.
     """
     train = Path(locate(config.data.train))
     train = train / KEPT if train.is_dir() else train
     files = {"train": train, f"train/{DATA_MANIFEST}": train.with_name(DATA_MANIFEST)}
     files |= {f"benchmark {name}": Path(locate(path)) for name, path in config.evaluation.benchmarks.items()}
-    models = {"student": config.student.model_name}
-    if METHODS[config.method.name].needs_teacher and config.teacher.model_name is not None:
-        models["teacher"] = config.teacher.model_name
+    models = {"student": config.student.model_name} | teacher_models(config)
     for role, name in models.items():
         folder = _model_folder(locate(name))
         files |= {f"{role}/{path.name}": path for path in sorted(folder.iterdir())} if folder else {}

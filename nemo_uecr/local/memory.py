@@ -15,14 +15,13 @@ from torch import Tensor
 from nemo_uecr.errors import DataError
 
 Policy = Literal["none", "teacher", "all"]
-#: What moves under each policy.
-MOVED: dict[Policy, frozenset[str]] = {
-    "none": frozenset(),
-    "teacher": frozenset({"teacher", "reference"}),
-    "all": frozenset({"teacher", "reference", "student", "optimizer"}),
-}
-#: They never change, so their copy in host memory is made once and never written back.
-FROZEN = MOVED["teacher"]
+#: The others never change, so their copy in host memory is made once and never written back.
+TRAINED = frozenset({"student", "optimizer"})
+
+
+def moves(policy: Policy, member: str) -> bool:
+    """Whether a member waits in host memory: every teacher and the reference under `teacher`."""
+    return policy == "all" or (policy == "teacher" and member not in TRAINED)
 
 
 class Placement:
@@ -36,16 +35,17 @@ class Placement:
         self, policy: Policy, device: torch.device, members: Mapping[str, Callable[[], Iterable[Tensor]]]
     ) -> None:
         """Name the members; each function gives the tensors as they are when called, since an optimizer's grow."""
-        self._moved, self._device, self._members = MOVED[policy], device, members
-        self._away = set(members) & self._moved  # a run loads them into host memory
+        self._device, self._members = device, members
+        self._moved = {name for name in members if moves(policy, name)}
+        self._away = set(self._moved)  # a run loads them into host memory
         self._host: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def need(self, *names: str) -> None:
         """Make room, then bring these onto the device."""
-        for name in self._members.keys() & self._moved - self._away - set(names):
+        for name in self._moved - self._away - set(names):
             for tensor in _plain(self._members[name]()):
-                tensor.data = self._host_copy(tensor, frozen=name in FROZEN)
+                tensor.data = self._host_copy(tensor, frozen=name not in TRAINED)
             self._away.add(name)
         for name in self._away & set(names):
             for tensor in _plain(self._members[name]()):

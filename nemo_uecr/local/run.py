@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -32,10 +32,11 @@ from nemo_uecr.local.manifest import (
     list_files,
     write_run_files,
 )
-from nemo_uecr.local.memory import MOVED, Placement, checkpointed_layers, state_of
-from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
+from nemo_uecr.local.memory import Placement, checkpointed_layers, moves, state_of
+from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.rollout import Sampler, draw
 from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
+from nemo_uecr.local.teachers import load_teachers
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.local.vllm_sampler import VllmSampler
@@ -145,23 +146,22 @@ def _retire_failure(folder: Path) -> None:
 def _models(config: Config, checkpoint: Path | None, locate: Locate) -> Models:
     def device(member: str) -> torch.device:
         """What is offloaded waits in host memory from the start."""
-        return torch.device("cpu") if member in MOVED[config.offload] else _device(config.device)
+        return torch.device("cpu") if moves(config.offload, member) else _device(config.device)
 
     student = _student(config, checkpoint, locate, device("student"))
-    teacher = reference = None
-    method = METHODS[config.method.name]
-    if method.needs_teacher and config.teacher.model_name is not None:
-        name, dtype = locate(config.teacher.model_name), config.teacher.dtype
-        teacher = load_model(name, role="teacher", dtype=dtype, device=device("teacher"), master_weights=False)
-        teacher.module.requires_grad_(False)
-        check_same_tokens(student, teacher)
-    if config.loss.reference_kl > 0 or method.needs_initial:  # the initial student, also after a resume
+
+    @cache
+    def initial() -> TokenModel:
+        """The student before training, also after a resume."""
         if config.student.lora_rank:
-            reference = student.base()
-        else:
-            reference = _student(config, None, locate, device("reference"))
-            reference.module.requires_grad_(False)
-    return Models(student, teacher, reference)
+            return student.base()
+        copy = _student(config, None, locate, device("reference"))
+        copy.module.requires_grad_(False)
+        return copy
+
+    teachers = load_teachers(config, student, initial, locate=locate, device=device)
+    read = config.loss.reference_kl > 0 or METHODS[config.method.name].needs_initial
+    return Models(student, teachers, initial() if read else None)
 
 
 def _student(config: Config, checkpoint: Path | None, locate: Locate, device: torch.device) -> TokenModel:
@@ -201,11 +201,13 @@ def _sampler(
 
 
 def _placement(config: Config, models: Models, optimizer: torch.optim.Optimizer) -> Placement:
-    reference = models.reference if models.reference and models.reference.module is not models.student.module else None
-    loaded = {"student": models.student, "teacher": models.teacher, "reference": reference}
+    loaded = {} if models.reference is None else {"reference": models.reference}
+    for teacher in [] if models.teachers is None else models.teachers.by_name.values():
+        loaded |= teacher.members
+    loaded["student"] = models.student
     device, members = _device(config.device), {"optimizer": partial(state_of, optimizer)}
     for name, model in loaded.items():
-        if model is not None:
+        if name == "student" or model.module is not models.student.module:  # with an adapter it has the initial one
             members[name] = model.module.parameters
             for buffer in model.module.buffers():  # a few kilobytes, and some models replace them in a forward
                 buffer.data = buffer.data.to(device)
@@ -230,9 +232,9 @@ def _problems(config: Config, models: Models, locate: Locate) -> tuple[list[Prom
     whole = data.model_copy(update={"long_prompts": "refuse"})  # a benchmark is never cut
     benchmarks = {name: prompts(Path(locate(path)), whole) for name, path in config.evaluation.benchmarks.items()}
     training = prompts(training_file(Path(locate(data.train)), "data.train"), data)
-    for model in (models.student, models.teacher):
-        if model is not None:
-            check_context(training, model, "rollout.max_response_tokens", config.rollout.max_response_tokens)
+    check_context(training, models.student, "rollout.max_response_tokens", config.rollout.max_response_tokens)
+    if models.teachers is not None:
+        models.teachers.check(training, config.rollout.max_response_tokens)
     for found in benchmarks.values():
         check_context(found, models.student, "evaluation.max_tokens", config.evaluation.max_tokens)
     return training, benchmarks

@@ -26,6 +26,7 @@ from nemo_uecr.local.rollout import Fault, Sampler, evaluate
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch, step_metrics
+from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.stopping import RunStopped, StopRequest
@@ -39,10 +40,10 @@ USED = frozenset({"advantage", "advantage_opd", "loss_mask"})
 
 @dataclass(frozen=True)
 class Models:
-    """The student, and the frozen models that the method and the loss ask for."""
+    """The student, the teachers, and the initial student where the method or the loss reads it."""
 
     student: TokenModel
-    teacher: TokenModel | None
+    teachers: Teachers | None
     reference: TokenModel | None
 
 
@@ -173,11 +174,10 @@ class Trainer:
             student = score(
                 models.student, sequences, rows, temperatures=(config.rollout.temperature, 1.0), entropy=True
             )
-        if models.teacher is not None:
+        if models.teachers is not None:
             with watch.phase("score_teacher"):
-                self.placement.need("teacher")
                 wants_entropy = "teacher_entropy" in self.method.scores
-                teacher = score(models.teacher, sequences, rows, temperatures=(1.0,), entropy=wants_entropy)
+                teacher = models.teachers.score(sequences, rows, self.placement, entropy=wants_entropy)
         if models.reference is not None:
             with watch.phase("score_reference"):
                 self.placement.need("student" if models.reference.module is models.student.module else "reference")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudentConfig, NemoTeacherConfig
-from nemo_uecr.config.schema import teacher_of
+from nemo_uecr.config.schema import teacher_models
 from nemo_uecr.data import models
 from nemo_uecr.data.benchmarks import check_benchmark_files
 from nemo_uecr.data.manifest import training_file
@@ -92,25 +92,25 @@ def check_visible_models(config: NemoConfig) -> bool:
             return None
         return shape_of(name, role=role)
 
-    name = teacher_of(config)
+    name = teacher_models(config).get("teacher")
     student, teacher = visible(config.student.model_name, "student"), visible(name, "teacher")
-    refuse([*layout_faults(config, student, teacher), *mismatches_of(config, student, teacher)])
+    refuse([*layout_faults(config, student, teacher), *mismatches_of(config, student, {"teacher": teacher})])
     return student is not None and (teacher is not None or name is None)
 
 
 def check_models(config: NemoConfig) -> Any:
     """Everything about the models that is known before a worker starts; returns the student's tokenizer."""
-    teacher = teacher_of(config)
+    teacher = teacher_models(config).get("teacher")
     shape = _shape(config, config.student, "student")
     teacher_shape = None if teacher is None else _shape(config, config.teacher, "teacher")
-    refuse([*layout_faults(config, shape, teacher_shape), *mismatches_of(config, shape, teacher_shape)])
+    refuse([*layout_faults(config, shape, teacher_shape), *mismatches_of(config, shape, {"teacher": teacher_shape})])
     return _tokenizer(config.student.model_name, teacher)
 
 
 def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
     """Everything about a teacher alone, which scores sequences of up to so many tokens of the student's tokenizer."""
     refuse(teacher_alone_faults(config, _shape(config, config.teacher, "teacher"), longest))
-    _tokenizer(config.student.model_name, teacher_of(config))
+    _tokenizer(config.student.model_name, config.teacher.model_name)
 
 
 def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) -> None:

@@ -22,7 +22,7 @@ import psutil
 
 from nemo_uecr.checkpoint.reading import MEGATRON, find_source, read_weights
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
-from nemo_uecr.config.schema import Config, teacher_of
+from nemo_uecr.config.schema import Config, teacher_models
 from nemo_uecr.data import adapter, models
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import Problem, load_problems
@@ -151,8 +151,7 @@ def _of_the_run(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
 
 def _models(run: AnyConfig) -> dict[str, str]:
     """Role and name of each model that the run loads."""
-    teacher = teacher_of(run)
-    return {"student": run.student.model_name} | ({} if teacher is None else {"teacher": teacher})
+    return {"student": run.student.model_name} | teacher_models(run)
 
 
 def _megatron_checkpoints(run: AnyConfig) -> dict[str, str]:
@@ -269,8 +268,9 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
         needed = plan.host_bytes if run.device == "cuda" else plan.fullest.size
         kept = run.checkpoint.keep_last + 1 + run.checkpoint.keep_best
         wrong = [fault for fault in plan.faults if fault not in plan.mismatches]
-        wrong += faults.vocabulary_faults(run, known["student"], known.get("teacher"))
-        long = faults.length_faults(run, known["student"], known.get("teacher"))
+        teachers = {key: known[key] for key in teacher_models(run)}
+        wrong += faults.vocabulary_faults(run, known["student"], teachers)
+        long = faults.length_faults(run, known["student"], teachers)
         message = "; ".join(long) or f"prompts of up to {run.data.max_prompt_tokens} tokens fit the models' positions"
         remedy = "a local run refuses the prompts that are too long, not what the keys allow; fine if there are none"
         yield judged("generation length", not long, message, remedy, "warn")
@@ -363,13 +363,12 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
 
 def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
     """The student's tokenizer; with it the teacher's, id by id, the chat template and the prompts."""
-    student, teacher = _tokenizer(run.student.model_name, "student"), teacher_of(run)
+    student, teachers = _tokenizer(run.student.model_name, "student"), teacher_models(run)
     yield ok("student tokenizer", f"{len(student)} tokens")
     checks: list[Check] = [("chat template", lambda: chat_finding(student, run))]
     if Path(run.data.train).exists():
         checks.append(("prompt length", lambda: _prompts_finding(student, run)))
-    if teacher is not None:
-        checks.append(("teacher tokenizer", lambda: _same_finding(student, teacher)))
+    checks += [(f"{key} tokenizer", partial(_same_finding, student, key, name)) for key, name in teachers.items()]
     yield from made(checks)
 
 
@@ -388,9 +387,9 @@ def _tokenizer(name: str, role: str) -> Any:
     )
 
 
-def _same_finding(student: Any, teacher: str) -> Finding:
-    models.check_same_tokenizer(student, _tokenizer(teacher, "teacher"))
-    return ok("teacher tokenizer", f"the same {len(student)} ids as the student's")
+def _same_finding(student: Any, key: str, name: str) -> Finding:
+    models.check_same_tokenizer(student, _tokenizer(name, key))
+    return ok(f"{key} tokenizer", f"the same {len(student)} ids as the student's")
 
 
 def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:

@@ -7,7 +7,7 @@ inside NeMo-RL refuse by them. A model whose sizes are not known is None, and wh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig, ParallelConfig
 from nemo_uecr.errors import ConfigError
@@ -98,21 +98,25 @@ def vllm_can_cut(shape: ModelShape, tensor: int) -> bool:
     return math.gcd(shape.heads, shape.feed_forward, padded) % tensor == 0 and many % few == 0
 
 
-def mismatches_of(config: AnyConfig, student: ModelShape | None, teacher: ModelShape | None) -> tuple[str, ...]:
-    """What no layout cures: sequences longer than a model's positions, and vocabularies that differ."""
+def mismatches_of(
+    config: AnyConfig, student: ModelShape | None, teachers: Mapping[str, ModelShape | None]
+) -> tuple[str, ...]:
+    """What no layout cures: sequences longer than a model's positions, and vocabularies that differ.
+
+    ``teachers`` has the sizes by the key of the configuration.
+    """
     if student is None:
         return ()
-    return (*length_faults(config, student, teacher), *vocabulary_faults(config, student, teacher))
+    return (*length_faults(config, student, teachers), *vocabulary_faults(config, student, teachers))
 
 
-def length_faults(config: AnyConfig, student: ModelShape, teacher: ModelShape | None) -> list[str]:
+def length_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None]) -> list[str]:
     """Whether the longest prompt with the longest response exceeds a model's positions."""
     response, prompt = config.rollout.max_response_tokens, config.data.max_prompt_tokens
     asked = [("student", student, "rollout.max_response_tokens", response)]
     if config.evaluation.benchmarks:
         asked.append(("student", student, "evaluation.max_tokens", config.evaluation.max_tokens))
-    if teacher is not None:
-        asked.append(("teacher", teacher, "rollout.max_response_tokens", response))
+    asked += [(_said(key), shape, "rollout.max_response_tokens", response) for key, shape in teachers.items() if shape]
     return [
         f"data.max_prompt_tokens + {key} = {prompt + tokens}, but the {role} was made for {shape.positions} positions; "
         f"lower one of the two, or take a {role} that was made for more"
@@ -121,7 +125,12 @@ def length_faults(config: AnyConfig, student: ModelShape, teacher: ModelShape | 
     ]
 
 
-def vocabulary_faults(config: AnyConfig, student: ModelShape, teacher: ModelShape | None) -> list[str]:
+def _said(key: str) -> str:
+    """A teacher in a sentence: `teacher`, or `teacher NAME`."""
+    return key.replace("teachers.", "teacher ")
+
+
+def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None]) -> list[str]:
     """Output columns that differ from the configuration's or between the models: the entropy is over all of them."""
     faults = []
     if isinstance(config, NemoConfig) and student.vocabulary != config.student.vocabulary:
@@ -129,12 +138,12 @@ def vocabulary_faults(config: AnyConfig, student: ModelShape, teacher: ModelShap
             f"student.vocabulary={config.student.vocabulary}, but the student has {student.vocabulary} output "
             f"columns; take student.vocabulary={student.vocabulary}"
         )
-    if teacher is not None and teacher.vocabulary != student.vocabulary:
-        faults.append(
-            f"the student has {student.vocabulary} output columns, the teacher {teacher.vocabulary}; take a "
-            f"teacher whose config.json has vocab_size {student.vocabulary}"
-        )
-    return faults
+    return faults + [
+        f"the student has {student.vocabulary} output columns, the {_said(key)} {teacher.vocabulary}; take a "
+        f"teacher whose config.json has vocab_size {student.vocabulary}"
+        for key, teacher in teachers.items()
+        if teacher is not None and teacher.vocabulary != student.vocabulary
+    ]
 
 
 def teacher_alone_faults(config: NemoConfig, teacher: ModelShape | None, longest: int) -> list[str]:

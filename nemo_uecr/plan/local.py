@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from nemo_uecr.config.schema import Config, teacher_of
+from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import mismatches_of
 from nemo_uecr.plan.nemo import response_lengths
@@ -50,9 +50,16 @@ class _Run:
 
     def __init__(self, config: Config, device: Device, lengths: Lengths, sizes: Sizes) -> None:
         self.config, self.device, self.lengths = config, device, lengths
-        self.student, name = sizes(config.student.model_name, "student"), teacher_of(config)
-        self.teacher = None if name is None else sizes(name, "teacher")
-        self.reference = config.loss.reference_kl > 0 or config.method.entry.needs_initial
+        self.student = sizes(config.student.model_name, "student")
+        self.teachers: dict[str, OneTeacher] = {}
+        for key, teacher in config.active_teachers.items():
+            if teacher not in self.teachers.values():  # two names of one model share it
+                self.teachers[key] = teacher
+        models = {key: one for key, one in self.teachers.items() if isinstance(one, TeacherConfig)}
+        self.shapes = {key: sizes(str(teacher.model_name), key) for key, teacher in models.items()}
+        self.scores_reference = config.loss.reference_kl > 0 or config.method.entry.needs_initial
+        initial = any(isinstance(one, SelfTeacherConfig) and one.self == "initial" for one in self.teachers.values())
+        self.reference = self.scores_reference or initial  # whether the student as it was is there
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
         self.longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens  # tokens of a response's row
         self.tokens = min(config.train.microbatch_responses, self.responses) * self.longest  # of a micro-batch
@@ -72,22 +79,29 @@ class _Run:
 def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes) -> Plan:
     """Plan a validated configuration on a device with these limits; the lengths are those of the times."""
     run = _Run(config, device, lengths, sizes)
-    student, teacher, responses = run.student, run.teacher, run.responses
+    student, responses = run.student, run.responses
     title, train, drawn = f"{config.method.name}: student {config.student.model_name}", config.train, config.rollout
-    if teacher is not None:
-        title = f"{title}, teacher {config.teacher.model_name}"
-    phases = [_rollout(run), _scoring(run, student, "score student")]
-    phases += [] if teacher is None else [_scoring(run, teacher, "score teacher")]
-    phases += [_scoring(run, student, "score reference")] if run.reference else []
+    initial = "student" if run.lora else "reference"
+    phases = [_rollout(run), _scoring(run, student, "score student", "student")]
+    for key, teacher in run.teachers.items():
+        if isinstance(teacher, SelfTeacherConfig):
+            name, member = f"the {teacher.self} student", initial if teacher.self == "initial" else "student"
+        else:
+            name, member = str(teacher.model_name), key
+        title = f"{title}, {key} {name}"
+        phases.append(_scoring(run, run.shapes.get(key, student), f"score {key}", member, len(run.teachers)))
+    phases += [_scoring(run, student, "score reference", initial)] if run.scores_reference else []
     phases += [_update(run)]
-    mismatches = mismatches_of(config, student, teacher)
+    mismatches = mismatches_of(config, student, run.shapes)
     steps = responses // train.minibatch_responses
     memory = "" if device.memory is None else f", {device.memory / GIB:.0f} GiB that can be allocated"
     return Plan(
         title=f"{title}, local back end",
         hardware=f"one {device.name}{f', {run.threads} thread(s)' if device.name == 'CPU' else ''}{memory}",
         capacity=device.memory,
-        layout=(records.RankLine(0, 0, f"whole, {responses} responses", "whole" if teacher else "-", drawn.engine),),
+        layout=(
+            records.RankLine(0, 0, f"whole, {responses} responses", "whole" if run.teachers else "-", drawn.engine),
+        ),
         phases=tuple(phases),
         host=(
             Item("batch", responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes a token"),
@@ -133,17 +147,16 @@ def _weights(run: _Run) -> dict[str, Item]:
     }
     if run.reference and not run.lora:  # with an adapter off the student is its own reference
         members["reference"] = Item("reference weights", size, f"the initial student, {kind[run.weight]}")
-    if run.teacher is not None:
-        dtype, held = run.config.teacher.dtype, shapes.parameters(run.teacher)
-        width = BF16 if dtype == "bfloat16" else FP32
-        members["teacher"] = Item("teacher weights", width * held, f"{held:,} parameters, {dtype}")
+    for key, teacher in run.teachers.items():
+        if isinstance(teacher, TeacherConfig):
+            held, width = shapes.parameters(run.shapes[key]), BF16 if teacher.dtype == "bfloat16" else FP32
+            members[key] = Item(f"{key} weights", width * held, f"{held:,} parameters, {teacher.dtype}")
     return members
 
 
 def _movable(run: _Run) -> list[Item]:
-    moved = {"none": (), "teacher": ("teacher", "reference"), "all": ("teacher", "reference", "student", "optimizer")}
-    members = _weights(run)
-    return [members[name] for name in moved[run.config.offload] if name in members]
+    stays = {"none": _weights(run).keys(), "teacher": {"student", "optimizer"}, "all": set[str]()}[run.config.offload]
+    return [item for name, item in _weights(run).items() if name not in stays]
 
 
 def _resident(run: _Run, *needed: str) -> list[Item]:
@@ -189,13 +202,13 @@ def _rollout(run: _Run) -> Phase:
     return Phase("rollout", "the device", items, work + waited, how)
 
 
-def _scoring(run: _Run, shape: ModelShape, name: str) -> Phase:
-    member = name.removeprefix("score ")
-    tokens, flops = run.tokens, run.forward(shape)
+def _scoring(run: _Run, shape: ModelShape, name: str, member: str, parts: int = 1) -> Phase:
+    """A model's turn; of several teachers each has an equal part of the responses."""
+    tokens, flops = run.tokens, run.forward(shape) / parts
     widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward))
     logits = 2 * min(CHUNK_BYTES, FP32 * tokens * shape.vocabulary)
     items = (
-        *_resident(run, "student" if member == "reference" and run.lora else member),
+        *_resident(run, member),
         Item("activations", widest, f"one layer, {tokens} tokens, no gradient"),
         Item("logits", logits, "one chunk and its working copy, float32"),
     )

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import teacher_of
+from nemo_uecr.config.schema import teacher_models
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
@@ -39,7 +39,7 @@ class Setting:
         """Look up the models' sizes and lay them out; ConfigError where a model cannot be placed or cut as it says."""
         self.config, self.device, self.lengths = config, device, lengths
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
-        name, tensor, capacity = teacher_of(config), config.rollout.tensor, device.memory or 0
+        name, tensor, capacity = teacher_models(config).get("teacher"), config.rollout.tensor, device.memory or 0
         shape = shapes.shape_of(config.student.model_name, role="student")
         scorer = None if name is None else shapes.shape_of(name, role="teacher")
         refuse(layout_faults(config, shape, scorer))
@@ -69,7 +69,7 @@ def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
     setting = Setting(config, device, lengths)
     student, teacher = setting.student, setting.teacher
     phases = [refit(setting), rollout(setting), *scoring(setting), train(setting)]
-    mismatches = mismatches_of(config, student.shape, None if teacher is None else teacher.shape)
+    mismatches = mismatches_of(config, student.shape, {} if teacher is None else {"teacher": teacher.shape})
     count, title = shapes.parameters(student.shape), f"{config.method.name}: student {config.student.model_name}"
     if teacher is not None:
         own = config.teacher.dedicated_gpus

@@ -1,0 +1,178 @@
+"""The teachers: sources of scores of the student's tokens, and which of them scores a problem's responses.
+
+A new kind of source is a class with what `Teacher` asks for, and a line in `load_teachers`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherConfig
+from nemo_uecr.data.models import prompt_ids
+from nemo_uecr.data.problems import filled, teacher_name
+from nemo_uecr.local.manifest import Locate
+from nemo_uecr.local.memory import Placement
+from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
+from nemo_uecr.local.scores import Scores, score
+from nemo_uecr.local.sequences import Prompt, Sequences, check_context
+
+
+class Teacher(Protocol):
+    """A source of scores."""
+
+    @property
+    def members(self) -> Mapping[str, TokenModel]:
+        """What of `Placement` it computes with, by name; nothing where another machine computes."""
+
+    def check(self, prompts: Sequence[Prompt], response: int) -> None:
+        """Refuse, at start, training prompts that it cannot read with a response of so many tokens after them."""
+
+    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
+        """Log-probability at temperature 1 of every response token of these rows, and the entropy where asked for."""
+
+    def terms(self, step: int) -> dict[str, str]:
+        """What stands behind its scores of a step, for the record."""
+
+
+@dataclass(frozen=True)
+class ModelTeacher:
+    """A frozen model on the run's own device."""
+
+    model: TokenModel
+    member: str
+
+    @property
+    def members(self) -> Mapping[str, TokenModel]:
+        """Its own weights."""
+        return {self.member: self.model}
+
+    def check(self, prompts: Sequence[Prompt], response: int) -> None:
+        """Refuse sequences longer than its context."""
+        check_context(prompts, self.model, "rollout.max_response_tokens", response)
+
+    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
+        """One forward of the sequences as they are."""
+        return score(self.model, sequences, micro_rows, temperatures=(1.0,), entropy=entropy)
+
+    def terms(self, step: int) -> dict[str, str]:
+        """Its name."""
+        return {"model": self.model.name}
+
+
+@dataclass(frozen=True)
+class SelfTeacher(ModelTeacher):
+    """The student, as it was before training or as it is, behind a prompt of its own: same tokens, another view."""
+
+    template: str
+    data: DataConfig
+    initial: bool
+
+    def view(self, prompt: Prompt) -> Prompt:
+        """The prompt that it reads: the template filled, rendered as the student's prompts are."""
+        text = filled(self.template, prompt.problem)
+        return replace(prompt, token_ids=tuple(prompt_ids(self.model.tokenizer, text, self.data)))
+
+    def check(self, prompts: Sequence[Prompt], response: int) -> None:
+        """Refuse a problem without a column of the template, and sequences longer than the context."""
+        super().check([self.view(prompt) for prompt in prompts], response)
+
+    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
+        """One forward of its own prompts with the student's response ids behind them."""
+        prompts = list(sequences.prompts)
+        for row in torch.cat(list(micro_rows)).tolist():
+            prompts[row] = self.view(prompts[row])
+        return super().score(Sequences(prompts, sequences.responses), micro_rows, entropy=entropy)
+
+    def terms(self, step: int) -> dict[str, str]:
+        """Whose weights, and the view."""
+        return {"weights": "initial" if self.initial else f"step {step - 1}", "prompt_template": self.template}
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """The run's teachers by name; names of one source share it.
+
+    Attributes:
+        by_name: the teachers; an unnamed one is called `teacher`.
+        routing: which column of a problem names its teacher.
+    """
+
+    by_name: Mapping[str, Teacher]
+    routing: RoutingConfig | None
+
+    def names(self, prompts: Sequence[Prompt]) -> list[str]:
+        """The teacher of each prompt."""
+        return [teacher_name(prompt.problem, self.routing, self.by_name) for prompt in prompts]
+
+    def sources(self, prompts: Sequence[Prompt]) -> list[tuple[Teacher, list[int]]]:
+        """Each source once, with the places of its prompts; those without any are left out."""
+        places: dict[int, tuple[Teacher, list[int]]] = {}
+        for place, name in enumerate(self.names(prompts)):
+            places.setdefault(id(self.by_name[name]), (self.by_name[name], []))[1].append(place)
+        return list(places.values())
+
+    def check(self, prompts: Sequence[Prompt], response: int) -> None:
+        """Refuse, at start, a problem without a teacher and whatever its teacher cannot read."""
+        for teacher, places in self.sources(prompts):
+            teacher.check([prompts[place] for place in places], response)
+
+    def score(
+        self, sequences: Sequences, micro_rows: Sequence[Tensor], placement: Placement, *, entropy: bool
+    ) -> Scores:
+        """Scores of every row by its own teacher; the teachers take turns on the device, each loads once."""
+        shape = (len(sequences.responses), sequences.width)
+        logp_BT, entropy_BT = torch.full(shape, torch.nan), torch.full(shape, torch.nan) if entropy else None
+        for teacher, places in self.sources(sequences.prompts):
+            mine_B = torch.zeros(len(sequences.prompts), dtype=torch.bool)
+            mine_B[places] = True
+            if teacher.members:
+                placement.need(*teacher.members)
+            rows = [own for rows in micro_rows if len(own := rows[mine_B[rows]])]
+            found = teacher.score(sequences, rows, entropy=entropy)
+            logp_BT[mine_B] = found.logp[0][mine_B]
+            if entropy_BT is not None and found.entropy_BT is not None:
+                entropy_BT[mine_B] = found.entropy_BT[mine_B]
+        return Scores((logp_BT,), entropy_BT)
+
+
+def load_teachers(
+    config: Config,
+    student: TokenModel,
+    initial: Callable[[], TokenModel],
+    *,
+    locate: Locate,
+    device: Callable[[str], torch.device],
+) -> Teachers | None:
+    """The teachers that the method reads; None where it reads none.
+
+    Args:
+        config: the resolved configuration.
+        student: as it is trained.
+        initial: gives the student as it was before training; called where a teacher is it.
+        locate: maps model names to what is on disk.
+        device: where a member of `Placement` waits.
+    """
+    loaded: dict[object, Teacher] = {}
+    by_name: dict[str, Teacher] = {}
+    for key, section in config.active_teachers.items():
+        source: object = section
+        if isinstance(section, TeacherConfig):
+            name, dtype = locate(str(section.model_name)), str(section.dtype)
+            source = section.model_copy(update={"model_name": os.path.realpath(name)})
+            if source not in loaded:
+                model = load_model(name, role=key, dtype=dtype, device=device(key), master_weights=False)
+                model.module.requires_grad_(False)
+                check_same_tokens(student, model)
+                loaded[source] = ModelTeacher(model, key)
+        elif source not in loaded:
+            model = initial() if section.self == "initial" else student
+            member = "student" if model.module is student.module else "reference"
+            loaded[source] = SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial")
+        by_name[key.removeprefix("teachers.")] = loaded[source]
+    return Teachers(by_name, config.routing) if by_name else None

@@ -1,0 +1,85 @@
+"""Several teachers by problem, and the student as its own teacher behind another prompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.errors import ConfigError, DataError
+from tests.local import tiny
+from tests.local.tiny import metrics
+
+SAVED = ("telemetry.save_batch_every=1", "train.steps=1")
+TWO = f"teachers={{a: {{model_name: {tiny.TEACHER}}}, b: {{model_name: {tiny.STUDENT}}}}}"
+ROUTED = ("teacher=null", "routing.key=kind", "data.id_key=id")
+
+
+def problems(folder: Path, **columns: list[object]) -> str:
+    """The tiny problems with further columns, as an override."""
+    rows = [json.loads(line) for line in tiny.assets().problems.read_text().splitlines()]
+    for place, row in enumerate(rows):
+        row |= {name: values[place % len(values)] for name, values in columns.items() if values[place % len(values)]}
+    path = folder / "problems.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"data.train={path}"
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_batch(folder / "batches" / "step-000001.safetensors").tensors
+
+
+def test_each_problem_has_the_scores_of_its_own_teacher(tmp_path: Path) -> None:
+    data = problems(tmp_path, kind=["a", "b"])
+    words = (*SAVED, data, "data.shuffle=false", "offload=teacher")  # the step's two problems: a, then b
+    found = tensors(tiny.run(tmp_path / "two", *words, *ROUTED, TWO))
+    for name, rows in (("teacher", slice(0, 4)), ("student", slice(4, 8))):
+        alone = tensors(tiny.run(tmp_path / name, *words, f"teacher.model_name={tiny.STUDENT.with_name(name)}"))
+        for column in ("teacher_logp", "teacher_entropy"):
+            torch.testing.assert_close(found[column][rows], alone[column][rows], rtol=0, atol=1e-5, equal_nan=True)
+    gap_BT = (found["teacher_logp"] - found["old_logp"]).nan_to_num().abs()
+    assert gap_BT[4:].max() < 1e-5 < gap_BT[:4].max()
+
+
+def test_two_names_of_one_model_are_one_teacher(tmp_path: Path) -> None:
+    data, both = problems(tmp_path, kind=["a", "b"]), TWO.replace(str(tiny.STUDENT), f"{tiny.TEACHER}/")
+    words = (*tiny.every(), "telemetry.save_batch_every=1", data)
+    two = tiny.run(tmp_path / "two", *words, *ROUTED, both)
+    one = tiny.run(tmp_path / "one", *words)
+    assert metrics(two) == metrics(one)
+    assert all(torch.equal(a.nan_to_num(), tensors(one)[name].nan_to_num()) for name, a in tensors(two).items())
+
+
+@pytest.mark.parametrize("more", [(), ("student.lora_rank=4", "offload=all")], ids=["copy", "adapter off"])
+def test_the_initial_student_with_its_own_prompt_has_no_gap_at_first(more: tuple[str, ...], tmp_path: Path) -> None:
+    own = 'teacher={self: initial, prompt_template: "{question}"}'
+    folder = tiny.run(tmp_path / "run", *SAVED, "train.steps=2", own, *more)
+    first = tensors(folder)
+    assert torch.equal(first["teacher_logp"][first["mask"]], first["old_logp"][first["mask"]])
+    steps = metrics(folder)
+    assert steps[0]["teacher/gap_abs_mean"] == 0 < steps[1]["teacher/gap_abs_mean"]
+
+
+def test_the_current_student_reads_the_hint(tmp_path: Path) -> None:
+    data = problems(tmp_path, hint=["0", "1", "2", "3"])
+    own, hint = (f'teacher={{self: current, prompt_template: "{text}"}}' for text in ("{question}", "{question}{hint}"))
+    plain = metrics(tiny.run(tmp_path / "plain", data, own))
+    assert [step["teacher/gap_abs_mean"] for step in plain] == [0, 0]
+    assert all(step["teacher/gap_abs_mean"] > 0 for step in metrics(tiny.run(tmp_path / "hint", data, hint)))
+
+
+def test_what_a_problem_lacks_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"problem 'p1' has 'c' under 'kind' .* teachers a, b: "):
+        tiny.run(tmp_path / "run", *ROUTED, TWO, problems(tmp_path, kind=["a", "c"]))
+    tiny.run(tmp_path / "default", *ROUTED, TWO, "routing.default=b", problems(tmp_path, kind=["a", "c"]))
+    hint = 'teacher={self: initial, prompt_template: "{question} {hint}"}'
+    with pytest.raises(DataError, match=r"problem 'p1' has no text under 'hint'"):
+        tiny.run(tmp_path / "run", hint, problems(tmp_path, hint=["0", None]))
+    long = f'teacher={{self: initial, prompt_template: "{{question}}{"2" * 600}"}}'
+    with pytest.raises(DataError, match=r"the student .* reads at most"):
+        tiny.run(tmp_path / "run", long)
+    with pytest.raises(ConfigError, match="routing: missing"):
+        tiny.run(tmp_path / "run", "teacher=null", TWO)
