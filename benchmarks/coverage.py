@@ -1,4 +1,4 @@
-"""How often the 95 % intervals cover: `python -m benchmarks.coverage` prints both tables of docs/evaluation.md.
+"""How often the 95 % intervals cover: `python -m benchmarks.coverage` prints what docs/evaluation.md says of them.
 
 A problem's chance of a correct sample is drawn from a Beta distribution of the given mean: bimodal (most problems are
 nearly always or never solved, as on AIME) or broad. Of two models that are compared, the chances of one problem are

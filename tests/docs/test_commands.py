@@ -97,13 +97,13 @@ def test_files_and_modules_of_commands_exist() -> None:
     assert [str(typed) for typed in modules if find_spec(typed.words[2]) is None] == []
 
 
-ROWS = re.findall(
-    r"^\| ☑ \| (.*?) \| `(.*?)` \| `(.*?)` \|$", (ROOT / "docs" / "paper-map.md").read_text("utf-8"), re.M
-)
+MAP = (ROOT / "docs" / "paper-map.md").read_text("utf-8")
+ROWS = re.findall(r"^\| (.*?) \| `(.*?)` \| `(.*?)` \|$", MAP, re.M)
 
 
 def test_the_paper_map_has_its_rows() -> None:
-    assert len(ROWS) == (ROOT / "docs" / "paper-map.md").read_text("utf-8").count("| ☑ |") > 60
+    heads = MAP.count("|---|---|---|\n")
+    assert len(ROWS) == len(re.findall(r"^\|", MAP, re.M)) - 2 * heads > 60
 
 
 @pytest.mark.parametrize(("item", "function", "line"), ROWS, ids=[row[0][:40] for row in ROWS])
