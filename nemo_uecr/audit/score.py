@@ -108,6 +108,7 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
             anchors = {STUDENT: student, **fixed}
             for anchor in anchors.values():
                 check_same_tokens(anchor, teacher)
+            teacher = teacher.beside(student.vocabulary)
             encoded = [_encode(each, student, scoring.max_length) for each in own]
             if from_text := sum(row["ids_from"] == "text" for row, _ in encoded):
                 log.warning(
@@ -174,6 +175,13 @@ def token_scores(
     found = score(teacher, sequences, rows, temperatures=(1.0,), entropy=True, top1=True)
     assert found.entropy_BT is not None
     assert found.top1_BT is not None
+    if found.dropped_BT is not None:
+        cut_N = found.dropped_BT[mask_BT]
+        log.info(
+            "columns that the student lacks had %.2g of the teacher's probability, at most %.2g",
+            float(cut_N.mean()),
+            float(cut_N.max()),
+        )
     scores = {"teacher_logp": found.logp[0], "teacher_entropy": found.entropy_BT}
     for name, model in anchors.items():
         scores[ANCHOR + name] = score(model, sequences, rows, temperatures=(1.0,), entropy=False).logp[0]
@@ -200,6 +208,6 @@ def rank_parts(folder: Path, teacher: TokenModel, *, batch: int) -> None:
             for rows in torch.split(torch.arange(len(sequences.prompts)), batch):
                 for _, logits_NV, target_N in token_logits(teacher, sequences.micro_batch(rows)):
                     own_N1 = logits_NV.gather(1, target_N.unsqueeze(1))
-                    ranks.append(1 + (logits_NV > own_N1).sum(dim=1).cpu())
+                    ranks.append(1 + (logits_NV[:, : teacher.shared] > own_N1).sum(dim=1).cpu())
             store.write_ranks(path, torch.cat(ranks))
             advance(1)

@@ -64,6 +64,7 @@ def score(
 
     from nemo_uecr.audit.score import Scoring, rank_parts, score_rollouts
     from nemo_uecr.audit.sources import source_of, students_of
+    from nemo_uecr.data.models import only_here, output_columns
     from nemo_uecr.study.demo import resolve
 
     sources = [source_of(text, take=take, steps=None if steps is None else frozenset(steps)) for text in rollouts]
@@ -87,7 +88,9 @@ def score(
     files = [path for source in sources for path in source.files]
     found = score_rollouts(out, responses, files, scoring).responses
     if ranks:
-        rank_parts(out, scoring.load(scoring.teacher, "teacher"), batch=batch)
+        generated = scoring.student_of(found.checkpoints[0])
+        columns = output_columns(generated, local_files_only=only_here(generated))
+        rank_parts(out, scoring.load(scoring.teacher, "teacher").beside(columns), batch=batch)
     say(
         f"{len(found.ids)} responses, {int(found.scored_B.sum())} tokens, "
         f"checkpoints {', '.join(map(str, found.checkpoints))}; "

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.files import read_object
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nemo_uecr.config.nemo_schema import NemoDataConfig
     from nemo_uecr.config.schema import DataConfig
 
@@ -168,8 +170,19 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
     return tokenizer
 
 
-def check_same_tokenizer(student: Any, teacher: Any) -> None:
-    """Student and teacher must mean the same text by every token id, because the teacher scores the student's ids."""
+def output_columns(name: str, *, local_files_only: bool) -> int:
+    """Columns of a model's output layer, as its config.json says."""
+    from transformers import AutoConfig
+
+    config = load_pretrained(AutoConfig, name, local_files_only=local_files_only)
+    return int(config.get_text_config().vocab_size)
+
+
+def check_same_tokenizer(student: Any, teacher: Any, columns: tuple[int, int]) -> None:
+    """Student and teacher must mean the same text by every token id, because the teacher scores the student's ids.
+
+    Their output columns, given in this order, may differ by padding alone: every id lies below the smaller number.
+    """
     ours = {index: text for text, index in student.get_vocab().items()}
     theirs = {index: text for text, index in teacher.get_vocab().items()}
     for index in sorted(ours.keys() | theirs.keys()):
@@ -178,6 +191,28 @@ def check_same_tokenizer(student: Any, teacher: Any) -> None:
                 f"token id {index} is {ours.get(index)!r} for the student and {theirs.get(index)!r} for the teacher; "
                 "expected one tokenizer, because the teacher scores the student's token ids"
             )
+    if columns[0] != columns[1] and max(ours) >= min(columns):
+        raise DataError(
+            f"the student has {columns[0]} output columns and the teacher {columns[1]}, but token id {max(ours)} is "
+            f"{ours[max(ours)]!r}; expected every id below {min(columns)}: the models may differ by padding alone"
+        )
+
+
+def check_sampled(ids_BT: Tensor, mask_BT: Tensor, tokenizer: Any) -> None:
+    """Refuse sampled ids that the tokenizer does not have; asked where output columns differ, and one model lacks them.
+
+    Raises:
+        ScoreError: naming the row, the token and the id.
+    """
+    known = max(tokenizer.get_vocab().values()) + 1
+    beyond = (mask_BT & (ids_BT >= known)).nonzero()
+    if beyond.numel():
+        row, token = beyond[0].tolist()
+        raise ScoreError(
+            f"response {row} has token id {int(ids_BT[row, token])} at column {token}, but the tokenizer has ids below "
+            f"{known}: the student sampled the padding of its vocabulary, which a teacher with other output columns "
+            "cannot score. Lower rollout.temperature or rollout.top_p, or take a teacher with the student's columns"
+        )
 
 
 def refuse_kernels(name: str) -> None:

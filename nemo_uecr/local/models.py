@@ -40,6 +40,7 @@ class TokenModel:
         name: what messages call it.
         adapter: whether its LoRA adapter counts; without it a student with one is its own initial policy.
         recomputed: layers whose activations the backward pass computes again.
+        shared: output columns that count, of a teacher with more or fewer than its student; None: all, as many.
     """
 
     module: PreTrainedModel
@@ -49,6 +50,7 @@ class TokenModel:
     name: str
     adapter: bool = True
     recomputed: tuple[torch.nn.Module, ...] = ()
+    shared: int | None = None
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -58,6 +60,15 @@ class TokenModel:
     def base(self) -> TokenModel:
         """The same model without its adapter."""
         return replace(self, adapter=False, name=f"initial {self.name}")
+
+    def beside(self, columns: int) -> TokenModel:
+        """The same model as the teacher of a student with that many output columns: those that both have count.
+
+        Further ones of the teacher are cut before its softmax. The student stays whole, whatever it has more: it is the
+        policy that it samples from.
+        """
+        shared = None if columns == self.vocabulary else min(columns, self.vocabulary)
+        return replace(self, shared=shared)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -153,17 +164,12 @@ def _splits(module: Any) -> bool:
 
 
 def check_same_tokens(student: TokenModel, teacher: TokenModel) -> None:
-    """Compare tokenizers id by id, and the output layers; the teacher scores the student's token ids.
+    """Compare tokenizers id by id; the teacher scores the student's token ids.
 
     Raises:
-        DataError: Naming the models, and the first id whose text differs or the two vocabulary sizes.
+        DataError: Naming the models, and the first id whose text differs or that a model has no output column for.
     """
     try:
-        check_same_tokenizer(student.tokenizer, teacher.tokenizer)
+        check_same_tokenizer(student.tokenizer, teacher.tokenizer, (student.vocabulary, teacher.vocabulary))
     except DataError as error:
         raise DataError(f"{student.name}, {teacher.name}: {error}") from error
-    if student.vocabulary != teacher.vocabulary:
-        raise DataError(
-            f"the {student.name} has {student.vocabulary} output columns and the {teacher.name} {teacher.vocabulary}; "
-            "expected equal vocabularies, because the entropy is over all of it"
-        )

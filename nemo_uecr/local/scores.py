@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from nemo_uecr.data.models import check_sampled
 from nemo_uecr.local.sequences import MicroBatch, Sequences
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.records import NonFiniteScoreError, TokenScores
@@ -33,6 +34,7 @@ class Scores:
     logp: tuple[Tensor, ...]
     entropy_BT: Tensor | None
     top1_BT: Tensor | None = None
+    dropped_BT: Tensor | None = None
 
 
 @torch.no_grad()
@@ -56,13 +58,25 @@ def score(
         top1: whether to return if the token has the largest logit.
 
     Returns:
-        The scores; a token whose logits are not finite stays NaN.
+        The scores; a token whose logits are not finite stays NaN. Of a teacher that is cut to its student's output
+        columns also the probability that they had beside the rest.
+
+    Raises:
+        ScoreError: the columns differ, and a response has a token that the tokenizer does not.
     """
+    dropped = model.shared is not None and model.shared < model.vocabulary
+    if model.shared is not None:
+        asked_B = torch.zeros(len(sequences.responses), dtype=torch.bool).index_fill(0, torch.cat(list(micro_rows)), 1)
+        check_sampled(sequences.token_ids(), sequences.mask_BT & asked_B.unsqueeze(1), model.tokenizer)
     shape = (len(sequences.responses), sequences.width)
     logp = tuple(torch.full(shape, torch.nan) for _ in temperatures)
     entropy_BT = torch.full(shape, torch.nan) if entropy else None
     top1_BT = torch.zeros(shape, dtype=torch.bool) if top1 else None
-    scorer = partial(score_logits, temperatures=temperatures, entropy=entropy, top1=top1)
+    dropped_BT = torch.full(shape, torch.nan) if dropped else None
+    scorer = partial(
+        score_logits,
+        temperatures=temperatures, entropy=entropy, top1=top1, dropped=dropped, valid_vocab=model.shared,
+    )  # fmt: skip
     for rows in micro_rows:
         micro = sequences.micro_batch(rows)
         row_N, column_N = micro.mask_bT.nonzero(as_tuple=True)
@@ -75,7 +89,9 @@ def score(
                 entropy_BT[place] = found.entropy.cpu()
             if top1_BT is not None and found.top1 is not None:
                 top1_BT[place] = found.top1.cpu()
-    return Scores(logp, entropy_BT, top1_BT)
+            if dropped_BT is not None and found.dropped is not None:
+                dropped_BT[place] = found.dropped.cpu()
+    return Scores(logp, entropy_BT, top1_BT, dropped_BT)
 
 
 def _finite_scores(

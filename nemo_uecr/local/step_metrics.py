@@ -15,7 +15,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.records import Advantages, Settings
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
-from nemo_uecr.telemetry.metrics import method_metrics, ratio_metrics
+from nemo_uecr.telemetry.metrics import described, method_metrics, ratio_metrics
 
 
 class Stopwatch:
@@ -76,6 +76,9 @@ def step_metrics(
     }
     if batch.student.entropy_BT is not None:
         metrics["policy/entropy"] = float(batch.student.entropy_BT[advantages.trained(scored.mask_BT)].double().mean())
+    if batch.teacher is not None and batch.teacher.dropped_BT is not None:  # NaN of teachers that were not cut
+        dropped_N = batch.teacher.dropped_BT[advantages.trained(scored.mask_BT)]
+        metrics |= described({"teacher/dropped_mass": dropped_N[dropped_N.isfinite()]})
     if config.loss.reference_kl > 0:
         metrics["policy/ref_kl"] = statistics.fmean(outcome.reference_kl)
     if torch.cuda.is_available():

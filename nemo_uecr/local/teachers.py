@@ -128,6 +128,7 @@ class Teachers:
         """Scores of every row by its own teacher; the teachers take turns on the device, each loads once."""
         shape = (len(sequences.responses), sequences.width)
         logp_BT, entropy_BT = torch.full(shape, torch.nan), torch.full(shape, torch.nan) if entropy else None
+        dropped_BT = torch.full(shape, torch.nan)
         for teacher, places in self.sources(sequences.prompts):
             mine_B = torch.zeros(len(sequences.prompts), dtype=torch.bool)
             mine_B[places] = True
@@ -138,7 +139,9 @@ class Teachers:
             logp_BT[mine_B] = found.logp[0][mine_B]
             if entropy_BT is not None and found.entropy_BT is not None:
                 entropy_BT[mine_B] = found.entropy_BT[mine_B]
-        return Scores((logp_BT,), entropy_BT)
+            if found.dropped_BT is not None:
+                dropped_BT[mine_B] = found.dropped_BT[mine_B]
+        return Scores((logp_BT,), entropy_BT, dropped_BT=dropped_BT)
 
 
 def load_teachers(
@@ -169,7 +172,7 @@ def load_teachers(
                 model = load_model(name, role=key, dtype=dtype, device=device(key), master_weights=False)
                 model.module.requires_grad_(False)
                 check_same_tokens(student, model)
-                loaded[source] = ModelTeacher(model, key)
+                loaded[source] = ModelTeacher(model.beside(student.vocabulary), key)
         elif source not in loaded:
             model = initial() if section.self == "initial" else student
             member = "student" if model.module is student.module else "reference"

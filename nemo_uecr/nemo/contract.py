@@ -33,6 +33,7 @@ class Scores:
 
     logp: tuple[Tensor, ...]  # K of [B, S], nats
     entropy_BS: Tensor | None  # +H in nats, None if not asked
+    dropped_BS: Tensor | None = None  # probability of the columns that did not count, None if not asked
 
 
 def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Scores:
@@ -61,7 +62,7 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
     """Accept an answer only if it is about these tokens, these temperatures and this vocabulary.
 
     Args:
-        answer: columns by name, ``row_hash`` [B] and ``witness`` [B, 2 K + 2].
+        answer: columns by name, ``row_hash`` [B] and ``witness`` [B, 2 K + 3].
         request: what was asked.
         tokens: ``input_ids`` [B, S] and ``input_lengths`` [B] of the batch.
         scorer: who answered, for messages.
@@ -76,7 +77,7 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
         )
     _check_witness(answer, request, tokens["input_lengths"], scorer)
     logp = tuple(answer[f"logp_{index}"] for index in range(len(request.temperatures)))
-    return Scores(logp, answer["entropy"] if request.entropy else None)
+    return Scores(logp, answer.get("entropy"), answer.get("dropped"))
 
 
 def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: Tensor, scorer: str) -> None:
@@ -85,26 +86,29 @@ def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: 
     column_B = witnessed_token(lengths_B.cpu())[rows_B]
     seen_BW = answer["witness"][rows_B]
     count = len(request.temperatures)
-    used_BK = seen_BW[:, count + 2 :]
+    used_BK = seen_BW[:, count + 3 :]
     if used_BK.shape[1] != count or not torch.allclose(used_BK, torch.tensor(request.temperatures)):
         used = sorted({tuple(round(value, 6) for value in row) for row in used_BK.tolist()})
         raise ContractError(
             f"the {scorer}'s worker divided by the temperatures {used}; expected {request.temperatures} in every row"
         )
-    columns_B = seen_BW[:, count + 1]
+    columns_B = seen_BW[:, count + 2]
     if bool((columns_B != request.vocabulary).any()):
         other = int(columns_B[columns_B != request.vocabulary][0])
         raise ContractError(
-            f"the {scorer} scored over {other} columns; expected the {request.vocabulary} of student.vocabulary: its "
-            "logits were filtered, masked or cut before they were scored"
+            f"the {scorer} scored over {other} columns; expected the {request.vocabulary} that count: its logits were "
+            "filtered, masked or cut before they were scored"
         )
-    asked = [f"log-probability at temperature {value:g}" for value in request.temperatures] + ["entropy"]
-    for place, name in enumerate(request.columns):
+    asked = {f"logp_{index}": f"log-probability at temperature {t:g}" for index, t in enumerate(request.temperatures)}
+    asked |= {"entropy": "entropy", "dropped": "dropped mass"}  # in the order of the witness
+    for place, name in enumerate(asked):
+        if name not in request.columns:
+            continue
         off_B = (answer[name][rows_B, column_B] - seen_BW[:, place]).abs()
         wrong_B = ~(off_B <= WITNESS_NATS)  # NaN is wrong, too
         if bool(wrong_B.any()):
             raise ContractError(
-                f"the {scorer}'s {asked[place]} is off the definition by {float(off_B.max()):.3g} nats, first in row "
+                f"the {scorer}'s {asked[name]} is off the definition by {float(off_B.max()):.3g} nats, first in row "
                 f"{int(rows_B[wrong_B][0])}; expected at most {WITNESS_NATS:g}: its worker divides by another "
                 "temperature, shifts or filters"
             )

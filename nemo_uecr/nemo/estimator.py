@@ -84,11 +84,11 @@ class StepContext:
         temperatures = (self.config.rollout.temperature, 1.0)
         return ScoreRequest(temperatures, True, self.config.student.vocabulary, self.config.scoring.chunk_tokens)
 
-    @property
-    def teacher_request(self) -> ScoreRequest:
-        """Temperature 1 whatever the student samples at; the entropy if the method reads it."""
+    def teacher_request(self, columns: int) -> ScoreRequest:
+        """At temperature 1 whatever the student's, from a teacher with so many columns; the entropy if it is read."""
         entropy = "teacher_entropy" in self.method.scores
-        return ScoreRequest((1.0,), entropy, self.config.student.vocabulary, self.config.scoring.chunk_tokens)
+        whole = ScoreRequest((1.0,), entropy, self.config.student.vocabulary, self.config.scoring.chunk_tokens)
+        return whole.to_teacher(columns)
 
     def finish(self) -> None:
         """End the step; its tensors are released."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemo_uecr.data.models import check_sampled
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import check_same, score, with_masked_rows
 from nemo_uecr.nemo.estimator import StepContext, StepScores
@@ -50,9 +51,12 @@ class PolicyMethods:
         context = self._context
         teacher_scores = None
         if self._teacher is not None:
+            if self._teacher.columns != context.config.student.vocabulary:
+                check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
             with self._timed("score_teacher"):
                 self._teacher.load()
-                teacher_scores = score(self._teacher, data, context.teacher_request, name="teacher")
+                request = context.teacher_request(self._teacher.columns)
+                teacher_scores = score(self._teacher, data, request, name="teacher")
                 self._teacher.offload()
         with self._timed("score_student"):
             self._bring_student()

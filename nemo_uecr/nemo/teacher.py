@@ -15,6 +15,7 @@ from torch import Tensor
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.records import LOSS_TENSORS
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
+from nemo_uecr.data.models import only_here, output_columns
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import score
@@ -34,12 +35,15 @@ class RayTeacher:
     ) -> None:
         """Build the workers from NeMo-RL's section of the student; a teacher that does not stay leaves the GPU."""
         self._stays, self._seconds = stays, config.scoring.timeout_s
+        name = str(config.teacher.model_name)
         self._limit_mebi = config.teacher.offload_limit_mebi
+        #: Columns of its output, without the padding that Megatron adds.
+        self.columns = output_columns(name, local_files_only=only_here(name))
         #: Offloads that are still to be measured: the one after the start, and the one after the first scoring.
         self._to_measure = 2
         self._policy = upstream.native("Policy")(
             cluster=cluster,
-            config=teacher_policy(config, student),
+            config=teacher_policy(config, student, self.columns),
             tokenizer=tokenizer,
             name_prefix="teacher",
             init_optimizer=False,
@@ -96,7 +100,8 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     cluster = upstream.teacher_cluster([config.cluster.gpus_per_node] * config.cluster.nodes)
     # It stays where it is: an offload that fails would lose the scores.
     teacher = RayTeacher(config, student=native.policy, cluster=cluster, tokenizer=tokenizer, stays=True)
-    request = ScoreRequest((1.0,), True, config.student.vocabulary, config.scoring.chunk_tokens)
+    whole = ScoreRequest((1.0,), True, config.student.vocabulary, config.scoring.chunk_tokens)
+    request = whole.to_teacher(teacher.columns)
     scores = score(teacher, upstream.native("BatchedDataDict")(rows), request, name="teacher")
     tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}
     tensors |= {"teacher_logp": scores.logp[0], "teacher_entropy": cast(Tensor, scores.entropy_BS)}

@@ -18,7 +18,7 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo.contract import BatchFactsError
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX
-from nemo_uecr.telemetry.metrics import method_metrics
+from nemo_uecr.telemetry.metrics import described, method_metrics
 
 
 def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
@@ -58,7 +58,11 @@ def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -
 def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) -> dict[str, float]:
     """The step's numbers under the names of the local back end; NeMo-RL's logger puts ``train/`` before them."""
     outcome, batch = context.outcome, context.outcome.batch
+    teacher, dropped = context.scores.teacher, {}
+    if teacher is not None and teacher.dropped_BS is not None:
+        dropped["teacher/dropped_mass"] = teacher.dropped_BS[outcome.advantages.trained(batch.mask_BT)]
     return {
+        **described(dropped),
         **method_metrics(
             batch,
             outcome.advantages,

@@ -40,8 +40,10 @@ def changed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
     return made
 
 
-def teacher_policy(config: NemoConfig, student: Mapping[str, Any]) -> dict[str, Any]:
-    """The teacher's policy section: the student's, as NeMo-RL completed it, with the teacher's differences."""
+def teacher_policy(config: NemoConfig, student: Mapping[str, Any], columns: int) -> dict[str, Any]:
+    """The teacher's policy section: the student's, as NeMo-RL completed it, with the differences of a teacher that has
+    so many output columns.
+    """
     teacher = config.teacher
     inherited = {
         name: student[name] for name in student.keys() - {"pretrained_checkpoint", "quant_cfg", "router_replay"}
@@ -62,6 +64,7 @@ def teacher_policy(config: NemoConfig, student: Mapping[str, Any]) -> dict[str, 
             "generation.top_k": None,
             "uecr.temperature": 1.0,
             "uecr.filters": "paper",
+            "uecr.vocabulary": columns,
             **_start("pretrained_checkpoint", teacher.megatron_checkpoint),
         },
     )

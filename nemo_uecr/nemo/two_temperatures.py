@@ -9,14 +9,14 @@ second look at one token a response: its whole row of logits, divided by the tem
 A worker that divides by another temperature, filters, counts other columns or shifts its scores is found out.
 
 Shape legend: B = responses (of the worker or of a micro-batch), S = tokens of prompt and response (padded), N = tokens
-scored, K = temperatures, V = vocabulary columns of this rank, W = 2 K + 2 numbers of a witness.
+scored, K = temperatures, V = vocabulary columns of this rank, W = 2 K + 3 numbers of a witness.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -37,14 +37,19 @@ class ScoreRequest:
 
     temperatures: tuple[float, ...]
     entropy: bool
-    vocabulary: int  # real columns; further ones are padding and carry no probability
+    vocabulary: int  # columns that count; further ones carry no probability
     chunk_tokens: int  # scored at once; bounds memory
+    dropped: bool = False  # whether the probability that the further ones would have is asked
+
+    def to_teacher(self, columns: int) -> ScoreRequest:
+        """A request over the student's columns as a teacher with so many is asked: see `TokenModel.beside`."""
+        return replace(self, vocabulary=min(columns, self.vocabulary), dropped=columns > self.vocabulary)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the [B, S] columns of the answer."""
         names = tuple(f"logp_{index}" for index in range(len(self.temperatures)))
-        return (*names, "entropy") if self.entropy else names
+        return (*names, *(("entropy",) if self.entropy else ()), *(("dropped",) if self.dropped else ()))
 
 
 class MicroBatch(NamedTuple):
@@ -162,16 +167,16 @@ def _score_chunk(
     shard = None if group is None else VocabShard(dist.get_rank(group) * logits_NV.shape[1], group)
     scores = functools.partial(score_logits, target_N=target_N, valid_vocab=request.vocabulary, shard=shard)
     if logits_NV.dtype == torch.float32:
-        found = scores(logits_NV, temperatures=request.temperatures, entropy=request.entropy)
+        found = scores(logits_NV, temperatures=request.temperatures, entropy=request.entropy, dropped=request.dropped)
         logp = list(found.logp)
     else:
         at_one = functools.partial(scores, temperatures=(1.0,))
-        found = at_one(logits_NV, entropy=request.entropy)
+        found = at_one(logits_NV, entropy=request.entropy, dropped=request.dropped)
         logp = [
             found.logp[0] if value == 1.0 else at_one(logits_NV.div(value), entropy=False).logp[0]
             for value in request.temperatures
         ]
-    return logp if found.entropy is None else [*logp, found.entropy]
+    return [*logp, *(value for value in (found.entropy, found.dropped) if value is not None)]
 
 
 def row_hash(ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
@@ -192,8 +197,8 @@ def witnessed_token(lengths_B: Tensor) -> Tensor:
 def _witness(
     logits_TV: Tensor, found: Predictions, micro: MicroBatch, request: ScoreRequest, group: dist.ProcessGroup | None
 ) -> Tensor:
-    """[B, W] log-probability at each temperature, entropy at 1, columns with probability, and the temperatures."""
-    values_BW = torch.zeros(micro.lengths_B.shape[0], 2 * len(request.temperatures) + 2, device=logits_TV.device)
+    """[B, W] log-probability at each temperature, entropy and dropped mass at 1, columns counted, the temperatures."""
+    values_BW = torch.zeros(micro.lengths_B.shape[0], 2 * len(request.temperatures) + 3, device=logits_TV.device)
     position_B = witnessed_token(micro.lengths_B).to(found.batch_N) - 1
     here = (found.column_N == position_B[found.batch_N]).nonzero().squeeze(1)
     for place in here.tolist():  # one row at a time: whole rows in double are large
@@ -202,10 +207,11 @@ def _witness(
             parts = [torch.empty_like(row_V) for _ in range(dist.get_world_size(group))]
             dist.all_gather(parts, row_V.contiguous(), group=group)
             row_V = torch.cat(parts)
+        dropped = row_V.double().softmax(dim=0)[request.vocabulary :].sum() * request.dropped
         row_V = row_V[: request.vocabulary]
         logp = [row_V.div(value).double().log_softmax(dim=0)[found.target_N[place]] for value in request.temperatures]
         entropy = torch.special.entr(row_V.double().softmax(dim=0)).sum()
         used = row_V.new_tensor(request.temperatures, dtype=torch.float64)
-        numbers = torch.stack([*logp, entropy, row_V.isfinite().sum().double()])
+        numbers = torch.stack([*logp, entropy, dropped, row_V.isfinite().sum().double()])
         values_BW[found.batch_N[place]] = torch.cat([numbers, used]).float()
     return values_BW

@@ -368,7 +368,8 @@ def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
     checks: list[Check] = [("chat template", lambda: chat_finding(student, run))]
     if Path(run.data.train).exists():
         checks.append(("prompt length", lambda: _prompts_finding(student, run)))
-    checks += [(f"{key} tokenizer", partial(_same_finding, student, key, name)) for key, name in teachers.items()]
+    own = run.student.model_name
+    checks += [(f"{key} tokenizer", partial(_same_finding, own, student, key, name)) for key, name in teachers.items()]
     yield from made(checks)
 
 
@@ -387,9 +388,12 @@ def _tokenizer(name: str, role: str) -> Any:
     )
 
 
-def _same_finding(student: Any, key: str, name: str) -> Finding:
-    models.check_same_tokenizer(student, _tokenizer(name, key))
-    return ok(f"{key} tokenizer", f"the same {len(student)} ids as the student's")
+def _same_finding(own: str, student: Any, key: str, name: str) -> Finding:
+    teacher = _tokenizer(name, key)
+    ours, theirs = (models.output_columns(str(Path(m).expanduser()), local_files_only=True) for m in (own, name))
+    models.check_same_tokenizer(student, teacher, (ours, theirs))
+    padded = "" if ours == theirs else f"; {abs(theirs - ours)} columns of padding apart"
+    return ok(f"{key} tokenizer", f"the same {len(student)} ids as the student's{padded}")
 
 
 def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:

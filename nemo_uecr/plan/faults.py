@@ -14,6 +14,8 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan.shapes import ModelShape
 
 VLLM_PADDING = 64  # vLLM pads a vocabulary to a multiple of it before it cuts it
+#: Releases pad their vocabularies to multiples of up to 128 on each of up to 64 ranks: wider apart is no padding.
+MOST_PADDING = 8192
 
 
 def refuse(faults: Sequence[str]) -> None:
@@ -131,7 +133,7 @@ def _said(key: str) -> str:
 
 
 def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None]) -> list[str]:
-    """Output columns that differ from the configuration's or between the models: the entropy is over all of them."""
+    """Student columns other than the configuration's, and teachers that differ by more than padding."""
     faults = []
     if isinstance(config, NemoConfig) and student.vocabulary != config.student.vocabulary:
         faults.append(
@@ -139,21 +141,16 @@ def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[
             f"columns; take student.vocabulary={student.vocabulary}"
         )
     return faults + [
-        f"the student has {student.vocabulary} output columns, the {_said(key)} {teacher.vocabulary}; take a "
-        f"teacher whose config.json has vocab_size {student.vocabulary}"
+        f"the student has {student.vocabulary} output columns, the {_said(key)} {teacher.vocabulary}; take a teacher "
+        f"with the student's tokenizer: they then differ by padding alone, less than {MOST_PADDING}"
         for key, teacher in teachers.items()
-        if teacher is not None and teacher.vocabulary != student.vocabulary
+        if teacher is not None and abs(teacher.vocabulary - student.vocabulary) >= MOST_PADDING
     ]
 
 
 def teacher_alone_faults(config: NemoConfig, teacher: ModelShape | None, longest: int) -> list[str]:
     """Why a teacher on all GPUs of the cluster cannot score sequences of up to that many tokens."""
     faults = _megatron_faults("teacher", config.teacher.parallel, config.gpus, teacher)
-    if teacher is not None and teacher.vocabulary != config.student.vocabulary:
-        faults.append(
-            f"student.vocabulary={config.student.vocabulary}, but the teacher has {teacher.vocabulary} output columns; "
-            "take a teacher with as many as the student that wrote the batch"
-        )
     if teacher is not None and 0 < teacher.positions < longest:
         faults.append(
             f"the longest sequence of the batch has {longest} tokens, but the teacher was made for "

@@ -33,6 +33,7 @@ def score_logits(
     temperatures: tuple[float, ...],
     entropy: bool,
     top1: bool = False,
+    dropped: bool = False,
     valid_vocab: int | None = None,
     shard: VocabShard | None = None,
 ) -> TokenScores:
@@ -48,6 +49,7 @@ def score_logits(
         temperatures: the temperatures T of the log-probabilities, all above 0.
         entropy: whether to return the entropy at temperature 1.
         top1: whether to return if the target attains the largest logit.
+        dropped: whether to return the probability, at temperature 1, that the columns from `valid_vocab` on would have.
         valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding and carry no
             probability. None if all are real.
         shard: this rank's place where a process group shards the vocabulary: one collective a call. None where the
@@ -63,7 +65,8 @@ def score_logits(
     References:
         Teacher scores of the method: eq:teacher-token-reward (log-probability), eq:local-signal (entropy).
     """
-    return _scores(logits_NV, target_N, StatisticsLayout(temperatures, entropy), top1, valid_vocab, shard, None)
+    layout = StatisticsLayout(temperatures, entropy, dropped)
+    return _scores(logits_NV, target_N, layout, top1, valid_vocab, shard, None)
 
 
 def token_scores(
@@ -166,7 +169,10 @@ def _scores(
     first_column = 0 if shard is None else shard.first_column
 
     def statistics_of(chunk: slice) -> Tensor:
-        return reduce_logits(real_NV[chunk], target_N[chunk], layout, first_column)
+        stats_Wn = reduce_logits(real_NV[chunk], target_N[chunk], layout, first_column)
+        if layout.dropped:
+            stats_Wn[-1] = logits_NV[chunk, real_NV.shape[1] :].float().logsumexp(1)
+        return stats_Wn
 
     return scores_by_chunk(
         statistics_of, target_N, layout,

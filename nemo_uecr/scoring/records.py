@@ -27,11 +27,14 @@ class TokenScores:
         logp: `[K, ...]` float32 log-probabilities in nats, one row a temperature, in the order asked.
         entropy: `[...]` float32, +H >= 0 in nats, of softmax(logits) at temperature 1; None if not asked.
         top1: `[...]` bool, whether the target attains the largest logit (ties count); None if not asked.
+        dropped: `[...]` float32, share of probability at temperature 1 that the padding columns had before they were
+            cut; None if not asked.
     """
 
     logp: Tensor
     entropy: Tensor | None
     top1: Tensor | None
+    dropped: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,14 @@ class StatisticsLayout:
     """Which float32 statistics a call reduces the vocabulary to, and the row of each in a `[W, N]` tensor.
 
     Row 0 is the largest logit m, row 1 the target's logit y, then one sum_v exp((z_v - m) / T) for each
-    distinct temperature, and last, if entropy is asked, sum_v (z_v - m) exp(z_v - m).
+    distinct temperature, then, if entropy is asked, sum_v (z_v - m) exp(z_v - m), and last, if the dropped mass is
+    asked, log sum_v exp(z_v) over the padding columns.
     One temperature of 1 with entropy takes four rows, 16 bytes a token; a second temperature four bytes more.
     """
 
     temperatures: tuple[float, ...]
     entropy: bool
+    dropped: bool = False
 
     def __post_init__(self) -> None:
         for temperature in self.temperatures:
@@ -70,14 +75,14 @@ class StatisticsLayout:
     @property
     def sum_temperatures(self) -> tuple[float, ...]:
         """The distinct temperatures of the exponential sums: 1 first where needed, then the rest as asked."""
-        needs_one = self.entropy or 1.0 in self.temperatures
+        needs_one = self.entropy or self.dropped or 1.0 in self.temperatures
         others = tuple(dict.fromkeys(t for t in self.temperatures if t != 1.0))
         return ((1.0,) if needs_one else ()) + others
 
     @property
     def width(self) -> int:
         """Number of statistics a token, W."""
-        return 2 + len(self.sum_temperatures) + int(self.entropy)
+        return self.weighted_row + int(self.entropy) + int(self.dropped)
 
     def sum_row(self, temperature: float) -> int:
         """Row of the exponential sum at `temperature`."""
@@ -86,7 +91,7 @@ class StatisticsLayout:
     @property
     def weighted_row(self) -> int:
         """Row of sum_v (z_v - m) exp(z_v - m); only with entropy."""
-        return self.width - 1
+        return 2 + len(self.sum_temperatures)
 
 
 def check_tokens(name: str, rows: Tensor, target_N: Tensor) -> None:

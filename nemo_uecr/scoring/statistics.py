@@ -48,7 +48,8 @@ def scores_by_chunk(
 ) -> TokenScores:
     """Scores of all tokens, a chunk of tokens at a time so that the workspace does not grow with N.
 
-    log p_T = (y - m) / T - log s(T);  H = log s(1) - t / s(1).
+    log p_T = (y - m) / T - log s(T);  H = log s(1) - t / s(1);  dropped mass = sigmoid(l - m - log s(1)), l the log sum
+    of the padding columns.
 
     ``statistics_of`` gives the `[W, n]` statistics of this rank's ``columns``, padding included, for a slice of n
     tokens. ``kept_WN``, where the backward needs it, receives the merged statistics in float64.
@@ -57,6 +58,7 @@ def scores_by_chunk(
     logp_KN = torch.empty(len(layout.temperatures), tokens, dtype=torch.float32, device=device)
     entropy_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.entropy else None
     top1_N = torch.empty(tokens, dtype=torch.bool, device=device) if top1 else None
+    dropped_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.dropped else None
     vocab = columns if shard is None and valid_vocab is None else valid_vocab
     chunks = chunks_of(target_N)
     gathered_RWN = None
@@ -75,9 +77,13 @@ def scores_by_chunk(
             entropy_N[chunk] = sum_n.log() - merged_Wn[layout.weighted_row] / sum_n
         if top1_N is not None:
             top1_N[chunk] = gap_n == 0.0
+        if dropped_N is not None:
+            kept_n = merged_Wn[MAX_ROW] + merged_Wn[layout.sum_row(1.0)].log()
+            dropped_N[chunk] = (merged_Wn[-1] - kept_n).sigmoid()
+            merged_Wn = merged_Wn[:-1]  # -inf where there is no padding
         # Last, as a GPU is waited for only here.
         check_statistics(merged_Wn, logp_KN[:, chunk], target_N[chunk], chunk.start, vocab)
-    return TokenScores(logp_KN, entropy_N, top1_N)
+    return TokenScores(logp_KN, entropy_N, top1_N, dropped_N)
 
 
 def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
@@ -100,6 +106,8 @@ def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
         sum_RN = stats[:, layout.sum_row(1.0)]
         moved_RN = torch.where(sum_RN == 0.0, 0.0, stats[:, layout.weighted_row] + shift_RN * sum_RN)
         merged[layout.weighted_row] = (moved_RN * shift_RN.exp()).sum(0)
+    if layout.dropped:
+        merged[-1] = stats[:, -1].logsumexp(0)
     return merged
 
 

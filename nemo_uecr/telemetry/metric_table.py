@@ -86,6 +86,8 @@ _TABLE = (
     ("teacher/entropy_mean", "nats", "mean over tokens", "full-vocabulary teacher entropy H^T"),
     ("teacher/entropy_std", "nats", "std over tokens", "H^T"),
     ("teacher/entropy_max", "nats", "max over tokens", "H^T"),
+    ("teacher/dropped_mass_mean", "share", "mean over tokens", "probability of the columns that the student lacks"),
+    ("teacher/dropped_mass_max", "share", "max over tokens", "the same"),
     ("ecr/confidence_mean", "1", "mean over tokens", "c = exp(-H^T / tau_entropy)"),
     ("ecr/direction_abs_mean", "1", "mean over tokens", "magnitude of d"),
     ("ecr/centre_mean", "1", "mean over responses", "mu^c"),

@@ -21,6 +21,7 @@ from nemo_uecr.audit.sources import Source, evaluation_source, jsonl_source, run
 from nemo_uecr.audit.store import Scores, read_scores
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local.models import TokenModel, load_model
+from tests.local.test_padded_vocabulary import padded
 from tests.local.tiny import assets, in_child, run
 
 CPU = torch.device("cpu")
@@ -84,6 +85,21 @@ def by_response(scores: Scores, anchor: str) -> dict[str, dict[str, torch.Tensor
         for place, row in enumerate(tokens.rows):
             found[scores.responses.ids[row]] = {key: value[tokens.span(place)] for key, value in values.items()}
     return found
+
+
+def test_a_teacher_with_padding_columns_scores_as_the_one_without(tmp_path: Path) -> None:
+    """Its padding is as likely as the tokens beside it, and counts for nothing."""
+    own, source = assets(), rollouts(tmp_path)
+    embedding = model(own.teacher).module.get_input_embeddings().weight.detach()
+    wide = padded(own.teacher, tmp_path / "wide", rows=embedding[:20])
+    plain, cut = (tmp_path / name for name in ("plain", "cut"))
+    for folder, teacher in ((plain, own.teacher), (cut, wide)):
+        scored(folder, source, teacher=str(teacher))
+        rank_parts(folder, model(teacher).beside(len(embedding)), batch=3)
+    found, expected = (by_response(read_scores(folder), "student") for folder in (cut, plain))
+    for name, values in expected.items():
+        for key, value in values.items():
+            torch.testing.assert_close(found[name][key], value, atol=2e-5, rtol=0)
 
 
 def test_scores_are_those_of_the_whole_logits(tmp_path: Path) -> None:

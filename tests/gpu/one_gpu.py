@@ -108,7 +108,7 @@ def check_offload(policy: Any, vocabulary: int) -> None:
         teacher.load()
         loaded = allocated()
         for length in range(16, 321, 16):
-            teacher.score_tokens(random_batch([length] * 2, vocabulary), policy._context.teacher_request)
+            teacher.score_tokens(random_batch([length] * 2, vocabulary), policy._context.teacher_request(vocabulary))
         teacher.offload()
         after = allocated()
         detail = f"{before:.1f} MiB off, {loaded:.1f} on, {after:.1f} off again"

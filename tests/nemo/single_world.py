@@ -74,7 +74,9 @@ class Worker(TQWorkerMixin):
 
     def get_logprobs(self, data: Any, micro_batch_size: Any = None) -> Any:
         context = self.context
-        teacher = score(TinyTeacher(TinyModel(9), []), data, context.teacher_request, name="teacher")
+        teacher = score(
+            TinyTeacher(TinyModel(9), []), data, context.teacher_request(self.model.vocabulary), name="teacher"
+        )
         student = score(TinyTeacher(self.model, []), data, context.student_request, name="student")
         context.scores = StepScores(student, teacher, data["token_mask"], data["sample_mask"], data["input_ids"])
         return BatchedDataDict(logprobs=student.logp[0])

@@ -49,7 +49,7 @@ def offloading_methods() -> dict[str, Any]:
 @pytest.mark.parametrize("fp8", [True, False])
 def test_no_fp8_copy_outlives_the_offload(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], f"teacher.fp8={fp8}"])
-    teacher = teacher_policy(config, master_config(config)["policy"])
+    teacher = teacher_policy(config, master_config(config)["policy"], 8)
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
     kind = type("Worker", (), offloading_methods() | {"finalize_async_save": lambda self: None, "rank": 0})
     worker: Any = kind()

@@ -185,7 +185,7 @@ def test_a_run_from_its_configuration_file(
     teachers: list[Any] = []
 
     def make_teacher(config: Any, *, student: Any, cluster: Any, tokenizer: Any, stays: bool) -> Any:
-        teachers.append(teacher_policy(config, student) | {"cluster": cluster.name, "stays": stays})
+        teachers.append(teacher_policy(config, student, vocabulary) | {"cluster": cluster.name, "stays": stays})
         return TinyTeacher(TinyModel(9, vocabulary=vocabulary), [])
 
     monkeypatch.setattr(launcher, "RayTeacher", make_teacher)

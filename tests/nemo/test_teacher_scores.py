@@ -49,7 +49,7 @@ def test_a_batch_gets_the_teachers_scores(tmp_path: Path, monkeypatch: pytest.Mo
     built: list[dict[str, Any]] = []
 
     def make(config: Any, *, student: Any, cluster: Any, tokenizer: Any, stays: bool) -> TinyTeacher:
-        built.append(teacher_policy(config, student) | {"gpus": cluster, "stays": stays})
+        built.append(teacher_policy(config, student, VOCABULARY) | {"gpus": cluster, "stays": stays})
         # Three rows do not divide by two: a masked row must come and go.
         return StuckTeacher(TinyModel(9, vocabulary=VOCABULARY), [], parallel=2)
 

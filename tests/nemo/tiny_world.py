@@ -70,6 +70,7 @@ class TinyTeacher:
 
     def __init__(self, model: TinyModel, events: list[str], parallel: int = 1) -> None:
         self.model, self.events, self.data_parallel_size = model, events, parallel
+        self.columns = model.vocabulary
         self.asked: list[tuple[int, ScoreRequest]] = []
 
     def load(self) -> None:

@@ -103,6 +103,19 @@ def score_with_megatron(rank: int, *, tensor: int, pipeline: int, packed: bool, 
     return score_batch(model, tensor, packed=packed, temperatures=TEMPERATURES)
 
 
+def score_wider_teacher(rank: int, *, columns: int) -> Any:
+    """The tiny Qwen3 on two tensor ranks, cut to a student with fewer columns."""
+    from megatron.core import parallel_state
+
+    tiny_qwen3.start(2, 1)
+    request = ScoreRequest((1.0,), True, columns, 5).to_teacher(tiny_qwen3.VOCABULARY)
+    data = batch()
+    data["input_ids"] %= columns
+    group = parallel_state.get_tensor_model_parallel_group()
+    forward = MegatronMicroBatches(tiny_qwen3.parallel_model(2, 1), packed=False)
+    return score_tokens(forward, data, request, ModelParallel(group, None))
+
+
 def score_context_parallel(rank: int, *, pieces: int) -> dict[str, Tensor]:
     """Packed logits cut over context-parallel ranks: pieces r and 2 world - 1 - r of every sequence."""
     import torch.distributed as dist

@@ -132,6 +132,40 @@ def test_the_loop_gets_the_column_at_the_rollout_temperature(monkeypatch: pytest
     torch.testing.assert_close(context.scores.student.logp[1], by_definition(1.0), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("columns", [9, 12, 7])
+def test_a_teacher_with_other_columns_scores_those_that_both_have(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The student's scores stay over its own nine columns; ids that the tokenizer lacks stop the step by row."""
+    generator = torch.Generator().manual_seed(1)
+    ours, theirs = (torch.randn(ROWS, WIDTH, width, generator=generator) for width in (9, columns))
+    context, data = scored_step()
+    data["input_ids"] %= 6
+    context.tokenizer = SimpleNamespace(get_vocab=lambda: {str(token): token for token in range(6)})
+    monkeypatch.setattr(
+        upstream, "score_on_workers", lambda policy, data, request, *, seconds: scores_of(data, request, ours)
+    )
+    teacher: Any = SimpleNamespace(
+        columns=columns, load=lambda: None, offload=lambda: None, data_parallel_size=1,
+        score_tokens=lambda data, request: scores_of(data, request, theirs),
+    )  # fmt: skip
+    policy = Policy(context=context, teacher=teacher)
+    policy.get_logprobs(data)
+    next_ids = data["input_ids"][:, 1:, None]
+    for found, logits in ((context.scores.teacher, theirs[..., :9]), (context.scores.student, ours)):
+        assert found is not None
+        expected = logits[:, :-1].log_softmax(dim=-1).gather(2, next_ids)[..., 0]
+        torch.testing.assert_close(found.logp[-1][:, 1:], expected, atol=1e-5, rtol=0)
+    assert context.scores.teacher is not None
+    assert (context.scores.teacher.dropped_BS is not None) == (columns == 12)
+    data["input_ids"][4, 3] = 6
+    if columns == 9:
+        policy.get_logprobs(data)
+        return
+    with pytest.raises(ScoreError, match="response 4 has token id 6 at column 3, but the tokenizer has ids below 6"):
+        policy.get_logprobs(data)
+
+
 @pytest.mark.parametrize("name", ["prev_logprobs", "advantages", "token_mask", "sample_mask", "input_ids"])
 def test_columns_that_changed_before_training_stop_it(name: str) -> None:
     context, data = scored_step()

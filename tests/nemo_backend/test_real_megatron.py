@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_uecr.nemo.contract import verified
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
 from tests.nemo_backend.on_ranks import (
     TEMPERATURES,
@@ -15,6 +16,7 @@ from tests.nemo_backend.on_ranks import (
     context_logits,
     offload_after_forwards,
     score_context_parallel,
+    score_wider_teacher,
     score_with_megatron,
 )
 from tests.nemo_backend.ranks import run_ranks
@@ -40,6 +42,31 @@ def test_scores_are_those_of_the_whole_model(packed: bool, padded: int) -> None:
     expected = reference()
     assert_same(first, expected, tolerance=5e-6)
     assert all(torch.equal(first[name], second[name]) for name in expected)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("columns", [40, 20], ids=["inside the last shard", "the whole last shard"])
+def test_a_wider_teacher_is_cut_on_its_tensor_ranks(columns: int) -> None:
+    """Two shards of 24 columns; the student has fewer than their 48."""
+    pytest.importorskip("megatron.core")
+    data = batch()
+    ids = data["input_ids"] % columns
+    with torch.no_grad():
+        logits = whole_model()(input_ids=ids).logits.double()[:, :-1]
+    logp = logits[..., :columns].log_softmax(dim=-1)
+    expected = {
+        "logp_0": logp.gather(2, ids[:, 1:, None])[..., 0],
+        "entropy": torch.special.entr(logp.exp()).sum(dim=-1),
+        "dropped": logits.softmax(dim=-1)[..., columns:].sum(dim=-1),
+    }
+    real = torch.arange(ids.shape[1] - 1) < (data["input_lengths"] - 1)[:, None]
+    assert float(expected["dropped"][real].min()) > 1e-3
+    for answer in run_ranks(2, score_wider_teacher, columns=columns):
+        for name, value in expected.items():
+            torch.testing.assert_close(answer[name][:, 1:][real].double(), value[real], atol=5e-6, rtol=0)
+        verified(
+            answer, ScoreRequest((1.0,), True, columns, 5, dropped=True), data | {"input_ids": ids}, scorer="teacher"
+        )
 
 
 def test_context_parallel_pieces() -> None:

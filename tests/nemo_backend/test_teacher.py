@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo import teacher, upstream
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.teacher import RayTeacher
@@ -46,26 +46,27 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(method)
 
     monkeypatch.setattr(upstream, "native", lambda name: Policy)
+    monkeypatch.setattr(teacher, "output_columns", lambda name, **given: 8)
     monkeypatch.setattr(upstream, "call_all", lambda policy, method, *, seconds, **given: call(method, seconds))
     monkeypatch.setattr(upstream, "score_on_workers", lambda *args, seconds: call("score_tokens", seconds))
     return found
 
 
 def test_the_offload_is_measured_at_the_start_and_after_the_first_scoring(config: Any, calls: list[str]) -> None:
-    teacher = RayTeacher(config, student={}, cluster=None, tokenizer=None, stays=False)
+    scorer = RayTeacher(config, student={}, cluster=None, tokenizer=None, stays=False)
     assert calls == ["offload_after_refit", "assert_offloaded"]
     for _ in range(3):
-        teacher.load()
-        teacher.score_tokens({}, REQUEST)
-        teacher.offload()
+        scorer.load()
+        scorer.score_tokens({}, REQUEST)
+        scorer.offload()
     step = ["prepare_for_lp_inference", "score_tokens", "offload_after_refit"]
     assert calls[2:] == [*step, "assert_offloaded", *step, *step]
 
 
 def test_a_dedicated_teacher_stays_where_it_is(config: Any, calls: list[str]) -> None:
-    teacher = RayTeacher(config, student={}, cluster=None, tokenizer=None, stays=True)
-    teacher.load()
-    teacher.offload()
+    scorer = RayTeacher(config, student={}, cluster=None, tokenizer=None, stays=True)
+    scorer.load()
+    scorer.offload()
     assert calls == []
 
 

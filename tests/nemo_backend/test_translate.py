@@ -69,7 +69,7 @@ def test_every_configuration_has_what_its_method_needs(name: str) -> None:
     context = StepContext(load_nemo_config(BASE, given("1p7b", name)), None, completed_steps=3)
     assert all(getattr(context.settings, setting) is not None for setting in METHODS[name].core_settings)
     assert (context.responses, context.optimizer_steps) == (1008, 1)
-    assert context.teacher_request.temperatures == (1.0,)
+    assert context.teacher_request(152_064).temperatures == (1.0,)
     assert context.student_request.temperatures == (0.7, 1.0)
 
 
@@ -104,10 +104,10 @@ def test_the_teacher_is_the_raw_model_in_its_own_layout() -> None:
     changes = ["teacher.fp8=true", "teacher.parallel.tensor=4", "teacher.megatron_checkpoint=there", *VALUES]
     config = configuration(*changes)
     student = master_config(config)["policy"] | {"pretrained_checkpoint": "the student's", "quant_cfg": "int4"}
-    teacher = teacher_policy(config, student)
+    teacher = teacher_policy(config, student, 152_064)
     sampling, megatron = teacher["generation"], teacher["megatron_cfg"]
     assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (1.0, 1.0, None)
-    assert teacher["uecr"] == {"temperature": 1.0, "filters": "paper", "vocabulary": 151936}
+    assert teacher["uecr"] == {"temperature": 1.0, "filters": "paper", "vocabulary": 152_064}
     assert (megatron["fp8_cfg"]["enabled"], megatron["fp8_cfg"]["force_clear_fp8_caches"]) == (True, True)
     assert megatron["tensor_model_parallel_size"] == 4
     assert teacher["pretrained_checkpoint"] == {"path": "there", "format": "megatron_bridge"}

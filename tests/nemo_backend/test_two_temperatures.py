@@ -53,6 +53,30 @@ def test_padded_rows(padding: int) -> None:
     assert_expected(score_columns(wide, micro, REQUEST, ALONE), logits, micro)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_teacher_with_more_columns_is_cut_before_its_softmax(dtype: torch.dtype) -> None:
+    """And says how much probability it lost; a worker that says otherwise is caught."""
+    micro, logits = rows_of(6, 4, 2)
+    wide = torch.cat((logits, torch.full((3, 6, 3), 2.0)), dim=2).to(dtype)
+    request = replace(REQUEST, temperatures=(1.0,)).to_teacher(VOCABULARY + 3)
+    assert (request.vocabulary, request.dropped) == (VOCABULARY, True)
+    answer = score_columns(wide, micro, request, ALONE)
+    tokens = {"input_ids": micro.ids_BS, "input_lengths": micro.lengths_B}
+    found = verified(answer, request, tokens, scorer="teacher")
+    logp, entropy = expected(wide[..., :VOCABULARY].float(), micro, 1.0)
+    torch.testing.assert_close(found.logp[0], logp, atol=2e-6, rtol=0)
+    torch.testing.assert_close(found.entropy_BS, entropy, atol=2e-6, rtol=0)
+    assert found.dropped_BS is not None
+    mass = wide.double().softmax(dim=-1)[..., VOCABULARY:].sum(dim=-1)
+    for row, length in enumerate(micro.lengths_B.tolist()):
+        torch.testing.assert_close(found.dropped_BS[row, 1:length].double(), mass[row, : length - 1], atol=1e-6, rtol=0)
+    with pytest.raises(ContractError, match="teacher's dropped mass is off the definition"):
+        verified(answer | {"dropped": answer["dropped"] * 0}, request, tokens, scorer="teacher")
+    with pytest.raises(ContractError, match="scored over 14 columns; expected the 11"):
+        verified(score_columns(wide, micro, replace(request, vocabulary=14), ALONE), request, tokens, scorer="teacher")
+    assert replace(REQUEST, temperatures=(1.0,)).to_teacher(VOCABULARY - 3).vocabulary == VOCABULARY - 3
+
+
 @pytest.mark.parametrize("multiple", [1, 4])
 def test_packed_sequences(multiple: int) -> None:
     """Sequences side by side, each padded to a multiple."""

@@ -155,7 +155,8 @@ def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> No
 
 
 def test_tokenizers_and_prompts(tmp_path: Path) -> None:
-    student, teacher, rows = save_tokenizer(tmp_path / "s"), save_tokenizer(tmp_path / "t"), tmp_path / "p.jsonl"
+    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocab_size=320)
+    rows = tmp_path / "p.jsonl"
     questions = ["1+1" * 40, *["1+1"] * 129]
     rows.write_text("".join(f'{{"question": "{q}", "final_answer": "2", "difficulty": 6}}\n' for q in questions))
 
@@ -167,6 +168,7 @@ def test_tokenizers_and_prompts(tmp_path: Path) -> None:
     assert {status for status, _ in found().values()} == {"ok"}
     assert "non-thinking mode" in found()["chat template"][1]
     assert "</think>" in found()["chat template"][1]
+    assert found()["teacher tokenizer"][1].endswith("20 columns of padding apart -> ")
     short = "data.max_prompt_tokens=100"
     assert found(short, "data.long_prompts=drop")["prompt length"][1].startswith("1 prompts are dropped")
     told = found(short, "data.long_prompts=refuse")["prompt length"]
@@ -197,7 +199,7 @@ def test_templates(template: str | None, statuses: list[str], fault: str, tmp_pa
 
 def test_models_that_do_not_fit_the_run(tmp_path: Path) -> None:
     """Other output columns, and 257 tokens on 256 positions, which a local run refuses only where a prompt has them."""
-    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocab_size=320)
+    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocab_size=9000)
     named = [f"student.model_name={student}", f"teacher.model_name={student}", "evaluation.max_tokens=100"]
     fits = ["data.max_prompt_tokens=56", "rollout.max_response_tokens=200"]
     columns = "student.vocabulary=300"
@@ -206,7 +208,7 @@ def test_models_that_do_not_fit_the_run(tmp_path: Path) -> None:
         nemo(*named, *fits, columns, "data.max_prompt_tokens=57", f"teacher.model_name={teacher}"), sizes,
         gpu_memory=None, host_memory=0,
     ))  # fmt: skip
-    assert (found[0], found[1].count("made for 256 positions"), "the teacher 320" in found[1]) == ("fail", 2, True)
+    assert (found[0], found[1].count("made for 256 positions"), "the teacher 9000" in found[1]) == ("fail", 2, True)
     local_run = fit(local(*named, *fits))
     assert {local_run["plan"][0], local_run["generation length"][0]} == {"ok"}
     local_run = fit(local(*named, *fits, "data.max_prompt_tokens=57", f"teacher.model_name={teacher}"))

@@ -31,7 +31,7 @@ def score_shard(
 ) -> Any:
     own, shard = cut(logits, widths, rank)
     scores = score_logits(own, target, shard=shard, **options)
-    return scores.logp, scores.entropy, scores.top1
+    return scores.logp, scores.entropy, scores.top1, *(() if scores.dropped is None else (scores.dropped,))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,24 @@ def test_padding_columns_and_whole_padding_shards_add_exactly_nothing(on_ranks: 
     for result, reference in zip(results, plain, strict=True):
         for mine, theirs in zip(result, reference, strict=True):
             assert torch.equal(mine, theirs)
+
+
+def test_the_mass_of_padding_columns_is_gathered_with_the_rest(on_ranks: OnRanks) -> None:
+    """Half of the second shard and all of the third; on the first there is no padding, and nowhere without any."""
+    logits, target = peaked_logits(6, 1536, 9.0, seed=2)
+    target %= 700
+    asked = {**BOTH, "dropped": True, "valid_vocab": 700}
+    expected = logits.double().softmax(1)[:, 700:].sum(1)
+    cut_off, _ = float64_scores(logits[:, :700], target, 1.0)
+    for logp, _, _, dropped in on_ranks(3, score_shard, logits, target, [512, 512, 512], asked):
+        assert (dropped - expected).abs().max() <= 1e-6
+        assert (logp[0] - cut_off).abs().max() <= 5e-6
+    whole = score_logits(logits, target, **asked)
+    assert whole.dropped is not None
+    assert (whole.dropped - expected).abs().max() <= 1e-6
+    assert torch.equal(whole.logp, score_logits(logits, target, valid_vocab=700, **BOTH).logp)
+    unpadded = score_logits(logits, target, temperatures=(0.7,), entropy=False, dropped=True).dropped
+    assert torch.equal(unpadded, torch.zeros(6))
 
 
 def test_shard_of_minus_infinity_adds_exactly_nothing(on_ranks: OnRanks) -> None:
