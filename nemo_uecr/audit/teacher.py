@@ -5,6 +5,7 @@ Shape legend: B = responses, T = tokens (padded), N = scored tokens of all respo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_uecr.audit.output import Audit, Numbers, progress
+from nemo_uecr.audit.groups import rows_of
+from nemo_uecr.audit.output import Array, Audit, Numbers, progress, shown
 from nemo_uecr.audit.store import STUDENT, Scores
-from nemo_uecr.core.records import ScoredBatch
+from nemo_uecr.config.schema import Quantize
+from nemo_uecr.core.records import GAP_CLIP, ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 
 if TYPE_CHECKING:
@@ -29,9 +32,15 @@ NOTE = (
     "The same tokens of the same checkpoint, scored again by each engine and compared with transformers in float32 as "
     "`nemo-uecr score` wrote it. Curves: the share of tokens (vertical) whose difference is larger than the value "
     "below; differences under 1e-8 are drawn there. Engines that are not installed here, or need a GPU, are named in "
-    "the table."
+    "the table. The standard deviation of R^T's differences is its noise, to be measured by R^T's standard deviation "
+    "within a group; std_floor is three times the noise, which then moves an advantage by a third."
 )
-HEADS = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), "max", "mean, signed")
+HEADS = (
+    "engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), "max", "mean", "mean, signed", "std", "of a group's",
+    "std_floor",
+)  # fmt: skip
+#: Noise of R^T to the std_floor that the audit proposes.
+FLOOR = 3.0
 
 
 class EngineScores(NamedTuple):
@@ -39,6 +48,21 @@ class EngineScores(NamedTuple):
 
     logp: Tensor
     entropy: Tensor | None
+
+
+class Sampled(NamedTuple):
+    """Responses as they were sampled and scored: group of each response, response and student's nats of each token."""
+
+    group_B: Array
+    response_N: Array
+    student_N: Array
+    scores: EngineScores
+
+    def teacher_reward_B(self, logp_N: Tensor) -> Array:
+        """R^T with these log-probabilities of the teacher; [B] nats."""
+        gap_N = (logp_N.double().numpy() - self.student_N).clip(-GAP_CLIP, GAP_CLIP)
+        total_B: Array = np.bincount(self.response_N, weights=gap_N)
+        return total_B / np.bincount(self.response_N)
 
 
 class Engine(NamedTuple):
@@ -61,13 +85,18 @@ def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, respons
     """Largest differences and quantiles of each engine with the teacher's folder, over so many responses or all."""
     if scores.plan["dtype"] != "float32":
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
-    sequences, reference = _reference(scores, responses)
+    sequences, sampled = _sampled(scores, responses)
+    reference = sampled.scores
     found: dict[str, Numbers] = {}
     with progress("engines", len(engines)) as advance:
         for name in engines:
             engine = ENGINES[name]
             missing = engine.missing
-            found[name] = {"skipped": missing} if missing else compared(reference, engine.score(model, sequences), name)
+            if missing:
+                found[name] = {"skipped": missing}
+            else:
+                scored = engine.score(model, sequences)
+                found[name] = compared(reference, scored, name) | {"reward": reward_noise(sampled, scored.logp, name)}
             advance(1)
     numbers: Numbers = {
         "scores": scores.provenance(),
@@ -80,13 +109,13 @@ def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, respons
     return Audit("teacher", "One teacher under several engines", NOTE, numbers, HEADS, _rows(found))
 
 
-def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, EngineScores]:
+def _sampled(scores: Scores, limit: int | None) -> tuple[Sequences, Sampled]:
     """The first responses and what was scored of them."""
     from nemo_uecr.audit.score import sequences_of
 
     ids: list[list[int]] = scores.column("prompt_ids")
     chosen: list[tuple[list[int], list[int]]] = []
-    logp, entropy = [], []
+    logp, entropy, student, kept = [], [], [], []
     for step in scores.responses.checkpoints:
         tokens = scores.tokens(STUDENT, step)
         for place, row in enumerate(tokens.rows[: None if limit is None else limit - len(chosen)].tolist()):
@@ -94,7 +123,11 @@ def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, EngineScor
             chosen.append((ids[row], tokens.token_ids[span].tolist()))
             logp.append(tokens.teacher_logp[span])
             entropy.append(tokens.teacher_entropy[span])
-    return sequences_of(chosen), EngineScores(torch.cat(logp), torch.cat(entropy))
+            student.append(tokens.anchor_logp[span].double().numpy())
+            kept.append(row)
+    response_N = np.repeat(np.arange(len(kept)), [len(each) for each in student])
+    found = EngineScores(torch.cat(logp), torch.cat(entropy))
+    return sequences_of(chosen), Sampled(scores.responses.group_B[kept], response_N, np.concatenate(student), found)
 
 
 def compared(reference: EngineScores, found: EngineScores, engine: str) -> Numbers:
@@ -106,6 +139,15 @@ def compared(reference: EngineScores, found: EngineScores, engine: str) -> Numbe
     }
 
 
+def reward_noise(sampled: Sampled, logp_N: Tensor, engine: str) -> Numbers:
+    """Differences of R^T, their standard deviation beside R^T's own within a group, and a floor above the noise."""
+    reward_B = sampled.teacher_reward_B(sampled.scores.logp)
+    found = _differences(torch.from_numpy(reward_B), torch.from_numpy(sampled.teacher_reward_B(logp_N)), engine)
+    groups = [reward_B[rows] for rows in rows_of(sampled.group_B) if len(rows) > 1]
+    spread = float(np.mean([group.std() for group in groups])) if groups else math.nan
+    return found | {"spread": spread, "share": found["std"] / spread, "std_floor": FLOOR * found["std"]}
+
+
 def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
     signed_N = found_N.double().numpy() - reference_N.double().numpy()
     if not np.isfinite(signed_N).all():
@@ -115,7 +157,9 @@ def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
     return {
         "max": size_N.max(),
         "at_token": int(size_N.argmax()),
+        "mean": size_N.mean(),
         "mean_signed": signed_N.mean(),
+        "std": signed_N.std(),
         "quantiles": {str(q): float(value) for q, value in zip(QUANTILES, np.quantile(size_N, QUANTILES), strict=True)},
         "curve": np.quantile(size_N, GRID),
     }
@@ -128,12 +172,14 @@ def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
         if "skipped" in found:
             rows.append((name, found["skipped"], *blank))
             continue
-        for quantity, values in found.items():
+        for quantity, values in (("logp", found["logp"]), ("entropy", found["entropy"]), ("R^T", found["reward"])):
             if values is None:
                 rows.append((name, f"{quantity}: not given by it", *blank))
                 continue
-            sizes = [f"{value:.1e}" for value in (*values["quantiles"].values(), values["max"])]
-            rows.append((name, quantity, *sizes, f"{values['mean_signed']:+.1e}"))
+            sizes = [f"{value:.1e}" for value in (*values["quantiles"].values(), values["max"], values["mean"])]
+            more = [shown(values[key], form) for key, form in (("share", ".2f"), ("std_floor", ".1e")) if key in values]
+            row = (name, quantity, *sizes, f"{values['mean_signed']:+.1e}", f"{values['std']:.1e}", *(more or ("", "")))
+            rows.append(row)
     return rows
 
 
@@ -146,12 +192,13 @@ def _whole(sequences: Sequences) -> list[tuple[int, list[int]]]:
     return [(len(prompt.token_ids), [*prompt.token_ids, *response.token_ids]) for prompt, response in pairs]
 
 
-def _transformers(dtype: str) -> Callable[[str, Sequences], EngineScores]:
+def _transformers(dtype: str, quantize: Quantize) -> Callable[[str, Sequences], EngineScores]:
     def score(model: str, sequences: Sequences) -> EngineScores:
         from nemo_uecr.audit.score import token_scores
         from nemo_uecr.local.models import load_model
 
-        loaded = load_model(model, role="teacher", dtype=dtype, device=torch.device("cpu"), master_weights=False)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        loaded = load_model(model, role="teacher", dtype=dtype, device=device, master_weights=False, quantize=quantize)
         # One response at a time: another shape than that of the reference, so that its rounding shows as well.
         found, _ = token_scores(sequences, loaded, {}, batch=1)
         return EngineScores(found["teacher_logp"], found["teacher_entropy"])
@@ -204,8 +251,10 @@ def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Sequences], En
 
 
 ENGINES = {
-    "transformers": Engine(_transformers("float32")),
-    "transformers-bf16": Engine(_transformers("bfloat16")),
+    "transformers": Engine(_transformers("float32", "none")),
+    "transformers-bf16": Engine(_transformers("bfloat16", "none")),
+    "transformers-int8": Engine(_transformers("bfloat16", "int8"), "torchao"),
+    "transformers-nf4": Engine(_transformers("bfloat16", "nf4"), "bitsandbytes"),
     "megatron": Engine(_megatron, "megatron.bridge"),
     "vllm": Engine(_vllm("float32", None), "vllm"),
     "vllm-bf16": Engine(_vllm("bfloat16", None), "vllm", gpu=True),

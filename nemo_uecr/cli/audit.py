@@ -36,7 +36,10 @@ Words = Annotated[
         help="The method's settings as `key=value`: alpha, rho, tau_delta, tau_entropy; they override those of --run.",
     ),
 ]
-Engine = Literal["transformers", "transformers-bf16", "megatron", "vllm", "vllm-bf16", "vllm-fp8"]
+Engine = Literal[
+    "transformers", "transformers-bf16", "transformers-int8", "transformers-nf4", "megatron", "vllm", "vllm-bf16",
+    "vllm-fp8",
+]  # fmt: skip
 
 
 @app.command
@@ -229,11 +232,12 @@ def teacher(
     responses: AtLeastOne | None = None,
     out: Out = None,
 ) -> None:
-    """How far log-probabilities and entropies of one checkpoint differ between engines.
+    """How far the log-probabilities, entropies and R^T of one checkpoint differ between engines and few bits.
 
     SCORES has responses that the teacher scored with transformers in float32; the same tokens are scored again, one
-    response at a time. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8 need a GPU. For an
-    engine that cannot run here, the reason is given.
+    response at a time. transformers-int8 and transformers-nf4 round the linear layers as `teacher.quantize` does, and
+    compute in bf16. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8 need a GPU. For an engine
+    that cannot run here, the reason is given.
 
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
         nemo-uecr audit teacher runs/demo/scores-start

@@ -44,6 +44,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Dtype = Literal["float32", "bfloat16"]
+Quantize = Literal["none", "int8", "nf4"]
 
 #: YAML 1.1 reads a bare on/off as a boolean; keys of this kind mean the word.
 Word = BeforeValidator(lambda value: {True: "on", False: "off"}[value] if isinstance(value, bool) else value)
@@ -100,7 +101,8 @@ class MethodConfig(Section):
     opd_coef: float = 1.0  # Weight of the second surrogate, PG(A_opd).
     # Divisor of the group's variance: G (population) or G - 1 (sample).
     std: Literal["population", "sample"] = "population"
-    # Groups whose standard deviation lies below it are counted in telemetry; changes no advantage.
+    # Noise of R^U that scoring alone makes, as `nemo-uecr audit teacher` measures it for R^T: groups whose standard
+    # deviation lies below it are counted in telemetry; changes no advantage.
     scoring_noise: Positive = 1e-3
     # Token text that ends a turn; null: one turn. The end of a line is "\n" in YAML, $'...=\n' in a shell.
     turn_separator: Text | None = None
@@ -275,6 +277,20 @@ class TeacherConfig(Section):
 
     model_name: Text | None  # Hugging Face model: a local folder or a hub name; null where the method reads no teacher.
     dtype: Dtype | None = None  # Number format of weights and activations; null: the student's.
+    # Bits of its linear layers, which are rounded as they are loaded (int8: torchao, nf4: bitsandbytes); embedding and
+    # output layer keep `dtype`. A method whose group normalisation reads R^T would divide by the rounding's noise: it
+    # asks for a `method.std_floor` above the measured `method.scoring_noise`. Other methods do not enlarge the noise.
+    quantize: Quantize = "none"
+
+    @field_validator("quantize", mode="before")
+    @classmethod
+    def _not_rounded_to_int4(cls, quantize: object) -> object:
+        if quantize == "int4":
+            raise ValueError(
+                "teacher.quantize: got int4, expected none, int8 or nf4; weights rounded to int4 turn around the "
+                "advantages of groups that the teacher alone tells apart"
+            )
+        return quantize
 
 
 class SelfTeacherConfig(Section):
@@ -399,6 +415,7 @@ class Config(Section):
         check_batch(self)
         check_teacher(self)
         self._check_routing()
+        self._check_quantized()
         size, most = self.train.microbatch_responses, self.train.minibatch_responses
         if size > most:
             raise ValueError(
@@ -426,3 +443,15 @@ class Config(Section):
             raise ValueError(f"routing: missing, but there are teachers {names}; write routing.key=COLUMN")
         if routing is not None and (not self.teachers or routing.default not in (None, *self.teachers)):
             raise ValueError(f"routing.default: got {routing.default}, expected one of teachers: {names or 'none'}")
+
+    def _check_quantized(self) -> None:
+        method = self.method
+        floored = "scoring_noise" in method.model_fields_set and method.std_floor > method.scoring_noise
+        for key, teacher in self.active_teachers.items():
+            quantize = getattr(teacher, "quantize", "none")
+            if quantize != "none" and method.entry.normalises_teacher and not floored:
+                raise ValueError(
+                    f"{key}.quantize: got {quantize}, and {method.name} divides R^T by its spread in a group, which "
+                    "may be no more than the rounding's noise; measure the noise with `nemo-uecr audit teacher`, write "
+                    "it as method.scoring_noise and set method.std_floor above it"
+                )

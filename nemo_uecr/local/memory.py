@@ -1,6 +1,6 @@
-"""What lets a student and a teacher share one device: recomputed activations, and weights that wait in host memory.
+"""What lets a student and a teacher share one device.
 
-Neither changes a number.
+Recomputed activations and weights that wait in host memory change no number; a teacher in fewer bits does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nemo_uecr.config.schema import Quantize
 from nemo_uecr.errors import DataError
 
 Policy = Literal["none", "teacher", "all"]
@@ -44,11 +45,11 @@ class Placement:
     def need(self, *names: str) -> None:
         """Make room, then bring these onto the device."""
         for name in self._moved - self._away - set(names):
-            for tensor in _plain(self._members[name]()):
+            for tensor in plain_tensors(self._members[name]()):
                 tensor.data = self._host_copy(tensor, frozen=name not in TRAINED)
             self._away.add(name)
         for name in self._away & set(names):
-            for tensor in _plain(self._members[name]()):
+            for tensor in plain_tensors(self._members[name]()):
                 tensor.data = torch.empty_like(tensor, device=self._device).copy_(tensor, non_blocking=True)
             self._away.remove(name)
 
@@ -62,21 +63,50 @@ class Placement:
         return host
 
 
-def _plain(tensors: Iterable[Any]) -> Iterator[Tensor]:
+def plain_tensors(tensors: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors that hold the values: of a quantised one, those inside; of one that several share, one."""
     seen: set[int] = set()
     for tensor in tensors:
-        if hasattr(tensor, "__tensor_flatten__"):
-            yield from _plain(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        if hasattr(tensor, "__tensor_flatten__"):  # torchao's
+            yield from plain_tensors(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
         elif id(tensor) not in seen:
             seen.add(id(tensor))
             yield tensor
+            if (state := getattr(tensor, "quant_state", None)) is not None:  # bitsandbytes'
+                yield from (state.absmax, state.code)
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """Moments and whatever else an optimizer keeps on the device."""
     for values in optimizer.state.values():
         yield from (value for value in values.values() if isinstance(value, Tensor) and value.dim())
+
+
+def quantize_layers(module: Any, quantize: Quantize) -> None:
+    """Round the linear layers' weights in place; output layer and adapters stay as they are.
+
+    int8: one scale a row. nf4: one scale for each 64 weights, rounded when the module is next moved to a device.
+    """
+    head = module.get_output_embeddings()
+
+    def rounded(layer: Any, name: str) -> bool:
+        return isinstance(layer, torch.nn.Linear) and layer is not head and ".lora_" not in name
+
+    if quantize == "int8":
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+        quantize_(module, Int8WeightOnlyConfig(), filter_fn=rounded)
+    elif quantize == "nf4":
+        from bitsandbytes.nn import Linear4bit, Params4bit
+
+        for name, layer in list(module.named_modules()):
+            if rounded(layer, name):
+                small = Linear4bit(
+                    layer.in_features, layer.out_features, bias=False, compute_dtype=layer.weight.dtype, device="meta"
+                )
+                small.weight = Params4bit(layer.weight.data, quant_type="nf4", compress_statistics=False, module=small)
+                small.bias = layer.bias
+                module.set_submodule(name, small)
 
 
 def checkpointed_layers(module: Any) -> list[torch.nn.Module]:

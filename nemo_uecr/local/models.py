@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nemo_uecr.config.schema import Quantize
 from nemo_uecr.data.adapter import without_adapter
 from nemo_uecr.data.models import check_same_tokenizer
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import DataError, require_extra
 from nemo_uecr.evaluation.engines import Tokens, check_model, context_of, load_module, load_tokens
+from nemo_uecr.local.memory import quantize_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -119,7 +121,9 @@ class TokenModel:
         return logits_NV
 
 
-def load_model(name: str, *, role: str, dtype: str, device: torch.device, master_weights: bool) -> TokenModel:
+def load_model(
+    name: str, *, role: str, dtype: str, device: torch.device, master_weights: bool, quantize: Quantize = "none"
+) -> TokenModel:
     """Load a local folder or a hub name.
 
     Args:
@@ -128,10 +132,14 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, master
         dtype: "float32" or "bfloat16".
         device: where to put it.
         master_weights: keep float32 weights and lower only the computation, so that small updates are not lost.
+        quantize: bits of the linear layers' weights, rounded before they are put there.
 
     Raises:
         DataError: If the model is missing, incomplete, or no causal language model.
+        DependencyError: If what rounds the weights is not installed.
     """
+    if quantize != "none":
+        require_extra("lowbit")
     source, low = str(Path(name).expanduser()), dtype == "bfloat16"
     try:
         check_model(source)
@@ -139,9 +147,11 @@ def load_model(name: str, *, role: str, dtype: str, device: torch.device, master
         module = load_module(source, "float32" if master_weights else dtype)
     except DataError as error:
         raise DataError(f"{role}.model_name: {error}") from error
+    splits = _splits(module)  # first: on a CPU some kernels repack rounded weights when they first compute with them
+    quantize_layers(module, quantize)
     module = module.to(device).eval()  # dropout would make the PPO ratio differ from 1 before any update
     compute = torch.bfloat16 if low and master_weights else None
-    return TokenModel(module, tokens, _splits(module), compute, f"{role} {name}")
+    return TokenModel(module, tokens, splits, compute, f"{role} {name}")
 
 
 @torch.no_grad()

@@ -169,7 +169,9 @@ def load_teachers(
             name, dtype = locate(str(section.model_name)), str(section.dtype)
             source = section.model_copy(update={"model_name": os.path.realpath(name)})
             if source not in loaded:
-                model = load_model(name, role=key, dtype=dtype, device=device(key), master_weights=False)
+                model = load_model(
+                    name, role=key, dtype=dtype, device=device(key), master_weights=False, quantize=section.quantize
+                )
                 model.module.requires_grad_(False)
                 check_same_tokens(student, model)
                 loaded[source] = ModelTeacher(model.beside(student.vocabulary), key)

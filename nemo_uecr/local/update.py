@@ -70,7 +70,7 @@ def build_optimizer(model: TokenModel, config: Config) -> torch.optim.Optimizer:
     if train.optimizer == "adamw":
         # One parameter after the other: all at once needs temporaries of the size of all weights on a GPU.
         return torch.optim.AdamW(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, foreach=False)
-    require_extra("optimizers")
+    require_extra("lowbit")
     found: torch.optim.Optimizer
     if train.optimizer == "adamw8bit":
         from bitsandbytes.optim import AdamW8bit

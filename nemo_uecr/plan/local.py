@@ -128,9 +128,25 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
 
 def lora_parameters(shape: ModelShape, rank: int) -> int:
     """Parameters of an adapter on every linear layer: r (inputs + outputs) for each."""
-    hidden, feed_forward = shape.hidden, shape.feed_forward
-    attention = 2 * (hidden + shape.query) + 2 * (hidden + shape.key_value)
-    return rank * shape.layers * (attention + 3 * (hidden + feed_forward))
+    return rank * shape.layers * sum(outputs + inputs for outputs, inputs in _matrices(shape))
+
+
+def _matrices(shape: ModelShape) -> list[tuple[int, int]]:
+    """Outputs and inputs of a layer's linear layers."""
+    hidden, feed_forward = shape.hidden, (shape.feed_forward, shape.hidden)
+    attention = [(shape.query, hidden), *2 * [(shape.key_value, hidden)], (hidden, shape.query)]
+    return [*attention, *2 * [feed_forward], feed_forward[::-1]]
+
+
+def quantized_bytes(shape: ModelShape, quantize: str, width: int) -> int:
+    """A teacher whose linear layers are rounded: int8 with 5 bytes a row, nf4 with 4 bytes for each 64 weights."""
+    matrices = shape.layers * _matrices(shape)
+    weights = sum(outputs * inputs for outputs, inputs in matrices)
+    if quantize == "int8":
+        rounded = weights + 5 * sum(outputs for outputs, _ in matrices)
+    else:
+        rounded = weights // 2 + weights // 16
+    return rounded + width * (shapes.parameters(shape) - weights)
 
 
 def _weights(run: _Run) -> dict[str, Item]:
@@ -150,7 +166,10 @@ def _weights(run: _Run) -> dict[str, Item]:
     for key, teacher in run.teachers.items():
         if isinstance(teacher, TeacherConfig):
             held, width = shapes.parameters(run.shapes[key]), BF16 if teacher.dtype == "bfloat16" else FP32
-            members[key] = Item(f"{key} weights", width * held, f"{held:,} parameters, {teacher.dtype}")
+            size, said = width * held, f"{held:,} parameters, {teacher.dtype}"
+            if teacher.quantize != "none":
+                size, said = quantized_bytes(run.shapes[key], teacher.quantize, width), f"{said}; {teacher.quantize}"
+            members[key] = Item(f"{key} weights", size, said)
     return members
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from nemo_uecr.audit.score import sequences_of
-from nemo_uecr.audit.teacher import ENGINES, EngineScores, compared, teacher_effect
+from nemo_uecr.audit.teacher import ENGINES, EngineScores, Sampled, compared, reward_noise, teacher_effect
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.data.batch_file import save_batch
@@ -34,6 +35,26 @@ def test_differences_by_hand() -> None:
     assert compared(reference, EngineScores(found.logp, None), "made")["entropy"] is None
 
 
+def test_noise_of_the_teacher_reward_by_hand() -> None:
+    """Two groups and a response alone.
+
+    Rewards 0.1, 0.3 (std 0.1) and -1, 2 (std 1.5), of a clipped gap; then 0.2 higher in the first and third response:
+    differences 0.2, 0, 0.2, 0, 0, whose mean is 0.08 and whose variance 0.016 - 0.0064.
+    """
+    student = np.array([-2.0, -2.0, -2.0, -3.0, -8.0, -2.0, -1.0])
+    logp = torch.tensor([-1.9, -1.7, -3.0, -4.0, -1.0, -3.0, -1.0])
+    scores = EngineScores(logp, None)
+    sampled = Sampled(np.array([0, 0, 1, 1, 2]), np.array([0, 1, 2, 2, 3, 3, 4]), student, scores)
+    moved = logp + torch.tensor([0.2, 0, 0.2, 0.2, 0.2, 0, 0])
+    numbers = reward_noise(sampled, moved, "made")
+    assert sampled.teacher_reward_B(logp) == pytest.approx([0.1, 0.3, -1.0, 2.0, 0.0], abs=1e-6)
+    assert numbers["mean"] == pytest.approx(0.08, abs=1e-6)
+    assert numbers["std"] == pytest.approx(0.0096**0.5, abs=1e-6)
+    assert numbers["spread"] == pytest.approx(0.8, abs=1e-6)
+    assert numbers["share"] == pytest.approx(0.0096**0.5 / 0.8, abs=1e-6)
+    assert numbers["std_floor"] == pytest.approx(3 * 0.0096**0.5, abs=1e-6)
+
+
 def slow(model: str) -> EngineScores:
     """Plain transformers: the whole logits, log_softmax, and the sum over the vocabulary."""
     from transformers import AutoModelForCausalLM
@@ -52,7 +73,13 @@ def slow(model: str) -> EngineScores:
 
 @pytest.mark.parametrize(
     ("name", "bound"),
-    [("transformers", 1e-5), pytest.param("megatron", 1e-4, marks=pytest.mark.real), ("transformers-bf16", 0.5)],
+    [
+        ("transformers", 1e-5),
+        ("transformers-bf16", 0.5),
+        pytest.param("transformers-int8", 0.6, marks=pytest.mark.real),
+        pytest.param("transformers-nf4", 3, marks=pytest.mark.real),
+        pytest.param("megatron", 1e-4, marks=pytest.mark.real),
+    ],
 )
 def test_engines_against_plain_logits(name: str, bound: float) -> None:
     """Float32 engines agree to rounding; bf16 is further off, and is not the float32 one by mistake."""
@@ -62,7 +89,7 @@ def test_engines_against_plain_logits(name: str, bound: float) -> None:
     numbers = compared(slow(model), ENGINES[name].score(model, sequences_of(PAIRS)), name)
     for quantity in ("logp", "entropy"):
         assert numbers[quantity]["max"] <= bound
-        assert (numbers[quantity]["max"] > 1e-4) == (name == "transformers-bf16")
+        assert (numbers[quantity]["max"] > 1e-4) == name.startswith("transformers-")
 
 
 @pytest.mark.real

@@ -34,6 +34,7 @@ WRONG = {
     "train.minibatch_responses=5": "train.minibatch_responses: got 5, expected a divisor of",
     "train.microbatch_responses=25": "train.microbatch_responses: got 25, expected at most train.minibatch_responses",
     "evaluation.temperature=0": "evaluation.samples: got 12, expected 1 because",
+    "teacher.quantize=int4": "teacher.quantize: got int4, expected none, int8 or nf4",
     "evaluation.benchmarks={}": "checkpoint.keep_best: got true, but evaluation.benchmarks is empty",
 }
 
@@ -41,6 +42,14 @@ WRONG = {
 @pytest.mark.parametrize(("override", "message"), WRONG.items(), ids=WRONG)
 def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
     assert refusal(*BATCH, "train.minibatch_responses=24", "checkpoint.keep_best=true", override).startswith(message)
+
+
+def test_a_rounded_teacher_asks_for_a_floor_above_the_measured_noise() -> None:
+    rounded = ("teacher.quantize=nf4", "method.std_floor=0.2")
+    for words in ((), ("method.scoring_noise=0.2",), ("method.scoring_noise=0.1", "method.std_floor=0")):
+        assert refusal(*rounded, *words).startswith("teacher.quantize: got nf4, and uecr divides R^T by its spread")
+    load_config(DEMO, [*rounded, "method.scoring_noise=0.1"])
+    load_config(DEMO, [*rounded, "method.name=ecr_alpha_zero"])  # its group normalisation reads the verifier alone
 
 
 def test_limits_themselves_are_legal() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,12 @@ from nemo_uecr.data.adapter import WEIGHTS, add_adapter, load_adapter, load_caus
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.local.memory import Placement, state_of
 from nemo_uecr.local.models import load_model
+from nemo_uecr.report.page import write_report
 from tests.local import tiny
 from tests.local.tiny import every, run
 
 LORA = ("student.lora_rank=4", "student.dtype=bfloat16", "train.learning_rate=0.03", "loss.reference_kl=0.01")
+FLOORED = ("method.scoring_noise=0.05", "method.std_floor=0.15")
 CPU = torch.device("cpu")
 
 
@@ -102,35 +107,57 @@ def test_an_adapter_is_trained_from_a_ratio_of_one(tmp_path: Path) -> None:
     assert steps[-1]["policy/ref_kl"] > 0
 
 
-SMALL_MOMENTS = ("train.optimizer=adamw8bit",)
-ROUNDED = ("train.optimizer=adamw8bit_sr", "student.dtype=bfloat16")
+REAL = pytest.mark.real
+MODES = [
+    pytest.param(LORA, id="lora"),
+    pytest.param(("train.activation_checkpointing=true",), id="checkpointing"),
+    pytest.param(("offload=all",), id="offload"),
+    pytest.param(("train.optimizer=adamw8bit",), id="adamw8bit", marks=REAL),
+    pytest.param(("train.optimizer=adamw8bit_sr", "student.dtype=bfloat16"), id="adamw8bit_sr", marks=REAL),
+    pytest.param(("teacher.quantize=int8", *FLOORED, "offload=teacher"), id="int8", marks=REAL),
+    pytest.param(("teacher.quantize=nf4", *FLOORED, "offload=teacher"), id="nf4", marks=REAL),
+]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param(LORA, id="lora"),
-        pytest.param(SMALL_MOMENTS, id="adamw8bit", marks=pytest.mark.real),
-        pytest.param(ROUNDED, id="adamw8bit_sr", marks=pytest.mark.real),
-    ],
-)
-def test_a_run_resumes_bitwise(changes: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if "train.optimizer" in changes[0]:
+@pytest.fixture
+def low_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The two libraries where they are installed, without what takes minutes or larger matrices on a CPU."""
+    if find_spec("torchao") and find_spec("bitsandbytes"):
+        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)  # its packing wants 32 rows
+    torch.compiler.set_stance("force_eager")  # torchao compiles its step
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", MODES)
+@pytest.mark.parametrize("tied_qwen3", [False, True], ids=["student", "qwen3"])
+@pytest.mark.usefixtures("low_bits")
+def test_ten_steps_resume_bitwise_and_make_a_report(
+    changes: tuple[str, ...], tied_qwen3: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The demo's student as it was trained, and an untrained Qwen3 with a tied head."""
+    if request.node.get_closest_marker("real"):
         pytest.importorskip("bitsandbytes", reason="make test-real installs it")
         pytest.importorskip("torchao", reason="make test-real installs it")
-        torch.compiler.set_stance("force_eager")  # torchao compiles its step, for minutes on a CPU
-        request.addfinalizer(lambda: torch.compiler.set_stance("default"))
-    whole = run(tmp_path / "whole", *every(), *changes, "train.steps=4")
-    run(tmp_path / "half", *every(), *changes)
-    half = run(tmp_path / "half", *every(), *changes, "train.steps=4", resume=True)
+    if tied_qwen3:
+        tokenizer = tiny_tokenizer()
+        folder = tiny.save_model(tiny.new_model(tokenizer, seed=5), tokenizer, tmp_path / "qwen3")
+        changes = (*changes, f"student.model_name={folder}")
+    ten = ("train.steps=10", "checkpoint.every=5", "checkpoint.keep_last=2", "train.minibatch_responses=8", *changes)
+    whole = run(tmp_path / "whole", *ten)
+    half = Path(shutil.copytree(whole, tmp_path / "half"))
+    shutil.rmtree(half / "checkpoints" / "step-000010")
+    run(half, *ten, resume=True)
     assert metrics(half) == metrics(whole)
     assert all(step["policy/first_ratio_error"] == 0 for step in metrics(whole))
-    last = whole / "checkpoints" / "step-000004"
-    weights = WEIGHTS if changes == LORA else "model.safetensors"
+    last, again = (folder / "checkpoints" / "step-000010" for folder in (whole, half))
+    weights = WEIGHTS if changes[: len(LORA)] == LORA else "model.safetensors"
     for name in (weights, "optimizer.pt"):
-        assert (half / "checkpoints" / "step-000004" / name).read_bytes() == (last / name).read_bytes()
-    first = load_file(whole / "checkpoints" / "step-000001" / weights)
+        assert (again / name).read_bytes() == (last / name).read_bytes()
+    first = load_file(whole / "checkpoints" / "step-000005" / weights)
     assert not all(torch.equal(value, first[name]) for name, value in load_file(last / weights).items())
+    assert "</html>" in write_report([whole], tmp_path / "report.html").read_text()
 
 
 def test_random_rounding_asks_for_bfloat16_weights(tmp_path: Path) -> None:

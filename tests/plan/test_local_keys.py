@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.config.schema import Config
+from nemo_uecr.config.schema import Config, Quantize
 from nemo_uecr.data.adapter import add_adapter
-from nemo_uecr.plan.local import local_plan, lora_parameters
+from nemo_uecr.plan.local import local_plan, lora_parameters, quantized_bytes
 from nemo_uecr.plan.records import GPUS, Lengths, Plan
 from nemo_uecr.plan.shapes import shape_of
 from tests.local import tiny
@@ -32,6 +33,23 @@ def test_an_adapter_has_the_parameters_that_peft_gives_it() -> None:
     add_adapter(module, rank=3, alpha=1.0, seed=0)
     found = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     assert lora_parameters(shape_of(str(tiny.STUDENT), role="student"), 3) == found
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("quantize", ["int8", "nf4"])
+def test_a_rounded_teacher_has_the_bytes_of_its_tensors(quantize: Quantize) -> None:
+    pytest.importorskip("torchao", reason="make test-real installs it")
+    pytest.importorskip("bitsandbytes", reason="make test-real installs it")
+    from nemo_uecr.local.memory import plain_tensors
+    from nemo_uecr.local.models import load_model
+
+    model = load_model(
+        str(tiny.TEACHER), role="teacher", dtype="bfloat16", device=torch.device("cpu"), master_weights=False,
+        quantize=quantize,
+    )  # fmt: skip
+    codes = 64 * 14 if quantize == "nf4" else 0  # the 16 values of the format, beside each of 14 layers
+    found = sum(tensor.nbytes for tensor in plain_tensors(model.module.parameters()))
+    assert quantized_bytes(shape_of(str(tiny.TEACHER), role="teacher"), quantize, 2) == found - codes
 
 
 def test_offload_leaves_on_the_device_what_a_phase_needs() -> None:
