@@ -70,7 +70,7 @@ def measure(case: str, responses: int, tokens: int, mean_length: int, repeats: i
     torch.set_num_threads(1)
     batch, compute = made_batch(responses, tokens, mean_length), CASES[case]
     compute(made_batch(GROUP, 64, 32))  # loads and warms what is loaded lazily
-    output, peak = peak_extra(lambda: compute(batch))
+    output, peak = peak_extra(lambda: compute(batch), device="cpu")
     mean = float(batch.mask_BT.sum() / responses)
     found = {"peak_mb": peak / MEBI, "peak_per_output": peak / output.nbytes, "mean_length": mean}
     return found | least_seconds(lambda: compute(batch), repeats)

@@ -45,8 +45,13 @@ def outputs_of(
     return outputs
 
 
-def peak_extra(run: Callable[[], Outcome]) -> tuple[Outcome, int]:
-    """What a call returns, and by how many bytes resident memory rose at most meanwhile."""
+def peak_extra(run: Callable[[], Outcome], *, device: str) -> tuple[Outcome, int]:
+    """What a call returns, and by how many bytes the device's or resident memory rose at most meanwhile."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        outcome = run()
+        return outcome, torch.cuda.max_memory_allocated() - held
     before = reset_peak()
     outcome = run()
     return outcome, max(0, peak_resident() - before)
@@ -55,11 +60,14 @@ def peak_extra(run: Callable[[], Outcome]) -> tuple[Outcome, int]:
 def least_seconds(run: Callable[[], Any], repetitions: int) -> dict[str, float]:
     """The least processor time of this process, and the least wall time; ranks start together."""
     cpu_s, wall_s = float("inf"), float("inf")
+    wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
     for _ in range(repetitions):
         if dist.is_initialized():
             dist.barrier()
+        wait()
         wall, cpu = time.perf_counter(), time.process_time()
         run()
+        wait()
         cpu_s, wall_s = min(cpu_s, time.process_time() - cpu), min(wall_s, time.perf_counter() - wall)
     return {"cpu_s": cpu_s, "wall_s": wall_s}
 

@@ -1,10 +1,10 @@
 """Token scoring beside what other projects offer: time, memory, error and collectives of each case.
 
-  python -m benchmarks.scoring [--quick] [--json FILE] [--cases NAME ...]
+  python -m benchmarks.scoring [--quick] [--device cuda] [--json FILE] [--cases NAME ...]
 
 Each case runs in processes of its own, once a round, so that all share the machine's good and bad minutes; the least
-processor time counts. Another project's code is imported from where it is installed and is absent otherwise;
-NEMO_RL_SOURCE names a source tree of NeMo-RL.
+processor time counts, on a GPU the least wall time. Another project's code is imported from where it is installed and
+is absent otherwise; NEMO_RL_SOURCE names a source tree of NeMo-RL.
 
 Legend: N tokens, V vocabulary columns (of this rank's shard), H hidden.
 """
@@ -39,6 +39,7 @@ Run = Callable[[], tuple[Tensor, Tensor] | None]
 PACKAGES = ("torch", "trl", "verl", "liger-kernel", "areal", "megatron-core", "triton", "transformers")
 CHECKED_TOKENS = 16
 SMALL_TOKENS = 2
+GPU_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Case:
     threads: int = 1
     native: str = "1"
     repetitions: int = 5
+    device: str = "cpu"
+
+    @property
+    def clock(self) -> str:
+        """The time that counts."""
+        return "cpu_s" if self.device == "cpu" else "wall_s"
 
     @property
     def ranks(self) -> int:
@@ -183,7 +190,7 @@ def bare_product(x: Inputs, option: str) -> Run:
     """The matrix product alone, whole or in this package's tiles, into a buffer that is there already."""
     tokens, vocab = x.rows_N.shape[0], x.weight_VH.shape[0]
     columns = tile_for(x.rows_N, vocab, None).columns if option == "tiled" else vocab
-    buffer = torch.empty(tokens * columns, dtype=x.rows_N.dtype)
+    buffer = torch.empty(tokens * columns, dtype=x.rows_N.dtype, device=x.rows_N.device)
 
     def run() -> None:
         for start in range(0, vocab, columns):
@@ -243,13 +250,14 @@ def measure(case: Case, rank: int) -> dict[str, Any]:
 
     Seconds and MiB; errors are the largest against float64 on the first tokens of an unsharded case.
     """
-    inputs = made_inputs(case, rank)
+    with torch.device(case.device):
+        inputs = made_inputs(case, rank)
     try:
         BUILDERS[case.kind](inputs.first(SMALL_TOKENS), case.option)()
     except ImportError as error:
         return {"absent": str(error).splitlines()[0]}
     run = BUILDERS[case.kind](inputs, case.option)
-    outcome, peak = peak_extra(run)
+    outcome, peak = peak_extra(run, device=case.device)
     kept = sum(tensor.nbytes for tensor in outcome or ())
     found: dict[str, Any] = {"peak_extra_mb": max(0, peak - kept) / MEBI, **least_seconds(run, case.repetitions)}
     begun = collectives_begun()
@@ -280,11 +288,11 @@ def run_case(case: Case) -> dict[str, Any]:
                 raise
             return {"absent": f"failed, exit code {error.returncode}"}  # another project's fault loses not the rest
     found: list[dict[str, Any]] = [json.loads(output.splitlines()[-1]) for output in outputs]
-    return max(found, key=lambda one: one.get("cpu_s", 0.0))
+    return max(found, key=lambda one: one.get(case.clock, 0.0))
 
 
 def table(results: dict[Case, dict[str, Any]]) -> str:
-    """Markdown, one row a case. The last column is its processor time over this package's own in the same place."""
+    """Markdown, one row a case. The last column is its time over this package's own in the same place."""
     columns = ("cpu_s", "wall_s", "peak_extra_mb", "error_logp", "error_entropy", "collectives")
     lines = [f"| case | {' | '.join(columns)} | over ours |", "|---" * (len(columns) + 2) + "|"]
     for case, found in results.items():
@@ -295,7 +303,7 @@ def table(results: dict[Case, dict[str, Any]]) -> str:
             lines.append(f"| {case.name} | absent: {found['absent']} |" + " |" * len(columns))
             continue
         cells = [f"{found[key]:.4g}" if key in found else "" for key in columns]
-        over = f"{found['cpu_s'] / ours['cpu_s']:.3g}" if ours else ""
+        over = f"{found[case.clock] / ours[case.clock]:.3g}" if ours else ""
         lines.append(f"| {case.name} | {' | '.join(cells)} | {over} |")
     return "\n".join(lines) + "\n"
 
@@ -305,6 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this file")
     parser.add_argument("--quick", action="store_true", help="small sizes, one round: checks that it runs")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: without threads and ranks")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="only the cases whose name begins so")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
@@ -313,10 +322,13 @@ def main() -> None:
         _measure_one(Case(**json.loads(args.one)), args.meeting)
         return
     chosen = [case for case in cases() if args.cases is None or case.name.startswith(tuple(args.cases))]
+    if args.device == "cuda":
+        here = [case for case in chosen if case.ranks == case.threads == 1 and case.native == "1"]
+        chosen = [replace(case, device="cuda", tokens=GPU_TOKENS) for case in here]
     if args.quick:
         chosen = [replace(case, tokens=32, vocab=20_011, hidden=128, repetitions=2) for case in chosen]
     results: dict[Case, dict[str, Any]] = {}
-    for _ in range(1 if args.quick else 2):
+    for _ in range(1 if args.quick or args.device == "cuda" else 2):
         for case in chosen:
             found, old = run_case(case), results.get(case, {})
             least = {key: min(found[key], old.get(key, found[key])) for key in ("cpu_s", "wall_s") if key in found}

@@ -257,7 +257,10 @@ def main() -> int:
         result["failed"] = str(error)
     arguments.json.write_text(json.dumps(result, indent=2) + "\n")
     say(json.dumps(result, indent=2))
-    return 1 if "failed" in result else 0
+    if "failed" in result:
+        say(f"failed: {result['failed']}")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+"""The local back end on a GPU: what makes room there changes no number, and makes room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_uecr.local.memory import Placement
+from tests.local.tiny import metrics, run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+def test_what_is_offloaded_leaves_the_gpu_and_comes_back_as_it_was() -> None:
+    weights = [torch.randn(1000, 1000) for _ in range(8)]
+    expected = [weight.clone() for weight in weights]
+    before = torch.cuda.memory_allocated()
+    placement = Placement("all", torch.device("cuda"), {"teacher": lambda: weights})
+    for _ in range(3):
+        placement.need("teacher")
+        assert torch.cuda.memory_allocated() - before >= sum(weight.nbytes for weight in weights)
+        assert all(torch.equal(weight.cpu(), one) for weight, one in zip(weights, expected, strict=True))
+        placement.need()
+        assert torch.cuda.memory_allocated() == before
+        assert all(weight.is_pinned() for weight in weights)
+
+
+@pytest.mark.parametrize("change", ["train.activation_checkpointing=true", "offload=teacher", "offload=all"])
+def test_keys_that_make_room_change_no_number(change: str, tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain", "device=cuda", "train.steps=3")
+    other = run(tmp_path / "other", "device=cuda", "train.steps=3", change)
+    assert metrics(plain) == metrics(other)
