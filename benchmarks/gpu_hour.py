@@ -30,7 +30,7 @@ from nemo_uecr.plan.records import GIB, MEBI
 
 BASE = ROOT / "examples" / "configs" / "local" / "base.yaml"
 SIZES = ("hidden_size", "intermediate_size", "layers", "heads", "key_value_heads", "head_dim")
-#: By device: models (those of Qwen3-0.6B and 4B), columns, prompts a step, tokens a response, GiB sent to and fro.
+#: By device: models (those of Qwen3-0.6B and 4B), columns, prompts a step, tokens a response, GiB moved.
 SCALE: dict[str, dict[str, Any]] = {
     "cuda": {"student": (1024, 3072, 28, 16, 8, 128), "teacher": (2560, 9728, 36, 32, 8, 128), "vocabulary": 151_936,
              "prompts": 4, "tokens": 1024, "gib": 4},
@@ -226,7 +226,7 @@ def run_words(name: str, out: Path, models: Path, device: str) -> list[str]:
 
 
 def observed_run(name: str, out: Path, models: Path, device: str) -> dict[str, Any]:
-    """A run of two steps, watched: memory beside the plan's, times, first ratios, and what moved to and fro."""
+    """A run of two steps, watched: memory beside the plan's, times, first ratios, and what it moved."""
     import torch
 
     from nemo_uecr.local import memory, trainer, vllm_sampler
