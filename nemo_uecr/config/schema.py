@@ -254,8 +254,8 @@ def check_teacher(config: AnyConfig) -> None:
 
 def teacher_models(config: AnyConfig) -> dict[str, str]:
     """Folder or hub name of each teacher that the run loads, by its key: `teacher`, or `teachers.NAME`."""
-    named = {key: getattr(teacher, "model_name", None) for key, teacher in config.active_teachers.items()}
-    return {key: name for key, name in named.items() if name is not None}
+    found = config.active_teachers.items()
+    return {key: str(teacher.model_name) for key, teacher in found if not isinstance(teacher, SelfTeacherConfig)}
 
 
 # -- the local back end ----------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ Shape legend: B = responses, T = response tokens.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError, UecrError
 from nemo_uecr.files import replace_file
 from nemo_uecr.local.scores import Scores
-from nemo_uecr.local.sequences import Sequences
+from nemo_uecr.local.sequences import Reading, Sequences
 from nemo_uecr.verifier.extract import Checked
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class StepBatch:
         checked: verdicts.
         student: old policy, log-probabilities at (T_r, 1) and entropy.
         teacher: teacher log-probability at 1 and its entropy; None when the method reads no teacher.
+        reading: each response's teacher, and what it read; None when the method reads no teacher.
         reference: initial student at T_r and, where the method reads it, at 1; None where nothing reads it.
         segments_BT: turn labels, None when the response is one turn.
     """
@@ -61,6 +63,7 @@ class StepBatch:
     checked: Sequence[Checked]
     student: Scores
     teacher: Scores | None
+    reading: Reading | None
     reference: Scores | None
     segments_BT: Tensor | None
 
@@ -97,11 +100,13 @@ class StepBatch:
         return tensors
 
     def check_scores(self) -> None:
-        """Refuse scores that are not finite, those that the method does not read included.
+        """Refuse scores of other tokens, and those that are not finite, the ones that no method reads included.
 
         Raises:
             ScoreError: naming field, sample and token.
         """
+        if self.reading is not None and not torch.equal(self.reading.sequences.token_ids(), self.sequences.token_ids()):
+            raise ScoreError("the teachers read other response tokens than the student sampled; expected the same")
         tensors = self.tensors()
         for name in IN_NATS:
             if name not in tensors:
@@ -125,8 +130,21 @@ class StepBatch:
         made_with = arithmetic()
         save_batch(path, tensors, method=method.name, settings=vars(settings), step=self.step, arithmetic=made_with)
 
-    def save_texts(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write questions, responses and the text of every sampled token."""
+    def _read(self, row: int) -> dict[str, str]:
+        """The teacher of a response, and hashes of the prompt that it read and of the response behind it."""
+        if self.reading is None:
+            return {}
+        read = self.reading.sequences
+        return {
+            "teacher": self.reading.names[row],
+            "teacher_prompt_sha256": ids_sha256(read.prompts[row].token_ids),
+            "teacher_response_sha256": ids_sha256(read.responses[row].token_ids),
+        }
+
+    def save_texts(
+        self, path: Path, tokenizer: PreTrainedTokenizerBase, terms: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        """Write questions, responses, the text of every sampled token and its teacher; ``terms`` says what that is."""
         rows = [
             {
                 "row": row,
@@ -136,14 +154,20 @@ class StepBatch:
                 "answer": prompt.problem.answer,
                 "response": response.text,
                 "verdict": checked.verdict.value,
+                **self._read(row),
                 "tokens": token_texts(response.token_ids, tokenizer),
             }
             for row, (prompt, response, checked) in enumerate(
                 zip(self.sequences.prompts, self.sequences.responses, self.checked, strict=True)
             )
         ]
-        content = json.dumps({"step": self.step, "responses": rows}, ensure_ascii=False)
+        content = json.dumps({"step": self.step, "teachers": terms, "responses": rows}, ensure_ascii=False)
         replace_file(path, content.encode())
+
+
+def ids_sha256(token_ids: Sequence[int]) -> str:
+    """sha256 of token ids, written in decimal with commas."""
+    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
 
 
 def token_texts(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:

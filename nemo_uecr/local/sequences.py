@@ -144,3 +144,11 @@ class Sequences:
             positions.append(torch.arange(length) + row * width + start - 1)
             targets.append(torch.tensor(response.token_ids))
         return MicroBatch(ids_bS, torch.cat(positions), torch.cat(targets), self.mask_BT[rows])
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The teachers' side of a step: which of them scores each row, and what it reads there."""
+
+    names: Sequence[str]
+    sequences: Sequences

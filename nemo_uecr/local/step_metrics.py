@@ -15,7 +15,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.records import Advantages, Settings
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
-from nemo_uecr.telemetry.metrics import described, method_metrics, ratio_metrics
+from nemo_uecr.telemetry.metrics import described, method_metrics, ratio_metrics, teacher_metrics
 
 
 class Stopwatch:
@@ -74,6 +74,8 @@ def step_metrics(
         "count/global_steps": float(batch.step),
         "memory/peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kibi / 1024,
     }
+    if config.teachers and batch.reading is not None:
+        metrics |= teacher_metrics(scored, advantages, batch.reading.names)
     if batch.student.entropy_BT is not None:
         metrics["policy/entropy"] = float(batch.student.entropy_BT[advantages.trained(scored.mask_BT)].double().mean())
     if batch.teacher is not None and batch.teacher.dropped_BT is not None:  # NaN of teachers that were not cut

@@ -20,7 +20,7 @@ from nemo_uecr.local.manifest import Locate
 from nemo_uecr.local.memory import Placement
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.scores import Scores, score
-from nemo_uecr.local.sequences import Prompt, Sequences, check_context
+from nemo_uecr.local.sequences import Prompt, Reading, Sequences, check_context
 
 
 class Teacher(Protocol):
@@ -30,10 +30,13 @@ class Teacher(Protocol):
     def members(self) -> Mapping[str, TokenModel]:
         """What of `Placement` it computes with, by name; nothing where another machine computes."""
 
-    def check(self, prompts: Sequence[Prompt], response: int) -> None:
-        """Refuse, at start, training prompts that it cannot read with a response of so many tokens after them."""
+    def view(self, prompt: Prompt) -> Prompt:
+        """What it reads in place of a prompt of the student; most read the same."""
 
-    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
+    def check(self, views: Sequence[Prompt], response: int) -> None:
+        """Refuse, at start, views of training prompts that it cannot read with so many response tokens behind them."""
+
+    def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
         """Log-probability at temperature 1 of every response token of these rows, and the entropy where asked for."""
 
     def terms(self, step: int) -> dict[str, str]:
@@ -52,13 +55,17 @@ class ModelTeacher:
         """Its own weights."""
         return {self.member: self.model}
 
-    def check(self, prompts: Sequence[Prompt], response: int) -> None:
-        """Refuse sequences longer than its context."""
-        check_context(prompts, self.model, "rollout.max_response_tokens", response)
+    def view(self, prompt: Prompt) -> Prompt:
+        """The student's prompt."""
+        return prompt
 
-    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
-        """One forward of the sequences as they are."""
-        return score(self.model, sequences, micro_rows, temperatures=(1.0,), entropy=entropy)
+    def check(self, views: Sequence[Prompt], response: int) -> None:
+        """Refuse sequences longer than its context."""
+        check_context(views, self.model, "rollout.max_response_tokens", response)
+
+    def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
+        """Its own forward."""
+        return score(self.model, read, micro_rows, temperatures=(1.0,), entropy=entropy)
 
     def terms(self, step: int) -> dict[str, str]:
         """Its name."""
@@ -74,20 +81,9 @@ class SelfTeacher(ModelTeacher):
     initial: bool
 
     def view(self, prompt: Prompt) -> Prompt:
-        """The prompt that it reads: the template filled, rendered as the student's prompts are."""
+        """The template filled with the problem's columns, rendered as the student's prompts are."""
         text = filled(self.template, prompt.problem)
         return replace(prompt, token_ids=tuple(prompt_ids(self.model.tokenizer, text, self.data)))
-
-    def check(self, prompts: Sequence[Prompt], response: int) -> None:
-        """Refuse a problem without a column of the template, and sequences longer than the context."""
-        super().check([self.view(prompt) for prompt in prompts], response)
-
-    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
-        """One forward of its own prompts with the student's response ids behind them."""
-        prompts = list(sequences.prompts)
-        for row in torch.cat(list(micro_rows)).tolist():
-            prompts[row] = self.view(prompts[row])
-        return super().score(Sequences(prompts, sequences.responses), micro_rows, entropy=entropy)
 
     def terms(self, step: int) -> dict[str, str]:
         """Whose weights, and the view."""
@@ -96,7 +92,7 @@ class SelfTeacher(ModelTeacher):
 
 @dataclass(frozen=True)
 class Teachers:
-    """The run's teachers by name; names of one source share it.
+    """The run's teachers by name.
 
     Attributes:
         by_name: the teachers; an unnamed one is called `teacher`.
@@ -106,42 +102,47 @@ class Teachers:
     by_name: Mapping[str, Teacher]
     routing: RoutingConfig | None
 
-    def names(self, prompts: Sequence[Prompt]) -> list[str]:
-        """The teacher of each prompt."""
-        return [teacher_name(prompt.problem, self.routing, self.by_name) for prompt in prompts]
-
-    def sources(self, prompts: Sequence[Prompt]) -> list[tuple[Teacher, list[int]]]:
-        """Each source once, with the places of its prompts; those without any are left out."""
-        places: dict[int, tuple[Teacher, list[int]]] = {}
-        for place, name in enumerate(self.names(prompts)):
-            places.setdefault(id(self.by_name[name]), (self.by_name[name], []))[1].append(place)
-        return list(places.values())
+    def reading(self, sequences: Sequences) -> Reading:
+        """What the teachers read in place of these prompts, each behind its own problem's."""
+        names = [teacher_name(prompt.problem, self.routing, self.by_name) for prompt in sequences.prompts]
+        views = [self.by_name[name].view(prompt) for name, prompt in zip(names, sequences.prompts, strict=True)]
+        return Reading(names, Sequences(views, sequences.responses))
 
     def check(self, prompts: Sequence[Prompt], response: int) -> None:
-        """Refuse, at start, a problem without a teacher and whatever its teacher cannot read."""
-        for teacher, places in self.sources(prompts):
-            teacher.check([prompts[place] for place in places], response)
+        """Refuse, at start, a problem without a teacher, and what its teacher cannot read."""
+        reading = self.reading(Sequences(prompts, ()))
+        for teacher, places in self._sources(reading.names):
+            teacher.check([reading.sequences.prompts[place] for place in places], response)
 
-    def score(
-        self, sequences: Sequences, micro_rows: Sequence[Tensor], placement: Placement, *, entropy: bool
-    ) -> Scores:
+    def score(self, reading: Reading, micro_rows: Sequence[Tensor], placement: Placement, *, entropy: bool) -> Scores:
         """Scores of every row by its own teacher; the teachers take turns on the device, each loads once."""
-        shape = (len(sequences.responses), sequences.width)
+        shape = (len(reading.names), reading.sequences.width)
         logp_BT, entropy_BT = torch.full(shape, torch.nan), torch.full(shape, torch.nan) if entropy else None
         dropped_BT = torch.full(shape, torch.nan)
-        for teacher, places in self.sources(sequences.prompts):
-            mine_B = torch.zeros(len(sequences.prompts), dtype=torch.bool)
+        for teacher, places in self._sources(reading.names):
+            mine_B = torch.zeros(len(reading.names), dtype=torch.bool)
             mine_B[places] = True
             if teacher.members:
                 placement.need(*teacher.members)
             rows = [own for rows in micro_rows if len(own := rows[mine_B[rows]])]
-            found = teacher.score(sequences, rows, entropy=entropy)
+            found = teacher.score(reading.sequences, rows, entropy=entropy)
             logp_BT[mine_B] = found.logp[0][mine_B]
             if entropy_BT is not None and found.entropy_BT is not None:
                 entropy_BT[mine_B] = found.entropy_BT[mine_B]
             if found.dropped_BT is not None:
                 dropped_BT[mine_B] = found.dropped_BT[mine_B]
         return Scores((logp_BT,), entropy_BT, dropped_BT=dropped_BT)
+
+    def terms(self, step: int) -> dict[str, dict[str, str]]:
+        """What stands behind each teacher's scores of a step."""
+        return {name: teacher.terms(step) for name, teacher in self.by_name.items()}
+
+    def _sources(self, names: Sequence[str]) -> list[tuple[Teacher, list[int]]]:
+        """Each source once, with its places; names of one source share it."""
+        places: dict[int, tuple[Teacher, list[int]]] = {}
+        for place, name in enumerate(names):
+            places.setdefault(id(self.by_name[name]), (self.by_name[name], []))[1].append(place)
+        return list(places.values())
 
 
 def load_teachers(

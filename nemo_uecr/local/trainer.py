@@ -169,7 +169,7 @@ class Trainer:
             minibatch=config.train.minibatch_responses, microbatch=config.train.microbatch_responses
         )
         rows = [rows for minibatch in micro_rows for rows in minibatch]
-        teacher = reference = None
+        reading = teacher = reference = None
         with watch.phase("score_student"):  # both temperatures from one forward
             student = score(
                 models.student, sequences, rows, temperatures=(config.rollout.temperature, 1.0), entropy=True
@@ -177,7 +177,8 @@ class Trainer:
         if models.teachers is not None:
             with watch.phase("score_teacher"):
                 wants_entropy = "teacher_entropy" in self.method.scores
-                teacher = models.teachers.score(sequences, rows, self.placement, entropy=wants_entropy)
+                reading = models.teachers.reading(sequences)
+                teacher = models.teachers.score(reading, rows, self.placement, entropy=wants_entropy)
         if models.reference is not None:
             with watch.phase("score_reference"):
                 self.placement.need("student" if models.reference.module is models.student.module else "reference")
@@ -192,6 +193,7 @@ class Trainer:
             checked=checked,
             student=student,
             teacher=teacher,
+            reading=reading,
             reference=reference,
             segments_BT=turn_labels(
                 sequences.token_ids(), sequences.mask_BT, config.method.turn_separator, models.student.tokenizer
@@ -231,7 +233,8 @@ class Trainer:
             return
         tensors, texts = f"batches/step-{step:06d}.safetensors", f"batches/step-{step:06d}.json"
         batch.save(self.folder / tensors, self.config.method, settings, advantages)
-        batch.save_texts(self.folder / texts, self.models.student.tokenizer)
+        terms = {} if self.models.teachers is None else self.models.teachers.terms(step)
+        batch.save_texts(self.folder / texts, self.models.student.tokenizer, terms)
         list_files(self.folder, step, tensors, texts)
 
     def _advance(self, step: int, outcome: UpdateOutcome, watch: Stopwatch) -> None:

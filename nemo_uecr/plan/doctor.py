@@ -22,10 +22,10 @@ import psutil
 
 from nemo_uecr.checkpoint.reading import MEGATRON, find_source, read_weights
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
-from nemo_uecr.config.schema import Config, teacher_models
+from nemo_uecr.config.schema import Config, SelfTeacherConfig, teacher_models
 from nemo_uecr.data import adapter, models
 from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import Problem, load_problems
+from nemo_uecr.data.problems import Problem, filled, load_problems, teacher_name
 from nemo_uecr.errors import DataError, UecrError
 from nemo_uecr.files import check_writable, read_object
 from nemo_uecr.local.sequences import encode_prompts
@@ -413,12 +413,18 @@ def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:
 
 
 def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
-    """Whether every training prompt is short enough, counted as the run counts it."""
+    """Whether every training prompt is short enough, counted as the run counts it, and its teacher can read it."""
     if isinstance(run, NemoConfig):
         dropped = len(preflight.long_prompts(run, tokenizer))
     else:
         problems = _local_problems(run)
-        dropped = len(problems) - len(encode_prompts(problems, tokenizer, run.data))
+        kept = [prompt.problem for prompt in encode_prompts(problems, tokenizer, run.data)]
+        dropped = len(problems) - len(kept)
+        teachers = {key.removeprefix("teachers."): teacher for key, teacher in run.active_teachers.items()}
+        for problem in kept if teachers else ():
+            teacher = teachers[teacher_name(problem, run.routing, teachers)]
+            if isinstance(teacher, SelfTeacherConfig):
+                filled(teacher.prompt_template, problem)
     return ok("prompt length", f"{dropped} prompts are dropped" if dropped else "every training prompt fits")
 
 

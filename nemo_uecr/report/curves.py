@@ -7,12 +7,14 @@ References:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from nemo_uecr.report.charts import LARGE, SMALL, SMOOTH_FROM, Panel, Series, smoothing_window
-from nemo_uecr.report.markup import points
-from nemo_uecr.telemetry.metric_table import METRICS
+from nemo_uecr.report.markup import number, points
+from nemo_uecr.telemetry.metric_table import metric_of
 from nemo_uecr.telemetry.run_folder import RunFolder
 
 #: (metric, title, unit, metrics of the band's two ends, shown in percent)
@@ -42,6 +44,15 @@ COMPONENTS = (
     ("advantage/teacher_abs_mean", "teacher", "|alpha A^T|U|"),
     ("advantage/degenerate_abs_mean", "degenerate groups", "|A|"),
 )
+#: Of each teacher, means over the steps: (metric, what it is called)
+BY_TEACHER = (
+    ("response_share", "share of responses"),
+    ("gap_mean", "gap"),
+    ("gap_std", "its std"),
+    ("entropy_mean", "entropy"),
+    ("reward_range_mean", "range of R^T in a group"),
+)
+TEACHER = re.compile("teacher/[^/]+/gap_mean$")
 
 
 def curves(runs: Sequence[RunFolder]) -> tuple[list[Panel], list[Panel]]:
@@ -98,9 +109,9 @@ def _panel(
 
 def _caption(name: str) -> str:
     """Meaning and unit of a metric."""
-    if name not in METRICS:
+    metric = metric_of(name)
+    if metric is None:
         return ""
-    metric = METRICS[name]
     told = metric.unit == "1" or metric.unit in metric.meaning
     return metric.meaning if told else f"{metric.meaning}, {metric.unit}"
 
@@ -114,8 +125,20 @@ def drawn_note(runs: Sequence[RunFolder]) -> str:
 
 
 def groups(run: RunFolder, colour: int) -> dict[str, Any]:
-    """Shares of group kinds with their means over the steps, and the sizes of PUU's components."""
+    """Shares of group kinds with their means over the steps, the sizes of PUU's components, and each teacher's gap."""
     found: dict[str, Any] = {"label": run.label, "colour": colour, "shares": None, "components": None}
+    found |= {"teachers": None, "by_teacher": []}
+    names = sorted({name.split("/")[1] for record in run.steps for name in record if TEACHER.match(name)})
+    if names:
+        gaps = tuple(Series(name, place, *run.values(f"teacher/{name}/gap_mean")) for place, name in enumerate(names))
+        found["teachers"] = Panel(f"teachers-{colour}", "Gap by teacher", "nats, mean over tokens", gaps, zero=True)
+        for place, name in enumerate(names):
+            means = [
+                f"{label} {number(fmean(run.values(key)[1]))}"
+                for part, label in BY_TEACHER
+                if run.has(key := f"teacher/{name}/{part}")
+            ]
+            found["by_teacher"].append((name, place, ", ".join(means)))
     if all(run.has(metric) for metric, *_ in SHARES):
         metrics = [(metric, name) for metric, name, _ in SHARES] + [DEGENERATE] * run.has(DEGENERATE[0])
         series = tuple(Series(name, place, *run.values(metric)) for place, (metric, name) in enumerate(metrics))

@@ -51,8 +51,9 @@ def render_page(runs: list[RunFolder]) -> str:
     environment.globals["draw"] = draw
     named, others = curves.curves(runs)
     groups = [curves.groups(run, colour) for colour, run in enumerate(runs)]
-    groups = [group for group in groups if group["shares"] or group["components"]]
-    panels = [*named, *others, *(group[part] for group in groups for part in ("shares", "components") if group[part])]
+    parts = ("shares", "components", "teachers")
+    groups = [group for group in groups if any(group[part] for part in parts)]
+    panels = [*named, *others, *(group[part] for group in groups for part in parts if group[part])]
     ends = [outcomes.outcome_of(run) for run in runs]
     credit = credit_data(runs)
     blocks = {"chart-data": {panel.name: reading(panel) for panel in panels}, "credit-data": credit}

@@ -6,6 +6,7 @@ docs/metrics.md from this table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -88,6 +89,11 @@ _TABLE = (
     ("teacher/entropy_max", "nats", "max over tokens", "H^T"),
     ("teacher/dropped_mass_mean", "share", "mean over tokens", "probability of the columns that the student lacks"),
     ("teacher/dropped_mass_max", "share", "max over tokens", "the same"),
+    ("teacher/NAME/response_share", "share", "mean over responses", "responses that this teacher of `teachers` scores"),
+    ("teacher/NAME/gap_mean", "nats", "mean over tokens", "delta; tokens that this teacher scores"),
+    ("teacher/NAME/gap_std", "nats", "std over tokens", "delta; tokens that this teacher scores"),
+    ("teacher/NAME/entropy_mean", "nats", "mean over tokens", "H^T; tokens that this teacher scores"),
+    ("teacher/NAME/reward_range_mean", "nats", "mean over responses", "max - min of R^T in groups that it scores"),
     ("ecr/confidence_mean", "1", "mean over tokens", "c = exp(-H^T / tau_entropy)"),
     ("ecr/direction_abs_mean", "1", "mean over tokens", "magnitude of d"),
     ("ecr/centre_mean", "1", "mean over responses", "mu^c"),
@@ -165,6 +171,12 @@ def _split_metrics() -> Iterator[Metric]:
 
 
 METRICS = {metric.name: metric for metric in (*(Metric(*row) for row in _TABLE), *_split_metrics())}
+
+
+def metric_of(name: str) -> Metric | None:
+    """A metric's line; every teacher's own metrics share one."""
+    return METRICS.get(re.sub(r"^teacher/[^/]+/", "teacher/NAME/", name))
+
 
 _ERRORS = {"budget": "budget_error", "decomposition": "decomposition_error"}
 

@@ -8,7 +8,7 @@ Shape legend: B = responses, P = groups, T = tokens, N = sampled tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -62,6 +62,23 @@ def method_metrics(
         metrics["advantage/sign_flip_share"] = _share((unified_B.sign() != task_B.sign())[~flat_B])
     metrics |= group_metrics(batch, advantages, noise=noise) | split_metrics(batch, advantages)
     return metrics | {identity_name(identity): value for identity, value in residuals.items()}
+
+
+def teacher_metrics(batch: ScoredBatch, advantages: Advantages, names: Sequence[str]) -> dict[str, float]:
+    """What each of several teachers says of the responses that it scores; ``names`` has each response's teacher."""
+    trained_BT, tokens = advantages.trained(batch.mask_BT), token_values(batch, advantages)
+    metrics: dict[str, float] = {}
+    for name in sorted(set(names)):
+        mine_B = torch.tensor([each == name for each in names])
+        mine_N = mine_B.unsqueeze(1).expand(trained_BT.shape)[trained_BT]
+        of_teacher = {key: value_N[mine_N] for key, value_N in tokens.items() if key.startswith("teacher/")}
+        if advantages.teacher_reward_B is not None:
+            range_B = Groups.of(batch.group_B).spread(advantages.teacher_reward_B)
+            of_teacher["teacher/reward_range"] = range_B[mine_B]
+        own = described({key.replace("/", "/NAME/"): value for key, value in of_teacher.items()})
+        own["teacher/NAME/response_share"] = _share(mine_B)
+        metrics |= {key.replace("/NAME/", f"/{name}/"): value for key, value in own.items()}
+    return metrics
 
 
 def described(values: Mapping[str, Tensor]) -> dict[str, float]:

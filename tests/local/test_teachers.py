@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from nemo_uecr.data.adapter import load_causal_lm
 from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.data.models import load_tokenizer, prompt_ids
 from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.local.batch import ids_sha256
+from nemo_uecr.report.page import write_report
 from tests.local import tiny
 from tests.local.tiny import metrics
 
@@ -40,6 +44,11 @@ def test_each_problem_has_the_scores_of_its_own_teacher(tmp_path: Path) -> None:
         alone = tensors(tiny.run(tmp_path / name, *words, f"teacher.model_name={tiny.STUDENT.with_name(name)}"))
         for column in ("teacher_logp", "teacher_entropy"):
             torch.testing.assert_close(found[column][rows], alone[column][rows], rtol=0, atol=1e-5, equal_nan=True)
+    record = metrics(tmp_path / "two")[0]
+    assert record["teacher/a/response_share"] == 0.5
+    assert abs(record["teacher/b/gap_mean"]) < 1e-5 < record["teacher/a/gap_std"]
+    texts = json.loads((tmp_path / "two" / "batches" / "step-000001.json").read_text())
+    assert [row["teacher"] for row in texts["responses"]] == ["a"] * 4 + ["b"] * 4
     gap_BT = (found["teacher_logp"] - found["old_logp"]).nan_to_num().abs()
     assert gap_BT[4:].max() < 1e-5 < gap_BT[:4].max()
 
@@ -49,7 +58,8 @@ def test_two_names_of_one_model_are_one_teacher(tmp_path: Path) -> None:
     words = (*tiny.every(), "telemetry.save_batch_every=1", data)
     two = tiny.run(tmp_path / "two", *words, *ROUTED, both)
     one = tiny.run(tmp_path / "one", *words)
-    assert metrics(two) == metrics(one)
+    found = [{name: value for name, value in step.items() if name.count("/") < 2} for step in metrics(two)]
+    assert found == metrics(one)
     assert all(torch.equal(a.nan_to_num(), tensors(one)[name].nan_to_num()) for name, a in tensors(two).items())
 
 
@@ -64,11 +74,27 @@ def test_the_initial_student_with_its_own_prompt_has_no_gap_at_first(more: tuple
 
 
 def test_the_current_student_reads_the_hint(tmp_path: Path) -> None:
+    """Without a hint there is never a gap; with one, the scores are a plain forward's over hint and response."""
     data = problems(tmp_path, hint=["0", "1", "2", "3"])
     own, hint = (f'teacher={{self: current, prompt_template: "{text}"}}' for text in ("{question}", "{question}{hint}"))
     plain = metrics(tiny.run(tmp_path / "plain", data, own))
     assert [step["teacher/gap_abs_mean"] for step in plain] == [0, 0]
-    assert all(step["teacher/gap_abs_mean"] > 0 for step in metrics(tiny.run(tmp_path / "hint", data, hint)))
+    folder = tiny.run(tmp_path / "hint", data, hint, "telemetry.save_batch_every=1")
+    found, texts = tensors(folder), json.loads((folder / "batches" / "step-000001.json").read_text())
+    assert texts["teachers"] == {"teacher": {"weights": "step 0", "prompt_template": "{question}{hint}"}}
+    model, tokenizer = (
+        load_causal_lm(str(tiny.STUDENT), local_files_only=True, dtype=torch.float32)[0],
+        load_tokenizer(str(tiny.STUDENT), local_files_only=True),
+    )
+    for row, said in enumerate(texts["responses"]):
+        prompt = prompt_ids(tokenizer, said["question"] * 2, tiny.configured(folder).config.data)
+        response = found["token_ids"][row][found["mask"][row]]
+        assert said["teacher_prompt_sha256"] == ids_sha256(prompt)
+        assert said["teacher_response_sha256"] == ids_sha256(response.tolist())
+        with torch.no_grad():
+            logits = model(torch.cat((torch.tensor(prompt), response)).unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
+        logp = logits.log_softmax(dim=-1).gather(1, response.unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(found["teacher_logp"][row][: len(response)], logp, rtol=0, atol=1e-5)
 
 
 def test_what_a_problem_lacks_is_refused_at_start(tmp_path: Path) -> None:
@@ -83,3 +109,15 @@ def test_what_a_problem_lacks_is_refused_at_start(tmp_path: Path) -> None:
         tiny.run(tmp_path / "run", long)
     with pytest.raises(ConfigError, match="routing: missing"):
         tiny.run(tmp_path / "run", "teacher=null", TWO)
+
+
+def test_ten_steps_with_two_teachers_and_a_hint_in_the_report(tmp_path: Path) -> None:
+    three = TWO[:-1] + ', hint: {self: initial, prompt_template: "{question} {answer}"}}'
+    data = problems(tmp_path, kind=["a", "b", "hint"])
+    folder = tiny.run(tmp_path / "run", *ROUTED, three, data, "train.steps=10", "offload=all")
+    found = metrics(folder)
+    assert len(found) == 10
+    assert {name.split("/")[1] for step in found for name in step if name.count("/") == 2} == {"a", "b", "hint"}
+    page = write_report([folder], tmp_path / "report.html").read_text()
+    assert "Gap by teacher" in page
+    assert page.count("share of responses") == 3

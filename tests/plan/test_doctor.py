@@ -180,6 +180,19 @@ def test_tokenizers_and_prompts(tmp_path: Path) -> None:
     assert found("student.model_name=nobody/nothing")["check"][0] == "fail"
 
 
+def test_a_problem_that_its_teacher_cannot_read(tmp_path: Path) -> None:
+    student, rows = save_tokenizer(tmp_path / "s"), tmp_path / "p.jsonl"
+    rows.write_text('{"id": "one", "question": "1+1", "answer": "2", "hint": "even"}\n')
+    given = [f"data.train={rows}", f"student.model_name={student}"]
+
+    def found(template: str) -> tuple[str, str]:
+        teacher = f'teacher={{self: initial, prompt_template: "{template}"}}'
+        return made(lambda: doctor.tokenizer_findings(local(*given, teacher)))["prompt length"]
+
+    assert found("{question} {hint}")[0] == "ok"
+    assert "problem 'one' has no text under 'solution'" in found("{question} {solution}")[1]
+
+
 @pytest.mark.parametrize(
     ("template", "statuses", "fault"),
     [

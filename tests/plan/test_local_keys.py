@@ -73,3 +73,18 @@ def test_every_key_makes_room(change: str) -> None:
 
 def test_with_an_adapter_the_student_is_its_own_reference() -> None:
     assert "reference weights" not in sizes(planned("student.lora_rank=8"), "score reference")
+
+
+def test_several_teachers_are_counted_and_two_names_of_one_share_it() -> None:
+    names = {"a": "4B", "b": "8B", "c": "4B"}
+    models = ", ".join(f"{name}: {{model_name: Qwen/Qwen3-{size}}}" for name, size in names.items())
+    own = 'd: {self: initial, prompt_template: "{question}"}'
+    words = ("teacher=null", f"teachers={{{models}, {own}}}", "routing.key=kind")
+    plan, moved = planned(*words), planned(*words, "offload=teacher")
+    turns = {phase.name for phase in plan.phases if "teachers." in phase.name}
+    assert turns == {"score teachers.a", "score teachers.b", "score teachers.d"}
+    held = {"teachers.a weights", "teachers.b weights", "reference weights"}
+    assert sizes(plan, "update").keys() >= held
+    assert sizes(moved, "score teachers.a").keys() & held == {"teachers.a weights"}
+    assert sizes(moved, "score teachers.d").keys() & held == {"reference weights"}
+    assert {item.name for item in moved.host} >= held
