@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.doctor import Finding
-    from nemo_uecr.plan.records import Plan
+    from nemo_uecr.plan.records import Lengths, Plan
     from nemo_uecr.plan.shapes import ModelShape
 
 
@@ -24,11 +25,12 @@ def plan(
     config: ConfigFile,
     /,
     *overrides: Override,
-    device: Literal["h200", "h100", "a100", "cpu"] | None = None,
+    device: Literal["h200", "h100", "a100", "l40s", "rtx4090", "cpu"] | None = None,
     memory: types.PositiveFloat | None = None,
     response_tokens: AtLeastOne | None = None,
     prompt_tokens: AtLeastOne | None = None,
     length_sigma: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=3))] = 0.9,
+    fit: types.PositiveFloat | None = None,
     json: Json = None,
 ) -> None:
     """Predict layout, memory and time of a run from its configuration alone, without a GPU.
@@ -46,6 +48,7 @@ def plan(
         response_tokens: Mean response length, for the times (default: the longest allowed).
         prompt_tokens: Mean prompt length (default: the longest allowed).
         length_sigma: Standard deviation of ln(response length) before truncation; 0: all have the mean.
+        fit: Of a local run: find the keys with which it fits one GPU of so many GB, those that change no number first.
     """
     from nemo_uecr.config.load import load
     from nemo_uecr.config.nemo_schema import NemoConfig
@@ -61,6 +64,8 @@ def plan(
     lengths = Lengths(prompt_tokens or longest["prompt"], response_tokens or longest["response"], length_sigma)
     if isinstance(loaded, NemoConfig) and device == "cpu":
         raise ConfigError("--device: got cpu, but NeMo-RL's workers need GPUs; expected h200, h100 or a100")
+    if fit is not None:
+        return _fit(config, overrides, loaded, fit, device, memory, lengths, json)
     on = device or ("h200" if isinstance(loaded, NemoConfig) or loaded.device == "cuda" else "cpu")
     limits = CPU if on == "cpu" else GPUS[on]
     if memory is not None:
@@ -83,6 +88,43 @@ def plan(
         if isinstance(loaded, NemoConfig) and made.misfits and not advice:
             hint = "; no single change that was tried is enough: use more GPUs or smaller models"
         raise ConfigError("; ".join(made.faults) + hint)
+
+
+def _fit(
+    config: str,
+    overrides: Sequence[str],
+    run: NemoConfig | Config,
+    size: float,
+    device: str | None,
+    memory: float | None,
+    lengths: Lengths,
+    json: Path | None,
+) -> None:
+    """Say with which keys a local run fits a GPU of so many GB; the rates are the device's, or those of the nearest."""
+    from nemo_uecr.config.load import load_config
+    from nemo_uecr.plan.fit import climb, fit_text, typed
+    from nemo_uecr.plan.records import GPUS, as_json
+
+    if run.backend != "local" or device == "cpu" or memory is not None:
+        raise ConfigError(
+            "--fit: expected backend: local on a GPU, without --memory; of a NeMo-RL run, plan says what would fit"
+        )
+    room = int(size * 1e9)  # as cards are sold; in GiB some have more
+    gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - room))
+    gpu = replace(gpu, name=f"GPU of {size:g} GB with the rates of the {gpu.name}", memory=room)
+    tried = climb(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
+    say(fit_text(tried, ["nemo-uecr", "train", config, *overrides]))
+    best = min(tried, key=lambda rung: (rung.plan.misfits, rung.plan.fullest.size)).plan
+    write_json(json, {"format": "nemo_uecr.fit/1", "keys": typed(tried[-1].keys), "plan": as_json(best)})
+    if best.mismatches:
+        raise ConfigError("; ".join(best.mismatches))
+    if best.misfits:
+        largest = max(best.fullest.device, key=lambda item: item.size)
+        raise ConfigError(
+            f"nothing that was tried fits {size:g} GB: {best.fullest.name} needs at least "
+            f"{best.fullest.size / 1e9:.1f} GB, {largest.size / 1e9:.1f} of them for {largest.name}; take smaller "
+            "models, or lower rollout.max_response_tokens"
+        )
 
 
 def sizes(name: str, role: str) -> ModelShape:

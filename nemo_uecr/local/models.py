@@ -95,13 +95,17 @@ class TokenModel:
         return context_of(self.module.config)
 
     @contextlib.contextmanager
-    def forward_context(self) -> Iterator[None]:
-        """Autocast when a lower compute precision was asked for; scoring and training use the same."""
+    def forward_context(self, *, keep_casts: bool = False) -> Iterator[None]:
+        """Autocast when a lower compute precision was asked for; scoring and training use the same.
+
+        Args:
+            keep_casts: hold the weights in the lower precision too until the end, for more than one forward.
+        """
         with contextlib.ExitStack() as stack:
             if not self.adapter:
                 stack.enter_context(without_adapter(self.module))
             if self.compute is not None:
-                stack.enter_context(torch.autocast(self.device.type, dtype=self.compute))
+                stack.enter_context(torch.autocast(self.device.type, dtype=self.compute, cache_enabled=keep_casts))
             yield
 
     def features(self, ids_bt: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def draw(
     fault = None
     for start in range(0, len(prompts), microbatch):
         rows = slice(start, start + microbatch)
-        with model.forward_context():
+        with model.forward_context(keep_casts=True):
             chunk = [prompt.token_ids for prompt in prompts[rows]]
             drawn = decode(model.module, model.tokens, chunk, seeds[rows], decoding)
         for ids in drawn:

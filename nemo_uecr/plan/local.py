@@ -6,12 +6,13 @@ Shape legend: H = hidden size, F = feed-forward size.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import mismatches_of
-from nemo_uecr.plan.nemo import response_lengths
+from nemo_uecr.plan.nemo import DECODE_STEP, PROCESS_BYTES, VLLM_BYTES, engine_seconds, response_lengths
 from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.shapes import BF16, FP32, ModelShape
 
@@ -20,6 +21,7 @@ Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to 
 CHUNK_BYTES = 134_217_728  # float32 logits that the back end reduces at once; a test compares
 # Python and kernel launches of one layer in one decoding step of transformers, whatever the model's size.
 LAYER_SECONDS = {"CPU": 4e-4, "GPU": 1e-3}
+VLLM_ASLEEP = 7 * GIB // 10  # of a vLLM engine that sleeps, on the GPU: CUDA graphs, compiled kernels; assumed
 SMALL_MOMENTS = 2.03  # bytes a parameter: two moments of 8 bits, and a scale for each 256
 
 
@@ -66,10 +68,30 @@ class _Run:
         self.threads = config.threads or 1 if device.memory is None else 1
         self.launches = LAYER_SECONDS["CPU" if device.name == "CPU" else "GPU"]
         self.lora, self.low = config.student.lora_rank, config.student.dtype == "bfloat16"
-        self.trained = lora_parameters(self.student, self.lora) if self.lora else shapes.parameters(self.student)
+        self.count = shapes.parameters(self.student)
+        self.trained = lora_parameters(self.student, self.lora) if self.lora else self.count
         # The weights that are trained are float32, but for those that are rounded at random.
         self.rounded = config.train.optimizer == "adamw8bit_sr"
         self.weight = BF16 if self.low and (self.lora or self.rounded) else FP32
+        # Those that autocast makes of float32 weights.
+        self.copied = BF16 if self.low and self.weight == FP32 else 0
+        self.gpu = device.name != "CPU"
+        self.vllm = self.gpu and config.rollout.engine == "vllm"
+        self.kept_width = BF16 if self.low else FP32  # of keys, values and vLLM's weights
+        self.token = shapes.kv_token_bytes(self.student, 1, self.kept_width)
+        self.engine = self.kept_width * (self.count + (self.trained if self.lora else 0))  # vLLM's own weights
+
+    @property
+    def at_once(self) -> int:
+        """Responses of full length whose keys and values there is room for."""
+        if not self.vllm:
+            return min(self.config.rollout.microbatch_responses, self.responses)
+        return self.cache // (self.token * self.longest)
+
+    @property
+    def cache(self) -> int:
+        """Bytes that vLLM has for keys and values."""
+        return int(self.config.rollout.gpu_memory * (self.device.memory or 0)) - self.engine - VLLM_BYTES
 
     def forward(self, shape: ModelShape) -> float:
         """FLOPs of a forward over every prompt and response of a step."""
@@ -82,16 +104,18 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
     student, responses = run.student, run.responses
     title, train, drawn = f"{config.method.name}: student {config.student.model_name}", config.train, config.rollout
     initial = "student" if run.lora else "reference"
-    phases = [_rollout(run), _scoring(run, student, "score student", "student")]
+    turns = [("score student", student, "student", 1)]
     for key, teacher in run.teachers.items():
         if isinstance(teacher, SelfTeacherConfig):
             name, member = f"the {teacher.self} student", initial if teacher.self == "initial" else "student"
         else:
             name, member = str(teacher.model_name), key
         title = f"{title}, {key} {name}"
-        phases.append(_scoring(run, run.shapes.get(key, student), f"score {key}", member, len(run.teachers)))
-    phases += [_scoring(run, student, "score reference", initial)] if run.scores_reference else []
-    phases += [_update(run)]
+        turns.append((f"score {key}", run.shapes.get(key, student), member, len(run.teachers)))
+    turns += [("score reference", student, initial, 1)] if run.scores_reference else []
+    phases = [_rollout(run), *(_scoring(run, *turn) for turn in turns), _update(run)]
+    moved = _moved(run, {"rollout": {"student"}} | {name: {member} for name, _, member, _ in turns})
+    phases = [_with_transfers(phase, moved[phase.name], device) if moved[phase.name] else phase for phase in phases]
     mismatches = mismatches_of(config, student, run.shapes)
     steps = responses // train.minibatch_responses
     memory = "" if device.memory is None else f", {device.memory / GIB:.0f} GiB that can be allocated"
@@ -105,23 +129,28 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
         phases=tuple(phases),
         host=(
             Item("batch", responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes a token"),
-            *(Item(item.name, item.size, "pinned, while a phase does without it") for item in _movable(run)),
+            *_host(run),
         ),
         checkpoint=_checkpoint(run),
         facts=(
             f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {responses} a step",
             f"{steps} optimizer step{'s' if steps > 1 else ''} of {train.minibatch_responses} responses in "
             f"micro-batches of {train.microbatch_responses}",
+            f"room for the keys and values of {run.at_once} responses of {run.longest} tokens at once",
+            f"{sum(moved.values()) / GIB:.1f} GiB to and from the device a step",
         ),
         assumptions=(
             f"{lengths.said(drawn.max_response_tokens)}; memory takes the longest, {run.longest}",
             f"{device.name}: {device.flops * run.threads / 1e9:,.0f} GFLOP/s, {device.bandwidth / 1e9:,.0f} GB/s; "
             f"reached: {records.DECODE_SHARE:.0%} of bandwidth while generating, {records.FORWARD_SHARE:.0%} of FLOP/s "
             f"while scoring, {records.TRAIN_SHARE:.0%} while training",
-            f"{run.launches * 1e3:.1f} ms of launches a layer and decoding step",
+            f"{DECODE_STEP * 1e3:g} ms a decoding step of vLLM besides; {PROCESS_BYTES / GIB:.1f} GiB of CUDA's own, "
+            f"{VLLM_BYTES / GIB:.0f} GiB of vLLM's besides weights and cache, {VLLM_ASLEEP / GIB:.1f} asleep"
+            if run.vllm
+            else f"{run.launches * 1e3:.1f} ms of launches a layer and decoding step",
             "not counted: verification, evaluation, checkpoints, Python and torch themselves (about 1 GiB)",
         ),
-        faults=(*mismatches, *_memory_faults(device, phases)),
+        faults=(*mismatches, *_memory_faults(run, phases)),
         mismatches=mismatches,
     )
 
@@ -173,19 +202,60 @@ def _weights(run: _Run) -> dict[str, Item]:
     return members
 
 
-def _movable(run: _Run) -> list[Item]:
+def _movable(run: _Run) -> list[str]:
     stays = {"none": _weights(run).keys(), "teacher": {"student", "optimizer"}, "all": set[str]()}[run.config.offload]
-    return [item for name, item in _weights(run).items() if name not in stays]
+    return [name for name in _weights(run) if name not in stays]
 
 
 def _resident(run: _Run, *needed: str) -> list[Item]:
     """What is on the device in a phase that needs these: they, and what is not offloaded."""
-    members, moved = _weights(run), _movable(run)
-    items = [item for name, item in members.items() if name in needed or item not in moved]
+    moved = _movable(run)
+    items = [item for name, item in _weights(run).items() if name in needed or name not in moved]
     if "optimizer" in needed:
         width = BF16 if run.rounded else FP32
         items.append(Item("gradients", width * run.trained, "bfloat16" if run.rounded else "float32"))
+    if run.gpu:
+        items.append(Item("process", PROCESS_BYTES, "CUDA context and libraries; assumed"))
     return items
+
+
+def _moved(run: _Run, needs: dict[str, set[str]]) -> dict[str, int]:
+    """Bytes over the host link in each phase, from the end of one update to the end of the next.
+
+    What is frozen leaves without a copy; a vLLM engine with an adapter takes its weights from host memory and back.
+    """
+    weights, movable, trained = _weights(run), set(_movable(run)), {"student", "optimizer"}
+    present, moved = trained & movable, {}
+    for phase, needed in (needs | {"update": trained}).items():
+        leaving, coming = present - needed, (needed & movable) - present
+        moved[phase] = sum(weights[name].size for name in coming | leaving & trained)
+        present = present - leaving | coming
+    if run.vllm and run.lora:
+        moved["rollout"] += 2 * run.engine
+    return moved
+
+
+def _with_transfers(phase: Phase, moved: int, device: Device) -> Phase:
+    how = f"{phase.how}; {moved / GIB:.1f} GiB over the host link"
+    return replace(phase, seconds=phase.seconds + moved / device.host_link, how=how)
+
+
+def _host(run: _Run) -> Iterator[Item]:
+    """What waits in host memory; for a GPU it is pinned, and torch rounds each tensor up to a power of two."""
+    weights = _weights(run)
+    for name in _movable(run):
+        item, size = weights[name], weights[name].size
+        if run.gpu and name == "optimizer" and run.lora:
+            size *= 2  # at most: small tensors
+        elif run.gpu:
+            shape = run.shapes.get(name, run.student)
+            copies = 2 if name == "optimizer" else 1
+            # The scales of few bits and an adapter are small beside the rest.
+            width = round(2 * size / copies / shapes.parameters(shape)) / 2
+            size = max(size, copies * shapes.pinned_bytes(shape, width))
+        yield Item(item.name, size, "while a phase does without it" + (", pinned" if run.gpu else ""))
+    if run.vllm and run.lora:
+        yield Item("vLLM weights", shapes.pinned_bytes(run.student, run.kept_width), "while it sleeps, pinned")
 
 
 def _checkpoint(run: _Run) -> Item:
@@ -196,29 +266,46 @@ def _checkpoint(run: _Run) -> Item:
 
 
 def _rollout(run: _Run) -> Phase:
-    """Batches of responses one after the other, each as long as its longest."""
-    shape, lengths, at_once = run.student, run.lengths, min(run.config.rollout.microbatch_responses, run.responses)
-    token = shapes.kv_token_bytes(shape, 1, BF16 if run.config.student.dtype == "bfloat16" else FP32)
-    drawn = 4 * FP32 * at_once * shape.vocabulary
-    cache = f"{at_once} responses of {run.longest} tokens, {token} bytes each"
+    """Batches of responses one after the other, each as long as its longest; by vLLM, as many at once as it can."""
+    ends = response_lengths(run.lengths, run.config.rollout.max_response_tokens, run.responses)
+    random.Random(0).shuffle(ends)
+    return _vllm(run, ends) if run.vllm else _batches(run, ends)
+
+
+def _vllm(run: _Run, ends: list[float]) -> Phase:
+    lengths, share = run.lengths, f"rest of rollout.gpu_memory = {run.config.rollout.gpu_memory:g} of the device"
     items = (
         *_resident(run, "student"),
-        Item("KV cache", at_once * run.longest * token, cache),
-        Item("logits being drawn from", drawn, "four float32 copies of one token's logits for each response"),
+        Item("vLLM weights", run.engine, f"{run.kept_width} bytes a parameter"),
+        Item("vLLM activations and graphs", VLLM_BYTES, "assumed"),
+        Item("KV cache", max(run.longest * run.token, run.cache), f"{share}; at least one response"),
     )
-    if run.config.rollout.engine == "vllm" and run.device.memory is not None:
-        share = int(run.config.rollout.gpu_memory * run.device.memory)
-        items = (*_resident(run, "student"), Item("vLLM", share, "rollout.gpu_memory: its weights and its KV cache"))
-    ends = response_lengths(lengths, run.config.rollout.max_response_tokens, run.responses)
-    random.Random(0).shuffle(ends)
+    at_once = max(1, min(run.responses, run.cache // (run.token * lengths.whole)))
+    flops = shapes.forward_flops(run.student, 2 * lengths.prompt + lengths.response)
+    seconds = engine_seconds(
+        run.device, ends, at_once, lengths.prompt, weights=run.engine, cached=run.token, flops=flops
+    )
+    return Phase("rollout", "the device", items, seconds, f"{run.responses} responses, {at_once} at once")
+
+
+def _batches(run: _Run, ends: list[float]) -> Phase:
+    shape, lengths, at_once, token = run.student, run.lengths, run.at_once, run.token
+    cache = f"{at_once} responses of {run.longest} tokens, {token} bytes each"
+    items = [
+        *_resident(run, "student"),
+        Item("KV cache", at_once * run.longest * token, cache),
+        Item("logits being drawn from", 4 * FP32 * at_once * shape.vocabulary, "a token's for each, four in float32"),
+    ]
+    if run.copied:
+        items.append(Item("bfloat16 weights", run.copied * run.count, "kept by autocast from token to token"))
     waves = [max(ends[first : first + at_once]) for first in range(0, run.responses, at_once)]
-    weights = run.weight * shapes.parameters(shape)
+    weights = (run.copied or run.weight) * run.count
     read = sum(length * (weights + at_once * (lengths.prompt + length / 2) * token) for length in waves)
     flops = at_once * sum(waves) * shapes.forward_flops(shape, lengths.whole)
     work, waited = run.device.decode_s(read, flops, run.threads), sum(waves) * shape.layers * run.launches
     mean = sum(waves) / len(waves)
     how = f"{len(waves)} x {mean:.0f} decoding steps: {work:.1f} s of work, {waited:.1f} s of launches"
-    return Phase("rollout", "the device", items, work + waited, how)
+    return Phase("rollout", "the device", tuple(items), work + waited, how)
 
 
 def _scoring(run: _Run, shape: ModelShape, name: str, member: str, parts: int = 1) -> Phase:
@@ -226,10 +313,12 @@ def _scoring(run: _Run, shape: ModelShape, name: str, member: str, parts: int = 
     tokens, flops = run.tokens, run.forward(shape) / parts
     widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward))
     logits = 2 * min(CHUNK_BYTES, FP32 * tokens * shape.vocabulary)
+    logits += 0 if member in run.shapes else run.copied * shape.vocabulary * shape.hidden
     items = (
         *_resident(run, member),
         Item("activations", widest, f"one layer, {tokens} tokens, no gradient"),
         Item("logits", logits, "one chunk and its working copy, float32"),
+        *_asleep(run),
     )
     return Phase(name, "the device", items, run.device.forward_s(flops, run.threads), _tera(flops))
 
@@ -238,14 +327,24 @@ def _update(run: _Run) -> Phase:
     again = run.config.train.activation_checkpointing
     shape, low, flops = run.student, run.low, (4 if again else 3) * run.forward(run.student)
     layer = kept_bytes(shape, run.tokens, bfloat16=low)
+    if run.lora:  # of each linear layer its input in float32, and what the adapter's first matrix makes of it
+        layer += FP32 * run.tokens * (5 * shape.hidden + shape.query + shape.feed_forward + 7 * run.lora)
     kept, said = shape.layers * layer, f"{shape.layers} layers, {run.tokens} tokens, all of them kept"
+    # One after the other, so the largest counts: the logits, the layer, and what autograd sums over the chunks.
+    work = [(logits_bytes(shape, run.tokens, bfloat16=low), "logits", "one chunk and its gradient")]
     if again:
-        inputs = shape.layers * run.tokens * shape.hidden * (BF16 if run.weight == BF16 else FP32)
-        kept, said = inputs + layer, f"{shape.layers} layers' inputs, {run.tokens} tokens, and one layer"
+        kept = (shape.layers + 5) * run.tokens * shape.hidden * run.weight
+        said = f"{shape.layers} layers' inputs, the features and their gradients, {run.tokens} tokens"
+        work.append((layer, "layer at work", "one layer computed again"))
+    if not run.lora:
+        table = 3 * run.weight * shape.vocabulary * shape.hidden
+        work.append((table, "output layer at work", "its gradient, the chunk's, and their sum"))
+    size, name, how = max(work)
     items = (
         *_resident(run, "student", "optimizer"),
         Item("activations", kept, said),
-        Item("logits", logits_bytes(shape, run.tokens, bfloat16=low), "one chunk and its gradient"),
+        Item(name, size, how),
+        *_asleep(run),
     )
     return Phase("update", "the device", items, run.device.train_s(flops, run.threads), _tera(flops))
 
@@ -254,12 +353,22 @@ def _tera(flops: float) -> str:
     return f"{flops / 1e12:,.2f} TFLOP"
 
 
-def _memory_faults(device: Device, phases: list[Phase]) -> list[str]:
-    fullest = max(phases, key=lambda phase: phase.size)
-    if device.memory is None or fullest.size <= device.memory:
-        return []
-    lever = "rollout" if fullest.name == "rollout" else "train"
-    return [
-        f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {device.name} offers {device.memory / GIB:.1f}; lower "
-        f"{lever}.microbatch_responses or take smaller models"
-    ]
+def _asleep(run: _Run) -> list[Item]:
+    return [Item("vLLM asleep", VLLM_ASLEEP, "assumed")] if run.vllm else []
+
+
+def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
+    """The phase that needs the most where the device offers less, and a KV cache too small for one sequence."""
+    device, fullest, drawn = run.device, max(phases, key=lambda phase: phase.size), run.config.rollout
+    if device.memory is not None and fullest.size > device.memory:
+        yield (
+            f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {device.name} offers {device.memory / GIB:.1f}; "
+            "nemo-uecr plan --fit looks for keys that fit"
+        )
+    evaluated = run.config.evaluation.max_tokens if run.config.evaluation.benchmarks else 0
+    longest = run.config.data.max_prompt_tokens + max(drawn.max_response_tokens, evaluated)
+    if run.vllm and run.cache < longest * run.token:
+        yield (
+            f"rollout: with rollout.gpu_memory={drawn.gpu_memory:g} vLLM's KV cache does not hold one sequence of "
+            f"{longest} tokens"
+        )

@@ -150,14 +150,33 @@ def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
 
 
 def _engine_seconds(setting: Setting, drawn: Sequence[float], at_once: int) -> float:
-    """Every decoding step reads the weights once and the keys and values of the responses at work."""
-    prompt, tensor = setting.lengths.prompt, setting.config.rollout.tensor
+    tensor = setting.config.rollout.tensor
+    token = shapes.forward_flops(setting.student.shape, 2 * setting.lengths.prompt + setting.lengths.response) / tensor
+    cached = setting.token_bytes
+    return engine_seconds(
+        setting.device, drawn, at_once, setting.lengths.prompt, weights=setting.vllm_bytes, cached=cached, flops=token
+    )
+
+
+def engine_seconds(
+    device: Device, drawn: Sequence[float], at_once: int, prompt: int, *, weights: int, cached: int, flops: float
+) -> float:
+    """Seconds of a vLLM engine: every decoding step reads the weights once and the keys and values of those at work.
+
+    Args:
+        device: its rates.
+        drawn: lengths of the responses, in their order.
+        at_once: how many the KV cache holds.
+        prompt: tokens before each.
+        weights: bytes of the weights.
+        cached: bytes of a token's keys and values.
+        flops: FLOPs of a token.
+    """
     ends = [0.0] * at_once  # a response begins in the place that is free first
     for length in drawn:
         heapreplace(ends, ends[0] + length)
-    cached = setting.token_bytes * sum(length * (prompt + length / 2) for length in drawn)
-    flops = sum(drawn) * shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response) / tensor
-    return setting.device.decode_s(max(ends) * setting.vllm_bytes + cached, flops, 1) + max(ends) * DECODE_STEP
+    read = max(ends) * weights + cached * sum(length * (prompt + length / 2) for length in drawn)
+    return device.decode_s(read, sum(drawn) * flops, 1) + max(ends) * DECODE_STEP
 
 
 def scoring(setting: Setting) -> list[Phase]:

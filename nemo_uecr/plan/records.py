@@ -42,11 +42,13 @@ class Device:
         return max(read / (self.bandwidth * DECODE_SHARE), self.forward_s(flops, devices))
 
 
-# Matrix and memory rates of H100 and A100 take the share of the vendor's peak that the H200's have: 0.8 and 0.9.
+# Matrix and memory rates of the others take the share of the vendor's peak that the H200's have: 0.8 and 0.9.
 GPUS: dict[str, Device] = {
     "h200": Device("H200", 139 * GIB, 790e12, 4.3e12, 25e9, 300e9, 40e9),
     "h100": Device("H100 80 GB", 79 * GIB, 790e12, 3.0e12, 25e9, 300e9, 40e9),
     "a100": Device("A100 80 GB", 79 * GIB, 250e12, 1.8e12, 12e9, 200e9, 20e9),
+    "l40s": Device("L40S", 44 * GIB, 290e12, 0.78e12, 25e9, 25e9, 20e9),
+    "rtx4090": Device("RTX 4090", 23 * GIB, 130e12, 0.9e12, 25e9, 25e9, 20e9),
 }
 CPU = Device("CPU", None, 40e9, 10e9, 10e9, 10e9, 1e9)
 

@@ -10,8 +10,10 @@ from nemo_uecr.config.schema import Config, Quantize
 from nemo_uecr.data.adapter import add_adapter
 from nemo_uecr.plan.local import local_plan, lora_parameters, quantized_bytes
 from nemo_uecr.plan.records import GPUS, Lengths, Plan
-from nemo_uecr.plan.shapes import shape_of
+from nemo_uecr.plan.shapes import KNOWN, parameters, shape_of
 from tests.local import tiny
+
+MODELS = ("student", "reference", "teacher")
 
 
 def planned(*overrides: str) -> Plan:
@@ -59,7 +61,7 @@ def test_offload_leaves_on_the_device_what_a_phase_needs() -> None:
     assert sizes(moved, "rollout").keys() & {"teacher weights", "reference weights", "optimizer"} == set()
     assert "student weights" not in sizes(moved, "score teacher")
     assert "teacher weights" not in sizes(moved, "update")
-    assert {item.name for item in moved.host} == {"batch", *everything.keys()} - {"KV cache", "logits being drawn from"}
+    assert {item.name for item in moved.host} == {"batch", "optimizer", *(f"{name} weights" for name in MODELS)}
     assert planned("offload=teacher").fullest.size < planned().fullest.size
 
 
@@ -68,7 +70,40 @@ def test_offload_leaves_on_the_device_what_a_phase_needs() -> None:
                "train.optimizer=adamw8bit_sr"]
 )  # fmt: skip
 def test_every_key_makes_room(change: str) -> None:
-    assert sum(sizes(planned(change), "update").values()) < sum(sizes(planned(), "update").values())
+    kept = "train.activation_checkpointing=" + ("false" if change.startswith("train.act") else "true")
+    assert sum(sizes(planned(kept, change), "update").values()) < sum(sizes(planned(kept), "update").values())
+
+
+@pytest.mark.parametrize(
+    ("keys", "moved"),
+    [
+        ([], ""),
+        (["offload=teacher"], "TR"),  # frozen: they leave without a copy
+        (["offload=all"], "TRSSOO"),
+        (["offload=all", "student.lora_rank=32"], "TSSOO"),  # the student is the reference
+        (["offload=all", "method.name=grpo", "loss.reference_kl=0"], "OO"),  # the student never leaves
+        (["student.lora_rank=32", "rollout.engine=vllm"], "VV"),
+    ],
+)
+def test_bytes_over_the_host_link_of_a_step(keys: list[str], moved: str) -> None:
+    plan = planned(*keys)
+    held = {name[0].upper(): sizes(plan, "update").get(f"{name} weights", 0) for name in MODELS}
+    held |= {"T": 2 * parameters(KNOWN["Qwen/Qwen3-4B"]), "O": sizes(plan, "update")["optimizer"]}
+    held |= {"R": held["S"], "V": sizes(plan, "rollout").get("vLLM weights", 0)}
+    found = float(next(fact for fact in plan.facts if "to and from" in fact).split()[0])
+    assert found == pytest.approx(sum(held[letter] for letter in moved) / 2**30, abs=0.05)
+
+
+def test_vllm_sleeps_outside_of_the_rollout() -> None:
+    """0.6B in bfloat16: 0.3 x 79 - 1.11 - 3 GiB for keys and values of 2 x 28 x 8 x 128 x 2 bytes a token."""
+    plan = planned("rollout.engine=vllm", "rollout.gpu_memory=0.3")
+    cache = int(0.3 * 79 * 2**30) - 2 * parameters(KNOWN["Qwen/Qwen3-0.6B"]) - 3 * 2**30
+    assert sizes(plan, "rollout")["KV cache"] == cache
+    assert "vLLM weights" not in sizes(plan, "update")
+    assert sizes(plan, "update")["vLLM asleep"] == int(0.7 * 2**30)
+    tokens = 2048 + 16384
+    assert f"of {cache // (tokens * 114_688)} responses of {tokens} tokens at once" in " ".join(plan.facts)
+    assert "does not hold one" in planned("rollout.engine=vllm", "rollout.gpu_memory=0.05").faults[1]
 
 
 def test_with_an_adapter_the_student_is_its_own_reference() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,18 @@ import pytest
 import torch
 
 from nemo_uecr.plan import local
-from nemo_uecr.plan.shapes import KNOWN, Grid, ModelShape, Sharded, forward_flops, kv_token_bytes, shape_of
+from nemo_uecr.plan.records import CPU, Lengths
+from nemo_uecr.plan.shapes import (
+    KNOWN,
+    Grid,
+    ModelShape,
+    Sharded,
+    forward_flops,
+    kv_token_bytes,
+    pinned_bytes,
+    shape_of,
+)
+from tests.plan import subjects
 from tests.plan.live_bytes import LiveBytes, keeping, nbytes
 from tests.plan.subjects import ALONE, save_model, tiny_shape
 
@@ -69,6 +81,54 @@ def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> 
     planned = shape.layers * local.kept_bytes(shape, tokens, bfloat16=bfloat16)
     planned += local.logits_bytes(shape, tokens, bfloat16=bfloat16)
     assert live.peak - gradients <= planned <= 1.35 * (live.peak - gradients)
+
+
+@pytest.mark.parametrize("keys", [[], ["student.dtype=bfloat16"], ["student.dtype=bfloat16", "student.lora_rank=4"]])
+def test_a_recomputed_update_and_its_scoring_stay_below_their_plan(
+    keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second micro-batch, whose gradients are added to the first's; an output layer of several chunks."""
+    from nemo_uecr.data.adapter import add_adapter
+    from nemo_uecr.local import scores
+    from nemo_uecr.local.memory import checkpointed_layers, recomputing
+    from nemo_uecr.local.models import load_model
+    from nemo_uecr.local.sequences import MicroBatch
+
+    prompt, response, vocabulary = 8, 120, 2000
+    sizes = {"vocab_size": vocabulary, "hidden_size": 64, "num_hidden_layers": 6, "intermediate_size": 192}
+    folder = str(save_model(tmp_path, **sizes))
+    for module in (scores, local):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 4 * vocabulary * 16)
+    lengths = [f"data.max_prompt_tokens={prompt}", f"rollout.max_response_tokens={response}", "method.name=grpo"]
+    batch = ["train.microbatch_responses=1", "train.activation_checkpointing=true"]
+    config, shape = subjects.local(*lengths, *batch, *keys), shape_of(folder, role="student")
+    plan = local.local_plan(config, CPU, Lengths(prompt, response, 0.0), sizes=lambda *_: shape)
+    lora, dtype = config.student.lora_rank, config.student.dtype
+    student = load_model(folder, role="s", dtype=dtype, device=torch.device("cpu"), master_weights=not lora)
+    if lora:
+        add_adapter(student.module, rank=lora, alpha=1.0, seed=0)
+    layers = checkpointed_layers(student.module)
+    ids, mask = torch.randint(0, 280, (1, prompt + response)), torch.ones(1, response, dtype=torch.bool)
+    micro = MicroBatch(ids, torch.arange(response) + prompt - 1, torch.randint(0, 280, (response,)), mask)
+    there = [*student.module.parameters(), *student.module.buffers(), ids, micro.position_N, micro.target_N, mask]
+    with recomputing(layers):
+        torch.autograd.backward(scores.training_logp(student, micro, temperature=0.7).sum())
+        there += [parameter.grad for parameter in student.trained if parameter.grad is not None]
+        with LiveBytes(*there) as updating:
+            torch.autograd.backward(scores.training_logp(student, micro, temperature=0.7).sum())
+    with LiveBytes(*there) as scoring, torch.no_grad():
+        for _, logits_NV, _ in scores.token_logits(student, micro):
+            logits_NV.float().log_softmax(-1)
+    resident = {"student weights", "optimizer", "gradients"}
+    for phase, peak in (("update", updating.peak), ("score student", scoring.peak)):
+        items = next(each.device for each in plan.phases if each.name == phase)
+        assert peak <= sum(item.size for item in items if item.name not in resident) <= 2.5 * peak, phase
+
+
+def test_pinned_copies_round_every_matrix_up_to_a_power_of_two() -> None:
+    shape = tiny_shape()
+    matrices = [parameter.numel() for parameter in real_model(shape).parameters() if parameter.dim() == 2]
+    assert pinned_bytes(shape, 4) == sum(2 ** math.ceil(math.log2(4 * count)) for count in matrices)
 
 
 def test_kv_cache() -> None:

@@ -1,0 +1,99 @@
+"""`plan --fit`: the order of its rungs, what they make room for, and that what it prints is what it planned."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.cli.look import sizes
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.config.load import load_config
+from nemo_uecr.plan.fit import Rung, climb
+from nemo_uecr.plan.local import local_plan
+from nemo_uecr.plan.records import GPUS, Lengths, Plan
+from tests.plan.subjects import CONFIGS
+
+READY = sorted((CONFIGS / "one_gpu").glob("qwen3_*.yaml"))
+EIGHT = CONFIGS / "one_gpu" / "qwen3_4b_8b.yaml"
+LENGTHS = Lengths(200, 2000, 0.9)
+#: As someone writes it who has not thought of memory.
+PLAIN = ("offload=none", "train.microbatch_responses=8", "train.activation_checkpointing=false")
+
+
+def planned(path: Path, overrides: Sequence[str], gigabytes: float) -> Plan:
+    gpu = replace(GPUS["a100"], memory=int(gigabytes * 1e9))
+    return local_plan(load_config(path, overrides).config, gpu, LENGTHS, sizes=sizes)
+
+
+def climbed(gigabytes: float, *overrides: str) -> list[Rung]:
+    gpu = replace(GPUS["a100"], memory=int(gigabytes * 1e9))
+    return climb(lambda more: load_config(EIGHT, [*overrides, *more]).config, gpu, LENGTHS, sizes=sizes)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_rungs_that_change_no_number_come_first_and_each_makes_room(engine: str) -> None:
+    tried = climbed(9, *PLAIN, f"rollout.engine={engine}")
+    exact = [not rung.changes or rung.changes.startswith("no number") for rung in tried]
+    assert exact == sorted(exact, reverse=True)
+    assert exact.count(True) == 5
+    assert [word.partition("=")[0] for rung in tried[2:] for word in rung.added[:1]] == [
+        "train.activation_checkpointing", "offload", "offload", "train.optimizer", "train.optimizer", "train.optimizer",
+    ]  # fmt: skip
+    peaks = [next(phase.size for phase in rung.plan.phases if phase.name == "update") for rung in tried]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] > 3 * peaks[-1]
+    assert tried[-1].plan.misfits
+
+
+def test_what_fits_as_written_is_left_alone() -> None:
+    (rung,) = climbed(700, *PLAIN)
+    assert rung.keys == {}
+
+
+def test_what_is_written_is_never_taken_back() -> None:
+    """Neither an adapter nor weights in bfloat16 turn into something that needs more."""
+    for written in ("student.lora_rank=8", "train.optimizer=adamw8bit_sr"):
+        keys = climbed(9, *PLAIN, written)[-2].keys
+        assert written.partition("=")[0] not in keys
+        assert keys.get("train.optimizer") != "adamw8bit"
+
+
+@pytest.mark.parametrize("gigabytes", [24, 48, 80])
+def test_the_printed_command_gives_the_same_plan(
+    gigabytes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "fit.json"
+    entry_point(["plan", str(EIGHT), *PLAIN, "--fit", str(gigabytes), "--json", str(out)])
+    command = re.search(r"nemo-uecr train (.*)", capsys.readouterr().out)
+    assert command
+    path, *overrides = shlex.split(command[1])
+    written = json.loads(out.read_text())
+    plan = planned(Path(path), overrides, gigabytes)
+    assert not plan.faults
+    assert plan.fullest.size == max(phase["size"] for phase in written["plan"]["phases"]) <= gigabytes * 1e9
+    assert plan.host_bytes == sum(item["size"] for item in written["plan"]["host"])
+
+
+def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point(["plan", str(EIGHT), "--fit", "12"]) == 2
+    shown = capsys.readouterr()
+    assert "nothing that was tried fits 12 GB: rollout" in shown.err
+    assert "nemo-uecr train" not in shown.out
+
+
+@pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
+def test_a_ready_configuration_fits_its_gpu(path: Path) -> None:
+    """With the reading of GB that has the fewest bytes."""
+    stated = re.match(r"# One GPU of (\d+) GB", path.read_text())
+    assert stated
+    assert planned(path, [], int(stated[1])).faults == ()
+
+
+def test_there_are_four() -> None:
+    assert len(READY) == 4
