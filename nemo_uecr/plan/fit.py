@@ -82,7 +82,7 @@ def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Leng
     return tried
 
 
-def _rooms(config: Config) -> Iterator[dict[str, object]]:
+def _rooms(config: Config) -> Iterator[Mapping[str, object]]:
     """What the rollout may take, the most first; nothing of it changes a number beyond rounding."""
     if config.rollout.engine == "vllm":
         yield from ({"gpu_memory": share / 100} for share in range(90, 8, -2))

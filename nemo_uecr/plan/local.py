@@ -308,7 +308,7 @@ def _batches(run: _Run, ends: list[float]) -> Phase:
     return Phase("rollout", "the device", tuple(items), work + waited, how)
 
 
-def _scoring(run: _Run, shape: ModelShape, name: str, member: str, parts: int = 1) -> Phase:
+def _scoring(run: _Run, name: str, shape: ModelShape, member: str, parts: int) -> Phase:
     """A model's turn; of several teachers each has an equal part of the responses."""
     tokens, flops = run.tokens, run.forward(shape) / parts
     widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward))
@@ -361,9 +361,10 @@ def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
     """The phase that needs the most where the device offers less, and a KV cache too small for one sequence."""
     device, fullest, drawn = run.device, max(phases, key=lambda phase: phase.size), run.config.rollout
     if device.memory is not None and fullest.size > device.memory:
+        lever = "rollout" if fullest.name == "rollout" else "train"
         yield (
             f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {device.name} offers {device.memory / GIB:.1f}; "
-            "nemo-uecr plan --fit looks for keys that fit"
+            f"lower {lever}.microbatch_responses or take smaller models{'; plan --fit GB finds keys' * run.gpu}"
         )
     evaluated = run.config.evaluation.max_tokens if run.config.evaluation.benchmarks else 0
     longest = run.config.data.max_prompt_tokens + max(drawn.max_response_tokens, evaluated)

@@ -14,12 +14,13 @@ import pytest
 from nemo_uecr.cli.look import sizes
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_config
-from nemo_uecr.plan.fit import Rung, climb
+from nemo_uecr.plan.fit import Rung, climb, typed
 from nemo_uecr.plan.local import local_plan
 from nemo_uecr.plan.records import GPUS, Lengths, Plan
 from tests.plan.subjects import CONFIGS
 
 READY = sorted((CONFIGS / "one_gpu").glob("qwen3_*.yaml"))
+PAGE = CONFIGS.parents[1] / "docs" / "one-gpu.md"
 EIGHT = CONFIGS / "one_gpu" / "qwen3_4b_8b.yaml"
 LENGTHS = Lengths(200, 2000, 0.9)
 #: As someone writes it who has not thought of memory.
@@ -78,6 +79,32 @@ def test_the_printed_command_gives_the_same_plan(
     assert not plan.faults
     assert plan.fullest.size == max(phase["size"] for phase in written["plan"]["phases"]) <= gigabytes * 1e9
     assert plan.host_bytes == sum(item["size"] for item in written["plan"]["host"])
+
+
+def table() -> list[tuple[str, int, str]]:
+    """(student and teacher, GB, what stands in the cell) of docs/one-gpu.md."""
+    rows = re.findall(r"^\| ([\d.]+B) \+ ([\d.]+B) \| (.*) \| (.*) \| (.*) \|$", PAGE.read_text(), re.M)
+    sizes = (24, 48, 80)
+    return [(f"{row[0]}_{row[1]}", size, cell) for row in rows for size, cell in zip(sizes, row[2:], strict=True)]
+
+
+@pytest.mark.parametrize(("pair", "gigabytes", "cell"), table())
+def test_the_page_says_what_fits(pair: str, gigabytes: int, cell: str) -> None:
+    student, teacher = (f"Qwen/Qwen3-{name}" for name in pair.split("_"))
+    models = (
+        f"student.model_name={student}-Base",
+        f"teacher.model_name={teacher}",
+        "offload=none",
+        "rollout.gpu_memory=0.9",
+    )
+    tried = climbed(gigabytes, *models)
+    if cell == "-":
+        assert tried[-1].plan.misfits
+        return
+    last = [key for key in typed(tried[-1].keys) if re.match(r"offload|train.optimizer|student.lora_rank", key)]
+    room = re.search(r"values of (\d+) responses", " ".join(tried[-1].plan.facts))
+    assert room
+    assert cell == f"{f'`{last[-1]}`' if last else 'as written'}, {room[1]}"
 
 
 def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
