@@ -16,10 +16,10 @@ __all__ = ["ADDED", "GROUP", "PAPER", "REGISTRY", "TEACHER", "Entry", "Parameter
 #: Keys of the configuration that change a report and no advantage.
 OUTSIDE_CORE = frozenset({"scoring_noise", "turn_separator"})
 #: Settings that the run fills in; no key of the configuration.
-FROM_THE_RUN = frozenset({"step", "seed"})
+FROM_THE_RUN = frozenset({"step", "seed", "total_steps", "state"})
 #: What the lines below may name.
 SETTINGS = OUTSIDE_CORE | FROM_THE_RUN | {"alpha", "rho", "tau_delta", "tau_entropy", "std", "std_floor", "opd_coef"}
-SCORES = frozenset({"teacher_logp", "teacher_entropy", "initial_logp"})
+SCORES = frozenset({"teacher_logp", "teacher_entropy", "initial_logp", "student_entropy"})
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,10 @@ class Entry:
         file: module in ``nemo_uecr/core/methods`` with the function.
         equation: the token advantage on one line.
         provenance: where the equation comes from, and what is not in the paper.
-        settings: keys under ``method`` that change what it computes or reports; the run fills in ``step`` and ``seed``.
-        scores: scores of other models that it reads: ``teacher_logp``, ``teacher_entropy``, ``initial_logp``. A model
-            whose scores no one reads is never loaded.
+        settings: keys under ``method`` that change what it computes or reports; the run fills in ``step``, ``seed``,
+            ``total_steps`` and the carried ``state``.
+        scores: scores that it reads beside log pi_old: ``teacher_logp``, ``teacher_entropy``, ``initial_logp``,
+            ``student_entropy``. A model whose scores no one reads is never loaded.
         identities: names in `nemo_uecr.core.invariants.IDENTITIES` that must hold; a violation stops the run.
         monitored: names there that are logged and never stop a run.
         parameters: numbers of its own.
@@ -192,6 +193,42 @@ ADDED = (
         equation="A = clip(extrapolation (log pi_T - log pi_0) - (log pi_old - log pi_0), -5, 5), pi_0 the initial "
         "student",
         provenance="G-OPD; its authors' ExOPD has extrapolation 1.25; the clip is pg_opd's and not theirs",
+    ),
+    Entry(
+        name="saf_opd", file="saf_opd", settings=GROUP | {"step", "total_steps", "state"}, scores=TEACHER,
+        identities=("finite",),
+        parameters={
+            "keep": Parameter(0.2, 0.001, 1), "bound": Parameter(0.1, 0, 10), "warmup": Parameter(100, 1, 100_000),
+        },
+        equation="A = A^GRPO + c(s) M bound tanh(delta); M keeps the largest gaps of a response; c warms up, then "
+        "anneals to 0",
+        provenance="SAF-OPD's own code, kissshhot/SAF-OPD; there the KL is the loss's of the step before, here the "
+        "batch's mean of -delta",
+    ),
+    Entry(
+        name="top_d", file="top_d", settings=NONE, scores=TEACHER, identities=("finite",),
+        parameters={"mix": Parameter(0.5, 0.001, 0.999)},
+        equation="A = (R - mean) / (Std + eps) over the group's tokens; R = r + mean of later r; r = log(mix "
+        "pi_T/pi_old + 1 - mix)",
+        provenance="arXiv 2607.04751 as PrimeIntellect-ai/prime-rl#2966 has it; the default of mix is ours",
+    ),
+    Entry(
+        name="iw_opd", file="iw_opd", settings=NONE, scores=TEACHER, identities=("finite",), monitored=("budget",),
+        parameters={"amplification": Parameter(0.5, 0, 100)},
+        equation="A = delta (1 + amplification (1 - sum of earlier |delta| / sum |delta|))",
+        provenance="arXiv 2606.22600 as TRL 1.16 has it (iw_opd_gamma)",
+    ),
+    Entry(
+        name="opsa_control", file="opsa", settings=NONE, scores=NONE, identities=("finite",),
+        parameters={"share": Parameter(0.2, 0.001, 1)},
+        equation="A = -1/2 on the share of the batch's tokens with the lowest log pi_old; the others leave the loss",
+        provenance="the control of OPSA, arXiv 2608.31046: no teacher and no verifier; by its authors' repository",
+    ),
+    Entry(
+        name="opsa", file="opsa", settings=NONE, scores=frozenset({"student_entropy"}), identities=("finite",),
+        parameters={"share": Parameter(0.2, 0.001, 1)},
+        equation="A = -1/2 - 1/2 (H - min) / (max - min) on opsa_control's tokens, H the student's entropy",
+        provenance="OPSA, arXiv 2608.31046, by its authors' repository",
     ),
 )  # fmt: skip
 

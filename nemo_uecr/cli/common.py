@@ -58,11 +58,13 @@ def method_settings(name: str, words: Sequence[str], run: MethodConfig | None = 
     from nemo_uecr.config.load import load_method
     from nemo_uecr.core.records import Settings
 
-    of_the_run = {key: text for key, _, text in (word.partition("=") for word in words) if key in ("step", "seed")}
-    overrides = [f"method.{word}" for word in words if word.partition("=")[0] not in of_the_run]
+    pairs = [word.partition("=")[::2] for word in words]
+    counts = {key: text for key, text in pairs if key in ("step", "seed", "total_steps")}
+    carried = {key: text for key, text in pairs if key.startswith("state.")}
+    overrides = [f"method.{word}" for word in words if word.partition("=")[0] not in counts | carried]
     try:
-        given = load_method(name, overrides, run).core_settings()
-        return Settings(**(given | {key: int(text) for key, text in of_the_run.items()}))
+        given = load_method(name, overrides, run).core_settings() | {key: int(text) for key, text in counts.items()}
+        return Settings(**given, state={key.removeprefix("state."): float(text) for key, text in carried.items()})
     except ValueError as error:  # ConfigError among them
         raise ConfigError(f"{error} (on this command: --set key=value, without 'method.')") from error
 

@@ -26,7 +26,7 @@ GAP_CLIP = 5.0
 CPU_BLOCK_TOKENS = 65_536
 GPU_BLOCK_TOKENS = 16_777_216
 #: Token fields with log-probabilities or entropies, in nats.
-SCORE_FIELDS = ("old_logp", "teacher_logp", "teacher_entropy", "initial_logp")
+SCORE_FIELDS = ("old_logp", "teacher_logp", "teacher_entropy", "initial_logp", "student_entropy")
 #: Marks the fields of `Advantages` that tell how an advantage came about; any other belongs to the loss.
 DESCRIBES = {"describes": True}
 #: What the settings must be, and how an error message says it.
@@ -38,6 +38,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "std_floor": (lambda floor: 0.0 <= floor < math.inf, "0 or more"),
     "opd_coef": (math.isfinite, "a finite number"),
     "step": (lambda step: step >= 0, "0 or more"),
+    "total_steps": (lambda steps: steps >= 1, "1 or more"),
     "seed": (lambda seed: seed >= 0, "0 or more"),
 }
 
@@ -139,6 +140,8 @@ class ScoredBatch:
     teacher_entropy_BT: Tensor | None = None
     #: log pi_0(y_t) of the initial student (``g_opd`` only).
     initial_logp_BT: Tensor | None = None
+    #: Full-vocabulary entropy +H of pi_old (``opsa`` only).
+    student_entropy_BT: Tensor | None = None
     #: Integer turn label of each token (``atod`` only).
     segments_BT: Tensor | None = None
     #: [B + 1] token offsets of a packed batch; None when padded.
@@ -183,6 +186,7 @@ class ScoredBatch:
         teacher_logp: Tensor | None = None,
         teacher_entropy: Tensor | None = None,
         initial_logp: Tensor | None = None,
+        student_entropy: Tensor | None = None,
     ) -> ScoredBatch:
         """A batch of tensors of any leading shape, with a bool or integer mask and groups of any hashable identity.
 
@@ -194,6 +198,7 @@ class ScoredBatch:
             teacher_logp: [..., T] log pi_T.
             teacher_entropy: [..., T] full-vocabulary +H.
             initial_logp: [..., T] log pi_0.
+            student_entropy: [..., T] full-vocabulary +H of pi_old.
 
         Raises:
             ScoreError: as the record does.
@@ -210,6 +215,7 @@ class ScoredBatch:
             teacher_logp_BT=None if teacher_logp is None else rows(teacher_logp),
             teacher_entropy_BT=None if teacher_entropy is None else rows(teacher_entropy),
             initial_logp_BT=None if initial_logp is None else rows(initial_logp),
+            student_entropy_BT=None if student_entropy is None else rows(student_entropy),
         )
 
     def select(self, keep_B: Tensor) -> ScoredBatch:
@@ -286,12 +292,16 @@ class Settings:
     sample_std: bool | None = None
     #: Weight of the second surrogate of ``grpo_plus_opd``.
     opd_coef: float | None = None
-    #: Completed training steps (``atod``'s schedule).
+    #: Completed training steps (the schedules of ``atod`` and ``saf_opd``).
     step: int | None = None
+    #: Training steps of the whole run (``saf_opd``).
+    total_steps: int | None = None
     #: Of the permutation (``shuffled_entropy``).
     seed: int | None = None
     #: Numbers of one method's own, by the names in its line of the registry.
     parameters: Mapping[str, float] = field(default_factory=dict)
+    #: What the method carried over from the step before; empty at the first.
+    state: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse values outside the paper's ranges.
@@ -347,10 +357,12 @@ class Advantages:
     teacher_reward_B: Tensor | None = field(default=None, metadata=DESCRIBES)
     #: Group standard deviation of the normalised reward, before floor and eps.
     unified_std_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    #: What the method carries over to the next step's ``Settings.state``.
+    state: Mapping[str, float] | None = field(default=None, metadata=DESCRIBES)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor that is present, by its public name (the keys of ``nemo-uecr replay``)."""
-        return {_public(name): tensor for name, tensor in vars(self).items() if tensor is not None}
+        return {_public(name): tensor for name, tensor in vars(self).items() if isinstance(tensor, Tensor)}
 
     def loss_tensors(self) -> dict[str, Tensor]:
         """What the loss reads, by public name: a back end uses all of it, and a saved batch keeps it."""

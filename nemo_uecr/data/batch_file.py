@@ -26,6 +26,7 @@ OPTIONAL = {
     "teacher_logp": "teacher_logp_BT",
     "teacher_entropy": "teacher_entropy_BT",
     "initial_logp": "initial_logp_BT",
+    "student_entropy": "student_entropy_BT",
     "segments": "segments_BT",
     "offsets": "offsets",
 }

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.schema import MethodConfig
-from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.config.schema import Config, MethodConfig
+from nemo_uecr.core.records import SCORE_FIELDS, Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import arithmetic, save_batch, tensors_of
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError, UecrError
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 #: Where a failed step or evaluation leaves what was drawn.
 FAILURE = "failure"
 #: Tensors in nats; each is finite on every sampled token, or the step stops.
-IN_NATS = ("old_logp_rollout", "old_logp", "teacher_logp", "teacher_entropy", "ref_logp", "initial_logp")
+IN_NATS = ("old_logp_rollout", *SCORE_FIELDS, "ref_logp")
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class StepBatch:
             teacher_logp_BT=None if teacher is None else teacher.logp[0],
             teacher_entropy_BT=None if teacher is None else teacher.entropy_BT,
             initial_logp_BT=None if reference is None or len(reference.logp) == 1 else reference.logp[1],
+            student_entropy_BT=self.student.entropy_BT,
             segments_BT=self.segments_BT,
             sample_ids=self.sample_ids,
         )
@@ -175,17 +176,20 @@ def token_texts(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) ->
     return [tokenizer.decode([token]) for token in token_ids]
 
 
-def method_settings(method: MethodConfig, *, step: int, seed: int) -> Settings:
+def method_settings(config: Config, *, step: int, state: Mapping[str, float]) -> Settings:
     """The method's scalars for one step (steps count from 1; the schedule counts completed ones)."""
-    return Settings(**method.core_settings(), step=step - 1, seed=derive(seed, "shuffle", step) % 2**31)
+    seed = derive(config.run.seed, "shuffle", step) % 2**31
+    own = config.method.core_settings()
+    return Settings(**own, step=step - 1, seed=seed, total_steps=config.train.steps, state=state)
 
 
 def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings: Settings, error: UecrError) -> None:
     """Keep a failed step's batch under ``failure/``, with the `nemo-uecr replay` command that looks at it."""
     target = folder / FAILURE
     batch.save(target / "batch.safetensors", method, settings, None)
-    named = {name: value for name, value in vars(settings).items() if name not in ("sample_std", "parameters")}
-    named |= {f"parameters.{name}": value for name, value in settings.parameters.items()}
+    several = {name: getattr(settings, name) for name in ("parameters", "state")}
+    named = {name: value for name, value in vars(settings).items() if name not in several and name != "sample_std"}
+    named |= {f"{kind}.{name}": value for kind, values in several.items() for name, value in values.items()}
     assignments = [f"{name}={value}" for name, value in named.items() if value is not None]
     assignments.append(f"std={'sample' if settings.sample_std else 'population'}")
     words = ["nemo-uecr", "replay", str(target / "batch.safetensors"), "--method", method.name]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Position:
     optimizer_steps: int
     best_step: int | None
     best_average: float | None
+    method_state: Mapping[str, float] = field(default_factory=dict)
 
 
 class Checkpoints:

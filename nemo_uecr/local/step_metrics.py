@@ -76,8 +76,6 @@ def step_metrics(
     }
     if config.teachers and batch.reading is not None:
         metrics |= teacher_metrics(scored, advantages, batch.reading.names)
-    if batch.student.entropy_BT is not None:
-        metrics["policy/entropy"] = float(batch.student.entropy_BT[advantages.trained(scored.mask_BT)].double().mean())
     if batch.teacher is not None and batch.teacher.dropped_BT is not None:  # NaN of teachers that were not cut
         dropped_N = batch.teacher.dropped_BT[advantages.trained(scored.mask_BT)]
         metrics |= described({"teacher/dropped_mass": dropped_N[dropped_N.isfinite()]})

@@ -113,7 +113,7 @@ class Trainer:
         """Take one training step; returns its metrics."""
         watch = Stopwatch()
         batch, fault = self._rollout(step, watch)
-        settings = method_settings(self.config.method, step=step, seed=self.config.run.seed)
+        settings = method_settings(self.config, step=step, state=self.position.method_state)
         try:
             if fault is not None:
                 raise fault.error(self.models.student, batch.sample_ids[fault.row])
@@ -135,7 +135,7 @@ class Trainer:
             leave_failure(self.folder, batch, self.config.method, settings, error)
             raise
         self._keep(step, batch, settings, advantages)
-        self._advance(step, outcome, watch)
+        self._advance(step, outcome, advantages.state or {}, watch)
         return metrics | watch.metrics(int(batch.scored.mask_BT.sum()))
 
     def _rollout(self, step: int, watch: Stopwatch) -> tuple[StepBatch, Fault | None]:
@@ -237,14 +237,14 @@ class Trainer:
         batch.save_texts(self.folder / texts, self.models.student.tokenizer, terms)
         list_files(self.folder, step, tensors, texts)
 
-    def _advance(self, step: int, outcome: UpdateOutcome, watch: Stopwatch) -> None:
+    def _advance(self, step: int, outcome: UpdateOutcome, state: Mapping[str, float], watch: Stopwatch) -> None:
         best_step, best_average = self.position.best_step, self.position.best_average
         if self.benchmarks and self._due(step, self.config.evaluation.every):
             with watch.phase("evaluate"):
                 average = self._evaluate(step)
             if best_average is None or average > best_average:
                 best_step, best_average = step, average
-        self.position = Position(step, outcome.optimizer_steps, best_step, best_average)
+        self.position = Position(step, outcome.optimizer_steps, best_step, best_average, state)
 
     def _evaluate(self, step: int) -> float:
         self.placement.need("student")

@@ -54,6 +54,7 @@ class StepContext:
     tokenizer: Any
     completed_steps: int  # those of the checkpoint included
     seconds: dict[str, float] = field(default_factory=dict)
+    state: Mapping[str, float] = field(default_factory=dict)  # what the method carried over
     scores: StepScores = field(init=False)
     outcome: StepOutcome = field(init=False)
 
@@ -66,7 +67,8 @@ class StepContext:
     def settings(self) -> Settings:
         """The method's scalars in this step."""
         seed = (self.config.run.seed * 1_000_003 + self.completed_steps) % 2**31
-        return Settings(**self.config.method.core_settings(), step=self.completed_steps, seed=seed)
+        own, steps = self.config.method.core_settings(), self.config.train.steps
+        return Settings(**own, step=self.completed_steps, seed=seed, total_steps=steps, state=self.state)
 
     @property
     def responses(self) -> int:
@@ -93,7 +95,7 @@ class StepContext:
     def finish(self) -> None:
         """End the step; its tensors are released."""
         self.completed_steps += 1
-        self.seconds = {}
+        self.seconds, self.state = {}, self.outcome.advantages.state or {}
         del self.scores, self.outcome
 
 
@@ -143,6 +145,7 @@ class UecrEstimator:
             old_logp_BT=scores.student.logp[1],
             teacher_logp_BT=None if teacher is None else teacher.logp[0],
             teacher_entropy_BT=None if teacher is None else teacher.entropy_BS,
+            student_entropy_BT=scores.student.entropy_BS,
             segments_BT=turn_labels(scores.token_ids_BS, mask_BS, config.method.turn_separator, context.tokenizer),
             sample_ids=tuple(f"step {step}, problem {problem}, row {row}" for row, problem in enumerate(problems)),
         )

@@ -22,6 +22,7 @@ from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.teacher import RayTeacher
+from nemo_uecr.nemo.telemetry import resumed_state
 from nemo_uecr.stopping import RunStopped, StopRequest, listening, seconds_left
 from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
 
@@ -110,6 +111,7 @@ def _run(
             at_start = config.evaluation.at_start and completed_steps == 0
             upstream.schedule_validation(final, every=config.evaluation.every, at_start=at_start)
         context.completed_steps = completed_steps
+        context.state = resumed_state(Path(config.run.folder), step=completed_steps)
         limit_time(final)
         # Evaluations after the checkpoint will be made again.
         truncate_records(Path(config.run.folder) / EVALUATIONS, last_step=completed_steps or -1)

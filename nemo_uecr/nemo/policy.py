@@ -21,7 +21,7 @@ from nemo_uecr.nemo.contract import check_same, score, with_masked_rows
 from nemo_uecr.nemo.estimator import StepContext, StepScores
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
 from nemo_uecr.nemo.teacher import RayTeacher
-from nemo_uecr.nemo.telemetry import check_facts, save_step, step_metrics
+from nemo_uecr.nemo.telemetry import check_facts, save_state, save_step, step_metrics
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
 
@@ -121,6 +121,7 @@ class PolicyMethods:
         native = {name: v for name, v in result["all_mb_metrics"].items() if not name.startswith(PREFIX)}
         result["all_mb_metrics"] = native | named
         context.finish()
+        save_state(context)
         return result
 
     def shutdown(self) -> bool:

@@ -19,6 +19,10 @@ from nemo_uecr.nemo.contract import BatchFactsError
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.telemetry.metrics import described, method_metrics
+from nemo_uecr.telemetry.sinks import append_record, read_records, truncate_records
+
+#: What a method carries from step to step, in the run folder.
+METHOD_STATE = "method_state.jsonl"
 
 
 def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
@@ -106,8 +110,23 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
     )
 
 
+def save_state(context: StepContext) -> None:
+    """Append what the method carries over; NeMo-RL's checkpoints have no place for it."""
+    if context.state:
+        append_record(
+            Path(context.config.run.folder) / METHOD_STATE, {"step": context.completed_steps, **context.state}
+        )
+
+
+def resumed_state(folder: Path, *, step: int) -> dict[str, float]:
+    """What the method carried over from that step; what came after it is dropped."""
+    truncate_records(folder / METHOD_STATE, last_step=step)
+    records = read_records(folder / METHOD_STATE)[0]
+    return {name: value for name, value in records[-1].items() if name != "step"} if records else {}
+
+
 def _policy(context: StepContext, result: Any) -> dict[str, float]:
-    config, outcome, metrics = context.config, context.outcome, result["all_mb_metrics"]
+    config, metrics = context.config, result["all_mb_metrics"]
 
     def mean(name: str) -> float:
         return float(sum(metrics[name]))
@@ -131,9 +150,6 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
         "policy/first_ratio_error": error,
         "policy/grad_norm": float(result["grad_norm"].double().mean()),
     }
-    entropy_BS = context.scores.student.entropy_BS
-    if entropy_BS is not None:
-        values["policy/entropy"] = float(entropy_BS[outcome.advantages.trained(outcome.batch.mask_BT)].double().mean())
     if config.loss.reference_kl > 0:
         values["policy/ref_kl"] = mean(f"{PREFIX}ref_kl" if config.conventions.kl == "paper" else "kl_penalty")
     return values

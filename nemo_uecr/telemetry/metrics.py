@@ -54,6 +54,8 @@ def method_metrics(
     metrics |= described({"advantage/degenerate": advantages.advantage_BT[trained_BT & flat_B.unsqueeze(1)]})
     if advantages.loss_mask_BT is not None:
         metrics["advantage/trained_share"] = _share(trained_BT[batch.mask_BT])
+    if batch.student_entropy_BT is not None:
+        metrics["policy/entropy"] = float(batch.student_entropy_BT[trained_BT].double().mean())
     metrics["response/truncated_share"] = _share(truncated_B)
     if "teacher/gap" in tokens:
         metrics["teacher/gap_clip_share"] = _share(tokens["teacher/gap"].abs() > GAP_CLIP)

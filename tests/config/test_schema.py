@@ -11,7 +11,7 @@ from nemo_uecr.config.load import known_keys, load_config, sections_of
 from nemo_uecr.config.methods import objective, unused_line
 from nemo_uecr.config.schema import REQUIRED_SETTINGS, Config, MethodConfig
 from nemo_uecr.core.records import Settings
-from nemo_uecr.method_registry import FROM_THE_RUN, REGISTRY, SETTINGS
+from nemo_uecr.method_registry import FROM_THE_RUN, REGISTRY, SCORES, SETTINGS
 from tests.config.demo import CONFIGS, DEMO, refusal
 
 # 6 prompts * 4 responses = 24 responses a step
@@ -81,7 +81,7 @@ def test_a_line_of_the_registry_names_what_both_sides_have(name: str) -> None:
     entry = REGISTRY[name]
     assert entry.config_settings <= set(MethodConfig.model_fields)
     assert entry.core_settings <= set(vars(Settings()))
-    assert entry.scores <= {"teacher_logp", "teacher_entropy", "initial_logp"}
+    assert entry.scores <= SCORES
 
 
 def test_a_line_may_name_every_key_of_the_method_section() -> None:
@@ -101,10 +101,10 @@ def test_a_method_asks_for_what_it_reads_and_for_nothing_else(method: str) -> No
         assert load_config(DEMO, [*words, "teacher.model_name=null"]).config.teacher.model_name is None
 
 
-def test_core_settings_leave_only_step_and_seed_to_the_run() -> None:
+def test_core_settings_leave_to_the_run_what_is_its_own() -> None:
     method = MethodConfig(name="uecr", alpha=1.5, rho=0.25, tau_delta=2.0, tau_entropy=0.5, std="sample")
     made = Settings(**method.core_settings())
-    assert {name for name, value in vars(made).items() if value is None} == {"step", "seed"}
+    assert {name for name, value in vars(made).items() if value is None} == FROM_THE_RUN - {"state"}
     assert (made.alpha, made.rho, made.tau_delta, made.tau_entropy, made.sample_std) == (1.5, 0.25, 2.0, 0.5, True)
 
 

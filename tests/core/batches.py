@@ -17,7 +17,10 @@ from tests.core.reference import Response
 
 SETTINGS = Settings(
     alpha=1.3, rho=0.7, tau_delta=0.8, tau_entropy=0.9, std_floor=0.0, sample_std=False, opd_coef=1.0, step=20, seed=7,
-    parameters={"mix": 0.4, "bound": 0.3, "extrapolation": 1.6},
+    total_steps=90, state={"first_kl": 1.0, "warmup_end": 12.0},
+    parameters={
+        "mix": 0.4, "bound": 0.3, "extrapolation": 1.6, "keep": 0.3, "warmup": 30.0, "amplification": 0.7, "share": 0.3,
+    },
 )  # fmt: skip
 #: Redistribution by zero-sum weights: unit mean weight, |q| <= 1 and the task sign are promised by exactly these.
 CONSERVING = tuple(name for name, entry in REGISTRY.items() if "residual_bound" in entry.identities)
@@ -101,6 +104,7 @@ def padded(
         teacher_logp_BT=rows("teacher", junk, dtype),
         teacher_entropy_BT=rows("entropy", junk, dtype),
         initial_logp_BT=rows("initial", junk, dtype),
+        student_entropy_BT=rows("student_entropy", junk, dtype),
         segments_BT=None if responses[0].segments is None else rows("segments", 99, torch.int64),
     )
 
@@ -153,8 +157,14 @@ def any_settings(draw: st.DrawFn) -> Settings:
         sample_std=draw(st.booleans()),
         step=draw(st.sampled_from((0, 1, 40, 79, 80, 200))),
         seed=7,
+        total_steps=draw(st.sampled_from((1, 100, 300))),
+        state=draw(st.sampled_from(({}, {"first_kl": 0.4}, {"first_kl": 0.4, "warmup_end": 30.0}))),
         parameters={
-            "mix": draw(st.sampled_from((0.0, 0.5, 1.0))),
+            "keep": draw(st.sampled_from((0.001, 0.2, 1.0))),
+            "warmup": draw(st.sampled_from((1.0, 60.0, 100.0))),
+            "amplification": draw(st.sampled_from((0.0, 0.5, 3.0))),
+            "share": draw(st.sampled_from((0.001, 0.2, 1.0))),
+            "mix": draw(st.sampled_from((0.01, 0.5, 0.99))),
             "bound": draw(st.sampled_from((0.0, 0.2, 0.99))),
             "extrapolation": draw(st.sampled_from((0.0, 0.5, 1.0, 1.25, 3.0))),
         },

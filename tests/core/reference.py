@@ -42,6 +42,15 @@ class Response:
         return tuple(single(old + 0.8 * math.sin(37.0 * old)) if math.isfinite(old) else old for old in self.old)
 
     @property
+    def student_entropy(self) -> tuple[float, ...]:
+        """The old policy's own entropy, a fixed way off the teacher's, float32 numbers."""
+
+        def single(value: float) -> float:
+            return struct.unpack("f", struct.pack("f", value))[0]
+
+        return tuple(single(abs(h - 1.0)) if math.isfinite(h) else h for h in self.entropy)
+
+    @property
     def valid(self) -> list[int]:
         """Columns of the sampled tokens."""
         return [t for t, chosen in enumerate(self.mask) if chosen]
@@ -266,6 +275,73 @@ def g_opd(responses: Sequence[Response], k: Settings) -> Fields:
     return {"advantage_BT": rows}
 
 
+def saf_opd(responses: Sequence[Response], k: Settings) -> Fields:
+    own, all_gaps = k.parameters, [gaps(r) for r in responses]
+    tokens = [row[t] for r, row in zip(responses, all_gaps, strict=True) for t in r.valid]
+    first = k.state.get("first_kl", -math.fsum(tokens) / len(tokens))
+    now, ended = k.step + 1, k.state.get("warmup_end")
+    if ended is None and (now >= own["warmup"] or (first > 0 and (first - -mean(tokens)) / first >= 0.2)):
+        ended = now
+    rise = min((now if ended is None else ended) / own["warmup"], 1.0)
+    fall = 1.0 if ended is None else max(0.0, 1.0 - (now - ended) / max(1.0, k.total_steps - ended))
+    values, out = grpo_values(responses, k), []
+    for r, row, a in zip(responses, all_gaps, values, strict=True):
+        sizes = sorted(abs(row[t]) for t in r.valid)
+        place = (1.0 - own["keep"]) * (len(sizes) - 1)
+        low = sizes[math.floor(place)]
+        least = low + (place - math.floor(place)) * (sizes[math.ceil(place)] - low)
+        term = [own["bound"] * math.tanh(g) if abs(g) >= least else 0.0 for g in row]
+        out.append(on_mask(r, [a + rise * fall * x for x in term]))
+    return {"advantage_BT": out, "advantage_task_B": values}
+
+
+def top_d(responses: Sequence[Response], k: Settings) -> Fields:
+    mix, returns = k.parameters["mix"], []
+    for r in responses:
+        reward = [math.log(mix * math.exp(clip(g, -700.0, 700.0)) + 1.0 - mix) for g in gaps(r)]
+        later = {t: [reward[u] for u in r.valid if u > t] for t in r.valid}
+        returns.append({t: reward[t] + (mean(later[t]) if later[t] else 0.0) for t in r.valid})
+    rows = []
+    for r, own in zip(responses, returns, strict=True):
+        group = [
+            x for other, row in zip(responses, returns, strict=True) if other.group == r.group for x in row.values()
+        ]
+        spread = math.sqrt(math.fsum((x - mean(group)) ** 2 for x in group) / len(group))
+        rows.append([(own[t] - mean(group)) / (spread + EPS) if t in own else 0.0 for t in range(len(r.mask))])
+    return {"advantage_BT": rows}
+
+
+def iw_opd(responses: Sequence[Response], k: Settings) -> Fields:
+    weight = []
+    for r in responses:
+        sizes = [abs(g) for g in gaps(r)]
+        total = max(math.fsum(sizes), 1e-8)
+        trust = [1.0 - math.fsum(sizes[:t]) / total for t in range(len(sizes))]
+        weight.append(on_mask(r, [1.0 + k.parameters["amplification"] * x for x in trust], 1.0))
+    rows = [
+        on_mask(r, [w * g for w, g in zip(ws, gaps(r), strict=True)]) for r, ws in zip(responses, weight, strict=True)
+    ]
+    return {"advantage_BT": rows, "weight_BT": weight}
+
+
+def opsa(responses: Sequence[Response], k: Settings, *, by_entropy: bool = True) -> Fields:
+    places = [(r.old[t], row, t) for row, r in enumerate(responses) for t in r.valid]
+    chosen = {(row, t) for _, row, t in sorted(places)[: max(1, int(k.parameters["share"] * len(places)))]}
+    entropies = [responses[row].student_entropy[t] for row, t in chosen]
+    low, spread = min(entropies), max(entropies) - min(entropies)
+
+    def value(row: int, t: int) -> float:
+        if (row, t) not in chosen:
+            return 0.0
+        return -0.5 - (0.5 * (responses[row].student_entropy[t] - low) / spread if by_entropy and spread else 0.0)
+
+    columns = [range(len(r.mask)) for r in responses]
+    return {
+        "advantage_BT": [[value(row, t) for t in each] for row, each in enumerate(columns)],
+        "loss_mask_BT": [[float((row, t) in chosen) for t in each] for row, each in enumerate(columns)],
+    }
+
+
 #: ``shuffled_entropy`` is UECR on responses whose entropies were permuted beforehand: which permutation a seed
 #: means is the package's own business.
 METHODS: dict[str, Callable[[Sequence[Response], Settings], Fields]] = {
@@ -285,4 +361,9 @@ METHODS: dict[str, Callable[[Sequence[Response], Settings], Fields]] = {
     "shuffled_entropy": redistributed,
     "rlsd": rlsd,
     "g_opd": g_opd,
+    "saf_opd": saf_opd,
+    "top_d": top_d,
+    "iw_opd": iw_opd,
+    "opsa_control": lambda r, k: opsa(r, k, by_entropy=False),
+    "opsa": opsa,
 }

@@ -245,3 +245,54 @@ def test_g_opd() -> None:
     batch = replace(batch, initial_logp_BT=batch.old_logp_BT - f64(0.2, 0.6, 1.0))
     got = advantage("g_opd", batch, replace(PLAIN, parameters={"extrapolation": 1.25}))
     torch.testing.assert_close(got[0], f64(0.55, -1.1, 5.0), rtol=0, atol=1e-12)
+
+
+def test_iw_opd_trusts_the_teacher_less_and_less() -> None:
+    # sum |delta| = 4, of it 0, 1 and 2 before each token: weights 1 + 1/2 (1, 3/4, 1/2).
+    settings = replace(PLAIN, parameters={"amplification": 0.5})
+    got = advantage("iw_opd", two_responses([1.0, -1.0, 2.0], [0.0] * 3), settings)
+    torch.testing.assert_close(got, torch.stack((f64(1.5, -1.375, 2.5), f64(0, 0, 0))), rtol=1e-15, atol=0)
+
+
+def test_top_d_of_a_token_that_the_teacher_prefers() -> None:
+    # r = log(1/2 * 3 + 1/2) = ln 2, then 0: R = (ln 2, 0) and (0, 0), mean ln 2 / 4, Std sqrt(3) / 4 ln 2.
+    got = advantage("top_d", two_responses([LN3, 0.0], [0.0, 0.0]), replace(PLAIN, parameters={"mix": 0.5}))
+    below = math.sqrt(3) / 4 * math.log(2) + 1e-6
+    expected = math.log(2) * torch.stack((f64(0.75, -0.25), f64(-0.25, -0.25))) / below
+    torch.testing.assert_close(got, expected, rtol=1e-14, atol=0)
+
+
+def test_opsa_pushes_the_least_likely_tokens_down() -> None:
+    # Two of the five tokens: -9 and -7, whose entropies are 3 and 1.
+    batch = ScoredBatch(
+        task_reward_B=f64(1, 0),
+        group_B=torch.tensor([0, 0]),
+        mask_BT=torch.tensor([[True, True, True], [True, True, False]]),
+        old_logp_BT=torch.stack((f64(-1, -9, -2), f64(-7, -6, -99))),
+        student_entropy_BT=torch.stack((f64(9, 3, 0), f64(1, 8, -99))),
+    )
+    settings = replace(PLAIN, parameters={"share": 0.4})
+    for name, expected in (("opsa_control", [-0.5, -0.5]), ("opsa", [-1.0, -0.5])):
+        got = METHODS[name].compute(batch, settings)
+        assert got.loss_mask_BT.tolist() == [[False, True, False], [True, False, False]]
+        assert got.advantage_BT[got.loss_mask_BT].tolist() == expected
+
+
+def test_saf_opd_warms_up_and_anneals() -> None:
+    # delta = 2, -1, 1/2: keep = 1/2 leaves those at least as large as the median, 1. A^GRPO = +-UP.
+    own = {"keep": 0.5, "bound": 0.1, "warmup": 10.0}
+    settings = replace(PLAIN, total_steps=25, parameters=own)
+    batch = two_responses([2.0, -1.0, 0.5], [0.0] * 3)
+    term = 0.1 * f64(math.tanh(2.0), math.tanh(-1.0), 0.0)
+    # KL = -(2 - 1 + 1/2) / 6 = -1/4. A first KL of -0.25 never falls by a fifth; from one of 1 it has.
+    for step, state, c, carried in (
+        (0, {}, 0.1, {"first_kl": -0.25}),
+        (4, {"first_kl": -0.25}, 0.5, {"first_kl": -0.25}),
+        (4, {"first_kl": 1.0}, 0.5, {"first_kl": 1.0, "warmup_end": 5.0}),
+        (5, {"first_kl": 1.0, "warmup_end": 5.0}, 0.5 * 19 / 20, {"first_kl": 1.0, "warmup_end": 5.0}),
+        (9, {"first_kl": -0.25}, 1.0, {"first_kl": -0.25, "warmup_end": 10.0}),
+        (24, {"first_kl": 1.0, "warmup_end": 5.0}, 0.0, {"first_kl": 1.0, "warmup_end": 5.0}),
+    ):
+        got = METHODS["saf_opd"].compute(batch, replace(settings, step=step, state=state))
+        torch.testing.assert_close(got.advantage_BT[0], UP + c * term, rtol=1e-14, atol=0)
+        assert got.state == carried

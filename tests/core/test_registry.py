@@ -17,7 +17,7 @@ from tests.core.batches import mixed_responses, padded
 #: Another legal value of each setting, far enough from the tests' settings to change a result.
 OTHER: dict[str, Any] = {
     "alpha": 0.4, "rho": 0.2, "tau_delta": 3.0, "tau_entropy": 3.0, "std_floor": 7.0, "sample_std": True,
-    "opd_coef": 0.5, "step": 70, "seed": 12345,
+    "opd_coef": 0.5, "step": 70, "seed": 12345, "total_steps": 200, "state": {"first_kl": 1.0, "warmup_end": 5.0},
 }  # fmt: skip
 #: The loss, not the advantage, multiplies the second surrogate by this.
 USED_BY_THE_LOSS = {"opd_coef"}

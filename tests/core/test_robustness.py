@@ -126,7 +126,7 @@ def test_a_degenerate_group_keeps_only_the_teacher() -> None:
 def test_no_spread_at_all_is_zero_everywhere() -> None:
     same = {"task": 0.1, "mask": (True,), "old": (-8.0,), "teacher": (-7.9,), "entropy": (1.0,)}
     batch = padded([replace(r, **same) for r in random_responses(9, (3, 7), 1)])
-    for name in set(ALL) - {"pg_opd", "atod", "g_opd"}:
+    for name in set(ALL) - {"pg_opd", "atod", "g_opd", "saf_opd", "iw_opd", "opsa", "opsa_control"}:
         assert not METHODS[name].compute(batch, SETTINGS).advantage_BT.any(), name
 
 

@@ -20,15 +20,14 @@ from tests.local.tiny import DIGITS, LIKED, metrics, records
 #: Metrics that these runs cannot have, and when they appear.
 CONDITIONAL = {
     "memory/peak_gpu_mb": "on a GPU",
-    "advantage/trained_share": "with a method that masks the loss",
     **{name: "with several teachers" for name in METRICS if name.startswith("teacher/NAME/")},
     **{name: "with a wider teacher" for name in METRICS if name.startswith("teacher/dropped_mass")},
     "policy/rollout_gap": "with rollout.engine=vllm",
     **{name: "told to the clients only" for name in METRICS if name.startswith("evaluation/")},
     **{name: "where the teacher is that sure of a token" for name in METRICS if name.endswith(("_e1", "_e2"))},
 }
-#: The paper's method, no teacher, two surrogates, weights of the ratio to the teacher, turns.
-FAMILIES = ("uecr", "grpo", "grpo_plus_opd", "distilled_rl", "atod")
+#: The paper's method, no teacher, two surrogates, weights of the ratio to the teacher, turns, a mask of the loss.
+FAMILIES = ("uecr", "grpo", "grpo_plus_opd", "distilled_rl", "atod", "opsa")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,8 @@ def test_method_runs_and_its_identities_hold(runs: dict[str, Path], name: str) -
     for record in found:
         assert record["policy/first_ratio_error"] == 0.0  # bitwise on one thread
         assert record["policy/grad_norm"] > 0
-        assert record["count/trajectories"] == record["count/rewarded"] == record["count/trained"] == 8
+        assert record["count/trajectories"] == record["count/rewarded"] == 8
+        assert record["count/trained"] == 8 or name == "opsa"  # which may leave a response without a token
         assert record["identity/finite"] == 0
         assert ("teacher/gap_mean" in record) == METHODS[name].needs_teacher
         assert ("teacher/entropy_mean" in record) == ("teacher_entropy" in METHODS[name].scores)

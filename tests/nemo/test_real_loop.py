@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.telemetry import resumed_state
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.metric_table import METRICS
 from tests.nemo.loop import GROUP, NATIVE, PROMPTS, config_of, train_native, train_ours
@@ -20,8 +22,9 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.needs_initial])
-def test_every_method_trains(method: str) -> None:
-    run = train_ours(config_of(method), steps=2)
+def test_every_method_trains(method: str, tmp_path: Path) -> None:
+    run = train_ours(config_of(method, f"run.folder={tmp_path}"), steps=2)
+    assert bool(resumed_state(tmp_path, step=2)) == ("state" in METHODS[method].settings)
     assert len(run.metrics) == 2
     assert all(math.isfinite(loss) for loss in run.losses)
     last = run.metrics[-1]

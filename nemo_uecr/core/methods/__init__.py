@@ -48,7 +48,7 @@ class Method(Entry):
             if found.loss_mask_BT is None:
                 return found
             kept_BT = batch.mask_BT & found.loss_mask_BT
-            surrogates = {
+            surrogates: dict[str, Any] = {
                 name: torch.where(kept_BT, advantage_BT, 0.0)
                 for name in ("advantage_BT", "advantage_opd_BT")
                 if (advantage_BT := getattr(found, name)) is not None
@@ -91,12 +91,12 @@ def method_advantage(
     found = method.compute(_stand_in(batch) if nothing else batch.select(usable_B), scalars, detail=detail)
     whole = {}
     for field, part in vars(found).items():
-        if part is not None:
+        if isinstance(part, Tensor):
             make = torch.ones if field == "weight_BT" else torch.zeros
             whole[field] = make(len(usable_B), *part.shape[1:], dtype=part.dtype, device=part.device)
             if not nothing:
                 whole[field][usable_B] = part
-    return Advantages(**whole)
+    return Advantages(**whole, state=found.state)
 
 
 def _stand_in(batch: ScoredBatch) -> ScoredBatch:

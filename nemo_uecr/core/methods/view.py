@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class View:
     ) -> None:
         self.batch, self.detail = batch, detail
         self._floor, self._sample = std_floor, sample_std
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[str, Any] = {}
 
     # -- responses ---------------------------------------------------------------------------------------------------
 
@@ -113,6 +114,17 @@ class View:
         """The block's responses of a [B] quantity, [b, 1] in the dtype of the scores."""
         return value_B[block.rows].to(self.batch.old_logp_BT.dtype).unsqueeze(1)
 
+    def total(self, value: Callable[[Block], Tensor]) -> Tensor:
+        """[B] float64 sum over each response's tokens of a [b, t] value that is 0 where the mask is False."""
+        total_B = torch.empty_like(self.batch.token_counts_B)
+        for block in self.batch.blocks:
+            total_B[block.rows] = value(block).sum(dim=1, dtype=torch.float64)
+        return total_B
+
+    def group_mean(self, value: Callable[[Block], Tensor]) -> Tensor:
+        """[B] float64 mean of such a value over all tokens of each response's group."""
+        return self._groups.mean(self.total(value)) / self._groups.mean(self.batch.token_counts_B)
+
     def tokens(self, formula: Callable[[Block], dict[str, Tensor]]) -> Advantages:
         """The result, filled block by block: the only loop over tokens.
 
@@ -122,7 +134,7 @@ class View:
                 and must be finite there, as a gap is.
                 Details are kept where asked for.
         """
-        tokens: dict[str, Tensor] = {}
+        tokens: dict[str, Any] = {}
         for block in self.batch.blocks:
             self._store(tokens, block, formula(block))  # in a call, so that one block's temporaries are alive at a time
         return Advantages(**tokens, **self._kept)
