@@ -125,11 +125,11 @@ def _read(folder: Path) -> tuple[dict[str, Any], str]:
     if (folder / RESULT).is_file():
         result = read_object(folder / RESULT)
         return result, result["label"]
-    if (folder / EVALUATIONS).is_file():
-        *_, last = (folder / EVALUATIONS).read_text(encoding="utf-8").splitlines()
+    path = folder / EVALUATIONS
+    if lines := path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         config: Any = read_written(folder / "config.yaml")
-        return json.loads(last), config["method"]["name"]
-    raise DataError(f"{folder}: no {RESULT} and no {EVALUATIONS}; expected an evaluation folder or a run folder")
+        return json.loads(lines[-1]), config["method"]["name"]
+    raise DataError(f"{folder}: no {RESULT} and nothing in {EVALUATIONS}; expected a folder of an evaluation")
 
 
 def _basis(folder: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -74,8 +74,10 @@ def test_rows_of_an_evaluation_and_of_a_training_run(tmp_path: Path) -> None:
     (run / "evaluation.jsonl").write_text(json.dumps(lines[0] | {"samples": 12}) + "\n")
     with pytest.raises(DataError, match="same k"):
         read_rows([place, str(run)])
-    with pytest.raises(DataError, match="expected an evaluation folder or a run folder"):
-        read_rows([str(tmp_path)])
+    (run / "evaluation.jsonl").write_text("")  # of a run that has not come to its first evaluation
+    for folder in (run, tmp_path):
+        with pytest.raises(DataError, match="nothing in evaluation"):
+            read_rows([str(folder)])
 
 
 @pytest.mark.parametrize(
