@@ -167,7 +167,9 @@ def split_metrics(batch: ScoredBatch, advantages: Advantages) -> dict[str, float
 
 
 def _means(split: str, part_N: Tensor, tokens: Mapping[str, Tensor]) -> dict[str, float]:
-    """Share of the tokens in each part, and each mean over a part that has a name."""
+    """Share of the tokens in each part, and each mean over a part that has a name; none without tokens."""
+    if not part_N.numel():
+        return {}
     suffixes = [suffix for suffix, _ in SPLITS[split]]
     counts = torch.bincount(part_N, minlength=len(suffixes)).tolist()
     metrics = {f"{split}/token_share_{s}": count / part_N.numel() for s, count in zip(suffixes, counts, strict=True)}

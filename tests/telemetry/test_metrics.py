@@ -52,6 +52,13 @@ def step(batch: ScoredBatch, advantages: Advantages, settings: Settings, noise: 
     return metrics.method_metrics(batch, advantages, settings, {"budget": 0.25}, truncated_B=cut_B, noise=noise)
 
 
+def test_a_mask_that_leaves_no_token_leaves_no_metric_of_tokens(batch: ScoredBatch, advantages: Advantages) -> None:
+    nothing = replace(advantages, loss_mask_BT=torch.zeros_like(batch.mask_BT))
+    found = step(batch, nothing, Settings(alpha=2.0))
+    assert found["advantage/trained_share"] == 0.0
+    assert not [name for name in found if name.startswith(("position/", "entropy_bin/")) or name == "advantage/mean"]
+
+
 def test_by_hand(batch: ScoredBatch, advantages: Advantages) -> None:
     found = step(batch, advantages, Settings(alpha=2.0))
     expected = {
