@@ -6,6 +6,7 @@ The command line prints the message of a `UecrError` on standard error and exits
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 #: Each extra of the package and the modules that it brings.
 EXTRAS: dict[str, tuple[str, ...]] = {
@@ -64,7 +65,10 @@ def require_extra(*extras: str) -> None:
     """
     for extra in extras:
         for module in EXTRAS[extra]:
-            if find_spec(module) is None:
+            spec = find_spec(module)
+            # A folder of data beside the user, such as ray/, looks like a package without __init__.py.
+            places = [] if spec is None else [spec.origin or each for each in spec.submodule_search_locations or ()]
+            if all(Path(place).parent == Path.cwd() for place in places):
                 raise _missing(module, extra)
 
 

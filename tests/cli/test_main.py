@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import invalidate_caches
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -71,9 +73,22 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Ex
 
 
 def test_a_missing_module_of_an_extra_refuses_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None if name == "jinja2" else object())
+    monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None if name == "jinja2" else find_spec(name))
     with pytest.raises(DependencyError, match=r"jinja2 is not installed; run: pip install 'nemo-uecr\[local\]'"):
         require_extra("local")
+
+
+def test_a_folder_of_an_extras_name_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m nemo_uecr` in a folder where Ray, say, keeps its logs."""
+    monkeypatch.setattr("nemo_uecr.errors.EXTRAS", {"ray": ("uecr_logs",)})
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "uecr_logs").mkdir()
+    with pytest.raises(DependencyError, match="uecr_logs is not installed"):
+        require_extra("ray")
+    (tmp_path / "uecr_logs" / "__init__.py").touch()
+    invalidate_caches()
+    require_extra("ray")
 
 
 @pytest.mark.parametrize("words", [words for words, _ in commands()], ids=" ".join)
