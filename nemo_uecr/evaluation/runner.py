@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,9 @@ def evaluate(
             )
         done = {sample.key for sample in there}
         tokens = engines.load_tokens(model)
-        wanted = [each for each in _wanted(benchmarks, settings, tokens) if each.key not in done]
+        problems = {name: benchmark.problems for name, benchmark in benchmarks.items()}
+        every = wanted_samples(problems, tokens, settings.chat, samples=settings.samples, seed=settings.seed)
+        wanted = [each for each in every if each.key not in done]
         log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
         if wanted:
             # Prompts of similar length together: one long prompt pads all the others of its batch.
@@ -124,13 +126,23 @@ def sample_seed(seed: int, key: Key) -> int:
     return derive(seed, *key)
 
 
-def _wanted(benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, tokens: engines.Tokens) -> Iterator[Wanted]:
-    for name, benchmark in benchmarks.items():
-        for problem in benchmark.problems:
-            prompt = tokens.prompt(problem.question, settings.chat)
-            for number in range(settings.samples):
+def wanted_samples(
+    benchmarks: Mapping[str, Sequence[Problem]],
+    tokens: engines.Tokens,
+    chat: engines.ChatSettings,
+    *,
+    samples: int,
+    seed: int,
+) -> list[Wanted]:
+    """Every sample of an evaluation, benchmark by benchmark and problem by problem."""
+    found = []
+    for name, problems in benchmarks.items():
+        for problem in problems:
+            prompt = tokens.prompt(problem.question, chat)
+            for number in range(samples):
                 key = (name, problem.id, number)
-                yield Wanted(key, problem, engines.Request(prompt, sample_seed(settings.seed, key)))
+                found.append(Wanted(key, problem, engines.Request(prompt, sample_seed(seed, key))))
+    return found
 
 
 def _generate(

@@ -16,8 +16,8 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Generation, Request, Tokens, generate_with, load_tokens
-from nemo_uecr.evaluation.runner import Wanted, judged, sample_seed
-from nemo_uecr.evaluation.samples import Key, summarise, write_samples
+from nemo_uecr.evaluation.runner import Wanted, judged, wanted_samples
+from nemo_uecr.evaluation.samples import summarise, write_samples
 from nemo_uecr.nemo import upstream
 from nemo_uecr.telemetry.sinks import EVALUATIONS, append_record
 from nemo_uecr.verifier.pool import comparison_pool
@@ -82,18 +82,14 @@ def _answer_in_worker(
 def _wanted(config: NemoConfig, tokens: Tokens) -> list[Wanted]:
     settings, data = config.evaluation, config.data
     chat = ChatSettings(data.prompt_template, None, data.enable_thinking)
-    found = []
-    for name, file in settings.benchmarks.items():
-        for problem in load_benchmark(f"{name}={file}").problems:
-            prompt = tokens.prompt(problem.question, chat)
-            if len(prompt) > data.max_prompt_tokens:
-                raise DataError(
-                    f"evaluation.benchmarks.{name}: problem {problem.id} has {len(prompt)} prompt tokens; expected at "
-                    f"most data.max_prompt_tokens={data.max_prompt_tokens}. Raise it, or leave the problem out"
-                )
-            for number in range(settings.samples):
-                key: Key = (name, problem.id, number)
-                found.append(Wanted(key, problem, Request(prompt, sample_seed(settings.seed, key))))
+    problems = {name: load_benchmark(f"{name}={file}").problems for name, file in settings.benchmarks.items()}
+    found = wanted_samples(problems, tokens, chat, samples=settings.samples, seed=settings.seed)
+    for name, problem, length in ((each.key[0], each.problem.id, len(each.request.prompt_ids)) for each in found):
+        if length > data.max_prompt_tokens:
+            raise DataError(
+                f"evaluation.benchmarks.{name}: problem {problem} has {length} prompt tokens; expected at most "
+                f"data.max_prompt_tokens={data.max_prompt_tokens}. Raise it, or leave the problem out"
+            )
     return found
 
 
