@@ -209,7 +209,7 @@ def _check_nemo(config: NemoConfig) -> list[str]:
     from nemo_uecr.nemo.preflight import check_problems, check_visible_models
 
     check_problems(config)
-    unseen = "a model's folder is not here: its layout and lengths are checked at the start"
+    unseen = "a model's folder is not here, or its kind unknown: its layout and lengths are checked at the start"
     notes = [] if check_visible_models(config) else [unseen]
     if importlib.util.find_spec("nemo_rl") is None:
         return [*notes, "NeMo-RL cannot be imported here: its own schema was not checked"]

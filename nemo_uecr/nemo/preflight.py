@@ -16,7 +16,7 @@ from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import Problem, Row, read_rows, text_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import check_model_place
-from nemo_uecr.files import file_sha256, replace_file
+from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.nemo import upstream
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse, teacher_alone_faults
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
@@ -88,9 +88,9 @@ def check_visible_models(config: NemoConfig) -> bool:
     """
 
     def visible(name: str | None, role: str) -> ModelShape | None:
-        if name is None or not ((Path(name) / "config.json").is_file() or name.removesuffix("-Base") in KNOWN):
-            return None
-        return shape_of(name, role=role)
+        file = Path(name or "") / "config.json"
+        here = file.is_file() and read_object(file).get("model_type") in ARCHITECTURES  # else checked as far as known
+        return shape_of(str(name), role=role) if here or str(name).removesuffix("-Base") in KNOWN else None
 
     name = teacher_models(config).get("teacher")
     student, teacher = visible(config.student.model_name, "student"), visible(name, "teacher")

@@ -13,9 +13,9 @@ import torch
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.batch_file import save_batch
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.preflight import check_conversion, check_models, chosen_problems, long_prompts
+from nemo_uecr.nemo.preflight import check_conversion, check_models, check_visible_models, chosen_problems, long_prompts
 from tests.config.test_nemo import CONFIGS, GRPO
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
@@ -85,6 +85,14 @@ def test_models_that_are_not_there(change: str, message: str, tmp_path: Path, mo
     config = load_nemo_config(BASE, [*world(tmp_path), change.format(tmp_path)])
     with pytest.raises(DataError, match=rf"^{message}.*$"):
         check_models(config)
+
+
+def test_layout_faults_of_one_model_are_told_beside_another_of_an_unknown_kind(tmp_path: Path) -> None:
+    given = world(tmp_path)
+    (tmp_path / "student" / "config.json").write_text(json.dumps(SIZES | {"model_type": "gemma2"}))
+    assert not check_visible_models(load_nemo_config(BASE, given))
+    with pytest.raises(ConfigError, match="got 8, expected a divisor of the model's 4 layers"):
+        check_visible_models(load_nemo_config(BASE, [*given, "teacher.parallel.pipeline=8"]))
 
 
 def test_config_check_says_what_it_did_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
