@@ -273,7 +273,9 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
         long = faults.length_faults(run, known["student"], teachers)
         message = "; ".join(long) or f"prompts of up to {run.data.max_prompt_tokens} tokens fit the models' positions"
         remedy = "a local run refuses the prompts that are too long, not what the keys allow; fine if there are none"
-        yield judged("generation length", not long, message, remedy, "warn")
+        shortest = run.model_copy(update={"data": run.data.model_copy(update={"max_prompt_tokens": 1})})
+        hopeless = faults.length_faults(shortest, known["student"], teachers)  # whatever the prompts
+        yield judged("generation length", not long, message, remedy, "fail" if hopeless else "warn")
     fullest = f"{plan.hardware}: {plan.fullest.name} takes the most, {plan.fullest.size / GIB:.1f} GiB"
     yield judged("plan", not wrong, "; ".join(wrong) or fullest, "see nemo-uecr plan")
     message = f"{host_memory / GIB:.1f} GiB, the run needs {needed / GIB:.1f}"

@@ -226,6 +226,8 @@ def test_models_that_do_not_fit_the_run(tmp_path: Path) -> None:
     assert {local_run["plan"][0], local_run["generation length"][0]} == {"ok"}
     local_run = fit(local(*named, *fits, "data.max_prompt_tokens=57", f"teacher.model_name={teacher}"))
     assert (local_run["plan"][0], local_run["generation length"][0]) == ("fail", "warn")
+    hopeless = ["train.microbatch_responses=1", "rollout.max_response_tokens=256"]
+    assert fit(local(*named, *hopeless))["generation length"][0] == "fail"  # with any prompt
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
