@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from nemo_uecr.checkpoint.proof import Agreement, compare, fixed_sequences, huggingface_scores
@@ -65,5 +66,7 @@ def _write(source: Path, base: str | None, folder: Path, dtype: str) -> None:
         from peft import PeftModel
 
         plain, _ = load_causal_lm(base, local_files_only=only_here(base), dtype=torch.float32)
-        module = PeftModel.from_pretrained(plain, str(source)).merge_and_unload()
+        with warnings.catch_warnings():  # of a name that transformers gave up and peft still asks for
+            warnings.simplefilter("ignore", FutureWarning)
+            module = PeftModel.from_pretrained(plain, str(source)).merge_and_unload()
     save_pretrained(module.to(getattr(torch, dtype)), load_tokenizer(str(source), local_files_only=True), folder)
