@@ -234,14 +234,30 @@ def one_line(error: Exception) -> str:
 def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model and its tokenizer as a Hugging Face folder; a full disk is an `OSError` in every library."""
     try:
-        model.save_pretrained(folder)
-        if (folder / "adapter_config.json").is_file():  # what the base says, for whoever asks for a model's sizes
-            model.config.save_pretrained(folder)
+        if getattr(model, "_hf_peft_config_loaded", False):
+            _save_adapter(model, folder)
+        else:
+            model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     except Exception as error:
         if found := SYSTEM_ERROR.search(str(error)):
             raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
         raise
+
+
+def _save_adapter(model: Any, folder: Path) -> None:
+    """Peft's two files, and the base's config.json, for whoever asks for a model's sizes.
+
+    transformers would have peft ask the hub, at each save, whether the base has another vocabulary.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    found = get_peft_model_state_dict(model, save_embedding_layers=False)
+    named = {f"base_model.model.{name}": value.contiguous() for name, value in found.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    model.peft_config["default"].save_pretrained(folder)
+    model.config.save_pretrained(folder)
 
 
 # The hub.

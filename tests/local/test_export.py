@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.data.adapter import load_causal_lm
+from nemo_uecr.data.adapter import WEIGHTS, base_of, load_causal_lm
+from nemo_uecr.data.models import load_tokenizer, save_pretrained
 from tests.local.tiny import every, run
 
 IDS = torch.arange(12).unsqueeze(0)
@@ -39,6 +41,19 @@ def test_an_adapter_is_merged_into_a_model_that_needs_nothing_of_ours(
     assert not (tmp_path / "out" / "adapter_config.json").exists()
     assert entry_point(["export", str(source), "--merged", str(tmp_path / "low"), "--dtype", "bfloat16"]) == 0
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "low").dtype == torch.bfloat16
+
+
+def test_saving_an_adapter_asks_no_hub(lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a base with a hub's name either; and the files are those that peft reads."""
+    source = min(lora.glob("checkpoints/step-*"))
+    model, _ = load_causal_lm(str(source), local_files_only=True, dtype=torch.float32)
+    model.peft_config["default"].base_model_name_or_path = "owner/name"
+    monkeypatch.setattr("peft.utils.other.file_exists", lambda *_, **__: pytest.fail("it asked the hub"))
+    save_pretrained(model, load_tokenizer(str(source), local_files_only=True), tmp_path)
+    assert base_of(tmp_path) == "owner/name"
+    saved, before = (load_file(folder / WEIGHTS) for folder in (tmp_path, source))
+    assert saved.keys() == before.keys()
+    assert all(torch.equal(saved[name], before[name]) for name in before)
 
 
 def test_a_run_without_an_adapter_is_copied(trained: Path, tmp_path: Path) -> None:
