@@ -16,7 +16,7 @@ from nemo_uecr.nemo.telemetry import resumed_state
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.metric_table import METRICS
 from tests.nemo.loop import GROUP, NATIVE, PROMPTS, config_of, train_native, train_ours
-from tests.nemo.tiny_world import TinyProblems
+from tests.nemo.tiny_world import TinyModel, TinyProblems, TinyTeacher
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -37,6 +37,24 @@ def test_every_method_trains(method: str, tmp_path: Path) -> None:
     # NeMo-RL logs three numbers of its own under `advantages/`, which is another prefix than ours.
     assert named <= set(METRICS), sorted(named - set(METRICS))
     assert ("teacher/gap_mean" in last) == METHODS[method].needs_teacher
+
+
+def test_a_teacher_with_more_columns_trains_as_one_with_the_students() -> None:
+    """The further columns' weights are on top of those of the teacher without them."""
+
+    class Wider(TinyTeacher):
+        def __init__(self, model: TinyModel, events: list[str], parallel: int) -> None:
+            wide = TinyModel(9, vocabulary=model.vocabulary + 6)
+            for mine, theirs in zip(wide.parameters(), model.parameters(), strict=True):
+                mine.data[: len(theirs)] = theirs.data
+            super().__init__(wide, events, parallel)
+
+    plain, cut = (train_ours(config_of("uecr"), steps=2, teacher=kind) for kind in (TinyTeacher, Wider))
+    assert cut.losses == pytest.approx(plain.losses, abs=1e-6)
+    for without, record in zip(plain.metrics, cut.metrics, strict=True):
+        assert record.keys() - without.keys() == {"teacher/dropped_mass_mean", "teacher/dropped_mass_max"}
+        assert 0 < record["teacher/dropped_mass_mean"] <= record["teacher/dropped_mass_max"] < 1
+        assert record["teacher/gap_mean"] == pytest.approx(without["teacher/gap_mean"], abs=1e-6)
 
 
 def beside_native(*changes: str) -> tuple[Any, Any]:

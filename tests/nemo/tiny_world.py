@@ -223,6 +223,9 @@ class TinyTokenizer:
 
     pad_token_id = 0
 
+    def get_vocab(self) -> dict[str, int]:
+        return {str(token): token for token in range(VOCABULARY)}
+
     def batch_decode(self, ids: Any, skip_special_tokens: bool = True) -> list[str]:
         return [self.decode(row) for row in ids]
 
