@@ -84,6 +84,11 @@ class Trainer:
         """The configured method."""
         return METHODS[self.config.method.name]
 
+    @property
+    def _sampling(self) -> tuple[str, ...]:
+        """What a draw needs on the device; with an adapter vLLM has a base of its own."""
+        return () if self.config.rollout.engine == "vllm" and self.config.student.lora_rank else ("student",)
+
     def run(self) -> None:
         """Train to the last step.
 
@@ -153,7 +158,7 @@ class Trainer:
             rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens, rollout.stop
         )
         with watch.phase("rollout"):
-            self.placement.need("student")
+            self.placement.need(*self._sampling)
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
             responses, fault = self.sample(prompts, seeds, decoding)
         with watch.phase("verify"):
@@ -171,6 +176,7 @@ class Trainer:
         rows = [rows for minibatch in micro_rows for rows in minibatch]
         reading = teacher = reference = None
         with watch.phase("score_student"):  # both temperatures from one forward
+            self.placement.need("student")
             student = score(
                 models.student, sequences, rows, temperatures=(config.rollout.temperature, 1.0), entropy=True
             )
@@ -247,7 +253,7 @@ class Trainer:
         self.position = Position(step, outcome.optimizer_steps, best_step, best_average, state)
 
     def _evaluate(self, step: int) -> float:
-        self.placement.need("student")
+        self.placement.need(*self._sampling)
         result = evaluate(self.models.student, self.sample, self.benchmarks, self.config, step=step, folder=self.folder)
         list_files(self.folder, step, f"evaluations/step-{step:06d}.jsonl")
         self.log.evaluation(result)

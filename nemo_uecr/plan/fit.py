@@ -1,7 +1,7 @@
 """`plan --fit`: the first rung of a ladder of keys at which a run of the local back end fits into a GPU.
 
 Rungs are cumulative, and those that change no number come first. Each of the others leaves less on the GPU than the
-one before: smaller moments, smaller weights, an adapter in place of both.
+one before: smaller moments, smaller weights, an adapter in place of both, a teacher in few bits.
 """
 
 from __future__ import annotations
@@ -11,38 +11,50 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_uecr.config.load import flat_values
-from nemo_uecr.config.schema import Config
+from nemo_uecr.config.schema import Config, TeacherConfig
 from nemo_uecr.plan.local import Sizes, local_plan
 from nemo_uecr.plan.records import GIB, Device, Lengths, Plan
 
-ADAPTER = {"train.optimizer": "adamw", "student.dtype": "bfloat16", "student.lora_rank": 32, "student.lora_alpha": 32}
-ROUNDED = {"train.optimizer": "adamw8bit_sr", "student.dtype": "bfloat16"}
+Keys = dict[str, object]
 
-#: Keys of each rung, what they change, and whether a configuration as written has still to climb it.
-RUNGS: tuple[tuple[Mapping[str, object], str, Callable[[Config], bool]], ...] = (
-    ({"train.microbatch_responses": 1}, "no number beyond rounding", lambda _: True),
-    ({"train.activation_checkpointing": True}, "no number", lambda run: not run.train.activation_checkpointing),
-    ({"offload": "teacher"}, "no number", lambda run: run.offload == "none"),
-    ({"offload": "all"}, "no number", lambda run: run.offload != "all"),
-    (
-        {"train.optimizer": "adamw8bit"},
-        "the update, slightly: moments of 8 bits",
-        lambda run: run.train.optimizer == "adamw" and not run.student.lora_rank,
-    ),
-    (
-        ROUNDED,
-        "the update: bfloat16 weights, rounded at random",
-        lambda run: run.train.optimizer != "adamw8bit_sr" and not run.student.lora_rank,
-    ),
-    (ADAPTER, "what is trained: an adapter, at ten times the learning rate", lambda run: not run.student.lora_rank),
-)
+
+def _rungs(run: Config) -> Iterator[tuple[Keys, str]]:
+    """What each adds to a configuration, never taking back what that says, and what it changes."""
+    yield {"train.microbatch_responses": 1}, "no number beyond rounding"
+    yield {"train.activation_checkpointing": True}, "no number"
+    if run.offload == "none":
+        yield {"offload": "teacher"}, "no number"
+    yield {"offload": "all"}, "no number"
+    if not run.student.lora_rank:
+        low: Keys = {"student.dtype": "bfloat16"}
+        if run.train.optimizer == "adamw":
+            yield {"train.optimizer": "adamw8bit"}, "the update, slightly: moments of 8 bits"
+        yield {"train.optimizer": "adamw8bit_sr", **low}, "the update: bfloat16 weights, rounded at random"
+        rate = f"{10 * run.train.learning_rate:.1e}"
+        adapter: Keys = {"train.optimizer": "adamw", "student.lora_rank": 32, "student.lora_alpha": 32.0}
+        yield adapter | low | {"train.learning_rate": rate}, "what is trained: an adapter, ten times as fast"
+    for quantize, noise in (("int8", 0.01), ("nf4", 0.05)):
+        yield (
+            _few_bits(run, quantize, noise),
+            "the scores: give the noise that `audit teacher` measures",
+        )
+
+
+def _few_bits(run: Config, quantize: str, noise: float) -> Keys:
+    """Every teacher of 16 or 32 bits, with a floor where the method would divide by the noise."""
+    teachers = {key: each for key, each in run.active_teachers.items() if isinstance(each, TeacherConfig)}
+    keys: Keys = {f"{key}.quantize": quantize for key, each in teachers.items() if each.quantize == "none"}
+    if keys and run.method.entry.normalises_teacher:
+        noise = max(noise, run.method.scoring_noise)
+        keys |= {"method.scoring_noise": noise, "method.std_floor": max(2 * noise, run.method.std_floor)}
+    return keys
 
 
 @dataclass(frozen=True)
 class Rung:
     """One that was tried."""
 
-    keys: dict[str, object]  # all that differ from the configuration as written
+    keys: Keys  # all that differ from the configuration as written
     added: tuple[str, ...]  # those of this rung, as they are typed
     changes: str
     plan: Plan
@@ -57,18 +69,16 @@ def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Leng
         lengths: those of the times.
         sizes: a model's, from its name and role.
     """
-    written = config = load([])
+    written = config = loaded = load([])
     tried = [Rung({}, (), "", local_plan(config, device, lengths, sizes=sizes))]
-    keys: dict[str, object] = {}
-    for added, changes, left in RUNGS:
+    keys: Keys = {}
+    for added, changes in _rungs(written):
         if not tried[-1].plan.misfits:
             break
-        if not left(written):
-            continue
         keys |= added
-        if added is ADAPTER:
-            keys["train.learning_rate"] = f"{10 * written.train.learning_rate:.1e}"
-        before, loaded = flat_values(config), load(typed(keys))
+        before, previous, loaded = flat_values(config), loaded, load(typed(keys))
+        if len(tried) > 1 and loaded == previous:  # it is written already
+            continue
         for room in _rooms(loaded):  # the rollout with the most room that fits, or with the least
             config = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update=room)})
             plan = local_plan(config, device, lengths, sizes=sizes)
@@ -82,13 +92,12 @@ def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Leng
     return tried
 
 
-def _rooms(config: Config) -> Iterator[Mapping[str, object]]:
+def _rooms(config: Config) -> list[Keys]:
     """What the rollout may take, the most first; nothing of it changes a number beyond rounding."""
     if config.rollout.engine == "vllm":
-        yield from ({"gpu_memory": share / 100} for share in range(90, 8, -2))
-    else:
-        size = config.rollout.microbatch_responses
-        yield from ({"microbatch_responses": size >> halved} for halved in range(size.bit_length()))
+        return [{"gpu_memory": share / 100} for share in range(90, 8, -2)]
+    size = config.rollout.microbatch_responses
+    return [{"microbatch_responses": size >> halved} for halved in range(size.bit_length())]
 
 
 def typed(keys: Mapping[str, object]) -> list[str]:
@@ -106,6 +115,8 @@ def fit_text(tried: Sequence[Rung], command: Sequence[str]) -> str:
         lines.append(f"  {rung.plan.fullest.size / GIB:>7.1f} GiB  {rung.plan.fullest.name:<15}  {words}")
     if not plan.misfits:
         lines += ["", "fits with", f"  {shlex.join([*kept, *typed(keys)])}"]
+        taken = [rung for rung in tried if set(rung.added) & set(typed(keys))]
+        lines += [f"  changes {rung.changes}" for rung in taken if not rung.changes.startswith("no number")]
         lines += [f"  {fact}" for fact in plan.facts]
         lines += [f"  {plan.host_bytes / GIB:.1f} GiB of host memory", f"  {plan.seconds:,.0f} s a step"]
     return "\n".join(lines)

@@ -77,6 +77,7 @@ class _Run:
         self.copied = BF16 if self.low and self.weight == FP32 else 0
         self.gpu = device.name != "CPU"
         self.vllm = self.gpu and config.rollout.engine == "vllm"
+        self.sampling = () if self.vllm and self.lora else ("student",)  # what a rollout needs besides vLLM's own
         self.kept_width = BF16 if self.low else FP32  # of keys, values and vLLM's weights
         self.token = shapes.kv_token_bytes(self.student, 1, self.kept_width)
         self.engine = self.kept_width * (self.count + (self.trained if self.lora else 0))  # vLLM's own weights
@@ -114,7 +115,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
         turns.append((f"score {key}", run.shapes.get(key, student), member, len(run.teachers)))
     turns += [("score reference", student, initial, 1)] if run.scores_reference else []
     phases = [_rollout(run), *(_scoring(run, *turn) for turn in turns), _update(run)]
-    moved = _moved(run, {"rollout": {"student"}} | {name: {member} for name, _, member, _ in turns})
+    moved = _moved(run, {"rollout": set(run.sampling)} | {name: {member} for name, _, member, _ in turns})
     phases = [_with_transfers(phase, moved[phase.name], device) if moved[phase.name] else phase for phase in phases]
     mismatches = mismatches_of(config, student, run.shapes)
     steps = responses // train.minibatch_responses
@@ -275,7 +276,7 @@ def _rollout(run: _Run) -> Phase:
 def _vllm(run: _Run, ends: list[float]) -> Phase:
     lengths, share = run.lengths, f"rest of rollout.gpu_memory = {run.config.rollout.gpu_memory:g} of the device"
     items = (
-        *_resident(run, "student"),
+        *_resident(run, *run.sampling),
         Item("vLLM weights", run.engine, f"{run.kept_width} bytes a parameter"),
         Item("vLLM activations and graphs", VLLM_BYTES, "assumed"),
         Item("KV cache", max(run.longest * run.token, run.cache), f"{share}; at least one response"),

@@ -20,7 +20,7 @@ from tests.local.tiny import every, run
 FULL = (
     "rollout.engine=vllm", "method.name=pg_opd", "train.learning_rate=0.03", "tolerances.rollout_gap=0.001",
 )  # fmt: skip
-LORA = (*FULL, "student.lora_rank=4")
+LORA = (*FULL, "student.lora_rank=4", "offload=all")
 
 
 @pytest.fixture(autouse=True)

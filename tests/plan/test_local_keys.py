@@ -83,6 +83,7 @@ def test_every_key_makes_room(change: str) -> None:
         (["offload=all", "student.lora_rank=32"], "TSSOO"),  # the student is the reference
         (["offload=all", "method.name=grpo", "loss.reference_kl=0"], "OO"),  # the student never leaves
         (["student.lora_rank=32", "rollout.engine=vllm"], "VV"),
+        (["student.lora_rank=32", "rollout.engine=vllm", "offload=all"], "SSTSSOOVV"),  # vLLM has its own base
     ],
 )
 def test_bytes_over_the_host_link_of_a_step(keys: list[str], moved: str) -> None:
