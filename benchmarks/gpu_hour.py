@@ -269,7 +269,8 @@ def observed_run(name: str, out: Path, models: Path, device: str) -> dict[str, A
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last, ratio_N = steps[-1], torch.cat(ratios)
     peak = max(step["memory/peak_gpu_mb" if device == "cuda" else "memory/peak_rss_mb"] for step in steps) * MEBI / GIB
-    planned = max(phase["size"] for phase in json.loads(plan.read_text())["phases"]) / GIB
+    phases = [phase["device"] for phase in json.loads(plan.read_text())["phases"]]  # torch does not see CUDA's own part
+    planned = max(sum(item["size"] for item in items if item["name"] != "process") for items in phases) / GIB
     figures = {
         "peak GiB": peak,
         "plan GiB": planned,
