@@ -45,6 +45,18 @@ class InvariantError(UecrError, RuntimeError):
     """An identity that the method declares does not hold within its tolerance."""
 
 
+class RewardError(UecrError, RuntimeError):
+    """A reward function fails too often, or returns what is no reward; ``sample`` names the first such response."""
+
+    def __init__(self, message: str, sample: str) -> None:
+        """Keep the name of the response."""
+        super().__init__(message, sample)
+        self.sample = sample
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class CheckpointError(UecrError, RuntimeError):
     """A checkpoint is missing, incomplete, corrupt or belongs to another configuration."""
 

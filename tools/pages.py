@@ -156,8 +156,8 @@ def _words(node: Mapping[str, Any]) -> str:
         fixed = node.get("prefixItems")
         return f"a list of {len(fixed)}, each {_words(fixed[0])}" if fixed else f"a list, each {_words(node['items'])}"
     if node["type"] == "object":
-        if "additionalProperties" not in node:
-            return "a mapping of names to sections"
+        if not isinstance(node.get("additionalProperties"), dict):
+            return "a mapping of names to " + ("values" if "additionalProperties" in node else "sections")
         return f"a mapping of names to {WORDS[node['additionalProperties']['type']].removeprefix('a ')}s"
     limits = [f"{sign} {node[name]:.10g}" for name, sign in SIGNS.items() if name in node]
     limits += ["that is not empty"] if node.get("minLength") == 1 else []

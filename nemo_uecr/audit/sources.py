@@ -120,7 +120,7 @@ def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:
                 part=f"prompt {prompt}",
                 benchmark="batch",
                 sample=seen[prompt],
-                reward=float(tensors["task_reward"][row]),
+                reward=float(text["verdict"] == "correct"),
                 token_ids=tuple(tensors["token_ids"][row][tensors["mask"][row].bool()].tolist()),
                 truncated=None,
                 **{name: text[name] for name in ("problem", "question", "answer", "response")},

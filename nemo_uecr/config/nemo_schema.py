@@ -6,11 +6,13 @@ How the models are cut over the GPUs is checked in `plan.faults`, for the run as
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import ConfigDict, Discriminator, Tag, model_validator
 
 from nemo_uecr.config.schema import (
+    SEVERAL,
+    CallReward,
     Config,
     Count,
     EvaluationConfig,
@@ -27,8 +29,10 @@ from nemo_uecr.config.schema import (
     Share,
     Text,
     TolerancesConfig,
+    VerifierReward,
     check_batch,
     check_teacher,
+    kind_of_reward,
 )
 
 Form = Literal["paper", "nemo_rl"]
@@ -97,6 +101,27 @@ class NemoDataConfig(ProblemsConfig):
         return self
 
 
+class NemoRlEnvironment(Section):
+    """An environment that NeMo-RL registers, alone; every other key is a setting of its own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    nemo_rl_environment: Text  # Its name there: math, code_jaccard, reward_model, ...
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return self.nemo_rl_environment
+
+
+AnyNemoReward = Annotated[
+    Annotated[VerifierReward, Tag("[verifier]")]
+    | Annotated[CallReward, Tag("[call]")]
+    | Annotated[NemoRlEnvironment, Tag("[nemo_rl_environment]")],
+    Discriminator(kind_of_reward),
+]
+
+
 class NemoRolloutConfig(SamplingConfig):
     """How vLLM samples the student's responses."""
 
@@ -162,6 +187,9 @@ class NemoConfig(Section):
     student: NemoStudentConfig
     teacher: NemoTeacherConfig
     data: NemoDataConfig
+    reward: Annotated[tuple[AnyNemoReward, ...], *SEVERAL] = (VerifierReward(),)
+    # Task reward from which a response counts as correct in telemetry.
+    correct_at: float = 0.5
     rollout: NemoRolloutConfig
     method: MethodConfig
     loss: LossConfig
@@ -213,6 +241,8 @@ class NemoConfig(Section):
     def _sections_agree(self) -> Self:
         check_batch(self)
         check_teacher(self)
+        if len(self.reward) > 1 and any(isinstance(each, NemoRlEnvironment) for each in self.reward):
+            raise ValueError("reward.nemo_rl_environment: expected it alone; NeMo-RL asks one environment a problem")
         entry, own = self.method.entry, self.teacher.dedicated_gpus
         if entry.needs_initial:
             raise ValueError(

@@ -8,11 +8,12 @@ validator that raises ValueError with a sentence naming them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -165,6 +166,66 @@ class LossConfig(Section):
     clip_high: Positive  # The ratio is clipped above at 1 + clip_high.
     # Coefficient of the k3 KL to the initial student; 0: no reference model is loaded, unless the method reads it.
     reference_kl: NonNegative
+
+
+class VerifierReward(Section):
+    """The built-in verifier: 1 for a correct final answer, else 0. `reward: math` is short for it."""
+
+    verifier: Literal["math"] = "math"  # Compares the last box of the response with the reference answer.
+    weight: float = 1.0  # Its weight in the sum.
+
+    @property
+    def label(self) -> str:
+        """Its name in telemetry."""
+        return "verifier"
+
+
+class CallReward(Section):
+    """A function of your own, in TRL's style or in verl's."""
+
+    call: Annotated[str, Field(pattern=r"^.+\.py:\w+$")]  # `FILE.py:FUNCTION`.
+    weight: float = 1.0  # Its weight in the sum.
+    name: Annotated[str, Field(pattern=r"^\w+$")] | None = None  # Its name in telemetry; null: the function's.
+    args: dict[str, Any] = {}  # Further keyword arguments.
+    messages: bool = False  # Whether TRL's prompts and completions are lists of messages instead of texts.
+    timeout_s: Positive = 60.0  # Seconds that one call may take: a batch in TRL's style, a response in verl's.
+    workers: Count = 1  # Processes; verl's style judges as many responses at once.
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.call.rpartition(":")[0]
+
+    @property
+    def label(self) -> str:
+        """Its name in telemetry."""
+        return self.name or self.call.rpartition(":")[2]
+
+
+def kind_of_reward(reward: object) -> str:
+    """The kind of reward that a section describes, by the key that only this kind has."""
+    keys = reward if isinstance(reward, dict) else getattr(type(reward), "model_fields", ())
+    return next((f"[{key}]" for key in ("call", "nemo_rl_environment") if key in keys), "[verifier]")
+
+
+def one_or_several(given: object) -> object:
+    """`math`, one section or several as several sections."""
+    listed = given if isinstance(given, list | tuple) else [given]
+    return [{"verifier": each} if isinstance(each, str) else each for each in listed]
+
+
+def _distinct(rewards: Sequence[Any]) -> Sequence[Any]:
+    names = [each.label for each in rewards]
+    if len(names) > len(set(names)):
+        raise ValueError(f"reward: got the names {', '.join(names)}; expected different ones, so state reward.name")
+    return rewards
+
+
+#: What makes a field of several rewards of one.
+SEVERAL = (Field(strict=False, min_length=1), BeforeValidator(one_or_several), AfterValidator(_distinct))
+AnyReward = Annotated[
+    Annotated[VerifierReward, Tag("[verifier]")] | Annotated[CallReward, Tag("[call]")], Discriminator(kind_of_reward)
+]
 
 
 class EvaluationConfig(Section):
@@ -389,6 +450,9 @@ class Config(Section):
     teachers: dict[TeacherName, AnyTeacher] = {}  # Several, by name, in place of `teacher`; `routing` chooses.
     routing: RoutingConfig | None = None
     data: DataConfig
+    reward: Annotated[tuple[AnyReward, ...], *SEVERAL] = (VerifierReward(),)
+    # Task reward from which a response counts as correct in telemetry, where no verifier is among the rewards.
+    correct_at: float = 0.5
     rollout: RolloutConfig
     method: MethodConfig
     loss: LossConfig

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.schema import Config, MethodConfig
+from nemo_uecr.config.schema import Config, DataConfig, MethodConfig
 from nemo_uecr.core.records import SCORE_FIELDS, Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import arithmetic, save_batch, tensors_of
 from nemo_uecr.data.reproducible import derive
@@ -26,7 +26,7 @@ from nemo_uecr.errors import ScoreError, UecrError
 from nemo_uecr.files import replace_file
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.sequences import Reading, Sequences
-from nemo_uecr.verifier.extract import Checked
+from nemo_uecr.verifier.rewards import Outcome, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,7 +48,7 @@ class StepBatch:
         sequences: prompts and responses, the responses of a prompt side by side.
         micro_rows: rows of each micro-batch, one list for each optimizer step.
         group_B: slot of the prompt in the step; two draws of one problem stay apart.
-        checked: verdicts.
+        outcomes: task rewards.
         student: old policy, log-probabilities at (T_r, 1) and entropy.
         teacher: teacher log-probability at 1 and its entropy; None when the method reads no teacher.
         reading: each response's teacher, and what it read; None when the method reads no teacher.
@@ -60,7 +60,7 @@ class StepBatch:
     sequences: Sequences
     micro_rows: list[list[Tensor]]
     group_B: Tensor
-    checked: Sequence[Checked]
+    outcomes: Sequence[Outcome]
     student: Scores
     teacher: Scores | None
     reading: Reading | None
@@ -70,17 +70,14 @@ class StepBatch:
     @property
     def sample_ids(self) -> tuple[str, ...]:
         """Name of each response: step, problem and place in the batch."""
-        return tuple(
-            f"step {self.step}, problem {prompt.problem.id}, row {row}"
-            for row, prompt in enumerate(self.sequences.prompts)
-        )
+        return sample_ids(self.step, self.sequences)
 
     @cached_property
     def scored(self) -> ScoredBatch:
         """The record that the methods read."""
         teacher, reference = self.teacher, self.reference
         return ScoredBatch(
-            task_reward_B=torch.tensor([checked.reward for checked in self.checked]),
+            task_reward_B=torch.tensor([outcome.reward for outcome in self.outcomes]),
             group_B=self.group_B,
             mask_BT=self.sequences.mask_BT,
             old_logp_BT=self.student.logp[1],
@@ -121,6 +118,10 @@ class StepBatch:
                     "gives logits that are not finite: check its weights"
                 )
 
+    def correct(self) -> Tensor:
+        """[B] whether the response counts as correct."""
+        return torch.tensor([outcome.correct for outcome in self.outcomes])
+
     def truncated(self) -> Tensor:
         """[B] whether the response reached the token limit."""
         return torch.tensor([response.truncated for response in self.sequences.responses])
@@ -154,12 +155,13 @@ class StepBatch:
                 "question": prompt.problem.question,
                 "answer": prompt.problem.answer,
                 "response": response.text,
-                "verdict": checked.verdict.value,
+                "verdict": outcome.verdict.value,
+                "rewards": dict(outcome.parts),
                 **self._read(row),
                 "tokens": token_texts(response.token_ids, tokenizer),
             }
-            for row, (prompt, response, checked) in enumerate(
-                zip(self.sequences.prompts, self.sequences.responses, self.checked, strict=True)
+            for row, (prompt, response, outcome) in enumerate(
+                zip(self.sequences.prompts, self.sequences.responses, self.outcomes, strict=True)
             )
         ]
         content = json.dumps({"step": self.step, "teachers": terms, "responses": rows}, ensure_ascii=False)
@@ -169,6 +171,29 @@ class StepBatch:
 def ids_sha256(token_ids: Sequence[int]) -> str:
     """sha256 of token ids, written in decimal with commas."""
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
+
+
+def sample_ids(step: int, sequences: Sequences) -> tuple[str, ...]:
+    """Name of each response: step, problem and place in the batch."""
+    return tuple(f"step {step}, problem {prompt.problem.id}, row {row}" for row, prompt in enumerate(sequences.prompts))
+
+
+def samples_of(step: int, sequences: Sequences, data: DataConfig) -> list[Sample]:
+    """What the rewards read of each response."""
+    return [
+        Sample(
+            id=name,
+            prompt=data.prompt_template.replace("{question}", prompt.problem.question),
+            text=response.text,
+            token_ids=response.token_ids,
+            answer=prompt.problem.answer,
+            columns=prompt.problem.columns,
+            dataset=data.train,
+        )
+        for name, prompt, response in zip(
+            sample_ids(step, sequences), sequences.prompts, sequences.responses, strict=True
+        )
+    ]
 
 
 def token_texts(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:

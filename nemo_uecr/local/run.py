@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -43,6 +44,8 @@ from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.clients import open_clients
 from nemo_uecr.telemetry.sinks import Progress, StepLog, truncate_records
+from nemo_uecr.verifier.pool import SHARED
+from nemo_uecr.verifier.rewards import Rewards
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ def train(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     try:
-        with locked(folder):
+        with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards, locked(folder):
             check_engine(config.rollout.engine)
             _check_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
@@ -109,6 +112,7 @@ def train(
                 optimizer=optimizer,
                 placement=placement,
                 sample=sample,
+                rewards=rewards,
                 prompts=prompts,
                 benchmarks=benchmarks,
                 folder=folder,

@@ -16,6 +16,7 @@ from nemo_uecr.core.records import Advantages, Settings
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
 from nemo_uecr.telemetry.metrics import described, method_metrics, ratio_metrics, teacher_metrics
+from nemo_uecr.verifier.rewards import component_metrics
 
 
 class Stopwatch:
@@ -58,7 +59,10 @@ def step_metrics(
     noise, clip = config.method.scoring_noise, {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
     kibi = 1 / 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, Linux kibibytes
     metrics = {
-        **method_metrics(scored, advantages, settings, residuals, truncated_B=truncated_B, noise=noise),
+        **method_metrics(
+            scored, advantages, settings, residuals, correct_B=batch.correct(), truncated_B=truncated_B, noise=noise
+        ),
+        **component_metrics(batch.outcomes),
         **ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, **clip),
         "policy/loss": statistics.fmean(outcome.loss),
         "policy/pg_loss": statistics.fmean(outcome.surrogate),
@@ -67,7 +71,7 @@ def step_metrics(
         "count/prompts": float(torch.unique(batch.group_B).numel()),
         "count/unique_prompts": float(len({prompt.problem.id for prompt in batch.sequences.prompts})),
         "count/trajectories": float(responses),
-        "count/rewarded": float(len(batch.checked)),
+        "count/rewarded": float(len(batch.outcomes)),
         "count/trained": float(torch.unique(outcome.place_N2[:, 0]).numel()),
         "count/valid_tokens": float(outcome.ratio_N.numel()),
         "count/optimizer_steps": float(outcome.optimizer_steps),

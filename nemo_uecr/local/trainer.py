@@ -15,9 +15,9 @@ from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.records import Advantages, Settings
 from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.data.reproducible import derive, step_indices
-from nemo_uecr.errors import InvariantError, ScoreError
+from nemo_uecr.errors import InvariantError, RewardError, ScoreError
 from nemo_uecr.evaluation.engines import Decoding
-from nemo_uecr.local.batch import StepBatch, leave_failure, method_settings
+from nemo_uecr.local.batch import StepBatch, leave_failure, method_settings, samples_of, write_failure
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.memory import Placement
@@ -31,8 +31,7 @@ from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, up
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog, check_record
-from nemo_uecr.verifier.extract import Checked
-from nemo_uecr.verifier.pool import check_response
+from nemo_uecr.verifier.rewards import Outcome, Rewards
 
 #: What the update reads of a method's result.
 USED = frozenset({"advantage", "advantage_opd", "loss_mask"})
@@ -57,6 +56,7 @@ class Trainer:
         optimizer: the student's.
         placement: which of their weights are on the device.
         sample: draws responses from the student as it is.
+        rewards: judge them.
         prompts: encoded training problems.
         benchmarks: encoded problems of each benchmark.
         folder: run folder.
@@ -71,6 +71,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     placement: Placement
     sample: Sampler | VllmSampler
+    rewards: Rewards
     prompts: Sequence[Prompt]
     benchmarks: Mapping[str, Sequence[Prompt]]
     folder: Path
@@ -161,14 +162,16 @@ class Trainer:
             self.placement.need(*self._sampling)
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
             responses, fault = self.sample(prompts, seeds, decoding)
+        sequences = Sequences(prompts, responses)
         with watch.phase("verify"):
-            checked = [
-                check_response(response.text, prompt.problem.answer)
-                for prompt, response in zip(prompts, responses, strict=True)
-            ]
-        return self._score(step, Sequences(prompts, responses), checked, watch), fault
+            try:
+                outcomes = self.rewards.judge(samples_of(step, sequences, config.data), step=step)
+            except RewardError as error:
+                write_failure(self.folder, step, error, sample=error.sample, command=None)
+                raise
+        return self._score(step, sequences, outcomes, watch), fault
 
-    def _score(self, step: int, sequences: Sequences, checked: list[Checked], watch: Stopwatch) -> StepBatch:
+    def _score(self, step: int, sequences: Sequences, outcomes: list[Outcome], watch: Stopwatch) -> StepBatch:
         config, models = self.config, self.models
         micro_rows = sequences.micro_rows(
             minibatch=config.train.minibatch_responses, microbatch=config.train.microbatch_responses
@@ -196,7 +199,7 @@ class Trainer:
             sequences=sequences,
             micro_rows=micro_rows,
             group_B=torch.arange(prompts).repeat_interleave(per_prompt),
-            checked=checked,
+            outcomes=outcomes,
             student=student,
             teacher=teacher,
             reading=reading,

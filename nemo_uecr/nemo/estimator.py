@@ -7,7 +7,7 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,7 @@ class StepContext:
     config: NemoConfig
     tokenizer: Any
     completed_steps: int  # those of the checkpoint included
+    components: Callable[[], dict[str, float]] = dict  # metrics of the rewards that the environment has summed
     seconds: dict[str, float] = field(default_factory=dict)
     state: Mapping[str, float] = field(default_factory=dict)  # what the method carried over
     scores: StepScores = field(init=False)

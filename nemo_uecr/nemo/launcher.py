@@ -85,7 +85,7 @@ def _run(
     """Start Ray, set up and train; returns the request to stop and the completed steps."""
     upstream.register_environment(translate.ENVIRONMENT, translate.ENVIRONMENT_FQN)
     parts = upstream.prepare_run(native)
-    context = StepContext(config, parts[0], completed_steps=0)
+    context = StepContext(config, parts[0], completed_steps=0, components=upstream.components(parts[2]))
     has_teacher = config.method.entry.needs_teacher
     dedicated = has_teacher and config.teacher.dedicated_gpus > 0
 

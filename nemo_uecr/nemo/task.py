@@ -1,22 +1,25 @@
-"""The task as NeMo-RL sees it: our problems as a data set and our verifier as an environment, found by dotted names.
+"""The task as NeMo-RL sees it: our problems as a data set and our rewards as an environment, found by dotted names.
 
 Imported by NeMo-RL alone, where it and Ray are installed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 import torch
 
 from nemo_uecr.config.nemo_schema import NemoDataConfig
+from nemo_uecr.config.schema import CallReward, VerifierReward
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.preflight import chosen_problems
-from nemo_uecr.verifier.extract import Verdict
-from nemo_uecr.verifier.pool import ComparisonPool, check_conversations
+from nemo_uecr.verifier.extract import last_boxed
+from nemo_uecr.verifier.pool import ComparisonPool
+from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics
 
 OBSERVATION = {True: "Environment: correct", False: "Environment: incorrect"}
 
@@ -40,19 +43,37 @@ class ProblemsDataset(upstream.native("RawDataset")):  # type: ignore[misc]
                         {"role": "assistant", "content": problem.answer},
                     ],
                     "task_name": self.task_name,
+                    "columns": json.dumps(problem.columns),  # their types may differ from row to row
                 }
                 for problem in chosen
             ]
         )
 
+    def set_processor(self) -> None:
+        """NeMo-RL's own; what it makes of a row also carries the columns."""
+        super().set_processor()
+        self.processor = functools.partial(with_columns, self.processor)
 
-class VerifierEnvironmentImpl:
-    """The verifier with the same verdicts and rewards as in the local back end."""
+
+def with_columns(process: Callable[..., Any], datum: Mapping[str, Any], *args: Any, **given: Any) -> Any:
+    """What NeMo-RL's processor makes of a row, with the problem's columns for the environment."""
+    made = process(datum, *args, **given)
+    columns = json.loads(datum["columns"])
+    known = made["extra_env_info"] | {"prompt": datum["messages"][0]["content"], "columns": columns}
+    made["extra_env_info"] = columns | known
+    return made
+
+
+class RewardEnvironmentImpl:
+    """The rewards of the local back end, as an environment of one turn."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
-        """Start ``num_workers`` comparison processes when they are first needed."""
-        self._pool = ComparisonPool(workers=int(cfg["num_workers"]))
-        self._verdicts: Counter[str] = Counter()
+        """Start the functions; ``num_workers`` comparison processes start when they are first needed."""
+        self._pool, self._dataset = ComparisonPool(workers=int(cfg["num_workers"])), str(cfg["dataset"])
+        settings = [CallReward(**each) if "call" in each else VerifierReward(**each) for each in cfg["reward"]]
+        self._rewards = Rewards(settings, correct_at=cfg["correct_at"], pool=self._pool)
+        self._outcomes: list[Outcome] = []
+        self._steps = 0
 
     def step(
         self,
@@ -60,30 +81,45 @@ class VerifierEnvironmentImpl:
         metadata: Sequence[Mapping[str, Any]],
         return_extracted_answer: bool = False,
     ) -> Any:
-        """Judge each conversation's answer against ``metadata[...]["ground_truth"]``; every conversation ends."""
-        checked = check_conversations(message_log_batch, [str(each["ground_truth"]) for each in metadata], self._pool)
-        self._verdicts.update(outcome.verdict.value for outcome in checked)
-        rewards_B = torch.tensor([outcome.reward for outcome in checked])
+        """Judge what the assistant says in each conversation; every conversation ends."""
+        samples = [
+            Sample(
+                id=f"row {row} of the step's {len(metadata)}, question {about['prompt']!r:.80}",
+                prompt=about["prompt"],
+                text="".join(str(turn["content"]) for turn in turns if turn["role"] == "assistant"),
+                token_ids=None,  # not among what NeMo-RL hands on
+                answer=str(about["ground_truth"]),
+                columns=about["columns"],
+                dataset=self._dataset,
+            )
+            for row, (turns, about) in enumerate(zip(message_log_batch, metadata, strict=True))
+        ]
+        self._steps += 1
+        outcomes = self._rewards.judge(samples, step=self._steps)
+        self._outcomes += outcomes
+        rewards_B = torch.tensor([outcome.reward for outcome in outcomes])
         return upstream.native("EnvironmentReturn")(
-            observations=[{"role": "environment", "content": OBSERVATION[outcome.reward > 0]} for outcome in checked],
+            observations=[{"role": "environment", "content": OBSERVATION[outcome.correct]} for outcome in outcomes],
             metadata=list(metadata),
-            next_stop_strings=[None] * len(checked),
+            next_stop_strings=[None] * len(outcomes),
             rewards=rewards_B,
             terminateds=torch.ones_like(rewards_B),
-            answers=[outcome.extracted for outcome in checked] if return_extracted_answer else None,
+            answers=[last_boxed(sample.text) for sample in samples] if return_extracted_answer else None,
         )
 
+    def components(self) -> dict[str, float]:
+        """Metrics of the components since the last call."""
+        outcomes, self._outcomes = self._outcomes, []
+        return component_metrics(outcomes)
+
     def global_post_process_and_metrics(self, batch: Any) -> tuple[Any, dict[str, float]]:
-        """Share of correct responses, and of every verdict since the last call."""
-        rewards_B = batch["rewards"] * batch["is_end"]
-        total = max(1, sum(self._verdicts.values()))
-        shares = {f"verdict/{verdict.value}": self._verdicts[verdict.value] / total for verdict in Verdict}
-        self._verdicts.clear()
-        return batch, {"accuracy": float(rewards_B.float().mean()), **shares}
+        """Share of correct responses; NeMo-RL's training does not ask."""
+        return batch, {"accuracy": float((batch["rewards"] * batch["is_end"]).float().mean())}
 
     def shutdown(self) -> None:
-        """End the comparison processes."""
+        """End the processes."""
+        self._rewards.close()
         self._pool.close()
 
 
-VerifierEnvironment: Any = ray.remote(max_restarts=-1, max_task_retries=-1)(VerifierEnvironmentImpl)
+RewardEnvironment: Any = ray.remote(max_restarts=-1, max_task_retries=-1)(RewardEnvironmentImpl)

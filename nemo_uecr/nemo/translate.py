@@ -12,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
+from nemo_uecr.config.nemo_schema import NemoConfig, NemoRlEnvironment, ParallelConfig
 from nemo_uecr.nemo import upstream
 
 #: What NeMo-RL finds by dotted name, and the name by which a data set asks for our environment.
 DATASET_FQN = "nemo_uecr.nemo.task.ProblemsDataset"
-ENVIRONMENT_FQN = "nemo_uecr.nemo.task.VerifierEnvironment"
-ENVIRONMENT = "nemo_uecr_math"
+ENVIRONMENT_FQN = "nemo_uecr.nemo.task.RewardEnvironment"
+ENVIRONMENT = "nemo_uecr"
 
 
 def master_config(config: NemoConfig, *, dropped: Sequence[int] = ()) -> dict[str, Any]:
@@ -159,7 +159,20 @@ def _parallel(parallel: ParallelConfig) -> dict[str, Any]:
 
 
 def _data(config: NemoConfig, dropped: Sequence[int]) -> dict[str, Any]:
-    """Problems and verifier; the prompts leave `task.ProblemsDataset` as they are."""
+    """Problems and rewards; the prompts leave `task.ProblemsDataset` as they are."""
+    first = config.reward[0]
+    if isinstance(first, NemoRlEnvironment):
+        environment, settings = first.nemo_rl_environment, first.model_dump(exclude={"nemo_rl_environment"})
+    else:
+        environment, settings = (
+            ENVIRONMENT,
+            {
+                "num_workers": config.data.verifier_workers,
+                "reward": [each.model_dump() for each in config.reward],
+                "correct_at": config.correct_at,
+                "dataset": config.data.train,
+            },
+        )
     return {
         "data.max_input_seq_length": config.data.max_prompt_tokens + 1,
         "data.shuffle": config.data.shuffle,
@@ -168,8 +181,8 @@ def _data(config: NemoConfig, dropped: Sequence[int]) -> dict[str, Any]:
         "data.train.dropped": list(dropped),
         "data.train.seed": config.run.seed,
         "data.train.processor": upstream.PROCESSOR,
-        "data.train.env_name": ENVIRONMENT,
-        "env": {ENVIRONMENT: {"num_workers": config.data.verifier_workers}},
+        "data.train.env_name": environment,
+        "env": {environment: settings},
     }
 
 

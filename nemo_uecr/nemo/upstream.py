@@ -194,6 +194,19 @@ def prepare_run(config: Any) -> tuple[Any, Any, Any]:
     return tokenizer, dataset, environments
 
 
+def components(environments: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
+    """What asks our environment for the metrics of its rewards; an environment of NeMo-RL's has none."""
+    (environment,) = environments.values()
+
+    def ask() -> dict[str, float]:
+        import ray
+
+        metrics: dict[str, float] = ray.get(environment.components.remote())
+        return metrics
+
+    return ask if hasattr(environment, "components") else dict
+
+
 def run_loop(
     config: Any,
     parts: tuple[Any, Any, Any],

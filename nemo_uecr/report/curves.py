@@ -19,7 +19,7 @@ from nemo_uecr.telemetry.run_folder import RunFolder
 
 #: (metric, title, unit, metrics of the band's two ends, shown in percent)
 DYNAMICS: tuple[tuple[str, str, str, tuple[str, str] | None, bool], ...] = (
-    ("reward/task_mean", "Training reward", "mean verifier reward", None, False),
+    ("reward/task_mean", "Training reward", "mean task reward", None, False),
     ("response/length_mean", "Response length", "tokens, mean", None, False),
     ("policy/entropy", "Actor entropy", "nats", None, False),
     ("policy/grad_norm", "Gradient norm", "L2", None, False),

@@ -22,17 +22,19 @@ class Metric:
 
 
 _TABLE = (
-    ("reward/task_mean", "1", "mean over responses", "verifier reward R^task"),
-    ("reward/task_std", "1", "std over responses", "verifier reward R^task"),
+    ("reward/task_mean", "1", "mean over responses", "task reward R^task, the weighted sum of `reward`"),
+    ("reward/task_std", "1", "std over responses", "task reward R^task"),
+    ("reward/NAME/mean", "1", "mean over responses", "component NAME of R^task, before its weight"),
+    ("reward/NAME/failed", "responses", "sum", "responses on which its function failed or took too long; it counts 0"),
     ("reward/teacher_mean", "nats", "mean over responses", "teacher reward R^T, token mean of the clipped gap"),
     ("reward/teacher_std", "nats", "std over responses", "teacher reward R^T"),
     ("reward/unified_mean", "1", "mean over responses", "R^U = R^task + alpha R^T"),
     ("reward/unified_std", "1", "std over responses", "R^U = R^task + alpha R^T"),
     ("group/count", "groups", "sum", "prompt groups in the batch"),
     ("group/degenerate_share", "share", "mean over groups", "groups whose task rewards are all equal (zero variance)"),
-    ("group/all_right_share", "share", "mean over groups", "groups in which every response is rewarded"),
-    ("group/all_wrong_share", "share", "mean over groups", "groups in which no response is rewarded"),
-    ("group/mixed_share", "share", "mean over groups", "groups with unequal task rewards"),
+    ("group/all_right_share", "share", "mean over groups", "groups in which every response is correct"),
+    ("group/all_wrong_share", "share", "mean over groups", "groups in which no response is correct"),
+    ("group/mixed_share", "share", "mean over groups", "groups with correct and other responses"),
     ("group/teacher_only_share", "share", "mean over groups", "degenerate groups whose R^T range over 0.05 nats"),
     ("group/below_noise_share", "share", "mean over groups", "groups with a normalised std below method.scoring_noise"),
     ("advantage/mean", "1", "mean over tokens", "final token advantage"),
@@ -73,7 +75,7 @@ _TABLE = (
     ("count/prompts", "prompts", "sum", "prompts drawn for the step"),
     ("count/unique_prompts", "prompts", "sum", "different problems among them"),
     ("count/trajectories", "responses", "sum", "responses generated"),
-    ("count/rewarded", "responses", "sum", "responses judged by the verifier"),
+    ("count/rewarded", "responses", "sum", "responses with a task reward"),
     ("count/trained", "responses", "sum", "responses with at least one token in the loss"),
     ("count/valid_tokens", "tokens", "sum", "tokens in the loss"),
     ("count/global_steps", "steps", "last", "rollout batches trained on so far"),
@@ -133,7 +135,7 @@ ENTROPY_EDGES = (0.01, 0.1, 1.0)
 
 #: What a token belongs to: split -> (suffix, whose tokens).
 SPLITS: dict[str, tuple[tuple[str, str], ...]] = {
-    "outcome": (("right", "responses that are rewarded"), ("wrong", "responses that are not rewarded")),
+    "outcome": (("right", "responses that are correct"), ("wrong", "responses that are not correct")),
     "position": (
         ("q1", "the first quarter of a response"),
         ("q2", "the second quarter of a response"),
@@ -174,8 +176,8 @@ METRICS = {metric.name: metric for metric in (*(Metric(*row) for row in _TABLE),
 
 
 def metric_of(name: str) -> Metric | None:
-    """A metric's line; every teacher's own metrics share one."""
-    return METRICS.get(re.sub(r"^teacher/[^/]+/", "teacher/NAME/", name))
+    """The line of a metric; in ``reward/NAME/mean`` and its like, NAME stands for a name of the user's."""
+    return METRICS.get(re.sub(r"/[^/]+/", "/NAME/", name))
 
 
 _ERRORS = {"budget": "budget_error", "decomposition": "decomposition_error"}

@@ -35,6 +35,7 @@ def method_metrics(
     settings: Settings,
     residuals: Mapping[str, float],
     *,
+    correct_B: Tensor,
     truncated_B: Tensor,
     noise: float,
 ) -> dict[str, float]:
@@ -45,6 +46,7 @@ def method_metrics(
         advantages: what it made of it, in detail.
         settings: its scalars.
         residuals: the worst residual of each identity.
+        correct_B: whether the response counts as correct.
         truncated_B: whether the response reached the token limit.
         noise: below this standard deviation a group is counted.
     """
@@ -62,7 +64,8 @@ def method_metrics(
     unified_B, task_B = advantages.advantage_unified_B, advantages.advantage_task_B
     if unified_B is not None and task_B is not None and not bool(flat_B.all()):
         metrics["advantage/sign_flip_share"] = _share((unified_B.sign() != task_B.sign())[~flat_B])
-    metrics |= group_metrics(batch, advantages, noise=noise) | split_metrics(batch, advantages)
+    metrics |= group_metrics(batch, advantages, correct_B, noise=noise)
+    metrics |= split_metrics(batch, advantages, correct_B)
     return metrics | {identity_name(identity): value for identity, value in residuals.items()}
 
 
@@ -128,17 +131,17 @@ def token_values(batch: ScoredBatch, advantages: Advantages) -> dict[str, Tensor
     return {name: value_BT[trained_BT].double() for name, value_BT in values_BT.items() if value_BT is not None}
 
 
-def group_metrics(batch: ScoredBatch, advantages: Advantages, *, noise: float) -> dict[str, float]:
-    """Shares of prompt groups by what the verifier says, each group counted once."""
+def group_metrics(batch: ScoredBatch, advantages: Advantages, correct_B: Tensor, *, noise: float) -> dict[str, float]:
+    """Shares of prompt groups by how many of their responses are correct, each group counted once."""
     groups = Groups.of(batch.group_B)
     weight_B = 1.0 / groups.size_P[groups.index_B].double() / groups.size_P.numel()
     flat_B = groups.flat(batch.task_reward_B)
-    right_B = flat_B & (batch.task_reward_B > 0)
+    alike_B = groups.flat(correct_B.double())
     chosen_B = {
         "degenerate": flat_B,
-        "all_right": right_B,
-        "all_wrong": flat_B & ~right_B,
-        "mixed": ~flat_B,
+        "all_right": alike_B & correct_B,
+        "all_wrong": alike_B & ~correct_B,
+        "mixed": ~alike_B,
     }
     if advantages.teacher_reward_B is not None:
         chosen_B["teacher_only"] = flat_B & (groups.spread(advantages.teacher_reward_B) > TEACHER_RANGE)
@@ -148,18 +151,18 @@ def group_metrics(batch: ScoredBatch, advantages: Advantages, *, noise: float) -
     return {"group/count": float(groups.size_P.numel()), **shares}
 
 
-def split_metrics(batch: ScoredBatch, advantages: Advantages) -> dict[str, float]:
+def split_metrics(batch: ScoredBatch, advantages: Advantages, correct_B: Tensor) -> dict[str, float]:
     """Means over the tokens of each part of each split; a part without tokens, and what a method lacks, is absent."""
-    mask_BT, right_B = batch.mask_BT, batch.task_reward_B > 0
+    mask_BT = batch.mask_BT
     trained_BT, tokens = advantages.trained(mask_BT), token_values(batch, advantages)
-    outcome_N = (~right_B).long().unsqueeze(1).expand(mask_BT.shape)[trained_BT]
+    outcome_N = (~correct_B).long().unsqueeze(1).expand(mask_BT.shape)[trained_BT]
     metrics = _means("outcome", outcome_N, tokens) | _means("position", quarter(mask_BT)[trained_BT], tokens)
     if batch.teacher_entropy_BT is not None:
         edges = torch.tensor(ENTROPY_EDGES, device=mask_BT.device)
         bin_N = torch.bucketize(batch.teacher_entropy_BT[trained_BT].float(), edges, right=True)
         metrics |= _means("entropy_bin", bin_N, tokens)
     by_response = {"length_mean": mask_BT.sum(dim=1), "teacher_reward_mean": advantages.teacher_reward_B}
-    for suffix, chosen_B in (("right", right_B), ("wrong", ~right_B)):
+    for suffix, chosen_B in (("right", correct_B), ("wrong", ~correct_B)):
         for name, value_B in by_response.items():
             if value_B is not None and bool(chosen_B.any()):
                 metrics[f"outcome/{name}_{suffix}"] = float(value_B[chosen_B].double().mean())

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
@@ -182,6 +183,7 @@ def test_a_run_from_its_configuration_file(
     problems = tmp_path / "problems.jsonl"
     rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": n % 10} for n in range(60)]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text("def level(solution_str, extra_info): return extra_info['difficulty'] / 10")
     teachers: list[Any] = []
 
     def make_teacher(config: Any, *, student: Any, cluster: Any, tokenizer: Any, stays: bool) -> Any:
@@ -199,11 +201,16 @@ def test_a_run_from_its_configuration_file(
             f"cluster.gpus_per_node={1 + dedicated}", f"teacher.dedicated_gpus={dedicated}",
             "telemetry.save_batch_every=1", "tolerances.first_ratio=1e-5", "evaluation.every=5",
             "evaluation.samples=2", *make_benchmarks(tmp_path),
+            f"reward=[math, {{call: {tmp_path}/mine.py:level, weight: 0.5}}]",
         ],
     )  # fmt: skip
     launcher.train(config, resume=False, origins={"run.seed": "a file"}, objective="loss = 0")
-    rewarded = load_batch(tmp_path / "run" / "batches" / "step-000002.safetensors").tensors["task_reward"]
-    assert rewarded.tolist() == [1.0, 0.0, 0.0, 1.0] * 2
+    rewarded = load_batch(tmp_path / "run" / "batches" / "step-000002.safetensors").tensors["task_reward"].view(2, 4)
+    of_prompts = [int(prompt.partition("+")[0]) % 10 / 20 for prompt in Answering.prompts[-8::4]]
+    right_PG = torch.tensor([[1.0, 0.0, 0.0, 1.0]] * 2)
+    torch.testing.assert_close(rewarded, right_PG + torch.tensor(of_prompts).unsqueeze(1))
+    levels = logged(tmp_path / "run" / "logs", "train/reward/level/mean")
+    assert levels[1] == (2, pytest.approx(sum(of_prompts)))
     assert native_rewards(ways(5), "5") == [1.0, 1.0, 0.0, 1.0]
     # The problems come through our data set: difficulties 5 to 7 of the file, in the configured template.
     assert {int(prompt.partition("+")[0]) % 10 for prompt in Answering.prompts} <= {5, 6, 7}

@@ -71,21 +71,56 @@ def test_both_back_ends_read_the_same_problems(prepared: Path) -> None:
     assert native == [[problem.question, problem.answer] for problem in local]
 
 
-def test_rewards_are_those_of_the_local_back_end() -> None:
-    from nemo_uecr.nemo.task import VerifierEnvironmentImpl
+def test_rewards_are_those_of_the_local_back_end(tmp_path: Path) -> None:
+    """The verifier and a function that reads the answer, a column and the argument."""
+    from nemo_uecr.nemo.task import RewardEnvironmentImpl
     from nemo_uecr.verifier.pool import check_response
 
+    source = "def bonus(data_source, solution_str, ground_truth, extra_info, least): return extra_info['level'] / least"
+    (tmp_path / "mine.py").write_text(source)
+    config = load_nemo_config(
+        CONFIGS / "uecr_qwen3_1p7b.yaml",
+        ["teacher.model_name=t", "data.verifier_workers=1",
+         f"reward=[math, {{call: {tmp_path}/mine.py:bonus, weight: 0.5, args: {{least: 4}}}}]"],
+    )  # fmt: skip
+    master = master_config(config)
+    environment = RewardEnvironmentImpl(master["env"][master["data"]["train"]["env_name"]])
     prompt = {"role": "user", "content": "What is 2+3? Somebody wrote \\boxed{5}."}
     responses = ["so \\boxed{5}", "\\boxed{\\frac{10}{2}}", "\\boxed{6}", "five", "\\boxed{5=6}"]
-    environment = VerifierEnvironmentImpl({"num_workers": 1})
     logs = [[prompt, {"role": "assistant", "content": text}] for text in responses]
-    returned = environment.step(logs, [{"ground_truth": "5"}] * 5, return_extracted_answer=True)
+    about = {"ground_truth": "5", "prompt": prompt["content"], "columns": {"level": 2}}
+    returned = environment.step(logs, [about] * 5, return_extracted_answer=True)
+    metrics = environment.components()
     environment.shutdown()
-    assert returned.rewards.tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
-    assert returned.rewards.tolist() == [check_response(text, "5").reward for text in responses]
+    assert returned.rewards.tolist() == [1.25, 1.25, 0.25, 0.25, 0.25]
+    assert returned.rewards.tolist() == [check_response(text, "5").reward + 0.25 for text in responses]
     assert returned.answers == ["5", "\\frac{10}{2}", "6", None, "5=6"]
     assert returned.terminateds.tolist() == [1.0] * 5
     assert returned.observations[0] == {"role": "environment", "content": "Environment: correct"}
+    assert (metrics["reward/verifier/mean"], metrics["reward/bonus/mean"]) == (pytest.approx(0.4), 0.5)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_environment_of_nemo_rls_gets_its_settings_and_the_columns(prepared: Path, tmp_path: Path) -> None:
+    import ray
+    from nemo_rl.data.utils import setup_response_data
+    from transformers import AutoTokenizer
+
+    make_tokenizer(tmp_path / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    named = "reward={nemo_rl_environment: code_jaccard, num_workers: 1, stop_strings: null}"
+    config = load_nemo_config(
+        CONFIGS / "uecr_qwen3_1p7b.yaml",
+        ["teacher.model_name=t", f"data.train={prepared}", "data.answer_key=answer", named],
+    )
+    master = master_config(config)
+    assert master["env"] == {"code_jaccard": {"num_workers": 1, "stop_strings": None}}
+    dataset, _, environments, _ = setup_response_data(tokenizer, master["data"], master["env"])
+    about = dataset[0]["extra_env_info"]
+    assert about["difficulty"] == about["columns"]["difficulty"] == 5.0
+    logs = [[{"role": "assistant", "content": text}] for text in (about["ground_truth"], "something else")]
+    returned = ray.get(environments["problems"].step.remote(logs, [about] * 2))
+    assert returned.rewards[0] > returned.rewards[1]
 
 
 @pytest.mark.parametrize("k", [1, 4])

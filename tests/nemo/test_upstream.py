@@ -73,7 +73,8 @@ def test_every_translated_key_is_one_that_nemo_rl_ships(shipped: list[str], tran
         *(f"data.train.problems.{key}" for key in NemoDataConfig.model_fields),
         "policy.tokenizer.chat_template_kwargs.enable_thinking", "policy.uecr.temperature", "policy.uecr.filters",
         "policy.uecr.vocabulary", "policy.megatron_cfg.use_linear_ce_fusion_loss",
-        "grpo.skip_reference_policy_logprobs_calculation", "env.nemo_uecr_math.num_workers",
+        "grpo.skip_reference_policy_logprobs_calculation",
+        *(f"env.nemo_uecr.{key}" for key in ("num_workers", "reward", "correct_at", "dataset")),
         # Handed to Megatron-Bridge's SchedulerConfig as it is; one of NeMo-RL's own recipes sets it.
         "policy.megatron_cfg.scheduler.override_opt_param_scheduler",
     }  # fmt: skip

@@ -49,7 +49,9 @@ def advantages() -> Advantages:
 def step(batch: ScoredBatch, advantages: Advantages, settings: Settings, noise: float = 1e-3) -> dict[str, float]:
     """All numbers of a step in which the first response was cut."""
     cut_B = torch.arange(batch.responses) == 0
-    return metrics.method_metrics(batch, advantages, settings, {"budget": 0.25}, truncated_B=cut_B, noise=noise)
+    right_B = batch.task_reward_B > 0
+    found = {"correct_B": right_B, "truncated_B": cut_B, "noise": noise}
+    return metrics.method_metrics(batch, advantages, settings, {"budget": 0.25}, **found)
 
 
 def test_a_mask_that_leaves_no_token_leaves_no_metric_of_tokens(batch: ScoredBatch, advantages: Advantages) -> None:
@@ -119,6 +121,15 @@ def test_sign_flips_are_those_of_mixed_groups(batch: ScoredBatch, advantages: Ad
     assert "advantage/sign_flip_share" not in step(tied, advantages, Settings(alpha=1.0))
 
 
+def test_kinds_of_groups_go_by_what_is_correct(batch: ScoredBatch, advantages: Advantages) -> None:
+    """With real rewards no group is degenerate, and one is still all right."""
+    graded = replace(batch, task_reward_B=torch.tensor([0.9, 0.1, 0.2, 0.3, 1.0, 0.8]))
+    right_B = graded.task_reward_B > 0.5
+    found = metrics.group_metrics(graded, advantages, right_B, noise=1e-3)
+    kinds = [found[f"group/{kind}_share"] for kind in ("degenerate", "all_right", "all_wrong", "mixed")]
+    assert kinds == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+
+
 def test_ratio() -> None:
     ratio = torch.tensor([1.0, 0.5, 2.0, 1.2])
     found = metrics.ratio_metrics(ratio, torch.tensor([1.0, 0.99]), clip_low=0.2, clip_high=0.3)
@@ -157,7 +168,7 @@ def computed(batch: ScoredBatch, method: str = "uecr") -> Advantages:
 def test_against_a_plain_loop() -> None:
     batch = made()
     advantages = computed(batch)
-    found = metrics.split_metrics(batch, advantages)
+    found = metrics.split_metrics(batch, advantages, batch.task_reward_B > 0)
     lists: dict[str, list[float]] = {}
     for row in range(6):
         columns = batch.mask_BT[row].nonzero()[:, 0].tolist()
@@ -199,7 +210,7 @@ def test_against_a_plain_loop() -> None:
 
 def test_a_part_without_tokens_is_absent() -> None:
     all_right = replace(made(), task_reward_B=torch.ones(6))
-    found = metrics.split_metrics(all_right, computed(all_right))
+    found = metrics.split_metrics(all_right, computed(all_right), torch.ones(6, dtype=torch.bool))
     assert found["outcome/token_share_wrong"] == 0.0
     assert "outcome/gap_mean_wrong" not in found
     assert "outcome/length_mean_wrong" not in found

@@ -20,7 +20,6 @@ from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.pool import (
     ComparisonPool,
     ComparisonProcess,
-    check_conversations,
     check_response,
     check_responses,
 )
@@ -112,12 +111,6 @@ def test_adversarial_responses_end_soon_and_earn_nothing(name: str, pool: Compar
     began = time.monotonic()
     assert check_responses([ADVERSARIAL[name]], ["7"], pool)[0].reward == 0.0
     assert time.monotonic() - began < 20
-
-
-def test_an_answer_in_the_prompt_earns_nothing(pool: ComparisonPool) -> None:
-    prompt = {"role": "user", "content": r"Is it \boxed{7}?"}
-    conversations = [[prompt, {"role": "assistant", "content": text}] for text in ("Yes.", r"It is \boxed{7}.")]
-    assert [checked.reward for checked in check_conversations(conversations, ["7", "7"], pool)] == [0.0, 1.0]
 
 
 def test_a_comparison_that_hangs_ends_though_its_parent_is_gone() -> None:

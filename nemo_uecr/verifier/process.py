@@ -1,0 +1,114 @@
+"""A child process that answers one request at a time and can be killed.
+
+Foreign code can hang where neither a signal handler nor a thread gets a turn, so it runs in a process of its own,
+which is killed after the time limit and replaced. The process is a plain ``python -m``: unlike `multiprocessing`, that
+neither forks a parent with CUDA and threads nor imports the user's script again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from nemo_uecr.errors import UecrError
+
+#: Seconds the process may take to load its libraries on a busy machine.
+START_LIMIT = 300.0
+
+
+class ChildProcess:
+    """``python -m MODULE PIPE WORDS``, started when first needed and replaced when it was killed."""
+
+    def __init__(self, module: str, words: Sequence[str], *, time_limit: float, output: int) -> None:
+        """Name the module, the seconds a request may take, and the file descriptor that takes what it prints."""
+        self._module, self._words = module, words
+        self._time_limit, self._output = time_limit, output
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._hello: Any = None
+
+    def ask(self, request: object) -> Any:
+        """The answer to a request, both what JSON can hold.
+
+        Raises:
+            TimeoutError: The limit passed; the process was killed.
+            EOFError: The request ended the process.
+        """
+        self.start()
+        try:
+            self._pipe.send_bytes(json.dumps(request).encode())
+            if self._pipe.poll(self._time_limit):
+                return json.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            self.close()
+            raise EOFError(f"{self._module} ended") from error
+        self.close()
+        raise TimeoutError(f"no answer within {self._time_limit:g} s")
+
+    def start(self) -> Any:
+        """Start the process unless it runs; returns what it said when it had loaded."""
+        # After a fork the pipe is shared with the parent, so each process needs a child of its own.
+        if self._process is not None and self._owner == os.getpid():
+            if self._process.poll() is None:
+                return self._hello
+            self.close()  # it ended between two requests
+        for _ in range(2):  # the second try is for a process that was killed while it loaded
+            self._pipe, theirs = Pipe()
+            self._owner = os.getpid()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", self._module, str(theirs.fileno()), *self._words],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                    start_new_session=True,  # so that what it starts can be killed with it
+                )
+            with contextlib.suppress(EOFError, OSError):
+                if self._pipe.poll(START_LIMIT):
+                    self._hello = json.loads(self._pipe.recv_bytes())
+                    return self._hello
+            self.close()
+        raise UecrError(f"a helper process did not start; run: python -m {self._module} 1")
+
+    def close(self) -> None:
+        """End the process and what it started, whatever they are doing."""
+        process, self._process = self._process, None
+        if process is not None and self._owner == os.getpid():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            self._pipe.close()
+
+
+def serve(pipe: Connection, hello: object, answer: Callable[[Any], object], *, orphan_limit: int) -> None:
+    """Answer requests until the other end closes; ``hello`` says that everything is loaded.
+
+    A request that takes more than ``orphan_limit`` seconds ends the process: its parent must be gone.
+    """
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        pipe.send_bytes(json.dumps(hello).encode())
+        while True:
+            request = json.loads(pipe.recv_bytes())
+            signal.alarm(orphan_limit)  # its default action ends the process even inside a big-integer operation
+            pipe.send_bytes(json.dumps(answer(request)).encode())
+            signal.alarm(0)
+
+
+def outlive_requests_to_stop() -> None:
+    """Ignore the signals that ask a job to end: the run finishes its step first, and so must this process.
+
+    What the process starts in turn does not inherit it, and can be ended by a signal.
+    """
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    for number in asking:
+        signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=lambda: [signal.signal(number, signal.SIG_DFL) for number in asking])

@@ -1,0 +1,126 @@
+"""The process in which a user's reward function runs: loads it, calls it in its style, checks what it returns.
+
+TRL's style judges a batch: ``f(prompts, completions, completion_ids, **columns) -> list of numbers or None``.
+verl's style judges one response: ``f(data_source, solution_str, ground_truth, extra_info) -> number, or dict with
+"score"``. The names of the parameters tell them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nemo_uecr.verifier.process import outlive_requests_to_stop, serve
+
+TRL, VERL = {"prompts", "completions", "completion_ids"}, {"solution_str"}
+#: Characters of a traceback that are passed on.
+TRACEBACK = 4_000
+Record = Mapping[str, Any]
+
+
+class UserReward:
+    """A reward function from a file, called in its own style."""
+
+    def __init__(self, call: str, args: Record, messages: bool) -> None:
+        """Import ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations in the place of texts."""
+        file, _, name = call.rpartition(":")
+        sys.path.append(str(Path(file).resolve().parent))  # for what the file imports from beside it
+        spec: Any = importlib.util.spec_from_file_location(f"reward_{Path(file).stem}", file)  # None: no Python file
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        self._function: Callable[..., Any] = getattr(module, name)
+        self._args, self._messages = args, messages
+        parameters = inspect.signature(self._function).parameters
+        self._names = set(parameters)
+        self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        self.batched = not TRL.isdisjoint(self._names)
+        if self.batched == (not VERL.isdisjoint(self._names)):
+            raise TypeError(
+                f"{name}({', '.join(parameters)}) is in no known style; expected TRL's parameter completions, or "
+                "verl's solution_str"
+            )
+
+    def judge(self, request: Record) -> dict[str, Any]:
+        """The rewards of the samples, or what is wrong with them, or the traceback of the function."""
+        samples = request["samples"]
+        given = self._batch(samples, request["step"]) if self.batched else self._single(samples[0])
+        given |= self._args
+        try:
+            found = self._function(**{name: v for name, v in given.items() if self._takes_all or name in self._names})
+            if inspect.isawaitable(found):
+                found = asyncio.run(_awaited(found))
+            values = list(found) if self.batched else [found["score"] if isinstance(found, Mapping) else found]
+        except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+            return {"failed": _traceback(error)}
+        if len(values) != len(samples):
+            return {"refused": f"returned {len(values)} rewards for {len(samples)} responses", "row": 0}
+        numbers = [value.item() if hasattr(value, "item") else value for value in values]  # of NumPy and torch
+        for row, number in enumerate(numbers):
+            known = number is None if self.batched else False
+            if not known and not (isinstance(number, int | float) and math.isfinite(number)):
+                return {"refused": f"returned {number!r:.80}, expected a finite number", "row": row}
+        return {"values": [None if number is None else float(number) for number in numbers]}
+
+    def _batch(self, samples: Sequence[Record], step: int) -> dict[str, Any]:
+        names = dict.fromkeys(name for sample in samples for name in sample["columns"])
+        given: dict[str, Any] = {name: [sample["columns"].get(name) for sample in samples] for name in names}
+        prompts, completions = ([sample[key] for sample in samples] for key in ("prompt", "text"))
+        if self._messages:
+            prompts, completions = (
+                [[{"role": role, "content": text}] for text in texts]
+                for role, texts in (("user", prompts), ("assistant", completions))
+            )
+        given |= {"prompts": prompts, "completions": completions, "trainer_state": SimpleNamespace(global_step=step)}
+        given |= {"log_extra": _unlogged, "log_metric": _unlogged}
+        if samples[0]["token_ids"] is not None:
+            given["completion_ids"] = [sample["token_ids"] for sample in samples]
+        return given
+
+    def _single(self, sample: Record) -> dict[str, Any]:
+        columns = sample["columns"]
+        return {
+            "data_source": columns.get("data_source", sample["dataset"]),
+            "solution_str": sample["text"],
+            "ground_truth": sample["answer"],
+            "extra_info": columns.get("extra_info", columns),
+        }
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+def _unlogged(*args: object) -> None:
+    """In the place of TRL's `log_extra` and `log_metric`."""
+
+
+def _traceback(error: Exception) -> str:
+    """The traceback from the user's own line on."""
+    first = error.__traceback__
+    trace = traceback.format_exception(type(error), error, first and (first.tb_next or first))
+    return "".join(trace)[-TRACEBACK:].strip()
+
+
+def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
+    """Load the function, say its style or why there is none, and judge."""
+    outlive_requests_to_stop()
+    try:
+        reward = UserReward(**settings)
+    except Exception as error:  # noqa: BLE001 - the user's file may raise anything
+        serve(pipe, {"error": _traceback(error)}, lambda request: None, orphan_limit=orphan_limit)
+        return
+    serve(pipe, {"batched": reward.batched}, reward.judge, orphan_limit=orphan_limit)
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])), json.loads(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,222 @@
+"""R^task of every response: the built-in verifier, functions of the user's, or a weighted sum of several."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nemo_uecr.errors import ConfigError, RewardError
+from nemo_uecr.verifier.extract import Verdict
+from nemo_uecr.verifier.pool import ComparisonPool, check_responses
+from nemo_uecr.verifier.process import ChildProcess
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.schema import CallReward, VerifierReward
+
+#: Largest share of a step's responses on which a function may fail.
+MOST_FAILED = 0.05
+#: What a function prints goes where the run's own messages go.
+STDERR = 2
+#: Seconds beyond its time limit after which a worker whose parent is gone ends itself.
+ORPHAN_MARGIN = 60
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a reward may read of a response.
+
+    Attributes:
+        id: names the response in messages.
+        prompt: the user's turn.
+        text: the response, without special tokens.
+        token_ids: its tokens; None where the back end does not hand them on.
+        answer: the reference answer.
+        columns: the problem's whole row.
+        dataset: name of the training data.
+    """
+
+    id: str
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...] | None
+    answer: str
+    columns: Mapping[str, object]
+    dataset: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """R^task of a response, what it is made of, and whether the response counts as correct.
+
+    Attributes:
+        reward: sum of weight times component.
+        parts: each component by name; None where a function leaves the response to the others.
+        verdict: the verifier's where it is among the rewards.
+        failed: names of the functions that failed on the response and count 0.
+    """
+
+    reward: float
+    parts: Mapping[str, float | None]
+    verdict: Verdict
+    failed: tuple[str, ...]
+
+    @property
+    def correct(self) -> bool:
+        """Whether the response counts as correct in telemetry."""
+        return self.verdict is Verdict.CORRECT
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a function has no reward for a response: `timeout` or `error`, and what is known of it."""
+
+    verdict: Verdict
+    reason: str
+
+
+class FunctionReward:
+    """A function of the user's in worker processes."""
+
+    def __init__(self, settings: CallReward) -> None:
+        """Start a worker, so that a function that cannot be loaded is reported before anything else begins."""
+        self._settings = settings
+        call = {"call": settings.call, "args": settings.args, "messages": settings.messages}
+        words = [json.dumps(call), str(math.ceil(settings.timeout_s) + ORPHAN_MARGIN)]
+        self._workers = [
+            ChildProcess("nemo_uecr.verifier.reward_worker", words, time_limit=settings.timeout_s, output=STDERR)
+            for _ in range(settings.workers)
+        ]
+        self._free: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._free.put(worker)
+        if not Path(settings.path).is_file():
+            raise ConfigError(f"reward.call: {settings.path}: no such file; expected FILE.py:FUNCTION")
+        hello = self._workers[0].start()
+        if "error" in hello:
+            self.close()
+            raise ConfigError(f"reward.call: {settings.call} cannot be used:\n{hello['error']}")
+        self._batched: bool = hello["batched"]
+
+    def judge(self, samples: Sequence[Sample], *, step: int) -> list[float | Failure | None]:
+        """The function's rewards, in order.
+
+        A batch on which it fails is judged again, response by response, to find those that it fails on.
+
+        Raises:
+            RewardError: It failed on too many of the responses, or returned what is no reward.
+        """
+        if self._batched and not isinstance(whole := self._ask(samples, step), Failure):
+            return list(whole)
+        failures: dict[int, Failure] = {}
+        most = MOST_FAILED * len(samples)
+
+        def one(row: int) -> float | Failure | None:
+            if len(failures) > most:  # the step is lost: do not wait for the rest
+                return None
+            found = self._ask([samples[row]], step)
+            if isinstance(found, Failure):
+                failures[row] = found
+                return found
+            return found[0]
+
+        with ThreadPoolExecutor(len(self._workers)) as threads:
+            rewards = list(threads.map(one, range(len(samples))))
+        if len(failures) > most:
+            first = min(failures)
+            raise RewardError(
+                f"reward {self._settings.label} failed on {len(failures)} of {len(samples)} responses, more than "
+                f"{MOST_FAILED:.0%}; the first ({samples[first].id}): {failures[first].reason}",
+                samples[first].id,
+            )
+        return rewards
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.close()
+
+    def _ask(self, samples: Sequence[Sample], step: int) -> Sequence[float | None] | Failure:
+        worker = self._free.get()
+        try:
+            answer = worker.ask({"step": step, "samples": [asdict(sample) for sample in samples]})
+        except TimeoutError as error:
+            return Failure(Verdict.TIMEOUT, str(error))
+        except EOFError:
+            return Failure(Verdict.ERROR, "it ended its process")
+        finally:
+            self._free.put(worker)
+        if "refused" in answer:
+            where = samples[answer["row"]].id
+            raise RewardError(f"reward {self._settings.label} {answer['refused']} ({where})", where)
+        return Failure(Verdict.ERROR, answer["failed"]) if "failed" in answer else answer["values"]
+
+
+class Rewards:
+    """The rewards of a run."""
+
+    def __init__(
+        self, settings: Sequence[VerifierReward | CallReward], *, correct_at: float, pool: ComparisonPool
+    ) -> None:
+        """Start the functions; the verifier compares in ``pool``, which stays the caller's."""
+        self._settings, self._correct_at, self._pool = settings, correct_at, pool
+        self._functions = {each.label: FunctionReward(each) for each in settings if hasattr(each, "call")}
+
+    def judge(self, samples: Sequence[Sample], *, step: int) -> list[Outcome]:
+        """R^task of every response, in order.
+
+        Raises:
+            RewardError: A function failed on too many responses or returned what is no reward.
+        """
+        found: dict[str, Sequence[float | Failure | None]] = {}
+        verdicts: Sequence[Verdict | None] = [None] * len(samples)
+        for each in self._settings:
+            if each.label in self._functions:
+                found[each.label] = self._functions[each.label].judge(samples, step=step)
+            else:
+                texts, answers = [sample.text for sample in samples], [sample.answer for sample in samples]
+                checked = check_responses(texts, answers, self._pool)
+                found[each.label], verdicts = [c.reward for c in checked], [c.verdict for c in checked]
+        rows = zip(samples, verdicts, *found.values(), strict=True)
+        return [self._outcome(sample, verdict, values) for sample, verdict, *values in rows]
+
+    def _outcome(self, sample: Sample, verdict: Verdict | None, values: Sequence[float | Failure | None]) -> Outcome:
+        parts = {
+            each.label: 0.0 if isinstance(value, Failure) else value
+            for each, value in zip(self._settings, values, strict=True)
+        }
+        if all(value is None for value in values):
+            raise RewardError(f"no reward judges {sample.id}: every function returned None", sample.id)
+        reward = sum(each.weight * (parts[each.label] or 0.0) for each in self._settings)
+        failures = {
+            each.label: value for each, value in zip(self._settings, values, strict=True) if isinstance(value, Failure)
+        }
+        if verdict is None:
+            judged = Verdict.CORRECT if reward >= self._correct_at else Verdict.WRONG
+            verdict = next((failure.verdict for failure in failures.values()), judged)
+        return Outcome(reward, parts, verdict, tuple(failures))
+
+    def close(self) -> None:
+        """End the functions' workers."""
+        for function in self._functions.values():
+            function.close()
+
+
+def component_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Mean of each component, before its weight, and the responses that its function failed on.
+
+    The verifier alone has no components: its reward is R^task.
+    """
+    metrics = {}
+    names = outcomes[0].parts if outcomes else {}
+    for name in names if names.keys() != {"verifier"} else ():
+        values = [part for outcome in outcomes if (part := outcome.parts[name]) is not None]
+        if values:
+            metrics[f"reward/{name}/mean"] = math.fsum(values) / len(values)
+        metrics[f"reward/{name}/failed"] = float(sum(name in outcome.failed for outcome in outcomes))
+    return metrics

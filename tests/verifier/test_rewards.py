@@ -1,0 +1,180 @@
+"""Reward functions in the styles of TRL and verl, in workers; what they return, and how they fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.config.schema import CallReward, VerifierReward
+from nemo_uecr.errors import ConfigError, RewardError
+from nemo_uecr.verifier.extract import Verdict
+from nemo_uecr.verifier.pool import SHARED
+from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics
+
+SOURCE = """
+import asyncio, os, subprocess, time
+
+def trl(prompts, completions, completion_ids, hint, trainer_state, log_metric, scale=1, **columns):
+    log_metric("seen", len(completions))
+    assert len(prompts) == len(columns["task"]) == len(completions)
+    return [scale * (len(ids) + (h or 0) + trainer_state.global_step) for ids, h in zip(completion_ids, hint)]
+
+def trl_messages(prompts, completions):
+    return [float(c[0]["content"] == "yes" and p[0]["role"] == "user") for p, c in zip(prompts, completions)]
+
+async def waits(completions, **columns):
+    await asyncio.sleep(0.01)
+    return [float(len(c)) for c in completions]
+
+def only_code(completions, task, **columns):
+    return [1.0 if t == "code" else None for t in task]
+
+def verl(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+    right = solution_str == ground_truth
+    return {"score": right + bonus, "source": data_source, "level": extra_info["level"]}
+
+def verl_short(solution_str, ground_truth):
+    return len(solution_str)
+
+def breaks(completions, **columns):
+    return [1 / (c != "break") for c in completions]
+
+def hangs(solution_str, **given):
+    if solution_str == "break":
+        subprocess.run(["sleep", "60"])
+    return 1.0
+
+def ends(solution_str, **given):
+    if solution_str == "break":
+        os._exit(3)
+    return 1.0
+
+def too_few(completions, **columns):
+    return [1.0]
+
+def not_a_number(solution_str, **given):
+    return float("nan") if solution_str == "break" else 1.0
+
+def a_text(solution_str, **given):
+    return "1.0"
+
+def where(solution_str, **given):
+    return os.getpid()
+
+def unknown(text):
+    return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rewards") / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def samples(*texts: str, **columns: Sequence[Any]) -> list[Sample]:
+    return [
+        Sample(
+            id=f"row {row}",
+            prompt="Question?",
+            text=text,
+            token_ids=tuple(range(row + 1)),
+            answer=r"\boxed{5}" if "boxed" in text else "yes",
+            columns={"task": "code", "level": 3, **{name: values[row] for name, values in columns.items()}},
+            dataset="train.jsonl",
+        )
+        for row, text in enumerate(texts)
+    ]
+
+
+Judge = Callable[..., list[Outcome]]
+
+
+@pytest.fixture
+def judge(file: Path) -> Judge:
+    """Judges with functions of the file, ``None`` for the verifier."""
+
+    def judged(given: Sequence[Sample], *named: str | None, **settings: Any) -> list[Outcome]:
+        rewards = [
+            VerifierReward() if name is None else CallReward(call=f"{file}:{name}", **settings) for name in named
+        ]
+        with closing(Rewards(rewards, correct_at=0.5, pool=SHARED)) as all_of_them:
+            return all_of_them.judge(given, step=7)
+
+    return judged
+
+
+def rewards(outcomes: Sequence[Outcome]) -> list[float]:
+    return [outcome.reward for outcome in outcomes]
+
+
+def test_trls_style_gets_the_batch_with_its_columns(judge: Judge) -> None:
+    given = samples("a", "b", hint=[0.5, None])
+    assert rewards(judge(given, "trl")) == [8.5, 9.0]
+    assert rewards(judge(given, "trl", args={"scale": 2}, weight=0.5)) == [8.5, 9.0]
+    assert rewards(judge(samples("yes", "no"), "trl_messages", messages=True)) == [1.0, 0.0]
+    assert rewards(judge(samples("yes", "no"), "waits")) == [3.0, 2.0]
+
+
+def test_verls_style_gets_one_response(judge: Judge) -> None:
+    assert rewards(judge(samples("yes", "no"), "verl")) == [1.0, 0.0]
+    assert rewards(judge(samples("yes", "no"), "verl", args={"bonus": 0.25}, workers=2)) == [1.25, 0.25]
+    assert rewards(judge(samples("four"), "verl_short")) == [4.0]
+
+
+def test_the_sum_is_weighted_and_each_component_is_told(judge: Judge) -> None:
+    """Where the verifier is among the rewards, its verdict says what is correct, whatever the sum."""
+    outcomes = judge(samples(r"\boxed{5}", r"\boxed{6}", "none"), None, "verl_short", weight=-0.125)
+    assert rewards(outcomes) == [1 - 9 / 8, -9 / 8, -4 / 8]
+    assert [outcome.correct for outcome in outcomes] == [True, False, False]
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER]
+    assert component_metrics(outcomes) == pytest.approx(
+        {"reward/verifier/mean": 1 / 3, "reward/verifier/failed": 0, "reward/verl_short/mean": 22 / 3,
+         "reward/verl_short/failed": 0}
+    )  # fmt: skip
+    assert component_metrics(judge(samples(r"\boxed{5}"), None)) == {}
+
+
+def test_a_function_may_leave_a_response_to_the_others(judge: Judge) -> None:
+    outcomes = judge(samples("abc", "ab", task=["code", "math"]), "only_code", "waits")
+    assert rewards(outcomes) == [4.0, 2.0]
+    assert component_metrics(outcomes)["reward/only_code/mean"] == 1.0
+    with pytest.raises(RewardError, match="row 1"):
+        judge(samples("a", "b", task=["code", "math"]), "only_code")
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("breaks", "error"), ("hangs", "timeout"), ("ends", "error")])
+def test_a_failure_counts_zero_until_there_are_too_many(judge: Judge, name: str, verdict: str) -> None:
+    """One of twenty is five percent; two stop the run, with the reason and the response of the first."""
+    settings = {"timeout_s": 1.0} if name == "hangs" else {}
+    outcomes = judge(samples(*["fine"] * 13, "break", *["fine"] * 6), name, **settings)
+    assert rewards(outcomes) == [1.0] * 13 + [0.0] + [1.0] * 6
+    assert outcomes[13].verdict == verdict
+    assert component_metrics(outcomes) == {f"reward/{name}/mean": 0.95, f"reward/{name}/failed": 1.0}
+    began = time.monotonic()
+    with pytest.raises(RewardError, match=r"2 of 20 responses[^$]*row 3") as caught:
+        judge(samples(*["fine"] * 3, "break", "break", *["fine"] * 15), name, **settings)
+    assert time.monotonic() - began < 30
+    assert name != "breaks" or 'return [1 / (c != "break")' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("too_few", "1 rewards for 2"), ("not_a_number", r"nan.*row 1"), ("a_text", r"'1.0'.*row 0")]
+)
+def test_what_is_no_reward_ends_the_run(judge: Judge, name: str, said: str) -> None:
+    with pytest.raises(RewardError, match=said):
+        judge(samples("fine", "break"), name)
+
+
+def test_a_function_that_cannot_be_used_is_refused_at_once(judge: Judge, tmp_path: Path) -> None:
+    for name, said in (("missing", "missing"), ("unknown", r"unknown\(text\)")):
+        with pytest.raises(ConfigError, match=said):
+            judge(samples("a"), name)
+    with pytest.raises(ConfigError, match="no such file"):
+        Rewards([CallReward(call=f"{tmp_path}/none.py:f")], correct_at=0.5, pool=SHARED)
