@@ -27,6 +27,8 @@ OBSERVATION = {True: "Environment: correct", False: "Environment: incorrect"}
 class ProblemsDataset(upstream.native("RawDataset")):  # type: ignore[misc]
     """The problems of a run as NeMo-RL's message rows, the question already in the prompt template."""
 
+    processor: Any
+
     def __init__(self, problems: Mapping[str, Any], seed: int, dropped: Sequence[int], **unread: Any) -> None:
         """Read what our section `data`, here ``problems``, asks for, but the dropped places; the rest is NeMo-RL's."""
         from datasets import Dataset

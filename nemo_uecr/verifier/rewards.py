@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from nemo_uecr.errors import ConfigError, RewardError
 from nemo_uecr.verifier.extract import Verdict
@@ -165,7 +165,9 @@ class Rewards:
     ) -> None:
         """Start the functions; the verifier compares in ``pool``, which stays the caller's."""
         self._settings, self._correct_at, self._pool = settings, correct_at, pool
-        self._functions = {each.label: FunctionReward(each) for each in settings if hasattr(each, "call")}
+        self._functions = {
+            each.label: FunctionReward(cast("CallReward", each)) for each in settings if hasattr(each, "call")
+        }
 
     def judge(self, samples: Sequence[Sample], *, step: int) -> list[Outcome]:
         """R^task of every response, in order.
