@@ -43,7 +43,7 @@ def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
     problems = []
     for row in rows:
         question, answer = (_text(row, getattr(data, name), data, name) for name in ("question_key", "answer_key"))
-        problems.append(Problem(str(row.get("id", question[:60])), question, answer))
+        problems.append(Problem(str(row.get("id", question[:60])), question, answer, row))
     return problems
 
 

@@ -45,7 +45,7 @@ class ProblemsDataset(upstream.native("RawDataset")):  # type: ignore[misc]
                         {"role": "assistant", "content": problem.answer},
                     ],
                     "task_name": self.task_name,
-                    "columns": json.dumps(problem.columns),  # their types may differ from row to row
+                    "columns": json.dumps(problem.columns, default=str),  # types may differ from row to row
                 }
                 for problem in chosen
             ]

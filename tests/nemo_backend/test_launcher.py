@@ -127,7 +127,7 @@ def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Path, monkeypat
     monkeypatch.setattr(launcher, "StepContext", watched)
     monkeypatch.setattr(launcher, "training_loss", lambda config: None)
     monkeypatch.setattr(upstream, "register_environment", lambda name, actor: None)
-    monkeypatch.setattr(upstream, "prepare_run", lambda native: (None, None, None))
+    monkeypatch.setattr(upstream, "prepare_run", lambda native: (None, None, {"problems": None}))
     monkeypatch.setattr(upstream, "run_loop", run_loop)
     monkeypatch.setattr(upstream, "substitutions", lambda **given: contextlib.nullcontext())
     config = load_nemo_config(BASE, world(tmp_path))

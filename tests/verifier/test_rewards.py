@@ -158,7 +158,7 @@ def test_a_failure_counts_zero_until_there_are_too_many(judge: Judge, name: str,
     assert outcomes[13].verdict == verdict
     assert component_metrics(outcomes) == {f"reward/{name}/mean": 0.95, f"reward/{name}/failed": 1.0}
     began = time.monotonic()
-    with pytest.raises(RewardError, match=r"2 of 20 responses[^$]*row 3") as caught:
+    with pytest.raises(RewardError, match=r"(?s)2 of 20 responses.*row 3") as caught:
         judge(samples(*["fine"] * 3, "break", "break", *["fine"] * 15), name, **settings)
     assert time.monotonic() - began < 30
     assert name != "breaks" or 'return [1 / (c != "break")' in str(caught.value)
