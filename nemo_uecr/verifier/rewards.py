@@ -130,7 +130,7 @@ class FunctionReward:
         if len(failures) > most:
             first = min(failures)
             raise RewardError(
-                f"reward {self._settings.label} failed on {len(failures)} of {len(samples)} responses, more than "
+                f"reward {self._settings.label} failed on at least {len(failures)} of {len(samples)} responses, over "
                 f"{MOST_FAILED:.0%}; the first ({samples[first].id}): {failures[first].reason}",
                 samples[first].id,
             )
