@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-import nemo_uecr
 from nemo_uecr.cli.common import ConfigFile, Numbers, Override, say
 from nemo_uecr.errors import ConfigError, InvariantError, UecrError, require_extra
 
@@ -112,11 +111,11 @@ def demo(*overrides: Override, no_open: bool = False) -> None:
 
 def demo_config_path() -> str:
     """The demo's configuration: that of the clone, or the one inside an installed package."""
-    package = Path(nemo_uecr.__file__).resolve().parent
-    cloned = package.parent / "examples" / "configs" / "local" / "demo.yaml"
-    path = cloned if cloned.is_file() else package / "configs" / "local" / "demo.yaml"
+    from nemo_uecr.config.load import SHIPPED
+
+    path = str(SHIPPED / "local" / "demo.yaml")
     shown = os.path.relpath(path)
-    return str(path) if shown.startswith("..") else shown
+    return path if shown.startswith("..") else shown
 
 
 def with_free_folder(overrides: Sequence[str]) -> list[str]:

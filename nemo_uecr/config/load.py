@@ -1,8 +1,9 @@
 """Files and overrides to one validated configuration, with the origin of every value.
 
 `defaults:` in a file names the files that it builds on, as in NeMo-RL: a text or a list, relative to the file that has
-it, read depth first, later wins; `_override_: true` in a section replaces the inherited section. Beyond that,
-duplicate keys are refused, the marker works at any depth, and a file that inherits itself is an error.
+it or else to the shipped configurations, read depth first, later wins; `_override_: true` in a section replaces the
+inherited section. Beyond that, duplicate keys are refused, the marker works at any depth, and a file that inherits
+itself is an error.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ OVERRIDE, DEFAULT = "override", "default"
 REPLACE_MARKER = "_override_"
 #: OmegaConf's mark for a value that a later file must give.
 MISSING = "???"
+_PACKAGE = Path(__file__).resolve().parents[1]
+_CLONED = _PACKAGE.parent / "examples" / "configs"
+#: The configurations that come with the package: the clone's, or those inside an installed package.
+SHIPPED = _CLONED if (_CLONED / "local" / "base.yaml").is_file() else _PACKAGE / "configs"
 #: Keys that a resumed run may change: they alter what is written, not what is trained.
 FREE_KEYS = (
     "train.steps", "telemetry.", "checkpoint.", "run.folder",
@@ -207,10 +212,14 @@ def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
     names = [defaults] if isinstance(defaults, str) else defaults
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{path}: defaults: got {defaults!r}, expected a file name or a list of file names")
-    parents = [os.path.normpath(os.path.join(os.path.dirname(path), name)) for name in names]
-    below = [_chain(parent, above=(*above, path)) for parent in parents]
+    below = [_chain(_parent(path, name), above=(*above, path)) for name in names]
     own = _layer(tree, path)
     return reduce(_overlay, [*below, own], Layer({}, {})) if below else own
+
+
+def _parent(path: str, name: str) -> str:
+    beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
+    return beside if os.path.exists(beside) or not (SHIPPED / name).is_file() else str(SHIPPED / name)
 
 
 def _read_mapping(path: str) -> dict[str, object]:

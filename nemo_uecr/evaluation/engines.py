@@ -185,10 +185,7 @@ def load_module(model: str, dtype: str) -> Any:
         DataError: it is damaged or missing, or lacks weights.
     """
     import torch
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     local = models.only_here(model)
     module, report = adapter.load_causal_lm(model, local_files_only=local, dtype=getattr(torch, dtype))
     if missing := report["missing_keys"]:
