@@ -38,6 +38,7 @@ SCALE: dict[str, dict[str, Any]] = {
             "prompts": 2, "tokens": 8, "gib": 2**-6},
 }  # fmt: skip
 CHECKPOINTING, OFFLOAD = "train.activation_checkpointing=true", "offload=all"
+FLOORED = "method.scoring_noise=0.05", "method.std_floor=0.1"  # asked for beside a quantised teacher
 #: What each run changes of micro-batches of one response with nothing moved, and the packages that it needs.
 RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "micro-batch 1": ((), ()),
@@ -47,6 +48,8 @@ RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "adamw8bit": ((CHECKPOINTING, OFFLOAD, "train.optimizer=adamw8bit"), ("bitsandbytes",)),
     "LoRA": ((CHECKPOINTING, OFFLOAD, "student.lora_rank=32"), ("peft",)),
     "adamw8bit_sr": ((CHECKPOINTING, OFFLOAD, "train.optimizer=adamw8bit_sr"), ("torchao",)),
+    "int8 teacher": ((CHECKPOINTING, "teacher.quantize=int8", *FLOORED), ("torchao",)),
+    "nf4 teacher": ((CHECKPOINTING, "teacher.quantize=nf4", *FLOORED), ("bitsandbytes",)),
     "float32": ((CHECKPOINTING, "student.dtype=float32"), ()),
     "vLLM": ((CHECKPOINTING, OFFLOAD, "rollout.engine=vllm"), ("vllm",)),
     "vLLM, LoRA": ((CHECKPOINTING, OFFLOAD, "rollout.engine=vllm", "student.lora_rank=32"), ("vllm", "peft")),

@@ -47,7 +47,7 @@ nemo-uecr config check CONFIG [key=value ...]   # validate, and print the object
 ## Files
 
 - `defaults:` names a file, or a list of files, that this file builds on. Names are relative to the file that
-  has them. They are read depth first and the later value wins.
+  has them, or else to the shipped configurations. They are read depth first and the later value wins.
 - Sections merge key by key. `_override_: true` in a section replaces the inherited section instead.
 - `${rollout.prompts_per_step}` takes the value of another key. `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`
   compute. Write `\\${` for a literal `${`.

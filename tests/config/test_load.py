@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.load import (
+    SHIPPED,
     annotated_yaml,
     check_same_configuration,
     dump_config,
@@ -55,6 +56,14 @@ def test_later_parent_and_child_win(tmp_path: Path) -> None:
     assert loaded.config.evaluation.benchmarks == {"own": "own.jsonl"}
     origins = [loaded.origins[key] for key in ("train.steps", "run.seed", "rollout.top_k")]
     assert origins == [str(tmp_path / "up" / "root.yaml"), str(tmp_path / "up" / "b.yaml"), str(child)]
+
+
+def test_a_shipped_configuration_is_found_from_anywhere_but_not_before_ones_own(tmp_path: Path) -> None:
+    child = write(tmp_path, "defaults: local/demo.yaml\ntrain: {steps: 1}\n")
+    assert load_config(child, []).origins["run.folder"] == str(SHIPPED / "local" / "demo.yaml")
+    (tmp_path / "local").mkdir()
+    own = write(tmp_path, f"defaults: {DEMO}\nrun: {{folder: own}}\n", "local/demo.yaml")
+    assert load_config(child, []).origins["run.folder"] == str(own)
 
 
 @pytest.mark.parametrize(

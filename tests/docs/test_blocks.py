@@ -32,9 +32,9 @@ def test_languages_are_known() -> None:
 
 @pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
 def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
-    """In a copy of the shipped configurations, under the name in its first line."""
-    named = re.match(r"# (examples/configs/\S+\.yaml)\n", block.text)
-    assert named, f"{block.where}: begin the block with '# examples/configs/...yaml', the file that it is"
+    """Beside a copy of the shipped configurations, under the name in its first line."""
+    named = re.match(r"# (\S+\.yaml)\n", block.text)
+    assert named, f"{block.where}: begin the block with '# NAME.yaml', the file that it is"
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     path = tmp_path / named[1]
     path.write_text(block.text, encoding="utf-8")
