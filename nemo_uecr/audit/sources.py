@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nemo_uecr.config.load import written_config
-from nemo_uecr.config.schema import Config
+from nemo_uecr.config.schema import Config, TeacherConfig
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.models import fitting_prompts
 from nemo_uecr.errors import DataError
@@ -104,7 +104,8 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source
             )
         return str(path)
 
-    return Source(rollouts, student_of, getattr(config.teacher, "model_name", None), files)
+    teacher = config.teacher.model_name if isinstance(config.teacher, TeacherConfig) else None
+    return Source(rollouts, student_of, teacher, files)
 
 
 def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:

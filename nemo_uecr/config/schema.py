@@ -292,6 +292,8 @@ class LocalTolerancesConfig(TolerancesConfig):
     """Largest residual of each identity; a larger one stops the run."""
 
     rollout_gap: Positive = 0.05  # Mean |log pi - log pi_vLLM| of a step's tokens, nats, with rollout.engine=vllm.
+    # Mean |change| of a URL teacher's scores of fixed tokens since the run began, and between two requests, nats.
+    teacher_probe: Positive = 0.05
 
 
 def check_batch(config: AnyConfig) -> None:
@@ -315,8 +317,19 @@ def check_teacher(config: AnyConfig) -> None:
 
 def teacher_models(config: AnyConfig) -> dict[str, str]:
     """Folder or hub name of each teacher that the run loads, by its key: `teacher`, or `teachers.NAME`."""
+    elsewhere = SelfTeacherConfig | UrlTeacherConfig
     found = config.active_teachers.items()
-    return {key: str(teacher.model_name) for key, teacher in found if not isinstance(teacher, SelfTeacherConfig)}
+    return {key: str(teacher.model_name) for key, teacher in found if not isinstance(teacher, elsewhere)}
+
+
+def url_teachers(config: AnyConfig) -> dict[str, UrlTeacherConfig]:
+    """The teachers on a server, by their keys."""
+    return {key: one for key, one in config.active_teachers.items() if isinstance(one, UrlTeacherConfig)}
+
+
+def teacher_folders(config: AnyConfig) -> dict[str, str]:
+    """Folder or hub name of what each teacher has here, its tokenizer at least, by its key."""
+    return teacher_models(config) | {key: teacher.tokenizer for key, teacher in url_teachers(config).items()}
 
 
 # -- the local back end ----------------------------------------------------------------------------------------------
@@ -354,6 +367,16 @@ class TeacherConfig(Section):
         return quantize
 
 
+class UrlTeacherConfig(Section):
+    """A server that scores the student's tokens by vLLM's completions route."""
+
+    url: Annotated[str, Field(pattern=r"^https?://.*[^/]$")]  # Where it is, without /v1: http://HOST:PORT.
+    model_name: Text  # What the server calls the model.
+    tokenizer: Text  # The model's tokenizer, a local folder or a hub name; the student's, id by id.
+    # Whether the server has the plugin that gives the entropy; a method that reads none needs none.
+    entropy: Literal["plugin", "none"]
+
+
 class SelfTeacherConfig(Section):
     """The student as its own teacher, which may read more than the student does: a solution, a hint."""
 
@@ -365,13 +388,15 @@ class SelfTeacherConfig(Section):
 def _kind_of_teacher(teacher: object) -> str:
     """The kind of teacher that a section describes, by the key that only this kind has."""
     keys = teacher if isinstance(teacher, dict) else getattr(type(teacher), "model_fields", ())
-    return "[self]" if "self" in keys else "[model]"
+    return next((f"[{key}]" for key in ("self", "url") if key in keys), "[model]")
 
 
 #: Each kind is told by a key of its own, so that an error speaks of this kind's keys alone.
-OneTeacher = TeacherConfig | SelfTeacherConfig
+OneTeacher = TeacherConfig | SelfTeacherConfig | UrlTeacherConfig
 AnyTeacher = Annotated[
-    Annotated[TeacherConfig, Tag("[model]")] | Annotated[SelfTeacherConfig, Tag("[self]")],
+    Annotated[TeacherConfig, Tag("[model]")]
+    | Annotated[SelfTeacherConfig, Tag("[self]")]
+    | Annotated[UrlTeacherConfig, Tag("[url]")],
     Discriminator(_kind_of_teacher),
 ]
 TeacherName = Annotated[str, Field(pattern=r"^[\w-]+$")]
@@ -470,7 +495,7 @@ class Config(Section):
         for key, teacher in (stated or {"teacher": self.teacher}).items():
             if isinstance(teacher, TeacherConfig) and teacher.model_name is not None:
                 found[key] = teacher.model_copy(update={"dtype": teacher.dtype or self.student.dtype})
-            elif isinstance(teacher, SelfTeacherConfig):
+            elif isinstance(teacher, SelfTeacherConfig | UrlTeacherConfig):
                 found[key] = teacher
         return found if self.method.entry.needs_teacher else {}
 
@@ -480,6 +505,12 @@ class Config(Section):
         check_teacher(self)
         self._check_routing()
         self._check_quantized()
+        for key, teacher in url_teachers(self).items():
+            if teacher.entropy == "none" and "teacher_entropy" in self.method.entry.scores:
+                raise ValueError(
+                    f"{key}.entropy: got none, but method {self.method.name} reads the teacher's entropy; serve the "
+                    f"model with the plugin and take {key}.entropy=plugin, or take method.name=ecr_no_entropy"
+                )
         size, most = self.train.microbatch_responses, self.train.minibatch_responses
         if size > most:
             raise ValueError(

@@ -53,6 +53,7 @@ class StepBatch:
         teacher: teacher log-probability at 1 and its entropy; None when the method reads no teacher.
         reading: each response's teacher, and what it read; None when the method reads no teacher.
         reference: initial student at T_r and, where the method reads it, at 1; None where nothing reads it.
+        unscored: why the teacher's scores are missing; the step stops with it.
         segments_BT: turn labels, None when the response is one turn.
     """
 
@@ -65,6 +66,7 @@ class StepBatch:
     teacher: Scores | None
     reading: Reading | None
     reference: Scores | None
+    unscored: ScoreError | None
     segments_BT: Tensor | None
 
     @property
@@ -98,11 +100,13 @@ class StepBatch:
         return tensors
 
     def check_scores(self) -> None:
-        """Refuse scores of other tokens, and those that are not finite, the ones that no method reads included.
+        """Refuse scores that are missing, of other tokens or not finite, also where no method reads them.
 
         Raises:
-            ScoreError: naming field, sample and token.
+            ScoreError: naming field, sample and token, or the teacher.
         """
+        if self.unscored is not None:
+            raise self.unscored
         if self.reading is not None and not torch.equal(self.reading.sequences.token_ids(), self.sequences.token_ids()):
             raise ScoreError("the teachers read other response tokens than the student sampled; expected the same")
         tensors = self.tensors()
@@ -220,7 +224,7 @@ def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings
     words = ["nemo-uecr", "replay", str(target / "batch.safetensors"), "--method", method.name]
     command = shlex.join([*words, "--set", *assignments, "--out", str(target / "advantages.safetensors")])
     sample = next((name for name in batch.sample_ids if f"({name})" in str(error)), None)
-    write_failure(folder, batch.step, error, sample=sample, command=command)
+    write_failure(folder, batch.step, error, sample=sample, command=None if batch.unscored else command)
 
 
 def write_failure(folder: Path, step: int, error: UecrError, *, sample: str | None, command: str | None) -> None:

@@ -21,7 +21,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 import nemo_uecr
 from nemo_uecr.config.load import dump_config, flattened, written_config
-from nemo_uecr.config.schema import CallReward, Config, teacher_models
+from nemo_uecr.config.schema import CallReward, Config, teacher_folders
 from nemo_uecr.data.adapter import base_of
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
@@ -112,7 +112,7 @@ def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
     files = {"train": train, f"train/{DATA_MANIFEST}": train.with_name(DATA_MANIFEST)}
     files |= {f"benchmark {name}": Path(locate(path)) for name, path in config.evaluation.benchmarks.items()}
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
-    models = {"student": config.student.model_name} | teacher_models(config)
+    models = {"student": config.student.model_name} | teacher_folders(config)
     for role, name in models.items():
         folder = _model_folder(locate(name))
         files |= {f"{role}/{path.name}": path for path in sorted(folder.iterdir())} if folder else {}

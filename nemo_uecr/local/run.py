@@ -37,7 +37,7 @@ from nemo_uecr.local.memory import Placement, checkpointed_layers, moves, state_
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.rollout import Sampler, draw
 from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
-from nemo_uecr.local.teachers import load_teachers
+from nemo_uecr.local.teachers import PROBES, load_teachers
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.local.vllm_sampler import VllmSampler
@@ -102,10 +102,12 @@ def train(
             clients = open_clients(folder, config.telemetry, flat_values(config))
             progress = Progress(total=config.train.steps, style=config.telemetry.progress)
             write_run_files(folder, config, objective=objective, origins=origins, inputs=inputs)
+            if models.teachers is not None:
+                models.teachers.keep_probes(folder)
             _retire_failure(folder)
             for name in (*GROWING, ARTIFACTS):
                 truncate_records(folder / name, last_step=-1 if start is None else position.step)
-            list_files(folder, position.step, "config.yaml", "origins.json", "tolerances.json", DIFF)
+            list_files(folder, position.step, "config.yaml", "origins.json", "tolerances.json", DIFF, PROBES)
             trainer = Trainer(
                 config,
                 models=models,

@@ -5,22 +5,30 @@ A new kind of source is a class with what `Teacher` asks for, and a line in `loa
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherConfig
-from nemo_uecr.data.models import prompt_ids
+from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherConfig, UrlTeacherConfig
+from nemo_uecr.data.models import check_same_tokenizer, prompt_ids
 from nemo_uecr.data.problems import filled, teacher_name
+from nemo_uecr.evaluation.engines import load_tokens
+from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.local.manifest import Locate
 from nemo_uecr.local.memory import Placement
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.scores import Scores, score
 from nemo_uecr.local.sequences import Prompt, Reading, Sequences, check_context
+from nemo_uecr.local.url_teacher import UrlTeacher
+
+#: In the run folder: what each server said and scored when the run began.
+PROBES = "teacher-probes.json"
 
 
 class Teacher(Protocol):
@@ -108,6 +116,12 @@ class Teachers:
         views = [self.by_name[name].view(prompt) for name, prompt in zip(names, sequences.prompts, strict=True)]
         return Reading(names, Sequences(views, sequences.responses))
 
+    def keep_probes(self, folder: Path) -> None:
+        """Write what a run's servers were when it began into its folder, where a resumed run finds it."""
+        first = {name: teacher.first for name, teacher in self.by_name.items() if isinstance(teacher, UrlTeacher)}
+        if first:
+            replace_file(folder / PROBES, json.dumps(first).encode())
+
     def check(self, prompts: Sequence[Prompt], response: int) -> None:
         """Refuse, at start, a problem without a teacher, and what its teacher cannot read."""
         reading = self.reading(Sequences(prompts, ()))
@@ -176,6 +190,13 @@ def load_teachers(
                 model.module.requires_grad_(False)
                 check_same_tokens(student, model)
                 loaded[source] = ModelTeacher(model.beside(student.vocabulary), key)
+        elif isinstance(section, UrlTeacherConfig):
+            theirs = load_tokens(locate(section.tokenizer)).tokenizer
+            check_same_tokenizer(student.tokenizer, theirs, (student.vocabulary, student.vocabulary))
+            kept = Path(config.run.folder) / PROBES  # of a run that is continued
+            first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else None
+            tolerance = config.tolerances.teacher_probe
+            loaded[source] = UrlTeacher(section, student.vocabulary, len(theirs), tolerance, first)
         elif source not in loaded:
             model = initial() if section.self == "initial" else student
             member = "student" if model.module is student.module else "reference"

@@ -139,6 +139,8 @@ class Trainer:
                 check_record(step, metrics)
         except (InvariantError, ScoreError) as error:
             leave_failure(self.folder, batch, self.config.method, settings, error)
+            if batch.unscored is not None and self.position.step not in (0, *self.checkpoints.steps()):
+                self._save_checkpoint(self.position.step, asked=True)  # the student is as that step left it
             raise
         self._keep(step, batch, settings, advantages)
         self._advance(step, outcome, advantages.state or {}, watch)
@@ -177,7 +179,7 @@ class Trainer:
             minibatch=config.train.minibatch_responses, microbatch=config.train.microbatch_responses
         )
         rows = [rows for minibatch in micro_rows for rows in minibatch]
-        reading = teacher = reference = None
+        reading = teacher = reference = unscored = None
         with watch.phase("score_student"):  # both temperatures from one forward
             self.placement.need("student")
             student = score(
@@ -187,7 +189,10 @@ class Trainer:
             with watch.phase("score_teacher"):
                 wants_entropy = "teacher_entropy" in self.method.scores
                 reading = models.teachers.reading(sequences)
-                teacher = models.teachers.score(reading, rows, self.placement, entropy=wants_entropy)
+                try:
+                    teacher = models.teachers.score(reading, rows, self.placement, entropy=wants_entropy)
+                except ScoreError as error:  # a server's; what was drawn is kept first
+                    unscored = error
         if models.reference is not None:
             with watch.phase("score_reference"):
                 self.placement.need("student" if models.reference.module is models.student.module else "reference")
@@ -204,6 +209,7 @@ class Trainer:
             teacher=teacher,
             reading=reading,
             reference=reference,
+            unscored=unscored,
             segments_BT=turn_labels(
                 sequences.token_ids(), sequences.mask_BT, config.method.turn_separator, models.student.tokenizer
             ),

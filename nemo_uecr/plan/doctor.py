@@ -22,13 +22,21 @@ import psutil
 
 from nemo_uecr.checkpoint.reading import MEGATRON, find_source, read_weights
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
-from nemo_uecr.config.schema import Config, SelfTeacherConfig, teacher_models
+from nemo_uecr.config.schema import (
+    Config,
+    SelfTeacherConfig,
+    UrlTeacherConfig,
+    teacher_folders,
+    teacher_models,
+    url_teachers,
+)
 from nemo_uecr.data import adapter, models
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import Problem, filled, load_problems, teacher_name
 from nemo_uecr.errors import DataError, UecrError
 from nemo_uecr.files import check_writable, read_object
 from nemo_uecr.local.sequences import encode_prompts
+from nemo_uecr.local.url_teacher import UrlTeacher
 from nemo_uecr.nemo import preflight, upstream
 from nemo_uecr.plan import faults
 from nemo_uecr.plan.local import Sizes, local_plan
@@ -145,6 +153,9 @@ def _of_the_run(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
     yield "resume", lambda: resume_findings(run)
     for role, name in _models(run).items():
         yield f"{role} model", partial(model_finding, run, role, name)
+    if isinstance(run, Config):
+        for key, asked in url_teachers(run).items():
+            yield f"{key} server", partial(server_finding, run, key, asked, sizes)
     if not any(name.startswith("demo:") for name in _models(run).values()):
         yield "student tokenizer", lambda: tokenizer_findings(run)
 
@@ -365,14 +376,26 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
 
 def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
     """The student's tokenizer; with it the teacher's, id by id, the chat template and the prompts."""
-    student, teachers = _tokenizer(run.student.model_name, "student"), teacher_models(run)
+    student, teachers = _tokenizer(run.student.model_name, "student"), teacher_folders(run)
     yield ok("student tokenizer", f"{len(student)} tokens")
     checks: list[Check] = [("chat template", lambda: chat_finding(student, run))]
     if Path(run.data.train).exists():
         checks.append(("prompt length", lambda: _prompts_finding(student, run)))
     own = run.student.model_name
-    checks += [(f"{key} tokenizer", partial(_same_finding, own, student, key, name)) for key, name in teachers.items()]
+    for key, name in teachers.items():
+        sized = own if key in url_teachers(run) else name  # a server's columns are looked at there
+        checks.append((f"{key} tokenizer", partial(_same_finding, own, student, key, name, sized)))
     yield from made(checks)
+
+
+def server_finding(run: Config, key: str, asked: UrlTeacherConfig, sizes: Sizes) -> Finding:
+    """A teacher's server, checked as the run checks it at its start."""
+    name = run.student.model_name
+    tokenizer, columns = _tokenizer(name, "student"), sizes(name, "student").vocabulary
+    teacher = UrlTeacher(asked, columns, len(tokenizer), run.tolerances.teacher_probe, None)
+    teacher.check(encode_prompts(_local_problems(run), tokenizer, run.data), run.rollout.max_response_tokens)
+    terms = teacher.terms(0)
+    return ok(f"{key} server", f"{terms['url']} serves {terms['root']}, entropy: {asked.entropy}")
 
 
 def _tokenizer(name: str, role: str) -> Any:
@@ -390,9 +413,9 @@ def _tokenizer(name: str, role: str) -> Any:
     )
 
 
-def _same_finding(own: str, student: Any, key: str, name: str) -> Finding:
+def _same_finding(own: str, student: Any, key: str, name: str, sized: str) -> Finding:
     teacher = _tokenizer(name, key)
-    ours, theirs = (models.output_columns(str(Path(m).expanduser()), local_files_only=True) for m in (own, name))
+    ours, theirs = (models.output_columns(str(Path(m).expanduser()), local_files_only=True) for m in (own, sized))
     models.check_same_tokenizer(student, teacher, (ours, theirs))
     padded = "" if ours == theirs else f"; {abs(theirs - ours)} columns of padding apart"
     return ok(f"{key} tokenizer", f"the same {len(student)} ids as the student's{padded}")

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig
+from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig, UrlTeacherConfig
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import mismatches_of
 from nemo_uecr.plan.nemo import DECODE_STEP, PROCESS_BYTES, VLLM_BYTES, engine_seconds, response_lengths
@@ -55,7 +55,8 @@ class _Run:
         self.student = sizes(config.student.model_name, "student")
         self.teachers: dict[str, OneTeacher] = {}
         for key, teacher in config.active_teachers.items():
-            if teacher not in self.teachers.values():  # two names of one model share it
+            known = isinstance(teacher, UrlTeacherConfig) or teacher in self.teachers.values()
+            if not known:  # two names of one model share it, and a server computes elsewhere
                 self.teachers[key] = teacher
         models = {key: one for key, one in self.teachers.items() if isinstance(one, TeacherConfig)}
         self.shapes = {key: sizes(str(teacher.model_name), key) for key, teacher in models.items()}
@@ -149,7 +150,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
             f"{VLLM_BYTES / GIB:.0f} GiB of vLLM's besides weights and cache, {VLLM_ASLEEP / GIB:.1f} asleep"
             if run.vllm
             else f"{run.launches * 1e3:.1f} ms of launches a layer and decoding step",
-            "not counted: verification, evaluation, checkpoints, Python and torch themselves (about 1 GiB)",
+            "not counted: verification, evaluation, checkpoints, a server's scores, Python and torch (about 1 GiB)",
         ),
         faults=(*mismatches, *_memory_faults(run, phases)),
         mismatches=mismatches,

@@ -1,0 +1,233 @@
+"""A teacher behind a URL: vLLM's completions route scores the student's tokens, and every answer is checked.
+
+What the server echoes proves tokens and shift. A probe of fixed tokens shows at every step, and after a resume, that
+the model behind the URL is still the one that the run began with. For one token of each response a second request for
+the K best tokens bounds the entropy, whatever gave it:
+
+    H_K + m ln(1 / p_K) <= H <= H_K + m ln((V - K) / m),   H_K = -sum_k p_k ln p_k,   m = 1 - sum_k p_k
+
+Shape legend: B = responses, T = response tokens, N = tokens of one sequence after its first, V = columns that count.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.config.schema import UrlTeacherConfig
+from nemo_uecr.errors import ScoreError, first_line
+from nemo_uecr.local.models import TokenModel
+from nemo_uecr.local.scores import Scores
+from nemo_uecr.local.sequences import Prompt, Sequences
+
+#: Seconds before each further attempt.
+RETRY_S = (1.0, 4.0, 16.0)
+TIMEOUT_S = 600.0
+#: Requests under way at once; the server batches them.
+AT_ONCE = 16
+PROBE_TOKENS = 64
+#: K; what vLLM's --max-logprobs allows by default.
+BEST = 20
+#: The bracketed token is one of a response's first, so that its request stays short.
+BRACKET_WITHIN = 16
+#: Rounding of a sum of K probabilities.
+SUM_SLACK = 1e-3
+#: What vLLM writes for -infinity; the plugin's own is lower.
+IMPOSSIBLE = -9999.0
+
+
+class RefusedError(ScoreError):
+    """The server cannot score these tokens, however often it is asked."""
+
+
+@dataclass
+class UrlTeacher:
+    """A teacher whose scores come over HTTP.
+
+    Attributes:
+        asked: its section of the configuration.
+        columns: V, the student's output columns; the server must not count more.
+        tokens: ids of the tokenizer.
+        tolerance: largest mean change of the probe's scores and of a step's bracketed tokens, nats.
+        first: what `look` found when the run began; None until `check` of a new run.
+    """
+
+    asked: UrlTeacherConfig
+    columns: int
+    tokens: int
+    tolerance: float
+    first: dict[str, Any] | None
+
+    @property
+    def members(self) -> Mapping[str, TokenModel]:
+        """Another machine computes."""
+        return {}
+
+    def terms(self, step: int) -> dict[str, str]:
+        """The server, what it says that it serves, and that its weights are known from their scores alone."""
+        served = "" if self.first is None else str(self.first["root"])
+        return {"url": self.asked.url, "model": self.asked.model_name, "root": served, "witness": "bracket"}
+
+    def view(self, prompt: Prompt) -> Prompt:
+        """The student's own."""
+        return prompt
+
+    def check(self, views: Sequence[Prompt], response: int) -> None:
+        """Refuse a server that is not there, reads too little, counts other columns, or is not the run's own.
+
+        Raises:
+            ScoreError: saying what does not fit and what to do.
+        """
+        found, longest = self.look(), max(len(prompt.token_ids) for prompt in views) + response
+        needed = max(longest, PROBE_TOKENS) + 1
+        if found["context"] < needed:
+            raise self._error(
+                f"reads {found['context']} tokens (--max-model-len), expected {needed} or more: the longest prompt and "
+                "response, and one token that vLLM generates"
+            )
+        try:  # the first id that the student does not have is out of vocabulary, or without probability
+            self._scores([0, self.columns])
+        except RefusedError:
+            pass
+        else:
+            raise self._error(
+                f"counts more than the student's {self.columns} output columns; serve it with the plugin and "
+                f"UECR_TEACHER_TOKENS={self.columns}"
+            )
+        self.first = self.first or found
+
+    def look(self) -> dict[str, Any]:
+        """What the server says of itself, and its scores of the probe.
+
+        Raises:
+            ScoreError: If it contradicts itself, or is not the one that the run began with.
+        """
+        models = {model["id"]: model for model in self._ask("models", None)["data"]}
+        if self.asked.model_name not in models:
+            raise self._error(f"is not served there; expected as model_name one of: {', '.join(models)}")
+        probe = [7919 * place % self.tokens for place in range(PROBE_TOKENS)]
+        scores_2N = self._scores(probe)
+        if self.first is not None:
+            change = float((scores_2N - torch.tensor(self.first["probe"])).nan_to_num(0).abs().mean(1).max())
+            if change > self.tolerance:
+                raise self._error(
+                    f"is not what the run began with: its scores of {PROBE_TOKENS} fixed tokens moved by {change:.3g} "
+                    f"nats, tolerances.teacher_probe is {self.tolerance:g}. Serve {self.first['root']} again, then use "
+                    "--resume"
+                )
+        self._check_brackets([self._bracket(probe, scores_2N[:, -1])])
+        model = models[self.asked.model_name]
+        return {"root": model.get("root"), "context": model["max_model_len"], "probe": scores_2N.tolist()}
+
+    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
+        """Log-probability at temperature 1 of every response token of these rows, and the entropy with the plugin.
+
+        Raises:
+            ScoreError: If the server gives none, or is not the one that the run began with.
+        """
+        self.look()
+        scores_2BT = torch.full((2, len(sequences.responses), sequences.width), torch.nan)
+        rows = torch.cat(list(micro_rows)).tolist()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = list(pool.map(partial(self._row, sequences), rows))
+        for row, (scores_2T, _) in zip(rows, found, strict=True):
+            scores_2BT[:, row, : scores_2T.shape[1]] = scores_2T
+        self._check_brackets([bracket for _, bracket in found])
+        return Scores((scores_2BT[0],), scores_2BT[1] if entropy else None)
+
+    def _row(self, sequences: Sequences, row: int) -> tuple[Tensor, tuple[float, float]]:
+        prompt, response = sequences.prompts[row].token_ids, sequences.responses[row].token_ids
+        scores_2T = self._scores(prompt + response)[:, -len(response) :]
+        token = row % min(len(response), BRACKET_WITHIN)
+        return scores_2T, self._bracket(prompt + response[: token + 1], scores_2T[:, token])
+
+    def _scores(self, ids: Sequence[int]) -> Tensor:
+        """[2, N] log-probability and entropy of each token after the first; the entropy NaN without the plugin."""
+        entries = [entry[str(token)] for token, entry in zip(ids[1:], self._entries(ids, best=0), strict=True)]
+        logp_N = torch.tensor([float(entry["logprob"]) for entry in entries])
+        if logp_N.min() <= IMPOSSIBLE:
+            text = f"gives token id {ids[1 + int(logp_N.argmin())]} no probability; expected the student's vocabulary"
+            raise self._error(text, RefusedError)
+        entropy_N = torch.full_like(logp_N, torch.nan)
+        if self.asked.entropy == "plugin":
+            entropy_N = torch.tensor([entry["rank"] for entry in entries], dtype=torch.int32).view(torch.float32)
+            if entropy_N.max() < torch.finfo(torch.float32).tiny:  # ranks, read as float32
+                raise self._error(
+                    "gives no entropy; install nemo-uecr beside vLLM and serve with UECR_TEACHER_TOKENS=all, or set "
+                    "teacher.entropy=none with a method that reads no entropy"
+                )
+        return torch.stack((logp_N, entropy_N))
+
+    def _bracket(self, ids: Sequence[int], scores_2: Tensor) -> tuple[float, float]:
+        """How far the last token's scores are from those of a request for its K best tokens, nats."""
+        last = self._entries(ids, best=BEST)[-1]
+        best = sorted((float(entry["logprob"]) for entry in last.values()), reverse=True)[:BEST]
+        if (total := math.fsum(map(math.exp, best))) > 1 + SUM_SLACK:
+            raise self._error(
+                f"gives probabilities that add up to {total:.4g}; serve with --logprobs-mode raw_logprobs"
+            )
+        low, high = entropy_bracket(best, self.columns)
+        logp, entropy = scores_2.tolist()
+        return abs(logp - float(last[str(ids[-1])]["logprob"])), max(0.0, low - entropy, entropy - high)
+
+    def _check_brackets(self, found: Sequence[tuple[float, float]]) -> None:
+        for what, values in zip(("log-probability", "entropy"), zip(*found, strict=True), strict=True):
+            if (mean := sum(values) / len(values)) > self.tolerance:
+                raise self._error(
+                    f"contradicts itself: {what} and {BEST} best tokens of one place differ by {mean:.3g} nats, "
+                    f"tolerances.teacher_probe is {self.tolerance:g}. Is more than one model behind the URL?"
+                )
+
+    def _entries(self, ids: Sequence[int], *, best: int) -> list[dict[str, Any]]:
+        """What vLLM says of each token after the first: log-probability and rank, of it and of the best ones."""
+        body = {"model": self.asked.model_name, "prompt": list(ids), "prompt_logprobs": best, "max_tokens": 1}
+        choice = self._ask("completions", body | {"return_token_ids": True})["choices"][0]
+        entries: list[dict[str, Any]] = (choice.get("prompt_logprobs") or [None])[1:]
+        if choice.get("prompt_token_ids") != list(ids) or len(entries) != len(ids) - 1:
+            raise self._error(
+                f"scored {len(entries)} tokens that are not the {len(ids) - 1} it was sent; expected vLLM's completions"
+            )
+        return entries
+
+    def _ask(self, route: str, body: Mapping[str, object] | None) -> Any:
+        """Send a request, again after each wait in `RETRY_S`; an answer is never made up."""
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(f"{self.asked.url}/v1/{route}", data, {"Content-Type": "application/json"})
+        for wait in (*RETRY_S, None):
+            try:
+                with urlopen(request, timeout=TIMEOUT_S) as reply:
+                    return json.load(reply)
+            except HTTPError as error:
+                reason = f"HTTP {error.code}: {' '.join(error.read().decode(errors='replace').split()):.300}"
+                if error.code < 500 and error.code != 429:
+                    raise self._error(f"refuses a request: {reason}", RefusedError) from error
+            except (OSError, HTTPException, ValueError) as error:  # ValueError: half of an answer
+                reason = first_line(error)
+            if wait is not None:
+                time.sleep(wait)
+        raise self._error(f"did not answer {len(RETRY_S) + 1} times: {reason}. Start it again, then use --resume")
+
+    def _error(self, text: str, kind: type[ScoreError] = ScoreError) -> ScoreError:
+        """An error that names the server."""
+        return kind(f"teacher {self.asked.model_name!r} at {self.asked.url} {text}")
+
+
+def entropy_bracket(best_logp: Sequence[float], columns: int) -> tuple[float, float]:
+    """Least and largest entropy, in nats, of V probabilities with these K largest logarithms."""
+    known = -math.fsum(math.exp(logp) * logp for logp in best_logp)
+    rest, tail = columns - len(best_logp), 1.0 - math.fsum(map(math.exp, best_logp))
+    if rest <= 0 or tail <= 0:
+        return known, known
+    return known - tail * min(best_logp), known + tail * math.log(rest / tail)
