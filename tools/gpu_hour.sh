@@ -8,7 +8,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}
-package="nemo-uecr[local,lora,optimizers,triton,verify,test]"
+package="nemo-uecr[local,lora,lowbit,triton,verify,test]"
 read -ra others <<<"${PACKAGES-vllm trl liger-kernel}"
 out='' wheels='' given=()
 

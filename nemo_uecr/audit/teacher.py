@@ -33,13 +33,12 @@ NOTE = (
     "`nemo-uecr score` wrote it. Curves: the share of tokens (vertical) whose difference is larger than the value "
     "below; differences under 1e-8 are drawn there. Engines that are not installed here, or need a GPU, are named in "
     "the table. The standard deviation of R^T's differences is its noise, to be measured by R^T's standard deviation "
-    "within a group; std_floor is three times the noise, which then moves an advantage by a third."
+    "within a group; std floor is three times the noise, which then moves an advantage by a third."
 )
-HEADS = (
-    "engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), "max", "mean", "mean, signed", "std", "of a group's",
-    "std_floor",
-)  # fmt: skip
-#: Noise of R^T to the std_floor that the audit proposes.
+#: Columns behind the quantiles, with the format of their numbers; the last two are R^T's alone.
+FORMS = {"max": ".1e", "mean": ".1e", "mean_signed": "+.1e", "std": ".1e", "share_of_spread": ".2f", "std_floor": ".1e"}
+HEADS = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), *(name.replace("_", " ") for name in FORMS))
+#: The proposed std_floor is so many times the noise.
 FLOOR = 3.0
 
 
@@ -50,19 +49,19 @@ class EngineScores(NamedTuple):
     entropy: Tensor | None
 
 
-class Sampled(NamedTuple):
-    """Responses as they were sampled and scored: group of each response, response and student's nats of each token."""
+class Reference(NamedTuple):
+    """What engines are compared with: the scores, the student's nats and the response of each token, the groups."""
 
-    group_B: Array
+    logp: Tensor
+    entropy: Tensor
+    student_logp: Tensor
     response_N: Array
-    student_N: Array
-    scores: EngineScores
+    group_B: Array
 
-    def teacher_reward_B(self, logp_N: Tensor) -> Array:
+    def teacher_reward(self, logp_N: Tensor) -> Tensor:
         """R^T with these log-probabilities of the teacher; [B] nats."""
-        gap_N = (logp_N.double().numpy() - self.student_N).clip(-GAP_CLIP, GAP_CLIP)
-        total_B: Array = np.bincount(self.response_N, weights=gap_N)
-        return total_B / np.bincount(self.response_N)
+        gap_N = (logp_N.double() - self.student_logp.double()).clamp(-GAP_CLIP, GAP_CLIP).numpy()
+        return torch.from_numpy(np.bincount(self.response_N, gap_N) / np.bincount(self.response_N))
 
 
 class Engine(NamedTuple):
@@ -85,18 +84,13 @@ def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, respons
     """Largest differences and quantiles of each engine with the teacher's folder, over so many responses or all."""
     if scores.plan["dtype"] != "float32":
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
-    sequences, sampled = _sampled(scores, responses)
-    reference = sampled.scores
+    sequences, reference = _reference(scores, responses)
     found: dict[str, Numbers] = {}
     with progress("engines", len(engines)) as advance:
         for name in engines:
             engine = ENGINES[name]
             missing = engine.missing
-            if missing:
-                found[name] = {"skipped": missing}
-            else:
-                scored = engine.score(model, sequences)
-                found[name] = compared(reference, scored, name) | {"reward": reward_noise(sampled, scored.logp, name)}
+            found[name] = {"skipped": missing} if missing else compared(reference, engine.score(model, sequences), name)
             advance(1)
     numbers: Numbers = {
         "scores": scores.provenance(),
@@ -109,7 +103,7 @@ def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, respons
     return Audit("teacher", "One teacher under several engines", NOTE, numbers, HEADS, _rows(found))
 
 
-def _sampled(scores: Scores, limit: int | None) -> tuple[Sequences, Sampled]:
+def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, Reference]:
     """The first responses and what was scored of them."""
     from nemo_uecr.audit.score import sequences_of
 
@@ -123,29 +117,28 @@ def _sampled(scores: Scores, limit: int | None) -> tuple[Sequences, Sampled]:
             chosen.append((ids[row], tokens.token_ids[span].tolist()))
             logp.append(tokens.teacher_logp[span])
             entropy.append(tokens.teacher_entropy[span])
-            student.append(tokens.anchor_logp[span].double().numpy())
+            student.append(tokens.anchor_logp[span])
             kept.append(row)
     response_N = np.repeat(np.arange(len(kept)), [len(each) for each in student])
-    found = EngineScores(torch.cat(logp), torch.cat(entropy))
-    return sequences_of(chosen), Sampled(scores.responses.group_B[kept], response_N, np.concatenate(student), found)
+    columns = (torch.cat(each) for each in (logp, entropy, student))
+    return sequences_of(chosen), Reference(*columns, response_N, scores.responses.group_B[kept])
 
 
-def compared(reference: EngineScores, found: EngineScores, engine: str) -> Numbers:
-    """Differences of an engine's scores: largest, quantiles, mean, and where the largest is."""
-    assert reference.entropy is not None
+def compared(reference: Reference, found: EngineScores, engine: str) -> Numbers:
+    """Differences of an engine's scores and of R^T: largest, quantiles, mean, and where the largest is.
+
+    The standard deviation of R^T's differences is the noise, to be held against R^T's own within a group.
+    """
+    reward_B = reference.teacher_reward(reference.logp)
+    reward = _differences(reward_B, reference.teacher_reward(found.logp), engine)
+    groups = [reward_B[rows].std(correction=0) for rows in rows_of(reference.group_B) if len(rows) > 1]
+    spread = float(torch.stack(groups).mean()) if groups else math.nan
+    shares = {"spread": spread, "share_of_spread": reward["std"] / spread, "std_floor": FLOOR * reward["std"]}
     return {
         "logp": _differences(reference.logp, found.logp, engine),
         "entropy": None if found.entropy is None else _differences(reference.entropy, found.entropy, engine),
+        "teacher_reward": reward | shares,
     }
-
-
-def reward_noise(sampled: Sampled, logp_N: Tensor, engine: str) -> Numbers:
-    """Differences of R^T, their standard deviation beside R^T's own within a group, and a floor above the noise."""
-    reward_B = sampled.teacher_reward_B(sampled.scores.logp)
-    found = _differences(torch.from_numpy(reward_B), torch.from_numpy(sampled.teacher_reward_B(logp_N)), engine)
-    groups = [reward_B[rows] for rows in rows_of(sampled.group_B) if len(rows) > 1]
-    spread = float(np.mean([group.std() for group in groups])) if groups else math.nan
-    return found | {"spread": spread, "share": found["std"] / spread, "std_floor": FLOOR * found["std"]}
 
 
 def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
@@ -172,14 +165,13 @@ def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
         if "skipped" in found:
             rows.append((name, found["skipped"], *blank))
             continue
-        for quantity, values in (("logp", found["logp"]), ("entropy", found["entropy"]), ("R^T", found["reward"])):
+        for quantity, values in found.items():
             if values is None:
                 rows.append((name, f"{quantity}: not given by it", *blank))
                 continue
-            sizes = [f"{value:.1e}" for value in (*values["quantiles"].values(), values["max"], values["mean"])]
-            more = [shown(values[key], form) for key, form in (("share", ".2f"), ("std_floor", ".1e")) if key in values]
-            row = (name, quantity, *sizes, f"{values['mean_signed']:+.1e}", f"{values['std']:.1e}", *(more or ("", "")))
-            rows.append(row)
+            sizes = [f"{value:.1e}" for value in values["quantiles"].values()]
+            more = (shown(values[key], form) if key in values else "" for key, form in FORMS.items())
+            rows.append((name, quantity, *sizes, *more))
     return rows
 
 

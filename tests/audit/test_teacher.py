@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.audit.score import sequences_of
-from nemo_uecr.audit.teacher import ENGINES, EngineScores, Sampled, compared, reward_noise, teacher_effect
+from nemo_uecr.audit.teacher import ENGINES, EngineScores, Reference, compared, teacher_effect
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.data.batch_file import save_batch
@@ -21,9 +21,15 @@ from tests.local import tiny
 PAIRS = (((5, 6, 7), (20, 21, 3)), ((9,), (4, 8, 15, 16, 23)), ((11, 12), (2,)))
 
 
+def reference_of(scores: EngineScores, student: list[float], response: list[int], group: list[int]) -> Reference:
+    assert scores.entropy is not None
+    return Reference(scores.logp, scores.entropy, torch.tensor(student), np.array(response), np.array(group))
+
+
 def test_differences_by_hand() -> None:
     """Differences 0, 0.1, -0.3, 0: largest 0.3 at token 2, mean -0.05, median 0.05."""
-    reference = EngineScores(torch.tensor([-1.0, -2, -3, -4]), torch.tensor([1.0, 1, 1, 1]))
+    scores = EngineScores(torch.tensor([-1.0, -2, -3, -4]), torch.tensor([1.0, 1, 1, 1]))
+    reference = reference_of(scores, [0.0] * 4, [0] * 4, [0])
     found = EngineScores(torch.tensor([-1.0, -1.9, -3.3, -4]), torch.tensor([1.0, 1, 1.5, 1]))
     numbers = compared(reference, found, "made")
     assert numbers["logp"]["max"] == pytest.approx(0.3, abs=1e-6)
@@ -41,21 +47,18 @@ def test_noise_of_the_teacher_reward_by_hand() -> None:
     Rewards 0.1, 0.3 (std 0.1) and -1, 2 (std 1.5), of a clipped gap; then 0.2 higher in the first and third response:
     differences 0.2, 0, 0.2, 0, 0, whose mean is 0.08 and whose variance 0.016 - 0.0064.
     """
-    student = np.array([-2.0, -2.0, -2.0, -3.0, -8.0, -2.0, -1.0])
     logp = torch.tensor([-1.9, -1.7, -3.0, -4.0, -1.0, -3.0, -1.0])
-    scores = EngineScores(logp, None)
-    sampled = Sampled(np.array([0, 0, 1, 1, 2]), np.array([0, 1, 2, 2, 3, 3, 4]), student, scores)
-    moved = logp + torch.tensor([0.2, 0, 0.2, 0.2, 0.2, 0, 0])
-    numbers = reward_noise(sampled, moved, "made")
-    assert sampled.teacher_reward_B(logp) == pytest.approx([0.1, 0.3, -1.0, 2.0, 0.0], abs=1e-6)
-    assert numbers["mean"] == pytest.approx(0.08, abs=1e-6)
-    assert numbers["std"] == pytest.approx(0.0096**0.5, abs=1e-6)
-    assert numbers["spread"] == pytest.approx(0.8, abs=1e-6)
-    assert numbers["share"] == pytest.approx(0.0096**0.5 / 0.8, abs=1e-6)
-    assert numbers["std_floor"] == pytest.approx(3 * 0.0096**0.5, abs=1e-6)
+    student = [-2.0, -2.0, -2.0, -3.0, -8.0, -2.0, -1.0]
+    reference = reference_of(EngineScores(logp, -logp), student, [0, 1, 2, 2, 3, 3, 4], [0, 0, 1, 1, 2])
+    moved = EngineScores(logp + torch.tensor([0.2, 0, 0.2, 0.2, 0.2, 0, 0]), None)
+    numbers = compared(reference, moved, "made")["teacher_reward"]
+    assert reference.teacher_reward(logp).tolist() == pytest.approx([0.1, 0.3, -1.0, 2.0, 0.0], abs=1e-6)
+    noise = 0.0096**0.5
+    expected = {"mean": 0.08, "std": noise, "spread": 0.8, "share_of_spread": noise / 0.8, "std_floor": 3 * noise}
+    assert {name: numbers[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
-def slow(model: str) -> EngineScores:
+def slow(model: str) -> Reference:
     """Plain transformers: the whole logits, log_softmax, and the sum over the vocabulary."""
     from transformers import AutoModelForCausalLM
 
@@ -68,7 +71,8 @@ def slow(model: str) -> EngineScores:
         for place in range(len(prompt), len(ids)):
             logp.append(table[place - 1, ids[place]])
             entropy.append(-(table[place - 1].exp() * table[place - 1]).sum())
-    return EngineScores(torch.stack(logp), torch.stack(entropy))
+    rows = [row for row, (_, response) in enumerate(PAIRS) for _ in response]
+    return reference_of(EngineScores(torch.stack(logp), torch.stack(entropy)), [0.0] * len(rows), rows, [0, 0, 0])
 
 
 @pytest.mark.parametrize(
