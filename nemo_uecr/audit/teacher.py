@@ -120,8 +120,9 @@ def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, Reference]
             student.append(tokens.anchor_logp[span])
             kept.append(row)
     response_N = np.repeat(np.arange(len(kept)), [len(each) for each in student])
-    columns = (torch.cat(each) for each in (logp, entropy, student))
-    return sequences_of(chosen), Reference(*columns, response_N, scores.responses.group_B[kept])
+    group_B = scores.responses.group_B[kept]
+    reference = Reference(torch.cat(logp), torch.cat(entropy), torch.cat(student), response_N, group_B)
+    return sequences_of(chosen), reference
 
 
 def compared(reference: Reference, found: EngineScores, engine: str) -> Numbers:
