@@ -80,6 +80,11 @@ class Entry:
         return bool(self.scores & {"teacher_logp", "teacher_entropy"})
 
     @property
+    def normalises_teacher(self) -> bool:
+        """Whether R^T is divided by a group's standard deviation, which enlarges its noise where the group is flat."""
+        return self.settings >= UNIFIED
+
+    @property
     def needs_initial(self) -> bool:
         """Whether the initial student is scored at temperature 1, reference KL or not."""
         return "initial_logp" in self.scores

@@ -541,11 +541,10 @@ class Config(Section):
 
     def _check_quantized(self) -> None:
         method = self.method
-        divides = {"alpha", "std_floor"} <= method.entry.settings  # R^T, by its spread in a group
         floored = "scoring_noise" in method.model_fields_set and method.std_floor > method.scoring_noise
         for key, teacher in self.active_teachers.items():
             quantize = getattr(teacher, "quantize", "none")
-            if quantize != "none" and divides and not floored:
+            if quantize != "none" and method.entry.normalises_teacher and not floored:
                 raise ValueError(
                     f"{key}.quantize: got {quantize}, and {method.name} divides R^T by its spread in a group, which "
                     "may be no more than the rounding's noise; measure the noise with `nemo-uecr audit teacher`, write "
