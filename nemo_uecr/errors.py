@@ -46,15 +46,7 @@ class InvariantError(UecrError, RuntimeError):
 
 
 class RewardError(UecrError, RuntimeError):
-    """A reward function fails too often, or returns what is no reward; ``sample`` names the first such response."""
-
-    def __init__(self, message: str, sample: str) -> None:
-        """Keep the name of the response."""
-        super().__init__(message, sample)
-        self.sample = sample
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+    """A reward function fails too often, or returns what is no reward."""
 
 
 class CheckpointError(UecrError, RuntimeError):

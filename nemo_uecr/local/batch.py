@@ -223,8 +223,13 @@ def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings
     assignments.append(f"std={'sample' if settings.sample_std else 'population'}")
     words = ["nemo-uecr", "replay", str(target / "batch.safetensors"), "--method", method.name]
     command = shlex.join([*words, "--set", *assignments, "--out", str(target / "advantages.safetensors")])
-    sample = next((name for name in batch.sample_ids if f"({name})" in str(error)), None)
+    sample = response_in(error, batch.sample_ids)
     write_failure(folder, batch.step, error, sample=sample, command=None if batch.unscored else command)
+
+
+def response_in(error: UecrError, samples: Sequence[str]) -> str | None:
+    """The response that an error is about, by the name in its brackets."""
+    return next((name for name in samples if f"({name})" in str(error)), None)
 
 
 def write_failure(folder: Path, step: int, error: UecrError, *, sample: str | None, command: str | None) -> None:

@@ -17,7 +17,15 @@ from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.data.reproducible import derive, step_indices
 from nemo_uecr.errors import InvariantError, RewardError, ScoreError
 from nemo_uecr.evaluation.engines import Decoding
-from nemo_uecr.local.batch import StepBatch, leave_failure, method_settings, samples_of, write_failure
+from nemo_uecr.local.batch import (
+    StepBatch,
+    leave_failure,
+    method_settings,
+    response_in,
+    sample_ids,
+    samples_of,
+    write_failure,
+)
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.memory import Placement
@@ -169,7 +177,9 @@ class Trainer:
             try:
                 outcomes = self.rewards.judge(samples_of(step, sequences, config.data), step=step)
             except RewardError as error:
-                write_failure(self.folder, step, error, sample=error.sample, command=None)
+                write_failure(
+                    self.folder, step, error, sample=response_in(error, sample_ids(step, sequences)), command=None
+                )
                 raise
         return self._score(step, sequences, outcomes, watch), fault
 

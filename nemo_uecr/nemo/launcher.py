@@ -12,10 +12,11 @@ from typing import Any
 
 from nemo_uecr.config.load import check_same_configuration, dump_config, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.schema import CallReward
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import ConfigError, RunFolderError
-from nemo_uecr.files import check_writable, replace_file
+from nemo_uecr.files import check_writable, file_sha256, replace_file
 from nemo_uecr.nemo import preflight, translate, upstream
 from nemo_uecr.nemo.estimator import StepContext, UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
@@ -213,6 +214,8 @@ def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], objective
     versions = {package: installed(package) or "not installed in the driver's environment" for package in PACKAGES}
     provenance = statement(config, objective, {"nemo_rl": version, **versions}) | {"command": sys.argv}
     provenance["conventions"] |= config.conventions.model_dump()
+    calls = [each for each in config.reward if isinstance(each, CallReward)]
+    provenance["sha256"] = {f"reward {each.label}": file_sha256(Path(each.path)) for each in calls}
     folder = Path(config.run.folder)
     records = {"tolerances": config.tolerances.model_dump(), "origins": dict(origins), "provenance": provenance}
     for name, record in records.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudentConfig, NemoTeacherConfig
-from nemo_uecr.config.schema import teacher_models
+from nemo_uecr.config.schema import CallReward, teacher_models
 from nemo_uecr.data import models
 from nemo_uecr.data.benchmarks import check_benchmark_files
 from nemo_uecr.data.manifest import training_file
@@ -20,6 +20,7 @@ from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.nemo import upstream
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse, teacher_alone_faults
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
+from nemo_uecr.verifier.rewards import FunctionReward
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +56,12 @@ def _text(row: Row, key: str, data: NemoDataConfig, name: str) -> str:
 
 
 def check_problems(config: NemoConfig) -> None:
-    """Read every problem as the data set will, and count them against a step; benchmarks must be there."""
+    """Read problems as the data set will, and count them against a step; load benchmarks and reward functions."""
     _check_enough(config, len(chosen_problems(config.data, config.run.seed)))
     check_benchmark_files(config.evaluation.benchmarks)
+    for each in config.reward:
+        if isinstance(each, CallReward):
+            FunctionReward(each).close()
 
 
 def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:

@@ -131,8 +131,7 @@ class FunctionReward:
             first = min(failures)
             raise RewardError(
                 f"reward {self._settings.label} failed on at least {len(failures)} of {len(samples)} responses, over "
-                f"{MOST_FAILED:.0%}; the first ({samples[first].id}): {failures[first].reason}",
-                samples[first].id,
+                f"{MOST_FAILED:.0%}; the first ({samples[first].id}): {failures[first].reason}"
             )
         return rewards
 
@@ -152,8 +151,7 @@ class FunctionReward:
         finally:
             self._free.put(worker)
         if "refused" in answer:
-            where = samples[answer["row"]].id
-            raise RewardError(f"reward {self._settings.label} {answer['refused']} ({where})", where)
+            raise RewardError(f"reward {self._settings.label} {answer['refused']} ({samples[answer['row']].id})")
         return Failure(Verdict.ERROR, answer["failed"]) if "failed" in answer else answer["values"]
 
 
@@ -193,7 +191,7 @@ class Rewards:
             for each, value in zip(self._settings, values, strict=True)
         }
         if all(value is None for value in values):
-            raise RewardError(f"no reward judges {sample.id}: every function returned None", sample.id)
+            raise RewardError(f"no reward judges a response: every function returned None ({sample.id})")
         reward = sum(each.weight * (parts[each.label] or 0.0) for each in self._settings)
         failures = {
             each.label: value for each, value in zip(self._settings, values, strict=True) if isinstance(value, Failure)

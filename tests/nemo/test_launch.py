@@ -209,6 +209,8 @@ def test_a_run_from_its_configuration_file(
     of_prompts = [int(prompt.partition("+")[0]) % 10 / 20 for prompt in Answering.prompts[-8::4]]
     right_PG = torch.tensor([[1.0, 0.0, 0.0, 1.0]] * 2)
     torch.testing.assert_close(rewarded, right_PG + torch.tensor(of_prompts).unsqueeze(1))
+    recorded = json.loads((tmp_path / "run" / "provenance.json").read_text())["sha256"]
+    assert list(recorded) == ["reward level"]
     levels = logged(tmp_path / "run" / "logs", "train/reward/level/mean")
     assert levels[1] == (2, pytest.approx(sum(of_prompts)))
     assert native_rewards(ways(5), "5") == [1.0, 1.0, 0.0, 1.0]
