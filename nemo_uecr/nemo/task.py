@@ -114,10 +114,6 @@ class RewardEnvironmentImpl:
         outcomes, self._outcomes = self._outcomes, []
         return component_metrics(outcomes)
 
-    def global_post_process_and_metrics(self, batch: Any) -> tuple[Any, dict[str, float]]:
-        """Share of correct responses; NeMo-RL's training does not ask."""
-        return batch, {"accuracy": float((batch["rewards"] * batch["is_end"]).float().mean())}
-
     def shutdown(self) -> None:
         """End the processes."""
         self._rewards.close()

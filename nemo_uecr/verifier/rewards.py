@@ -163,9 +163,8 @@ class Rewards:
     ) -> None:
         """Start the functions; the verifier compares in ``pool``, which stays the caller's."""
         self._settings, self._correct_at, self._pool = settings, correct_at, pool
-        self._functions = {
-            each.label: FunctionReward(cast("CallReward", each)) for each in settings if hasattr(each, "call")
-        }
+        calls = [cast("CallReward", each) for each in settings if hasattr(each, "call")]
+        self._functions = {each.label: FunctionReward(each) for each in calls}
 
     def judge(self, samples: Sequence[Sample], *, step: int) -> list[Outcome]:
         """R^task of every response, in order.
@@ -182,23 +181,20 @@ class Rewards:
                 texts, answers = [sample.text for sample in samples], [sample.answer for sample in samples]
                 checked = check_responses(texts, answers, self._pool)
                 found[each.label], verdicts = [c.reward for c in checked], [c.verdict for c in checked]
-        rows = zip(samples, verdicts, *found.values(), strict=True)
-        return [self._outcome(sample, verdict, values) for sample, verdict, *values in rows]
+        return [
+            self._outcome(sample, verdict, dict(zip(found, values, strict=True)))
+            for sample, verdict, *values in zip(samples, verdicts, *found.values(), strict=True)
+        ]
 
-    def _outcome(self, sample: Sample, verdict: Verdict | None, values: Sequence[float | Failure | None]) -> Outcome:
-        parts = {
-            each.label: 0.0 if isinstance(value, Failure) else value
-            for each, value in zip(self._settings, values, strict=True)
-        }
-        if all(value is None for value in values):
+    def _outcome(self, sample: Sample, verdict: Verdict | None, found: Mapping[str, float | Failure | None]) -> Outcome:
+        failures = {name: value.verdict for name, value in found.items() if isinstance(value, Failure)}
+        parts = {name: 0.0 if isinstance(value, Failure) else value for name, value in found.items()}
+        if all(part is None for part in parts.values()):
             raise RewardError(f"no reward judges a response: every function returned None ({sample.id})")
         reward = sum(each.weight * (parts[each.label] or 0.0) for each in self._settings)
-        failures = {
-            each.label: value for each, value in zip(self._settings, values, strict=True) if isinstance(value, Failure)
-        }
         if verdict is None:
             judged = Verdict.CORRECT if reward >= self._correct_at else Verdict.WRONG
-            verdict = next((failure.verdict for failure in failures.values()), judged)
+            verdict = next(iter(failures.values()), judged)
         return Outcome(reward, parts, verdict, tuple(failures))
 
     def close(self) -> None:
