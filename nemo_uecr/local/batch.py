@@ -223,13 +223,15 @@ def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings
     assignments.append(f"std={'sample' if settings.sample_std else 'population'}")
     words = ["nemo-uecr", "replay", str(target / "batch.safetensors"), "--method", method.name]
     command = shlex.join([*words, "--set", *assignments, "--out", str(target / "advantages.safetensors")])
-    sample = response_in(error, batch.sample_ids)
+    sample = next((name for name in batch.sample_ids if f"({name})" in str(error)), None)
     write_failure(folder, batch.step, error, sample=sample, command=None if batch.unscored else command)
 
 
-def response_in(error: UecrError, samples: Sequence[str]) -> str | None:
-    """The response that an error is about, by the name in its brackets."""
-    return next((name for name in samples if f"({name})" in str(error)), None)
+def leave_responses(folder: Path, step: int, samples: Sequence[Sample], error: UecrError) -> None:
+    """Keep what a reward could not judge under ``failure/``."""
+    replace_file(folder / FAILURE / "responses.json", json.dumps([vars(sample) for sample in samples]).encode())
+    about = next((sample.id for sample in samples if f"({sample.id})" in str(error)), None)
+    write_failure(folder, step, error, sample=about, command=None)
 
 
 def write_failure(folder: Path, step: int, error: UecrError, *, sample: str | None, command: str | None) -> None:

@@ -20,11 +20,9 @@ from nemo_uecr.evaluation.engines import Decoding
 from nemo_uecr.local.batch import (
     StepBatch,
     leave_failure,
+    leave_responses,
     method_settings,
-    response_in,
-    sample_ids,
     samples_of,
-    write_failure,
 )
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
@@ -173,13 +171,12 @@ class Trainer:
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
             responses, fault = self.sample(prompts, seeds, decoding)
         sequences = Sequences(prompts, responses)
+        samples = samples_of(step, sequences, config.data)
         with watch.phase("verify"):
             try:
-                outcomes = self.rewards.judge(samples_of(step, sequences, config.data), step=step)
+                outcomes = self.rewards.judge(samples, step=step)
             except RewardError as error:
-                write_failure(
-                    self.folder, step, error, sample=response_in(error, sample_ids(step, sequences)), command=None
-                )
+                leave_responses(self.folder, step, samples, error)
                 raise
         return self._score(step, sequences, outcomes, watch), fault
 

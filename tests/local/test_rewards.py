@@ -70,6 +70,9 @@ def test_a_function_that_breaks_stops_the_run_with_its_traceback(tmp_path: Path,
         run(tmp_path / "run", f"reward={{call: {file}:breaks}}")
     said = json.loads((tmp_path / "run" / "failure" / "failure.json").read_text())
     assert "row 0" in said["sample"]
+    kept = json.loads((tmp_path / "run" / "failure" / "responses.json").read_text())
+    assert len(kept) == 8
+    assert kept[0]["id"] == said["sample"]
 
 
 def test_names_must_differ(file: Path) -> None:
