@@ -32,7 +32,7 @@ def _rungs(run: Config) -> Iterator[tuple[Keys, str]]:
         yield {"train.optimizer": "adamw8bit_sr", **low}, "the update: bfloat16 weights, rounded at random"
         rate = f"{10 * run.train.learning_rate:.1e}"
         adapter: Keys = {"train.optimizer": "adamw", "student.lora_rank": 32, "student.lora_alpha": 32.0}
-        yield adapter | low | {"train.learning_rate": rate}, "what is trained: an adapter, ten times as fast"
+        yield adapter | low | {"train.learning_rate": rate}, "what is trained, at ten times the learning rate"
     for quantize, noise in (("int8", 0.01), ("nf4", 0.05)):
         yield (
             _few_bits(run, quantize, noise),
@@ -69,14 +69,14 @@ def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Leng
         lengths: those of the times.
         sizes: a model's, from its name and role.
     """
-    written = config = loaded = load([])
-    tried = [Rung({}, (), "", local_plan(config, device, lengths, sizes=sizes))]
+    written = loaded = load([])
+    tried = [Rung({}, (), "", local_plan(written, device, lengths, sizes=sizes))]
     keys: Keys = {}
     for added, changes in _rungs(written):
         if not tried[-1].plan.misfits:
             break
         keys |= added
-        before, previous, loaded = flat_values(config), loaded, load(typed(keys))
+        previous, loaded = loaded, load(typed(keys))
         if len(tried) > 1 and loaded == previous:  # it is written already
             continue
         for room in _rooms(loaded):  # the rollout with the most room that fits, or with the least
@@ -85,10 +85,10 @@ def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Leng
             if not plan.misfits:
                 break
         taken = {} if plan.misfits else {f"rollout.{key}": value for key, value in room.items()}
-        every, after = keys | taken, flat_values(config)
-        own = {key: value for key, value in every.items() if before[key] != after[key]}
-        differing = {key: value for key, value in every.items() if flat_values(written)[key] != after[key]}
-        tried.append(Rung(differing, tuple(typed(own)), changes, plan))
+        first, before, after = map(flat_values, (written, previous, config))
+        every = {key: value for key, value in (keys | taken).items() if after[key] != first[key]}
+        own = {key: value for key, value in (keys | taken).items() if after[key] != before[key]}
+        tried.append(Rung(every, tuple(typed(own)), changes, plan))
     return tried
 
 

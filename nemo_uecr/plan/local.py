@@ -269,7 +269,7 @@ def _checkpoint(run: _Run) -> Item:
 
 def _rollout(run: _Run) -> Phase:
     """Batches of responses one after the other, each as long as its longest; by vLLM, as many at once as it can."""
-    ends = response_lengths(run.lengths, run.config.rollout.max_response_tokens, run.responses)
+    ends = list(response_lengths(run.lengths, run.config.rollout.max_response_tokens, run.responses))
     random.Random(0).shuffle(ends)
     return _vllm(run, ends) if run.vllm else _batches(run, ends)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from heapq import heapreplace
 from itertools import islice
 from statistics import NormalDist
@@ -120,7 +120,7 @@ def rollout(setting: Setting) -> Phase:
     )
     engines, each = setting.engines, -(-setting.responses // setting.engines)
     at_once = max(1, min(each, concurrent_responses(setting, setting.lengths.whole)))
-    drawn = response_lengths(setting.lengths, setting.config.rollout.max_response_tokens, setting.responses)
+    drawn = list(response_lengths(setting.lengths, setting.config.rollout.max_response_tokens, setting.responses))
     dealer, slowest, average = random.Random(0), 0.0, 0.0
     for _ in range(DEALS):
         dealer.shuffle(drawn)
@@ -137,7 +137,8 @@ def concurrent_responses(setting: Setting, length: int) -> int:
     return setting.cache_bytes // (setting.token_bytes * length)
 
 
-def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
+@cache
+def response_lengths(lengths: Lengths, longest: int, count: int) -> tuple[float, ...]:
     """Quantiles (i + 1/2) / count of min(exp(mu + sigma Z), longest), Z normal; mu gives them the stated mean."""
     spread = [lengths.sigma * NormalDist().inv_cdf((place + 0.5) / count) for place in range(count)]
     most = math.log(longest)
@@ -146,7 +147,7 @@ def response_lengths(lengths: Lengths, longest: int, count: int) -> list[float]:
         middle = (low + high) / 2
         drawn = [math.exp(min(middle + one, most)) for one in spread]
         low, high = (middle, high) if sum(drawn) < count * lengths.response else (low, middle)
-    return drawn
+    return tuple(drawn)
 
 
 def _engine_seconds(setting: Setting, drawn: Sequence[float], at_once: int) -> float:
