@@ -33,7 +33,7 @@ SIZES = ("hidden_size", "intermediate_size", "layers", "heads", "key_value_heads
 #: By device: models (those of Qwen3-0.6B and 4B), columns, prompts a step, tokens a response, GiB moved.
 SCALE: dict[str, dict[str, Any]] = {
     "cuda": {"student": (1024, 3072, 28, 16, 8, 128), "teacher": (2560, 9728, 36, 32, 8, 128), "vocabulary": 151_936,
-             "prompts": 4, "tokens": 1024, "gib": 4},
+             "prompts": 4, "tokens": 768, "gib": 4},
     "cpu": {"student": (64, 128, 2, 2, 1, 32), "teacher": (64, 128, 2, 2, 1, 32), "vocabulary": 1200,
             "prompts": 2, "tokens": 8, "gib": 2**-6},
 }  # fmt: skip
@@ -145,8 +145,11 @@ def _run_part(part: Part, out: Path, device: str, limit: float) -> dict[str, Any
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with what it has started
-            code = process.wait()
+            code = -signal.SIGKILL
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+                process.wait()
     took = time.monotonic() - started
     said = log.read_text(errors="replace").strip().splitlines() or ["nothing was printed"]
     if code != 0:
@@ -286,6 +289,9 @@ def observed_run(name: str, out: Path, models: Path, device: str) -> dict[str, A
         "ratio off 1": float((ratio_N - 1).abs().max()),
         "rollout gap": last.get("policy/rollout_gap"),
     }
+    if device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        figures["outside torch GiB"] = (total - free - torch.cuda.memory_reserved()) / GIB
     if "_hand_over" in calls:
         figures["sync s"] = calls["_hand_over"][-1][0]
     if "wake_up" in calls:  # for the weights and for the cache; the last draw is a warm one
