@@ -169,6 +169,13 @@ def _matrices(shape: ModelShape) -> list[tuple[int, int]]:
     return [*attention, *2 * [feed_forward], feed_forward[::-1]]
 
 
+def pinned_bytes(shape: ModelShape, width: float) -> int:
+    """Pinned host memory of the model's matrices, `width` bytes a value: torch rounds each up to a power of two."""
+    tables = (1 if shape.tied else 2) * [(shape.vocabulary, shape.hidden)]
+    sizes = (int(width * outputs * inputs) for outputs, inputs in shape.layers * _matrices(shape) + tables)
+    return sum(1 << (size - 1).bit_length() for size in sizes)
+
+
 def quantized_bytes(shape: ModelShape, quantize: str, width: int) -> int:
     """A teacher whose linear layers are rounded: int8 with 5 bytes a row, nf4 with 4 bytes for each 64 weights."""
     matrices = shape.layers * _matrices(shape)
@@ -254,10 +261,10 @@ def _host(run: _Run) -> Iterator[Item]:
             copies = 2 if name == "optimizer" else 1
             # The scales of few bits and an adapter are small beside the rest.
             width = round(2 * size / copies / shapes.parameters(shape)) / 2
-            size = max(size, copies * shapes.pinned_bytes(shape, width))
+            size = max(size, copies * pinned_bytes(shape, width))
         yield Item(item.name, size, "while a phase does without it" + (", pinned" if run.gpu else ""))
     if run.vllm and run.lora:
-        yield Item("vLLM weights", shapes.pinned_bytes(run.student, run.kept_width), "while it sleeps, pinned")
+        yield Item("vLLM weights", pinned_bytes(run.student, run.kept_width), "while it sleeps, pinned")
 
 
 def _checkpoint(run: _Run) -> Item:
@@ -330,7 +337,7 @@ def _update(run: _Run) -> Phase:
     shape, low, flops = run.student, run.low, (4 if again else 3) * run.forward(run.student)
     layer = kept_bytes(shape, run.tokens, bfloat16=low)
     if run.lora:  # of each linear layer its input in float32, and what the adapter's first matrix makes of it
-        layer += FP32 * run.tokens * (5 * shape.hidden + shape.query + shape.feed_forward + 7 * run.lora)
+        layer += FP32 * run.tokens * sum(inputs + run.lora for _, inputs in _matrices(shape))
     kept, said = shape.layers * layer, f"{shape.layers} layers, {run.tokens} tokens, all of them kept"
     # One after the other, so the largest counts: the logits, the layer, and what autograd sums over the chunks.
     work = [(logits_bytes(shape, run.tokens, bfloat16=low), "logits", "one chunk and its gradient")]

@@ -100,14 +100,6 @@ def parameters(shape: ModelShape) -> int:
     return tables + shape.layers * layer_parameters(shape) + shape.hidden
 
 
-def pinned_bytes(shape: ModelShape, width: float) -> int:
-    """Pinned host memory of the model's matrices, `width` bytes a value: torch rounds each up to a power of two."""
-    hidden, table = shape.hidden, shape.vocabulary * shape.hidden
-    matrices = 2 * [hidden * shape.query] + 2 * [hidden * shape.key_value] + 3 * [hidden * shape.feed_forward]
-    values = shape.layers * matrices + (1 if shape.tied else 2) * [table]
-    return sum(1 << (int(width * count) - 1).bit_length() for count in values)
-
-
 @dataclass(frozen=True)
 class Grid:
     """How a model is cut over its GPUs; also a rank's coordinates in it."""

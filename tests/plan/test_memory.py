@@ -20,7 +20,6 @@ from nemo_uecr.plan.shapes import (
     Sharded,
     forward_flops,
     kv_token_bytes,
-    pinned_bytes,
     shape_of,
 )
 from tests.plan import subjects
@@ -128,7 +127,7 @@ def test_a_recomputed_update_and_its_scoring_stay_below_their_plan(
 def test_pinned_copies_round_every_matrix_up_to_a_power_of_two() -> None:
     shape = tiny_shape()
     matrices = [parameter.numel() for parameter in real_model(shape).parameters() if parameter.dim() == 2]
-    assert pinned_bytes(shape, 4) == sum(2 ** math.ceil(math.log2(4 * count)) for count in matrices)
+    assert local.pinned_bytes(shape, 4) == sum(2 ** math.ceil(math.log2(4 * count)) for count in matrices)
 
 
 def test_kv_cache() -> None:
