@@ -17,7 +17,6 @@ from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.config.schema import CallReward, VerifierReward
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.preflight import chosen_problems
-from nemo_uecr.verifier.extract import last_boxed
 from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics
 
@@ -78,10 +77,7 @@ class RewardEnvironmentImpl:
         self._steps = 0
 
     def step(
-        self,
-        message_log_batch: Sequence[Sequence[Mapping[str, object]]],
-        metadata: Sequence[Mapping[str, Any]],
-        return_extracted_answer: bool = False,
+        self, message_log_batch: Sequence[Sequence[Mapping[str, object]]], metadata: Sequence[Mapping[str, Any]]
     ) -> Any:
         """Judge what the assistant says in each conversation; every conversation ends."""
         samples = [
@@ -106,7 +102,7 @@ class RewardEnvironmentImpl:
             next_stop_strings=[None] * len(outcomes),
             rewards=rewards_B,
             terminateds=torch.ones_like(rewards_B),
-            answers=[last_boxed(sample.text) for sample in samples] if return_extracted_answer else None,
+            answers=None,
         )
 
     def components(self) -> dict[str, float]:

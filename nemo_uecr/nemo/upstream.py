@@ -201,8 +201,7 @@ def components(environments: Mapping[str, Any]) -> Callable[[], dict[str, float]
     def ask() -> dict[str, float]:
         import ray
 
-        metrics: dict[str, float] = ray.get(environment.components.remote())
-        return metrics
+        return dict(ray.get(environment.components.remote()))
 
     return ask if hasattr(environment, "components") else dict
 

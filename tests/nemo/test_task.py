@@ -89,12 +89,11 @@ def test_rewards_are_those_of_the_local_back_end(tmp_path: Path) -> None:
     responses = ["so \\boxed{5}", "\\boxed{\\frac{10}{2}}", "\\boxed{6}", "five", "\\boxed{5=6}"]
     logs = [[prompt, {"role": "assistant", "content": text}] for text in responses]
     about = {"ground_truth": "5", "prompt": prompt["content"], "columns": {"level": 2}}
-    returned = environment.step(logs, [about] * 5, return_extracted_answer=True)
+    returned = environment.step(logs, [about] * 5)
     metrics = environment.components()
     environment.shutdown()
     assert returned.rewards.tolist() == [1.25, 1.25, 0.25, 0.25, 0.25]
     assert returned.rewards.tolist() == [check_response(text, "5").reward + 0.25 for text in responses]
-    assert returned.answers == ["5", "\\frac{10}{2}", "6", None, "5=6"]
     assert returned.terminateds.tolist() == [1.0] * 5
     assert returned.observations[0] == {"role": "environment", "content": "Environment: correct"}
     assert (metrics["reward/verifier/mean"], metrics["reward/bonus/mean"]) == (pytest.approx(0.4), 0.5)
