@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from nemo_uecr.config.schema import (
     SEVERAL,
@@ -23,14 +23,17 @@ from nemo_uecr.config.schema import (
     OptimizerConfig,
     Positive,
     ProblemsConfig,
+    RoutingConfig,
     RunConfig,
     SamplingConfig,
     Section,
     Share,
+    TeacherName,
     Text,
     TolerancesConfig,
     VerifierReward,
     check_batch,
+    check_routing,
     check_teacher,
     kind_of_reward,
 )
@@ -80,6 +83,13 @@ class NemoTeacherConfig(Section):
     # GPUs of its own: some of the one node's, or whole nodes; 0: on the student's GPUs, only while it scores.
     dedicated_gpus: NonNegativeInt
     offload_limit_mebi: Count  # MiB that may stay on each GPU after its offload; checked at start.
+
+
+class NemoNamedTeacherConfig(Section):
+    """One of several teachers; layout, FP8 and offload are those of `teacher`, for all of them."""
+
+    model_name: Text  # Hugging Face model: a local folder or a hub name.
+    megatron_checkpoint: Text | None = None  # Megatron checkpoint of that model; null: its weights are converted.
 
 
 class NemoDataConfig(ProblemsConfig):
@@ -186,6 +196,9 @@ class NemoConfig(Section):
     run: RunConfig
     student: NemoStudentConfig
     teacher: NemoTeacherConfig
+    # Several models by name, in place of `teacher.model_name`; `routing` chooses, and they share the section `teacher`.
+    teachers: dict[TeacherName, NemoNamedTeacherConfig] = Field({})
+    routing: RoutingConfig | None = None
     data: NemoDataConfig
     reward: Annotated[tuple[AnyNemoReward, ...], *SEVERAL] = (VerifierReward(),)
     # Task reward from which a response counts as correct in telemetry.
@@ -210,8 +223,13 @@ class NemoConfig(Section):
     @property
     def active_teachers(self) -> dict[str, NemoTeacherConfig]:
         """What the run reads scores from, by key; empty where its method reads none."""
-        named = self.method.entry.needs_teacher and self.teacher.model_name is not None
-        return {"teacher": self.teacher} if named else {}
+        named = {f"teachers.{name}": self.teacher.model_copy(update=dict(one)) for name, one in self.teachers.items()}
+        found = (named or {"teacher": self.teacher}).items() if self.method.entry.needs_teacher else ()
+        return {key: teacher for key, teacher in found if teacher.model_name is not None}
+
+    def alone(self, teacher: NemoTeacherConfig) -> NemoConfig:
+        """The run as if it had this one of its teachers alone."""
+        return self.model_copy(update={"teacher": teacher, "teachers": {}, "routing": None})
 
     @property
     def student_gpus(self) -> int:
@@ -243,6 +261,7 @@ class NemoConfig(Section):
         check_teacher(self)
         if len(self.reward) > 1 and any(isinstance(each, NemoRlEnvironment) for each in self.reward):
             raise ValueError("reward.nemo_rl_environment: expected it alone; NeMo-RL asks one environment a problem")
+        check_routing(self)
         entry, own = self.method.entry, self.teacher.dedicated_gpus
         if entry.needs_initial:
             raise ValueError(
@@ -252,6 +271,10 @@ class NemoConfig(Section):
         if own and not entry.needs_teacher:
             raise ValueError(
                 f"teacher.dedicated_gpus: got {own}, but method {entry.name} loads no teacher; set it to 0"
+            )
+        if own and self.teachers:
+            raise ValueError(
+                f"teacher.dedicated_gpus: got {own}, but several teachers take turns on the student's GPUs; set it to 0"
             )
         needed = self.packed(self.longest)
         padded = f", rounded up to a multiple of {self.sequence_multiple} for the parallel layouts: {needed}"

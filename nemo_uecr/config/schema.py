@@ -315,6 +315,19 @@ def check_teacher(config: AnyConfig) -> None:
         )
 
 
+def check_routing(config: AnyConfig) -> None:
+    """Refuse teachers by name beside an unnamed one, and a routing that does not fit them."""
+    names, routing = ", ".join(config.teachers), config.routing
+    if config.teachers and getattr(config.teacher, "model_name", config.teacher) is not None:
+        raise ValueError(f"teacher and teachers.{names}: expected one of the two; take out the unnamed one")
+    if unnamed := [name for name, teacher in config.teachers.items() if getattr(teacher, "model_name", "") is None]:
+        raise ValueError(f"teachers.{unnamed[0]}.model_name: got null, expected a model; leave the name out")
+    if routing is None and len(config.teachers) > 1:
+        raise ValueError(f"routing: missing, but there are teachers {names}; write routing.key=COLUMN")
+    if routing is not None and (not config.teachers or routing.default not in (None, *config.teachers)):
+        raise ValueError(f"routing.default: got {routing.default}, expected one of teachers: {names or 'none'}")
+
+
 def teacher_models(config: AnyConfig) -> dict[str, str]:
     """Folder or hub name of each teacher that the run loads, by its key: `teacher`, or `teachers.NAME`."""
     elsewhere = SelfTeacherConfig | UrlTeacherConfig
@@ -503,7 +516,7 @@ class Config(Section):
     def _sections_agree(self) -> Self:
         check_batch(self)
         check_teacher(self)
-        self._check_routing()
+        check_routing(self)
         self._check_quantized()
         for key, teacher in url_teachers(self).items():
             if teacher.entropy == "none" and "teacher_entropy" in self.method.entry.scores:
@@ -527,17 +540,6 @@ class Config(Section):
                 "name a benchmark or set checkpoint.keep_best=false"
             )
         return self
-
-    def _check_routing(self) -> None:
-        names, routing = ", ".join(self.teachers), self.routing
-        if self.teachers and getattr(self.teacher, "model_name", self.teacher) is not None:
-            raise ValueError(f"teacher and teachers.{names}: expected one of the two; take teacher=null")
-        if unnamed := [name for name, teacher in self.teachers.items() if getattr(teacher, "model_name", "") is None]:
-            raise ValueError(f"teachers.{unnamed[0]}.model_name: got null, expected a model; leave the name out")
-        if routing is None and len(self.teachers) > 1:
-            raise ValueError(f"routing: missing, but there are teachers {names}; write routing.key=COLUMN")
-        if routing is not None and (not self.teachers or routing.default not in (None, *self.teachers)):
-            raise ValueError(f"routing.default: got {routing.default}, expected one of teachers: {names or 'none'}")
 
     def _check_quantized(self) -> None:
         method = self.method

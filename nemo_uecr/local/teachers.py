@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -125,38 +125,33 @@ class Teachers:
     def check(self, prompts: Sequence[Prompt], response: int) -> None:
         """Refuse, at start, a problem without a teacher, and what its teacher cannot read."""
         reading = self.reading(Sequences(prompts, ()))
-        for teacher, places in self._sources(reading.names):
-            teacher.check([reading.sequences.prompts[place] for place in places], response)
+        for teacher, mine_B in self._turns(reading.names):
+            views = [view for view, mine in zip(reading.sequences.prompts, mine_B.tolist(), strict=True) if mine]
+            teacher.check(views, response)
 
     def score(self, reading: Reading, micro_rows: Sequence[Tensor], placement: Placement, *, entropy: bool) -> Scores:
         """Scores of every row by its own teacher; the teachers take turns on the device, each loads once."""
-        shape = (len(reading.names), reading.sequences.width)
-        logp_BT, entropy_BT = torch.full(shape, torch.nan), torch.full(shape, torch.nan) if entropy else None
-        dropped_BT = torch.full(shape, torch.nan)
-        for teacher, places in self._sources(reading.names):
-            mine_B = torch.zeros(len(reading.names), dtype=torch.bool)
-            mine_B[places] = True
+        whole: dict[str, Tensor] = {}
+        for teacher, mine_B in self._turns(reading.names):
             if teacher.members:
                 placement.need(*teacher.members)
             rows = [own for rows in micro_rows if len(own := rows[mine_B[rows]])]
             found = teacher.score(reading.sequences, rows, entropy=entropy)
-            logp_BT[mine_B] = found.logp[0][mine_B]
-            if entropy_BT is not None and found.entropy_BT is not None:
-                entropy_BT[mine_B] = found.entropy_BT[mine_B]
-            if found.dropped_BT is not None:
-                dropped_BT[mine_B] = found.dropped_BT[mine_B]
-        return Scores((logp_BT,), entropy_BT, dropped_BT=dropped_BT)
+            for name, own_BT in (("logp", found.logp[0]), ("H", found.entropy_BT), ("dropped", found.dropped_BT)):
+                if own_BT is not None:
+                    whole.setdefault(name, torch.full(own_BT.shape, torch.nan))[mine_B] = own_BT[mine_B]
+        return Scores((whole["logp"],), whole.get("H"), dropped_BT=whole.get("dropped"))
 
     def terms(self, step: int) -> dict[str, dict[str, str]]:
         """What stands behind each teacher's scores of a step."""
         return {name: teacher.terms(step) for name, teacher in self.by_name.items()}
 
-    def _sources(self, names: Sequence[str]) -> list[tuple[Teacher, list[int]]]:
-        """Each source once, with its places; names of one source share it."""
-        places: dict[int, tuple[Teacher, list[int]]] = {}
-        for place, name in enumerate(names):
-            places.setdefault(id(self.by_name[name]), (self.by_name[name], []))[1].append(place)
-        return list(places.values())
+    def _turns(self, names: Sequence[str]) -> Iterator[tuple[Teacher, Tensor]]:
+        """Each source that has rows, with [B] which are its own; names of one source share its turn."""
+        for teacher in {id(each): each for each in self.by_name.values()}.values():
+            mine_B = torch.tensor([self.by_name[name] is teacher for name in names])
+            if bool(mine_B.any()):
+                yield teacher, mine_B
 
 
 def load_teachers(
@@ -169,12 +164,7 @@ def load_teachers(
 ) -> Teachers | None:
     """The teachers that the method reads; None where it reads none.
 
-    Args:
-        config: the resolved configuration.
-        student: as it is trained.
-        initial: gives the student as it was before training; called where a teacher is it.
-        locate: maps model names to what is on disk.
-        device: where a member of `Placement` waits.
+    ``initial`` gives the student as it was before training, ``device`` says where a member of `Placement` waits.
     """
     loaded: dict[object, Teacher] = {}
     by_name: dict[str, Teacher] = {}

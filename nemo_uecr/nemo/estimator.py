@@ -19,8 +19,27 @@ from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import turn_labels
-from nemo_uecr.nemo.contract import BatchFactsError, Scores, check_same
+from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, check_same
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Each problem's teacher: by its prompt's token ids, which are all that scoring sees, and by its number."""
+
+    by_prompt: Mapping[tuple[int, ...], str]
+    by_problem: Sequence[str]
+
+    def names(self, token_ids_BS: Tensor, token_mask_BS: Tensor) -> list[str]:
+        """The teacher of each row, whose prompt ends before its first sampled token."""
+        prompt_B = token_mask_BS.bool().int().argmax(dim=1).tolist()
+        prompts = [tuple(ids[:end]) for ids, end in zip(token_ids_BS.tolist(), prompt_B, strict=True)]
+        if unknown := [row for row, prompt in enumerate(prompts) if prompt not in self.by_prompt]:
+            raise ContractError(
+                f"the prompt of row {unknown[0]} is none of the training problems', so its teacher is not known; "
+                "expected prompts rendered as `data` says"
+            )
+        return [self.by_prompt[prompt] for prompt in prompts]
 
 
 @dataclass(frozen=True)
@@ -32,6 +51,7 @@ class StepScores:
     token_mask_BS: Tensor
     sample_mask_B: Tensor
     token_ids_BS: Tensor
+    teachers: Sequence[str] = ()  # of several, each row's
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,7 @@ class StepContext:
     tokenizer: Any
     completed_steps: int  # those of the checkpoint included
     components: Callable[[], dict[str, float]] = dict  # metrics of the rewards that the environment has summed
+    routes: Routes | None = None  # where there are several teachers
     seconds: dict[str, float] = field(default_factory=dict)
     state: Mapping[str, float] = field(default_factory=dict)  # what the method carried over
     scores: StepScores = field(init=False)
@@ -135,6 +156,8 @@ class UecrEstimator:
                 "statistics; expected whole groups: switch off what invalidates responses"
             )
         problems = [int(problem) for problem in repeated_batch["idx"]]
+        if context.routes and [context.routes.by_problem[problem] for problem in problems] != list(scores.teachers):
+            raise ContractError("rows were scored by other teachers than their problems'; expected one by routing.key")
         place_of = {problem: place for place, problem in enumerate(dict.fromkeys(problems))}
         by_problem = config.conventions.grouping == "paper"
         teacher, step = scores.teacher, context.completed_steps + 1

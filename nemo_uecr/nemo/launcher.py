@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.load import check_same_configuration, dump_config, load_nemo_config
-from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.nemo_schema import NemoConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import ConfigError, RunFolderError
 from nemo_uecr.files import check_writable, file_sha256, replace_file
 from nemo_uecr.nemo import preflight, translate, upstream
-from nemo_uecr.nemo.estimator import StepContext, UecrEstimator
+from nemo_uecr.nemo.estimator import Routes, StepContext, UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods
@@ -52,10 +52,12 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
     preflight.check_problems(config)
     preflight.check_visible_models(config)
     version = upstream.check()
-    dropped = preflight.long_prompts(config, preflight.check_models(config))
+    tokenizer = preflight.check_models(config)
+    dropped = preflight.long_prompts(config, tokenizer)
+    routes = preflight.routes(config, tokenizer, dropped)
     preflight.check_conversion("student", config.student)
-    if config.method.entry.needs_teacher:
-        preflight.check_conversion("teacher", config.teacher)
+    for key, teacher in config.active_teachers.items():
+        preflight.check_conversion(key, teacher)
     evaluation = training_evaluation(config)
     native = native_config(config, version, dropped=dropped)
     folder = Path(config.run.folder)
@@ -63,7 +65,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
     folder.mkdir(parents=True, exist_ok=True)
     log.info("NeMo-RL %s, method %s", version, config.method.name)
     records = {"origins": origins, "objective": objective, "version": version}
-    stop, completed = _run(config, native, evaluation, records)
+    stop, completed = _run(config, native, evaluation, routes, records)
     report_early_end(stop, config, completed=completed)
     return folder
 
@@ -81,30 +83,39 @@ def native_config(config: NemoConfig, version: str, *, dropped: Sequence[int] = 
 
 
 def _run(
-    config: NemoConfig, native: Any, evaluation: upstream.Evaluate | None, records: Mapping[str, Any]
+    config: NemoConfig,
+    native: Any,
+    evaluation: upstream.Evaluate | None,
+    routes: Routes | None,
+    records: Mapping[str, Any],
 ) -> tuple[StopRequest, int]:
     """Start Ray, set up and train; returns the request to stop and the completed steps."""
     upstream.register_environment(translate.ENVIRONMENT, translate.ENVIRONMENT_FQN)
     parts = upstream.prepare_run(native)
-    context = StepContext(config, parts[0], completed_steps=0, components=upstream.components(parts[2]))
-    has_teacher = config.method.entry.needs_teacher
-    dedicated = has_teacher and config.teacher.dedicated_gpus > 0
+    components = upstream.components(parts[2])
+    context = StepContext(config, parts[0], completed_steps=0, components=components, routes=routes)
+    sections = config.active_teachers
+    dedicated = bool(sections) and config.teacher.dedicated_gpus > 0
 
     def make_policy(**given: Any) -> Any:
-        """What the loop's set-up calls in place of NeMo-RL's policy; the teacher is built first, and then asleep."""
+        """What the loop's set-up calls in place of NeMo-RL's policy; the teachers are built first, and then asleep."""
         upstream.register_worker()
-        teacher = None
-        if has_teacher:
-            own = upstream.teacher_cluster(translate.teacher_gpus_of_nodes(config)) if dedicated else None
-            teacher = RayTeacher(
-                config,
-                student=given["config"],
-                cluster=own or given["cluster"],
-                tokenizer=given["tokenizer"],
-                stays=dedicated,
-            )
+        own = upstream.teacher_cluster(translate.teacher_gpus_of_nodes(config)) if dedicated else None
+        loaded: dict[NemoTeacherConfig, RayTeacher] = {}
+        teachers = {}
+        for key, section in sections.items():
+            if section not in loaded:
+                loaded[section] = RayTeacher(
+                    config.alone(section),
+                    student=given["config"],
+                    cluster=own or given["cluster"],
+                    tokenizer=given["tokenizer"],
+                    stays=dedicated,
+                    workers=key.replace("teachers.", "teacher_"),
+                )
+            teachers[key.removeprefix("teachers.")] = loaded[section]
         policy_class = type("UecrPolicy", (PolicyMethods, upstream.native("Policy")), {})
-        return policy_class(context=context, teacher=teacher, worker_extension_cls_fqn=upstream.WORKER_FQN, **given)
+        return policy_class(context=context, teachers=teachers, worker_extension_cls_fqn=upstream.WORKER_FQN, **given)
 
     def before_the_loop(final: Any, completed_steps: int) -> None:
         if evaluation is not None:
@@ -123,7 +134,7 @@ def _run(
         listening() as stop,
         upstream.substitutions(
             estimator=lambda: UecrEstimator(context),
-            colocated_worker_groups=3 if has_teacher and not dedicated else 2,
+            colocated_worker_groups=2 + (0 if dedicated else len(set(sections.values()))),
             evaluation=evaluation,
             stop=stop,
         ),

@@ -20,7 +20,7 @@ from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import check_same, score, with_masked_rows
 from nemo_uecr.nemo.estimator import StepContext, StepScores
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
-from nemo_uecr.nemo.teacher import RayTeacher
+from nemo_uecr.nemo.teacher import RayTeacher, score_by_turns
 from nemo_uecr.nemo.telemetry import check_facts, save_state, save_step, step_metrics
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
@@ -34,11 +34,11 @@ class PolicyMethods:
     cfg: Mapping[str, Any]
     data_parallel_size: int
 
-    def __init__(self, *args: Any, context: StepContext, teacher: RayTeacher | None, **kwargs: Any) -> None:
-        """Take the step to share and the teacher, off its device, before the student is built."""
+    def __init__(self, *args: Any, context: StepContext, teachers: Mapping[str, RayTeacher], **kwargs: Any) -> None:
+        """Take the step to share and the teachers by name, off their devices, before the student is built."""
         self._context = context
         self._seconds = context.config.scoring.timeout_s
-        self._teacher = teacher
+        self._teachers = teachers
         self._student_waits = False
         super().__init__(*args, **kwargs)
 
@@ -47,17 +47,16 @@ class PolicyMethods:
         self._student_waits = True
 
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:
-        """Score the batch with the teacher, then with the student; NeMo-RL gets the column at T_r for its PPO ratio."""
-        context = self._context
-        teacher_scores = None
-        if self._teacher is not None:
-            if self._teacher.columns != context.config.student.vocabulary:
+        """Score with the teachers, then with the student; NeMo-RL gets the column at T_r for its PPO ratio."""
+        context, teacher_scores, names = self._context, None, list[str]()
+        if context.routes is not None:
+            names = context.routes.names(data["input_ids"], data["token_mask"])
+        if self._teachers:
+            if {teacher.columns for teacher in self._teachers.values()} != {context.config.student.vocabulary}:
                 check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
             with self._timed("score_teacher"):
-                self._teacher.load()
-                request = context.teacher_request(self._teacher.columns)
-                teacher_scores = score(self._teacher, data, request, name="teacher")
-                self._teacher.offload()
+                of_rows = names or list(self._teachers) * data["input_ids"].shape[0]
+                teacher_scores = score_by_turns(self._teachers, of_rows, data, context.teacher_request)
         with self._timed("score_student"):
             self._bring_student()
             student_scores = score(self, data, context.student_request, name="student")
@@ -65,8 +64,9 @@ class PolicyMethods:
                 filtered = super().get_logprobs(self._padded(data), timer=timer)["logprobs"]  # type: ignore[misc]
                 at_rollout = filtered[: data["input_ids"].shape[0]]
                 student_scores = replace(student_scores, logp=(at_rollout, student_scores.logp[1]))
-        scores = StepScores(student_scores, teacher_scores, data["token_mask"], data["sample_mask"], data["input_ids"])
-        context.scores = scores
+        context.scores = StepScores(
+            student_scores, teacher_scores, data["token_mask"], data["sample_mask"], data["input_ids"], names
+        )
         return type(data)({"logprobs": student_scores.logp[0]})
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
@@ -125,9 +125,9 @@ class PolicyMethods:
         return result
 
     def shutdown(self) -> bool:
-        """End the teacher's workers and the student's."""
-        ended = True if self._teacher is None else self._teacher.shutdown()
-        return bool(super().shutdown()) and ended  # type: ignore[misc]
+        """End the teachers' workers and the student's."""
+        ended = [teacher.shutdown() for teacher in {id(each): each for each in self._teachers.values()}.values()]
+        return bool(super().shutdown()) and all(ended)  # type: ignore[misc]
 
     def _bring_student(self) -> None:
         if self._student_waits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from nemo_uecr.config.schema import CallReward, teacher_models
 from nemo_uecr.data import models
 from nemo_uecr.data.benchmarks import check_benchmark_files
 from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import Problem, Row, read_rows, text_of
+from nemo_uecr.data.problems import Problem, Row, read_rows, teacher_name, text_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import check_model_place
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.estimator import Routes
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse, teacher_alone_faults
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 from nemo_uecr.verifier.rewards import FunctionReward
@@ -72,6 +74,24 @@ def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
     return [place for place in range(len(problems)) if place not in kept]
 
 
+def routes(config: NemoConfig, tokenizer: Any, dropped: Sequence[int]) -> Routes | None:
+    """Each problem's teacher, the dropped places left out; None where there are not several."""
+    if not config.teachers or not config.active_teachers:
+        return None
+    every = chosen_problems(config.data, config.run.seed)
+    kept = [problem for place, problem in enumerate(every) if place not in set(dropped)]
+    names = [teacher_name(problem, config.routing, config.teachers) for problem in kept]
+    prompts = models.fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in kept], config.data)
+    by_prompt: dict[tuple[int, ...], str] = {}
+    for problem, name, ids in zip(kept, names, prompts.values(), strict=True):
+        if by_prompt.setdefault(tuple(ids), name) != name:
+            raise DataError(
+                f"problem {problem.id!r} is routed to the teacher {name}, an equal prompt before it to "
+                f"{by_prompt[tuple(ids)]}; expected one teacher a prompt"
+            )
+    return Routes(by_prompt, names)
+
+
 def _check_enough(config: NemoConfig, count: int) -> None:
     needed = config.rollout.prompts_per_step
     if count < needed:
@@ -91,30 +111,33 @@ def check_visible_models(config: NemoConfig) -> bool:
         Whether every model was looked at; a folder that is not on this machine is left to the start of the run.
     """
 
-    def visible(name: str | None, role: str) -> ModelShape | None:
-        file = Path(name or "") / "config.json"
+    def visible(name: str, role: str) -> ModelShape | None:
+        file = Path(name) / "config.json"
         here = file.is_file() and read_object(file).get("model_type") in ARCHITECTURES  # else checked as far as known
-        return shape_of(str(name), role=role) if here or str(name).removesuffix("-Base") in KNOWN else None
+        return shape_of(name, role=role) if here or name.removesuffix("-Base") in KNOWN else None
 
-    name = teacher_models(config).get("teacher")
-    student, teacher = visible(config.student.model_name, "student"), visible(name, "teacher")
-    refuse([*layout_faults(config, student, teacher), *mismatches_of(config, student, {"teacher": teacher})])
-    return student is not None and (teacher is not None or name is None)
+    student = visible(config.student.model_name, "student")
+    teachers = {key: visible(name, key) for key, name in teacher_models(config).items()}
+    _refuse_models(config, student, teachers)
+    return None not in (student, *teachers.values())
 
 
 def check_models(config: NemoConfig) -> Any:
     """Everything about the models that is known before a worker starts; returns the student's tokenizer."""
-    teacher = teacher_models(config).get("teacher")
-    shape = _shape(config, config.student, "student")
-    teacher_shape = None if teacher is None else _shape(config, config.teacher, "teacher")
-    refuse([*layout_faults(config, shape, teacher_shape), *mismatches_of(config, shape, {"teacher": teacher_shape})])
-    return _tokenizer(config, teacher)
+    teachers = {key: _shape(config, section, key) for key, section in config.active_teachers.items()}
+    _refuse_models(config, _shape(config, config.student, "student"), teachers)
+    return _tokenizer(config)
+
+
+def _refuse_models(config: NemoConfig, student: ModelShape | None, teachers: Mapping[str, ModelShape | None]) -> None:
+    faults = [fault for teacher in teachers.values() or [None] for fault in layout_faults(config, student, teacher)]
+    refuse(list(dict.fromkeys([*faults, *mismatches_of(config, student, teachers)])))
 
 
 def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
     """Everything about a teacher alone, which scores sequences of up to so many tokens of the student's tokenizer."""
     refuse(teacher_alone_faults(config, _shape(config, config.teacher, "teacher"), longest))
-    _tokenizer(config, config.teacher.model_name)
+    _tokenizer(config)
 
 
 def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) -> None:
@@ -140,12 +163,12 @@ def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) ->
         )
 
 
-def _tokenizer(config: NemoConfig, teacher: str | None) -> Any:
-    """The student's tokenizer, compared with the teacher's."""
+def _tokenizer(config: NemoConfig) -> Any:
+    """The student's tokenizer, compared with each teacher's."""
     from transformers import AutoTokenizer
 
     ours = _loaded(AutoTokenizer, config.student.model_name)
-    if teacher is not None:
+    for teacher in teacher_models(config).values():
         theirs = models.output_columns(teacher, local_files_only=models.only_here(teacher))
         models.check_same_tokenizer(ours, _loaded(AutoTokenizer, teacher), (config.student.vocabulary, theirs))
     return ours

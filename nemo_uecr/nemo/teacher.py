@@ -5,7 +5,7 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from nemo_uecr.data.batch_file import SavedBatch, save_batch
 from nemo_uecr.data.models import only_here, output_columns
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.contract import score
+from nemo_uecr.nemo.contract import Scores, score
 from nemo_uecr.nemo.preflight import check_conversion, check_teacher_alone
 from nemo_uecr.nemo.translate import master_config, teacher_policy
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
@@ -31,7 +31,14 @@ class RayTeacher:
     """A teacher over Ray workers, without optimizer, gradient buffers or reference model."""
 
     def __init__(
-        self, config: NemoConfig, *, student: Mapping[str, Any], cluster: Any, tokenizer: Any, stays: bool
+        self,
+        config: NemoConfig,
+        *,
+        student: Mapping[str, Any],
+        cluster: Any,
+        tokenizer: Any,
+        stays: bool,
+        workers: str = "teacher",
     ) -> None:
         """Build the workers from NeMo-RL's section of the student; a teacher that does not stay leaves the GPU."""
         self._stays, self._seconds = stays, config.scoring.timeout_s
@@ -45,7 +52,7 @@ class RayTeacher:
             cluster=cluster,
             config=teacher_policy(config, student, self.columns),
             tokenizer=tokenizer,
-            name_prefix="teacher",
+            name_prefix=workers,
             init_optimizer=False,
             init_reference_model=False,
             weights_path=None,
@@ -82,6 +89,28 @@ class RayTeacher:
         return bool(self._policy.shutdown())
 
 
+def score_by_turns(
+    teachers: Mapping[str, Any], names: Sequence[str], data: Any, request: Callable[[int], ScoreRequest]
+) -> Scores:
+    """Score each row by its own teacher; they take turns on the GPU, and names of one teacher share its turn."""
+    whole: dict[str, Tensor] = {}
+    for teacher in {id(each): each for each in teachers.values()}.values():
+        rows = [row for row, name in enumerate(names) if teachers[name] is teacher]
+        if not rows:
+            continue
+        columns = data.items()
+        own = {
+            key: value[rows] if isinstance(value, Tensor) else [value[row] for row in rows] for key, value in columns
+        }
+        teacher.load()
+        found = score(teacher, type(data)(own), request(teacher.columns), name=names[rows[0]])
+        teacher.offload()
+        for key, own_BS in (("logp", found.logp[0]), ("H", found.entropy_BS), ("dropped", found.dropped_BS)):
+            if own_BS is not None:  # where nothing is dropped, 0 stays
+                whole.setdefault(key, torch.zeros(data["input_ids"].shape))[rows] = own_BS
+    return Scores((whole["logp"],), whole.get("H"), whole.get("dropped"))
+
+
 def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     """Write the batch with the scores of the configuration's teacher, alone on the cluster, in place of those it had.
 
@@ -89,6 +118,8 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     """
     if not config.method.entry.needs_teacher:
         raise ConfigError(f"method.name: {config.method.name} reads no teacher; expected one that does, such as uecr")
+    if config.teachers:
+        raise ConfigError("teachers: a batch is scored by one teacher; expected teacher.model_name alone")
     rows = _rows_of(saved, config.student.vocabulary)
     upstream.check()
     check_teacher_alone(config, longest=int(rows["input_lengths"].max()))

@@ -18,7 +18,7 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo.contract import BatchFactsError
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX
-from nemo_uecr.telemetry.metrics import described, method_metrics
+from nemo_uecr.telemetry.metrics import described, method_metrics, teacher_metrics
 from nemo_uecr.telemetry.sinks import append_record, read_records, truncate_records
 
 #: What a method carries from step to step, in the run folder.
@@ -76,6 +76,7 @@ def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) 
             truncated_B=outcome.truncated_B,
             noise=context.config.method.scoring_noise,
         ),
+        **teacher_metrics(batch, outcome.advantages, context.scores.teachers),
         **_policy(context, result),
         **context.components(),
         "count/prompts": float(_groups(context)),

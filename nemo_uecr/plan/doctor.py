@@ -168,7 +168,8 @@ def _models(run: AnyConfig) -> dict[str, str]:
 def _megatron_checkpoints(run: AnyConfig) -> dict[str, str]:
     if not isinstance(run, NemoConfig):
         return {}
-    named = {f"{role}.megatron_checkpoint": getattr(run, role).megatron_checkpoint for role in _models(run)}
+    named = {f"{key}.megatron_checkpoint": model.megatron_checkpoint for key, model in run.active_teachers.items()}
+    named["student.megatron_checkpoint"] = run.student.megatron_checkpoint
     return {key: folder for key, folder in named.items() if folder is not None}
 
 

@@ -118,18 +118,13 @@ def length_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[str,
     asked = [("student", student, "rollout.max_response_tokens", response)]
     if config.evaluation.benchmarks:
         asked.append(("student", student, "evaluation.max_tokens", config.evaluation.max_tokens))
-    asked += [(_said(key), shape, "rollout.max_response_tokens", response) for key, shape in teachers.items() if shape]
+    asked += [(key, shape, "rollout.max_response_tokens", response) for key, shape in teachers.items() if shape]
     return [
         f"data.max_prompt_tokens + {key} = {prompt + tokens}, but the {role} was made for {shape.positions} positions; "
         f"lower one of the two, or take a {role} that was made for more"
         for role, shape, key, tokens in asked
         if 0 < shape.positions < prompt + tokens
     ]
-
-
-def _said(key: str) -> str:
-    """A teacher in a sentence: `teacher`, or `teacher NAME`."""
-    return key.replace("teachers.", "teacher ")
 
 
 def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None]) -> list[str]:
@@ -141,7 +136,7 @@ def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[
             f"columns; take student.vocabulary={student.vocabulary}"
         )
     return faults + [
-        f"the student has {student.vocabulary} output columns, the {_said(key)} {teacher.vocabulary}; take a teacher "
+        f"the student has {student.vocabulary} output columns, the {key} {teacher.vocabulary}; take a teacher "
         f"with the student's tokenizer: they then differ by padding alone, less than {MOST_PADDING}"
         for key, teacher in teachers.items()
         if teacher is not None and abs(teacher.vocabulary - student.vocabulary) >= MOST_PADDING

@@ -39,21 +39,24 @@ class Setting:
         """Look up the models' sizes and lay them out; ConfigError where a model cannot be placed or cut as it says."""
         self.config, self.device, self.lengths = config, device, lengths
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
-        name, tensor, capacity = teacher_models(config).get("teacher"), config.rollout.tensor, device.memory or 0
+        tensor, capacity = config.rollout.tensor, device.memory or 0
         shape = shapes.shape_of(config.student.model_name, role="student")
-        scorer = None if name is None else shapes.shape_of(name, role="teacher")
+        self.scorers = {key: shapes.shape_of(name, role=key) for key, name in teacher_models(config).items()}
+        # Of several, the largest stands for all, and for every response.
+        scorer = max(self.scorers.values(), key=shapes.parameters, default=None)
         refuse(layout_faults(config, shape, scorer))
+        self.turns = len(set(config.active_teachers.values()))  # names of one model share it
         self.student = student = shapes.sharded(shape, config.student.parallel, config.student_gpus)
         # None where the method reads no teacher; and the teacher where it shares the student's GPUs.
         self.teacher = None if scorer is None else shapes.sharded(scorer, config.teacher.parallel, config.teacher_gpus)
         self.beside = None if config.teacher.dedicated_gpus else self.teacher
         # Of every phase but a dedicated teacher's: its GPUs, and there the workers of student, vLLM and teacher.
         self.where = "student GPUs" if config.teacher.dedicated_gpus else "every GPU"
-        self.processes = [_workers(2 if self.beside is None else 3)]
+        self.processes = [_workers(2 if self.beside is None else 2 + self.turns)]
         if self.beside is not None:
             limit = config.teacher.offload_limit_mebi
-            how = f"at most, teacher.offload_limit_mebi = {limit}"
-            self.processes.append(Item("teacher asleep", limit * GIB // 1024, how))
+            how = f"at most, teacher.offload_limit_mebi = {limit}{f' each of {self.turns}' if self.turns > 1 else ''}"
+            self.processes.append(Item("teacher asleep", self.turns * limit * GIB // 1024, how))
         self.engines = student.grid.ranks // tensor  # of vLLM, independent ones
         self.vllm_bytes = BF16 * shapes.parameters(shape) // tensor  # the student's weights on each rank of an engine
         self.vllm_weights = Item("vLLM weights", self.vllm_bytes, f"2 bytes a parameter over {tensor} ranks")
@@ -69,12 +72,13 @@ def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
     setting = Setting(config, device, lengths)
     student, teacher = setting.student, setting.teacher
     phases = [refit(setting), rollout(setting), *scoring(setting), train(setting)]
-    mismatches = mismatches_of(config, student.shape, {} if teacher is None else {"teacher": teacher.shape})
+    mismatches = mismatches_of(config, student.shape, setting.scorers)
     count, title = shapes.parameters(student.shape), f"{config.method.name}: student {config.student.model_name}"
     if teacher is not None:
         own = config.teacher.dedicated_gpus
         where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if own else "on the same GPUs"
-        title = f"{title}, teacher {config.teacher.model_name} {where}"
+        named = ", ".join(f"{key} {name}" for key, name in teacher_models(config).items())
+        title = f"{title}, {named} {where}"
     return Plan(
         title=title,
         hardware=f"{config.cluster.nodes} x {config.cluster.gpus_per_node} {device.name}, "
@@ -303,7 +307,8 @@ def _host(setting: Setting) -> Iterator[Item]:
     if setting.config.loss.reference_kl > 0:
         yield Item("reference weights", ranks * student.weight_bytes, "initial student, always in host memory")
     if (teacher := setting.beside) is not None:
-        yield Item("teacher weights", ranks * teacher.weight_bytes, f"{ranks} ranks, 2 bytes a parameter")
+        held, several = setting.turns * ranks * teacher.weight_bytes, f"{setting.turns} x " * (setting.turns > 1)
+        yield Item("teacher weights", held, f"{several}{ranks} ranks, 2 bytes a parameter")
     width = shapes.INT64 + 8 * FP32
     batch = setting.responses * setting.config.longest * width
     yield Item("batch on the driver", batch, f"token ids and 8 float32 columns, {width} bytes a token")

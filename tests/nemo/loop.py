@@ -70,10 +70,10 @@ def train_ours(
     minibatch, reads = config.train.minibatch_responses, METHODS[config.method.name].needs_teacher
     made: Any = OurTinyPolicy(
         TinyModel(0), minibatch=minibatch, parallel=parallel, context=context,
-        teacher=teacher(TinyModel(9), [], parallel) if reads else None,
+        teachers={"teacher": teacher(TinyModel(9), [], parallel)} if reads else {},
     )  # fmt: skip
     if reads:
-        made._teacher.events = made.events
+        made._teachers["teacher"].events = made.events
     with upstream.substitutions(
         estimator=lambda: UecrEstimator(context), colocated_worker_groups=3, evaluation=None, stop=stop or StopRequest()
     ):

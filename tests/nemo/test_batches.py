@@ -83,7 +83,7 @@ def test_15_responses_train_on_four_ranks() -> None:
     """5 prompts of 3 responses: a masked row completes the batch for scoring and for the update."""
     batch = ["rollout.prompts_per_step=5", "rollout.responses_per_prompt=3", "train.minibatch_responses=15"]
     run = train_ours(config_of("uecr", *batch), parallel=4)
-    assert [rows for rows, _ in run._teacher.asked] == [16]
+    assert [rows for rows, _ in run._teachers["teacher"].asked] == [16]
     trained = run.trained[0]
     assert trained["sample_mask"].tolist() == [1.0] * 15 + [0.0]
     assert run.metrics[0]["count/trained"] == 15

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,11 @@ from tests.nemo.tiny_world import TinyGeneration, TinyModel, TinyPolicy, TinyTea
 
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 STEPS = 2
+#: Two teachers, one of them by two names.
+SEVERAL = (
+    "teacher.model_name=null", "routing.key=kind", "routing.default=c",
+    "teachers={a: {model_name: one}, b: {model_name: two}, c: {model_name: one}}",
+)  # fmt: skip
 
 
 def make_tokenizer(folder: Path) -> int:
@@ -39,6 +45,13 @@ def make_tokenizer(folder: Path) -> int:
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}="
     tokenizer.save_pretrained(folder)
     return len(names)
+
+
+def load_tokenizer(folder: str) -> Any:
+    """As NeMo-RL's set-up loads it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def text_of(ids: Iterable[int]) -> str:
@@ -140,7 +153,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(upstream, "native", lambda name: ours.get(name) or native(name))
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
     monkeypatch.setattr(upstream, "score_on_workers", score_here)
-    monkeypatch.setattr(preflight, "check_models", lambda config: None)
+    monkeypatch.setattr(preflight, "check_models", lambda config: load_tokenizer(config.student.model_name))
     monkeypatch.setattr(preflight, "check_conversion", lambda role, model: None)
     monkeypatch.setattr(preflight, "long_prompts", lambda config, tokenizer: [])
     monkeypatch.setattr(upstream, "generation_leaders", lambda generation: [])
@@ -175,19 +188,22 @@ def native_rewards(responses: list[str], answer: str) -> list[float]:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("dedicated", [0, 1])
+@pytest.mark.parametrize(("dedicated", "several"), [(0, False), (1, False), (0, True)])
 def test_a_run_from_its_configuration_file(
-    dedicated: int, tmp_path: Path, clusters: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    dedicated: int, several: bool, tmp_path: Path, clusters: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocabulary = make_tokenizer(tmp_path / "student")
     problems = tmp_path / "problems.jsonl"
-    rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": n % 10} for n in range(60)]
+    rows = [
+        {"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": n % 10, "kind": "ab"[n % 2]} for n in range(60)
+    ]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mine.py").write_text("def level(solution_str, extra_info): return extra_info['difficulty'] / 10")
     teachers: list[Any] = []
 
-    def make_teacher(config: Any, *, student: Any, cluster: Any, tokenizer: Any, stays: bool) -> Any:
-        teachers.append(teacher_policy(config, student, vocabulary) | {"cluster": cluster.name, "stays": stays})
+    def make_teacher(config: Any, *, student: Any, cluster: Any, tokenizer: Any, stays: bool, workers: str) -> Any:
+        made = {"cluster": cluster.name, "stays": stays, "workers": workers}
+        teachers.append(teacher_policy(config, student, vocabulary) | made)
         return TinyTeacher(TinyModel(9, vocabulary=vocabulary), [])
 
     monkeypatch.setattr(launcher, "RayTeacher", make_teacher)
@@ -200,7 +216,7 @@ def test_a_run_from_its_configuration_file(
             "train.minibatch_responses=8", f"train.steps={STEPS}", "checkpoint.every=0",
             f"cluster.gpus_per_node={1 + dedicated}", f"teacher.dedicated_gpus={dedicated}",
             "telemetry.save_batch_every=1", "tolerances.first_ratio=1e-5", "evaluation.every=5",
-            "evaluation.samples=2", *make_benchmarks(tmp_path),
+            "evaluation.samples=2", *make_benchmarks(tmp_path), *(SEVERAL if several else ()),
             f"reward=[math, {{call: {tmp_path}/mine.py:level, weight: 0.5}}]",
         ],
     )  # fmt: skip
@@ -223,10 +239,15 @@ def test_a_run_from_its_configuration_file(
     own = [("uecr_teacher_cluster", [1], 1)] if dedicated else []
     keys = ("name", "bundle_ct_per_node_list", "max_colocated_worker_groups")
     asked = [tuple(given[key] for key in keys) for given in clusters]
-    assert asked == [(upstream.POLICY_CLUSTER, [1], 2 if dedicated else 3), *own]
+    assert asked == [(upstream.POLICY_CLUSTER, [1], 2 + (not dedicated) + several), *own]
     assert LaunchedPolicy.given["fqn"] == upstream.WORKER_FQN
     assert LaunchedPolicy.given["init_reference_model"] is True
-    (teacher,) = teachers
+    teacher, *others = teachers
+    assert [(one["workers"], one["model_name"]) for one in others] == [("teacher_b", "two")] * several
+    shares: Counter[int] = Counter()
+    for name in "ab":
+        shares.update(dict(logged(tmp_path / "run" / "logs", f"train/teacher/{name}/response_share")))
+    assert shares == ({1: 1.0, 2: 1.0} if several else {})
     assert teacher["stays"] is bool(dedicated)
     assert teacher["cluster"] == (own[0][0] if own else upstream.POLICY_CLUSTER)
     assert teacher["generation"]["temperature"] == 1.0

@@ -92,7 +92,8 @@ def test_order_of_a_step() -> None:
         "generation sleeps", "teacher on", "teacher scores", "teacher off", "student on", "student scores",
         "student trains",
     ]  # fmt: skip
-    assert [(request.temperatures, request.entropy) for _, request in run._teacher.asked] == [((1.0,), True)]
+    asked = run._teachers["teacher"].asked
+    assert [(request.temperatures, request.entropy) for _, request in asked] == [((1.0,), True)]
 
 
 def test_several_optimizer_steps_a_batch() -> None:

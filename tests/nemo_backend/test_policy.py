@@ -13,7 +13,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.nemo import estimator, upstream
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, score
-from nemo_uecr.nemo.estimator import StepContext, StepScores, UecrEstimator
+from nemo_uecr.nemo.estimator import Routes, StepContext, StepScores, UecrEstimator
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, PREFIX
 from nemo_uecr.nemo.policy import PolicyMethods, padded_minibatches
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
@@ -122,7 +122,7 @@ def test_the_loop_gets_the_column_at_the_rollout_temperature(monkeypatch: pytest
     monkeypatch.setattr(
         upstream, "score_on_workers", lambda policy, data, request, *, seconds: scores_of(data, request, logits)
     )
-    handed = Policy(context=context, teacher=None).get_logprobs(data)["logprobs"]
+    handed = Policy(context=context, teachers={}).get_logprobs(data)["logprobs"]
 
     def by_definition(temperature: float) -> torch.Tensor:
         logp = (logits / temperature).log_softmax(dim=-1)[:, :-1]
@@ -149,7 +149,7 @@ def test_a_teacher_with_other_columns_scores_those_that_both_have(
         columns=columns, load=lambda: None, offload=lambda: None, data_parallel_size=1,
         score_tokens=lambda data, request: scores_of(data, request, theirs),
     )  # fmt: skip
-    policy = Policy(context=context, teacher=teacher)
+    policy = Policy(context=context, teachers={"teacher": teacher})
     policy.get_logprobs(data)
     next_ids = data["input_ids"][:, 1:, None]
     for found, logits in ((context.scores.teacher, theirs[..., :9]), (context.scores.student, ours)):
@@ -170,7 +170,7 @@ def test_a_teacher_with_other_columns_scores_those_that_both_have(
 def test_columns_that_changed_before_training_stop_it(name: str) -> None:
     context, data = scored_step()
     data = estimate(context, data)
-    policy = Policy(context=context, teacher=None)
+    policy = Policy(context=context, teachers={})
     with pytest.raises(LookupError, match="it trained"):
         policy.train(data, None)
     data[name] = data[name].clone()
@@ -196,7 +196,7 @@ def test_a_methods_mask_reaches_the_loss(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Base, "train", train)
     with pytest.raises(LookupError):
-        Policy(context=context, teacher=None).train(data, None)
+        Policy(context=context, teachers={}).train(data, None)
     assert torch.equal(found["token_mask"], kept.float())
     assert found["sample_mask"].tolist() == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     assert torch.equal(data["token_mask"], context.scores.token_mask_BS)  # NeMo-RL's own batch is as it was
@@ -214,6 +214,42 @@ def test_a_result_that_the_loss_would_ignore_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(estimator, "USED", estimator.USED - {"loss_mask"})
     with pytest.raises(ScoreError, match="returned loss_mask, which the back end nemo_rl does not use"):
         estimate(*scored_step("method.name=sparse"))
+
+
+def test_each_row_is_scored_by_its_problems_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are known by their prompts, each teacher loads once, and the estimator compares with the problems."""
+    logits = dict(zip("abs", torch.randn(3, ROWS, WIDTH, 9, generator=torch.Generator().manual_seed(1)), strict=True))
+    context, data = scored_step()
+    ids, events = data["input_ids"], list[str]()
+    ids[:, :2] = torch.tensor([[1, 2], [3, 4]])[[0, 0, 0, 1, 1, 1]]
+
+    def scores(name: str, part: Any, request: ScoreRequest) -> Any:
+        rows = [int((ids == row).all(dim=1).int().argmax()) for row in part["input_ids"]]
+        return scores_of(part, request, logits[name][rows])
+
+    def teacher(name: str) -> Any:
+        return SimpleNamespace(
+            columns=9, data_parallel_size=1, load=lambda: events.append(name), offload=lambda: events.append("off"),
+            score_tokens=lambda part, request: scores(name, part, request),
+        )  # fmt: skip
+
+    monkeypatch.setattr(upstream, "score_on_workers", lambda policy, part, request, **given: scores("s", part, request))
+    by_problem = {7: "b", 4: "a"}
+    context.routes = Routes({(1, 2): "b", (3, 4): "a"}, [by_problem.get(number, "") for number in range(8)])
+    Policy(context=context, teachers={"a": teacher("a"), "b": teacher("b")}).get_logprobs(data)
+    assert (context.scores.teachers, events) == (["b"] * 3 + ["a"] * 3, ["a", "off", "b", "off"])
+    expected = torch.cat((logits["b"][:3], logits["a"][3:]))[:, :-1].log_softmax(dim=-1)
+    assert context.scores.teacher is not None
+    torch.testing.assert_close(
+        context.scores.teacher.logp[0][:, 1:], expected.gather(2, ids[:, 1:, None])[..., 0], atol=1e-5, rtol=0
+    )
+    estimate(context, data)
+    context.routes = replace(context.routes, by_problem=["a"] * 8)
+    with pytest.raises(ContractError, match="other teachers than their problems'"):
+        estimate(context, data)
+    ids[4, 0] = 8
+    with pytest.raises(ContractError, match="the prompt of row 4 is none of the training problems'"):
+        Policy(context=context, teachers={"a": teacher("a"), "b": teacher("b")}).get_logprobs(data)
 
 
 def test_a_scorer_gets_a_whole_batch_and_its_masked_rows_never_come_back() -> None:

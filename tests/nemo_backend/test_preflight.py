@@ -15,7 +15,15 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.preflight import check_conversion, check_models, check_visible_models, chosen_problems, long_prompts
+from nemo_uecr.nemo.estimator import Routes
+from nemo_uecr.nemo.preflight import (
+    check_conversion,
+    check_models,
+    check_visible_models,
+    chosen_problems,
+    long_prompts,
+    routes,
+)
 from tests.config.test_nemo import CONFIGS, GRPO
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
@@ -85,6 +93,34 @@ def test_models_that_are_not_there(change: str, message: str, tmp_path: Path, mo
     config = load_nemo_config(BASE, [*world(tmp_path), change.format(tmp_path)])
     with pytest.raises(DataError, match=rf"^{message}.*$"):
         check_models(config)
+
+
+class Letters:
+    """A tokenizer without a chat template: one id a letter."""
+
+    chat_template = None
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def test_equal_prompts_have_one_teacher(tmp_path: Path) -> None:
+    several = ["teacher.model_name=null", "teachers={a: {model_name: x}, b: {model_name: y}}", "routing.key=kind"]
+    given = [*world(tmp_path), *several, "data.prompt_template={question}", "data.difficulty_key=null"]
+    given += ["data.difficulty_low=null", "data.difficulty_high=null", f"data.train={tmp_path}/kinds.jsonl"]
+    config = load_nemo_config(BASE, given)
+
+    def found(*pairs: tuple[str, str]) -> Routes | None:
+        rows = [{"question": question, "final_answer": "2", "kind": kind} for question, kind in pairs]
+        write_rows(tmp_path / "kinds.jsonl", rows)
+        return routes(config, Letters(), [1])
+
+    pairs = [("1", "a"), ("2", "a"), ("3", "b"), ("1", "a")]
+    assert found(*pairs) == Routes({(ord("1"),): "a", (ord("3"),): "b"}, ["a", "b", "a"])
+    with pytest.raises(DataError, match="routed to the teacher b, an equal prompt before it to a"):
+        found(*pairs, ("1", "b"))
+    with pytest.raises(DataError, match=r"has 'c' under 'kind' .* teachers a, b"):
+        found(*pairs, ("4", "c"))
 
 
 def test_layout_faults_of_one_model_are_told_beside_another_of_an_unknown_kind(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_dedicated_teacher_stays_where_it_is(config: Any, calls: list[str]) ->
 
 
 def test_the_student_looks_for_room_before_vllm_wakes(config: Any, calls: list[str]) -> None:
-    policy = UecrPolicy(context=StepContext(config, None, completed_steps=0), teacher=None)
+    policy = UecrPolicy(context=StepContext(config, None, completed_steps=0), teachers={})
     policy.score_tokens({}, REQUEST)
     policy.offload_before_refit()
     assert calls == ["score_tokens", "assert_room"]
