@@ -223,7 +223,9 @@ class UrlTeacher:
                 reason = first_line(error)
             if wait is not None:
                 time.sleep(wait)
-        raise self._error(f"did not answer {len(RETRY_S) + 1} times: {reason}. Start it again, then use --resume")
+        raise self._error(
+            f"did not answer {len(RETRY_S) + 1} times: {reason}. Start it, then run again; --resume continues a run"
+        )
 
     def _error(self, text: str, kind: type[ScoreError] = ScoreError) -> ScoreError:
         """An error that names the server."""

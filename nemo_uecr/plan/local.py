@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig, UrlTeacherConfig
+from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig, UrlTeacherConfig, url_teachers
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import mismatches_of
 from nemo_uecr.plan.nemo import DECODE_STEP, PROCESS_BYTES, VLLM_BYTES, engine_seconds, response_lengths
@@ -114,6 +114,8 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
             name, member = str(teacher.model_name), key
         title = f"{title}, {key} {name}"
         turns.append((f"score {key}", run.shapes.get(key, student), member, len(run.teachers)))
+    for key, served in url_teachers(config).items():
+        title = f"{title}, {key} {served.model_name} at {served.url}"
     turns += [("score reference", student, initial, 1)] if run.scores_reference else []
     phases = [_rollout(run), *(_scoring(run, *turn) for turn in turns), _update(run)]
     moved = _moved(run, {"rollout": set(run.sampling)} | {name: {member} for name, _, member, _ in turns})
