@@ -93,11 +93,7 @@ def filled(template: str, problem: Problem) -> str:
 
 
 def teacher_name(problem: Problem, routing: RoutingConfig | None, names: Iterable[str]) -> str:
-    """The one of ``names`` that scores the responses to a problem.
-
-    Raises:
-        DataError: naming the problem, whose column names no teacher while there is no default.
-    """
+    """The one of ``names`` that scores the responses to a problem; refused where its column has none of them."""
     known = tuple(names)
     if routing is None:
         return known[0]

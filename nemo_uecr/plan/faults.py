@@ -103,10 +103,7 @@ def vllm_can_cut(shape: ModelShape, tensor: int) -> bool:
 def mismatches_of(
     config: AnyConfig, student: ModelShape | None, teachers: Mapping[str, ModelShape | None]
 ) -> tuple[str, ...]:
-    """What no layout cures: sequences longer than a model's positions, and vocabularies that differ.
-
-    ``teachers`` has the sizes by the key of the configuration.
-    """
+    """What no layout cures: sequences longer than a model's positions, and vocabularies that differ."""
     if student is None:
         return ()
     return (*length_faults(config, student, teachers), *vocabulary_faults(config, student, teachers))

@@ -132,13 +132,10 @@ def groups(run: RunFolder, colour: int) -> dict[str, Any]:
     if names:
         gaps = tuple(Series(name, place, *run.values(f"teacher/{name}/gap_mean")) for place, name in enumerate(names))
         found["teachers"] = Panel(f"teachers-{colour}", "Gap by teacher", "nats, mean over tokens", gaps, zero=True)
-        for place, name in enumerate(names):
-            means = [
-                f"{label} {number(fmean(run.values(key)[1]))}"
-                for part, label in BY_TEACHER
-                if run.has(key := f"teacher/{name}/{part}")
-            ]
-            found["by_teacher"].append((name, place, ", ".join(means)))
+    for place, name in enumerate(names):
+        keys = {f"teacher/{name}/{part}": label for part, label in BY_TEACHER}
+        means = [f"{label} {number(fmean(run.values(key)[1]))}" for key, label in keys.items() if run.has(key)]
+        found["by_teacher"].append((name, place, ", ".join(means)))
     if all(run.has(metric) for metric, *_ in SHARES):
         metrics = [(metric, name) for metric, name, _ in SHARES] + [DEGENERATE] * run.has(DEGENERATE[0])
         series = tuple(Series(name, place, *run.values(metric)) for place, (metric, name) in enumerate(metrics))
