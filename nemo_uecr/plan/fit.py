@@ -118,5 +118,6 @@ def fit_text(tried: Sequence[Rung], command: Sequence[str]) -> str:
         taken = [rung for rung in tried if set(rung.added) & set(typed(keys))]
         lines += [f"  changes {rung.changes}" for rung in taken if not rung.changes.startswith("no number")]
         lines += [f"  {fact}" for fact in plan.facts]
-        lines += [f"  {plan.host_bytes / GIB:.1f} GiB of host memory", f"  {plan.seconds:,.0f} s a step"]
+        lines += [f"  {plan.host_bytes / GIB:.1f} GiB of host memory"]
+        lines += [f"  {plan.seconds:,.0f} s a step", f"  {plan.assumptions[0]}"]
     return "\n".join(lines)

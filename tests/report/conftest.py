@@ -17,9 +17,9 @@ from nemo_uecr.method_registry import REGISTRY
 SETS = ("two", "three", "four", "five", "six")
 SETTINGS = {
     "alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, "std_floor": 0.0, "sample_std": False,
-    "opd_coef": 1.0, "step": 0, "seed": 0,
+    "opd_coef": 1.0, "step": 0, "total_steps": 40, "seed": 0,
 }  # fmt: skip
-TEACHERLESS = ("grpo",)
+TEACHERLESS = tuple(name for name, entry in REGISTRY.items() if not entry.needs_teacher)
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,8 @@ def _write_batch(folder: Path, story: Story, step: int) -> None:
         tensors |= {"teacher_logp": teacher_BT, "teacher_entropy": entropy_BT}
     if "initial_logp" in REGISTRY[story.method].scores:
         tensors["initial_logp"] = old_BT - 0.1
+    if "student_entropy" in REGISTRY[story.method].scores:
+        tensors["student_entropy"] = entropy_BT
     own = {name: parameter.default for name, parameter in REGISTRY[story.method].parameters.items()}
     header = {
         "format": "nemo_uecr.batch/1",
