@@ -71,7 +71,7 @@ def require_extra(*extras: str) -> None:
         for module in EXTRAS[extra]:
             spec = find_spec(module)
             # A folder of data beside the user, such as ray/, looks like a package without __init__.py.
-            places = [] if spec is None else [spec.origin or each for each in spec.submodule_search_locations or ()]
+            places = [] if spec is None else [spec.origin or each for each in spec.submodule_search_locations or [""]]
             if all(Path(place).parent == Path.cwd() for place in places):
                 raise _missing(module, extra)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from nemo_uecr.cli.data import HOLD_AT
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.embedding import Encoder, load_encoder
-from nemo_uecr.data.screening import Screen, Text, targets_of
+from nemo_uecr.data.screening import Screen, Text
 
 Rewrite = Callable[[str, random.Random], str]
 Rewrites = Mapping[str, Rewrite]
@@ -273,7 +273,7 @@ def planted_recall(
 ) -> dict[str, Counts]:
     """What the screening finds among the rewritten problems of the benchmarks, by rewriting."""
     questions = _questions(benchmarks)
-    screen, near = Screen(targets_of(benchmarks)), None if nearness is None else nearness.to(questions)
+    screen, near = Screen(benchmarks), None if nearness is None else nearness.to(questions)
     measured = {}
     for name, rewrite in rewrites.items():
         rng = random.Random(SEED)
@@ -285,7 +285,7 @@ def false_findings(
     benchmarks: Sequence[LoadedBenchmark], clean: Sequence[LoadedBenchmark], nearness: Nearness | None
 ) -> dict[str, Counts]:
     """What the screening finds among the problems of other files, by file."""
-    screen = Screen(targets_of(benchmarks))
+    screen = Screen(benchmarks)
     near = None if nearness is None else nearness.to(_questions(benchmarks))
     return {each.name: _counts(screen, _questions([each]), near) for each in clean}
 

@@ -201,14 +201,7 @@ def token_steps(response: str, steps: Sequence[tuple[int, int]], token_ids: Sequ
     A token across a boundary belongs to the step of its first character that is no white space; a token of white space
     alone belongs to the step before it.
 
-    Args:
-        response: the text without special tokens.
-        steps: its steps.
-        token_ids: the tokens that were scored, from the first on.
-        tokenizer: what the response was sampled with.
-
-    Raises:
-        DataError: The tokens do not spell the text.
+    ``token_ids`` are those that were scored, from the first on, and spell the ``response`` without special tokens.
     """
     from tokenizers.decoders import DecodeStream
 

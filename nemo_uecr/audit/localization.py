@@ -52,15 +52,8 @@ def localization_audit(
 
     ``D_i = mean of w over tokens of invalid steps - mean of w over tokens of valid steps``
 
-    Args:
-        scores: responses to prompts in groups of eight, scored by the teacher and the policy that generated them.
-        labels: a judge's labels by response.
-        settings: alpha, rho, tau_delta and tau_entropy.
-        tokenizer: of the policy that generated the responses.
-        checkpoint: training steps of that policy; 0 is the initialisation.
-        shuffles: within-response permutations of the teacher's entropies.
-        replicates: of the bootstrap over prompts.
-        seed: of shuffles and bootstrap.
+    ``scores`` are of responses in groups of eight by the policy at ``checkpoint``, whose ``tokenizer`` it is. Each of
+    the ``shuffles`` permutes the teacher's entropies within every response.
 
     References:
         eq:ecr-localization-gap, fig:ecr-token-localization, app:ecr-localization.

@@ -54,18 +54,7 @@ def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
 
     Log-probabilities and entropy are those of temperature 1, from float32 logits. Prompt and padding have none.
 
-    Args:
-        folder: the folder of scores, new or begun by the same call.
-        rollouts: the responses.
-        files: where they come from; their hashes are kept.
-        scoring: models and limits.
-
-    Returns:
-        Everything that the folder now holds.
-
-    Raises:
-        DataError: Two responses have one name, or responses of an interrupted call are still missing.
-        RunFolderError: The folder is in use, or was scored differently.
+    Returns everything that the folder now holds. The hashes of ``files``, where the responses come from, are kept.
     """
     name, count = Counter(rollout.id for rollout in rollouts).most_common(1)[0]
     if count > 1:

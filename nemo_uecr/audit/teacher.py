@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from nemo_uecr.audit.store import STUDENT, Scores
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
+from nemo_uecr.evaluation.engines import start_vllm
 
 if TYPE_CHECKING:
     from nemo_uecr.local.sequences import Sequences
@@ -222,14 +223,11 @@ def _megatron(model: str, sequences: Sequences) -> EngineScores:
 
 def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Sequences], EngineScores]:
     def score(model: str, sequences: Sequences) -> EngineScores:
-        from vllm import LLM, SamplingParams
+        from vllm import SamplingParams
 
         whole = _whole(sequences)
-        engine: Any = LLM(
-            model=model, dtype=dtype, quantization=quantization, max_model_len=1 + max(len(ids) for _, ids in whole),
-            enforce_eager=not torch.cuda.is_available(), generation_config="vllm", trust_remote_code=False, seed=0,
-            load_format="safetensors",
-        )  # fmt: skip
+        longest = 1 + max(len(ids) for _, ids in whole)
+        engine = start_vllm(model, dtype=dtype, max_length=longest, lora_rank=0, quantization=quantization)
         # 0: of each position the token that stands there. The whole distribution, for the entropy, vLLM does not give.
         sampling = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
         outputs = engine.generate([{"prompt_token_ids": ids} for _, ids in whole], sampling, use_tqdm=False)

@@ -38,9 +38,6 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
 
     Returns:
         The checkpoint that was taken, and how far the two models are apart.
-
-    Raises:
-        CheckpointError: There is no checkpoint, OUT is occupied, or the written model is another one.
     """
     source = trained_model(run)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):

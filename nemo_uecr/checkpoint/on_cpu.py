@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from nemo_uecr.errors import DependencyError
 
@@ -43,10 +44,14 @@ def megatron_on_cpu() -> Iterator[None]:
         import_bridge()  # first: torch's compiler, which it imports, refuses two names for one function
         for name, value in _replacements().items():
             owner: Any = torch.nn.Module if name == "Module.cuda" else torch.cuda
-            stack.enter_context(_replaced(owner, name.rpartition(".")[2], value))
+            stack.enter_context(mock.patch.object(owner, name.rpartition(".")[2], value))
         stack.enter_context(_cpu_mode())
         stack.enter_context(_random_states())
-        stack.enter_context(_results_in_process())
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+        # Megatron's writer keeps a server process for its results, which would outlive a kill of this one.
+        queues = mock.patch.object(filesystem_async, "_get_write_results_queue", queue.Queue, create=True)
+        stack.enter_context(queues)
         stack.enter_context(_one_rank())
         yield
 
@@ -174,16 +179,6 @@ def _replacements() -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
 def _cpu_mode() -> contextlib.AbstractContextManager[Any]:
     import torch
     from torch.overrides import TorchFunctionMode
@@ -202,43 +197,16 @@ def _cpu_mode() -> contextlib.AbstractContextManager[Any]:
     return OnCpu()
 
 
-@contextlib.contextmanager
-def _random_states() -> Iterator[None]:
+def _random_states() -> contextlib.AbstractContextManager[Any]:
     """Attention forks a named CUDA generator even without dropout; nothing here draws a random number."""
     from megatron.core.tensor_parallel import random
 
-    class NoStates:
-        def is_initialized(self) -> bool:
-            return True
-
-        def fork(self, name: str = "") -> contextlib.AbstractContextManager[None]:
-            return contextlib.nullcontext()
-
-        def get_states(self) -> dict[str, Any]:
-            return {}
-
-        def add(self, name: str, seed: int) -> None: ...
-
-        def reset(self) -> None: ...
-
-    states = NoStates()
-    with (
-        _replaced(random, "_CUDA_RNG_STATE_TRACKER", states),
-        _replaced(random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True),
-        _replaced(random, "initialize_rng_tracker", _nothing),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _results_in_process() -> Iterator[None]:
-    """Megatron's writer keeps a server process for its results, which would outlive a kill of this one."""
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    with contextlib.ExitStack() as stack:
-        if hasattr(filesystem_async, "_get_write_results_queue"):
-            stack.enter_context(_replaced(filesystem_async, "_get_write_results_queue", queue.Queue))
-        yield
+    return mock.patch.multiple(
+        random,
+        _CUDA_RNG_STATE_TRACKER=mock.MagicMock(**{"get_states.return_value": {}}),
+        _CUDA_RNG_STATE_TRACKER_INITIALIZED=True,
+        initialize_rng_tracker=_nothing,
+    )
 
 
 @contextlib.contextmanager

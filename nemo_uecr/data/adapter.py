@@ -42,11 +42,7 @@ def add_adapter(module: Any, *, rank: int, alpha: float, seed: int) -> None:
 
 
 def load_adapter(module: Any, folder: Path) -> None:
-    """Put a saved adapter on its base model.
-
-    Raises:
-        DataError: The adapter does not fit the model.
-    """
+    """Put a saved adapter on its base model."""
     require_extra("lora")
     from peft import LoraConfig, set_peft_model_state_dict
     from safetensors.torch import load_file

@@ -26,19 +26,16 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
     if out.resolve().is_relative_to(folder.resolve()):
         raise RunFolderError(f"{out} is in the folder that it would hold; choose a place outside {folder}")
     names = [name for name in _names(folder) if checkpoints or not name.startswith("checkpoints/")]
-    try:
-        with (
-            replaced_file(out) as raw,
-            gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-        ):
-            for name in names:
-                member = tarfile.TarInfo(name)
-                with (folder / name).open("rb") as file:
-                    member.size, member.mode = os.fstat(file.fileno()).st_size, 0o644
-                    archive.addfile(member, file)
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror or error}") from error
+    with (
+        replaced_file(out) as raw,
+        gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name in names:
+            member = tarfile.TarInfo(name)
+            with (folder / name).open("rb") as file:
+                member.size, member.mode = os.fstat(file.fileno()).st_size, 0o644
+                archive.addfile(member, file)
     return len(names)
 
 
@@ -83,6 +80,4 @@ def unpack(archive: Path, folder: Path, *, max_gib: int) -> int:
                 pass  # gzip compares the checksum at the very end
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{archive}: not a readable archive ({error}); expected the file that `pack` wrote") from error
-    except OSError as error:
-        raise DataError(f"cannot unpack {archive} into {folder}: {error.strerror or error}") from error
     return count

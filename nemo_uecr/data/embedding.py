@@ -79,20 +79,11 @@ def load_encoder(name: str) -> Encoder:
     return Encoder(load_pretrained(AutoModel, name, local_files_only=local, use_safetensors=True).eval(), tokenizer)
 
 
-@dataclass(frozen=True)
-class Screened:
-    """The result of the stage."""
+def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> tuple[Manifest, int, float]:
+    """Hold every kept row whose nearest benchmark problem has a cosine of at least ``hold_at``.
 
-    manifest: Manifest  # the folder's new manifest
-    #: Rows compared, those of an earlier attempt included; rows embedded by this call, and its seconds for them.
-    rows: int
-    embedded: int
-    seconds: float
-    held: int  # rows taken aside
-
-
-def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened:
-    """Hold every kept row whose nearest benchmark problem has a cosine of at least ``hold_at``."""
+    Returns the folder's new manifest, the rows embedded by this call, and its seconds for them.
+    """
     manifest = read_manifest(folder)
     if has_verdicts(folder / REVIEW):
         raise DataError(f"{folder / REVIEW} has verdicts that are not applied yet; run `nemo-uecr data apply` first")
@@ -106,7 +97,7 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
     last = manifest["stages"][-1]
     before = last.get("screen") if isinstance(last, dict) else None
     if before is not None and asked.items() <= before.items():  # a call killed at its very end had done its work
-        return Screened(manifest, before["rows"], 0, 0.0, before["held"])
+        return manifest, 0, 0.0
     # Progress belongs to these rows and this model: the targets' vectors tell the weights apart.
     made_of = f"{digest}:{model}:{file_sha256(folder / KEPT)}:{SHARD_ROWS}"
     progress = folder / PROGRESS / hashlib.sha256(made_of.encode()).hexdigest()[:16]
@@ -117,7 +108,7 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> Screened
         if score >= hold_at
     }
     record = {"screen": asked | {"rows": len(nearest), "held": len(findings)}}
-    return Screened(hold(folder, findings, record), len(nearest), embedded, seconds, len(findings))
+    return hold(folder, findings, record), embedded, seconds
 
 
 def _nearest(

@@ -135,12 +135,7 @@ class ModelLoadError(DataError):
 
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
-    """What ``kind.from_pretrained`` makes of a folder or hub name, its own code left alone.
-
-    Raises:
-        DataError: The model needs code of its own, or names a kernel.
-        ModelLoadError: It is damaged or missing; the cause is what transformers raised.
-    """
+    """What ``kind.from_pretrained`` makes of a folder or hub name, its own code left alone."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -203,11 +198,7 @@ def check_same_tokenizer(student: Any, teacher: Any, columns: tuple[int, int]) -
 
 
 def check_sampled(ids_BT: Tensor, mask_BT: Tensor, tokenizer: Any) -> None:
-    """Refuse sampled ids that the tokenizer does not have; asked where output columns differ, and one model lacks them.
-
-    Raises:
-        ScoreError: naming the row, the token and the id.
-    """
+    """Refuse sampled ids that the tokenizer does not have, where output columns differ and one model lacks them."""
     known = max(tokenizer.get_vocab().values()) + 1
     beyond = (mask_BT & (ids_BT >= known)).nonzero()
     if beyond.numel():

@@ -18,7 +18,7 @@ from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks, locate
 from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowFilter, judged_rows, row_digest
 from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest
 from nemo_uecr.data.problems import data_files, fields_of
-from nemo_uecr.data.screening import NORMALISATION, RULES, Finding, Screen, targets_of
+from nemo_uecr.data.screening import NORMALISATION, RULES, Finding, Screen
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, new_folder, recover_folder
 
@@ -51,7 +51,7 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
     benchmarks = load_benchmarks(list(settings.screens))
     if settings.difficulty is not None and fields.difficulty is None:
         raise DataError(f"{files[0]}: no field 'difficulty', but a difficulty range was asked for; leave it out")
-    rules = RowFilter(fields, settings.difficulty, settings.types, Screen(targets_of(benchmarks.values())))
+    rules = RowFilter(fields, settings.difficulty, settings.types, Screen(benchmarks.values()))
     rows = _sorted_rows(judged_rows(files, rules, workers=settings.workers))
     if settings.sample is not None:
         _draw(rows, settings.sample, settings.seed)

@@ -91,15 +91,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Target:
-    """One benchmark problem as the screening sees it."""
-
-    benchmark: str
-    problem: str
-    text: Text
-
-
-@dataclass(frozen=True)
 class Finding:
     """A row that is, or may be, a benchmark problem."""
 
@@ -188,15 +179,17 @@ class WordIndex:
 class Screen:
     """All screened benchmarks with their indices."""
 
-    def __init__(self, targets: Iterable[Target]) -> None:
-        """Index the targets; of equal ones the first is found."""
-        self._targets = tuple(targets)
-        numbered = list(enumerate(target.text for target in self._targets))[::-1]
+    def __init__(self, benchmarks: Iterable[LoadedBenchmark]) -> None:
+        """Index the problems; of equal ones the first is found."""
+        listed = [(benchmark.name, problem) for benchmark in benchmarks for problem in benchmark.problems]
+        self._targets = [(name, problem.id) for name, problem in listed]
+        texts = [Text.of(problem.question) for _, problem in listed]
+        numbered = list(enumerate(texts))[::-1]
         self._keys = {text.key: index for index, text in numbered}
         # Signs do not count in this key, so that a short formula could be another problem's.
         self._tight = {text.tight: index for index, text in numbered if len(text.tight) >= LEAST_TIGHT}
-        listed = [target.text.words for target in self._targets]
-        self._ngrams, self._words = NgramIndex(listed, order=int(RULES["order"])), WordIndex(listed)
+        words = [text.words for text in texts]
+        self._ngrams, self._words = NgramIndex(words, order=int(RULES["order"])), WordIndex(words)
 
     def find(self, text: Text) -> Finding | None:
         """The strongest finding on a text; None for a clean one."""
@@ -216,14 +209,4 @@ class Screen:
         return None
 
     def _finding(self, method: str, match: tuple[float, int], *, certain: bool) -> Finding:
-        target = self._targets[match[1]]
-        return Finding(method, round(match[0], 4), certain, target.benchmark, target.problem)
-
-
-def targets_of(benchmarks: Iterable[LoadedBenchmark]) -> tuple[Target, ...]:
-    """The benchmarks' problems as screening targets."""
-    return tuple(
-        Target(benchmark.name, problem.id, Text.of(problem.question))
-        for benchmark in benchmarks
-        for problem in benchmark.problems
-    )
+        return Finding(method, round(match[0], 4), certain, *self._targets[match[1]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from nemo_uecr.errors import DataError
@@ -44,15 +45,11 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
             "questions, answers and numbers of samples"
         )
     pairs = {
-        name: ([_mean(row) for row in rows.values()], [_mean(rewards[1][name][problem]) for problem in rows])
+        name: ([fmean(row) for row in rows.values()], [fmean(rewards[1][name][problem]) for problem in rows])
         for name, rows in rewards[0].items()
     }
     each = {name: paired_comparison({name: pair}, seed=seed) for name, pair in pairs.items()}
     return each | {"average": paired_comparison(pairs, seed=seed)}
-
-
-def _mean(row: Sequence[float]) -> float:
-    return sum(row) / len(row)
 
 
 def lines_of(differences: Mapping[str, Difference]) -> list[str]:

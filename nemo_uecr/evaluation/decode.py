@@ -30,18 +30,8 @@ def decode(
 
     Every response has a random stream of its own: what else is in the batch plays no part but for rounding.
 
-    Args:
-        module: a causal language model of transformers.
-        tokens: what finishes a response.
-        prompts: token ids; equal prompts are read once.
-        seeds: one a response.
-        decoding: how to draw.
-
-    Returns:
-        Token ids, the end token included; the last is `NOT_FINITE` where the logits were not.
-
-    Raises:
-        DataError: the model keeps no key-value cache of the usual kind.
+    Equal prompts are read once. Returns token ids, the end token included; the last is `NOT_FINITE` where the logits
+    were not.
     """
     device, different = module.device, list(dict.fromkeys(prompts))
     width = max(len(prompt) for prompt in different)

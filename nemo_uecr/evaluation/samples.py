@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.benchmarks import BENCHMARKS
+from nemo_uecr.data.problems import raw_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import pass_at_k, score_interval
@@ -53,18 +54,15 @@ def read_samples(path: Path) -> list[Sample]:
     """Every sample of a file.
 
     Raises:
-        DataError: naming the line that is no sample, or a sample that occurs twice.
+        DataError: naming the line that is no sample.
     """
-    samples: dict[Key, Sample] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    samples = []
+    for number, line in raw_lines(path):
         try:
-            sample = Sample(**json.loads(line))
+            samples.append(Sample(**json.loads(line)))
         except (ValueError, TypeError) as error:
             raise DataError(f"{path}:{number}: not a sample ({error}); the file is truncated or corrupt") from error
-        if sample.key in samples:
-            raise DataError(f"{path}:{number}: duplicate sample {sample.key}")
-        samples[sample.key] = sample
-    return list(samples.values())
+    return samples
 
 
 def drop_torn_line(path: Path) -> None:

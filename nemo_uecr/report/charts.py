@@ -26,19 +26,10 @@ SMOOTH_FROM, CROWDED = 20, 200
 
 @dataclass(frozen=True)
 class Series:
-    """One line: points, and optionally an interval or a band about them.
+    """One line: values by step, and optionally an interval or a band about them."""
 
-    Attributes:
-        label: the run, or the quantity in a chart about one run.
-        colour: index of the page's colour; in a stacked chart the style of the area.
-        x: steps.
-        y: values.
-        low: lower ends of the interval.
-        high: upper ends of the interval.
-    """
-
-    label: str
-    colour: int
+    label: str  # the run, or the quantity in a chart about one run
+    colour: int  # index of the page's colour; in a stacked chart the style of the area
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] | None = None
@@ -47,31 +38,19 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: what it shows and how.
+    """One chart: what it shows and how."""
 
-    Attributes:
-        name: identity of the chart on the page.
-        title: its heading.
-        unit: unit of the values.
-        series: lines, drawn in order.
-        points: draw markers with interval whiskers instead of a dense line with a band.
-        percent: values are shares, shown in percent.
-        zero: draw the zero line and keep it in view.
-        stacked: styles of stacked areas on an axis from 0 to 1, bottom to top; further lines are for the script alone.
-        runs: the lines are runs, which the page's legend can hide.
-        most: points drawn of a line when there are few lines.
-    """
-
-    name: str
+    name: str  # on the page
     title: str
     unit: str
-    series: tuple[Series, ...]
-    points: bool = False
-    percent: bool = False
-    zero: bool = False
+    series: tuple[Series, ...]  # in the order of drawing
+    points: bool = False  # markers with interval whiskers instead of a dense line with a band
+    percent: bool = False  # values are shares
+    zero: bool = False  # draw the zero line and keep it in view
+    #: Styles of stacked areas on an axis from 0 to 1, bottom to top; further lines are for the script alone.
     stacked: tuple[str, ...] = ()
-    runs: bool = False
-    most: int = LARGE
+    runs: bool = False  # the lines are runs, which the page's legend can hide
+    most: int = LARGE  # points drawn of a line when there are few lines
 
     @property
     def limit(self) -> int:

@@ -42,11 +42,7 @@ def credit_data(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
 
 
 def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
-    """The first, middle and last saved batch of a run, ready for the page; each with its share of the tokens.
-
-    Raises:
-        RunFolderError: The parts of a saved batch disagree.
-    """
+    """The first, middle and last saved batch of a run, ready for the page; each with its share of the tokens."""
     saved = run.batches
     if len(saved) > SHOWN_STEPS:
         saved = [saved[round(index * (len(saved) - 1) / (SHOWN_STEPS - 1))] for index in range(SHOWN_STEPS)]
@@ -54,12 +50,7 @@ def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
 
 
 def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
-    """One saved batch as the page's script reads it.
-
-    Raises:
-        DataError: The tensors are truncated or one is missing, or the header's method or settings are none.
-        RunFolderError: The texts do not fit.
-    """
+    """One saved batch as the page's script reads it."""
     from nemo_uecr.core.methods import METHODS
     from nemo_uecr.core.records import Settings
 
@@ -82,11 +73,7 @@ def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
 
 
 def read_texts(files: BatchFiles, batch: ScoredBatch) -> Texts:
-    """The texts beside a saved batch.
-
-    Raises:
-        RunFolderError: They are not those of its tokens.
-    """
+    """The texts beside a saved batch, refused where they are not those of its tokens."""
     texts = {response["row"]: response for response in read_object(files.texts)["responses"]}
     counts = batch.mask_BT.sum(dim=1).tolist()
     for row, response in texts.items():

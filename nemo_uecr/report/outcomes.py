@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import variance
+from statistics import fmean, variance
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -43,17 +43,10 @@ class Lift(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """First and last evaluation of a run, and the change; None where there is none, or only one.
+    """First and last evaluation of a run, and the change; None where there is none, or only one."""
 
-    Attributes:
-        samples: k of avg@k.
-        before: average of the first with its interval.
-        after: the same of the last.
-        lift: the change.
-    """
-
-    samples: int | None
-    before: Mapping[str, float] | None
+    samples: int | None  # k of avg@k
+    before: Mapping[str, float] | None  # average with its interval
     after: Mapping[str, float] | None
     lift: Lift | None
 
@@ -80,8 +73,7 @@ def _problem_means(run: RunFolder, step: int) -> dict[str, dict[str, float]]:
     path = run.path / "evaluations" / f"step-{step:06d}.jsonl"
     rewards = rewards_by_benchmark(read_samples(path)) if path.is_file() else {}
     return {
-        name: {problem: sum(values) / len(values) for problem, values in problems.items()}
-        for name, problems in rewards.items()
+        name: {problem: fmean(values) for problem, values in problems.items()} for name, problems in rewards.items()
     }
 
 
@@ -289,23 +281,14 @@ def objective(run: RunFolder) -> list[str]:
 
 
 class Verdict(NamedTuple):
-    """One identity over a run.
-
-    Attributes:
-        name: identity.
-        statement: what should hold.
-        tolerance: largest allowed residual; None for one that is only monitored.
-        worst: largest residual met; None when no step has it.
-        step: where.
-        word: the verdict in a word.
-    """
+    """One identity over a run."""
 
     name: str
-    statement: str
-    tolerance: float | None
-    worst: float | None
-    step: int | None
-    word: str
+    statement: str  # what should hold
+    tolerance: float | None  # largest allowed residual; None for one that is only monitored
+    worst: float | None  # largest residual met; None when no step has it
+    step: int | None  # where
+    word: str  # the verdict
 
     @property
     def badge(self) -> str:

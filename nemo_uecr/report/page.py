@@ -28,14 +28,7 @@ ASSETS = files("nemo_uecr.report") / "assets"
 
 
 def write_report(folders: list[Path], out: Path) -> Path:
-    """Write the report of the runs; ``out`` is never half a page.
-
-    Returns:
-        The path written.
-
-    Raises:
-        RunFolderError: A folder is no run, or there are too many.
-    """
+    """Write the report of the runs, and return its path; ``out`` is never half a page."""
     if len(folders) > MOST_RUNS:
         raise RunFolderError(f"{len(folders)} runs were given; expected at most {MOST_RUNS} on one page. Give fewer")
     replace_file(out, render_page(read_runs(folders)).encode("utf-8"))

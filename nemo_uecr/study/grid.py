@@ -127,11 +127,7 @@ def _cell(study: StudyConfig, name: str, variant: str, pair: int, rate: float, *
 
 
 def check_overrides(study: StudyConfig) -> None:
-    """Load the configuration of each arm in each variant and stage before the first run starts.
-
-    Raises:
-        ConfigError: an override is faulty, or says what the study says itself.
-    """
+    """Load each arm in each variant and stage, and refuse overrides of what the study says itself."""
     stated = {"overrides": study.overrides, "selection.overrides": study.selection.overrides}
     stated |= {f"variants.{name}": texts for name, texts in study.variants.items()}
     stated |= {f"arms.{name}.overrides": arm.overrides for name, arm in study.arms.items()}
@@ -156,11 +152,7 @@ def finished_run(folder: Path) -> RunFolder | None:
 
 
 def finished_runs(study: StudyConfig, cells: Iterable[Cell]) -> Iterator[tuple[Cell, RunFolder]]:
-    """The cells that are finished, with their runs.
-
-    Raises:
-        RunFolderError: a run was trained otherwise: a changed study file must not take old runs for its own.
-    """
+    """The cells that are finished, with their runs; a changed study file must not take old runs for its own."""
     expected = dict[tuple[object, ...], dict[str, object]]()
     for cell in cells:
         run = finished_run(cell.folder)

@@ -107,11 +107,7 @@ def choose_rates(study: StudyConfig) -> list[Choice]:
 
 
 def best_rates(study: StudyConfig, finals: Mapping[Cell, float]) -> list[Choice]:
-    """Highest mean validation average after the last step; of equal ones the lower rate.
-
-    Raises:
-        RunFolderError: a candidate has fewer finished runs than the study asks for.
-    """
+    """Highest mean validation average after the last step; of equal ones the lower rate."""
     by_candidate: dict[tuple[str, str], dict[float, list[float]]] = {}
     for cell in selection_cells(study):
         rates = by_candidate.setdefault((cell.variant, cell.arm), {})

@@ -52,11 +52,8 @@ def forecast(study: StudyConfig) -> list[str]:
 def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Report) -> Path:
     """Do what is missing, then write tables and figures; returns the summary's path.
 
-    When `stop` is asked, what is under way saves and ends; `report` is called with each line of progress.
-
-    Raises:
-        RunFolderError: a run failed; what is finished is kept, and the same command continues.
-        RunStopped: somebody asked to stop; the same command continues.
+    When `stop` is asked, what is under way saves and ends; `report` is called with each line of progress. After a
+    failed run or a stop the same command continues.
     """
     _prepare_task(study, stop, report)
     _run(study, "selection", grid.selection_cells(study), work, stop, report)

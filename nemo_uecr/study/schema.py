@@ -168,10 +168,6 @@ def _known(where: str, given: Iterable[str], legal: Iterable[str]) -> None:
 
 
 def load_study(path: str | os.PathLike[str]) -> StudyConfig:
-    """Read a study file with what it inherits.
-
-    Raises:
-        ConfigError: with one line that says what was got and what was expected.
-    """
+    """Read a study file with what it inherits."""
     study = load_as(StudyConfig, path, ()).config
     return study.model_copy(update={"config": str(Path(path).parent / study.config)})

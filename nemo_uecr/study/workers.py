@@ -40,11 +40,8 @@ def work_on(
 ) -> None:
     """Work on every item in a process of its own, several at once; `work` must be importable.
 
-    `report` is called here with each item and its result, in the order in which they end.
-
-    Raises:
-        RunStopped: somebody asked to stop; the workers have saved and ended.
-        RunFolderError: a worker died.
+    `report` is called here with each item and its result, in the order in which they end. Before a `RunStopped` the
+    workers have saved and ended.
     """
     if not items:
         return

@@ -5,7 +5,6 @@ What a run has not written yet (a later step, the final evaluation, the last hal
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,11 +121,10 @@ def _by_step(path: Path, notes: list[str]) -> list[Record]:
 
 def _find_batches(folder: Path, notes: list[str]) -> Iterator[BatchFiles]:
     for tensors in sorted(folder.glob("step-*.safetensors")):
-        found = re.fullmatch(r"step-(\d+)", tensors.stem)
         texts = tensors.with_suffix(".json")
-        if found is not None and texts.is_file():
-            yield BatchFiles(int(found.group(1)), tensors, texts)
-        elif found is not None:
+        if texts.is_file():
+            yield BatchFiles(int(tensors.stem.removeprefix("step-")), tensors, texts)
+        else:
             notes.append(f"Batch {tensors.name} has no {texts.name} beside it and is left out of the credit map.")
 
 

@@ -25,11 +25,7 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def read_records(path: Path) -> tuple[list[Record], bool]:
-    """The records of a file in its order, and whether it ends in half of one; a missing file has none.
-
-    Raises:
-        RunFolderError: A line other than the last is no JSON object.
-    """
+    """The records of a file in its order, and whether it ends in half of one; a missing file has none."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):

@@ -64,19 +64,8 @@ def test_weight_files_are_bounded_and_readable(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"b": None}, "no b"),
-        ({"b": torch.zeros(5)}, r"b as \[5\]; expected \[4\]"),
-        ({"d": torch.zeros(1)}, "d as"),
-        ({"c": torch.full((5, 2), float("inf"))}, "c is not finite"),
-    ],
-)
-def test_what_the_bridge_gives_is_held_against_the_architecture(
-    change: dict[str, torch.Tensor | None], message: str, tmp_path: Path
-) -> None:
-    given = {name: value for name, value in (values() | change).items() if value is not None}
-    with pytest.raises(CheckpointError, match=message):
+def test_weights_of_a_run_that_diverged_are_not_written(tmp_path: Path) -> None:
+    given = values() | {"c": torch.full((5, 2), float("inf"))}
+    with pytest.raises(CheckpointError, match="c is not finite"):
         write_weights(given.items(), SHAPES, "float32", tmp_path, 39)
     assert not any(tmp_path.iterdir())

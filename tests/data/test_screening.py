@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_uecr.data.benchmarks import load_benchmark
-from nemo_uecr.data.screening import NgramIndex, Screen, Target, Text
+from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.data.screening import NgramIndex, Screen, Text
 from tests.data.shared_files import FOLDER, needs_real_files
 from tools.screen_recall import HELD_OUT, REWRITES, false_findings, planted_recall
 
@@ -64,7 +65,7 @@ PROBLEM = "Compute the sum $x \\times \\frac{1}{2}$ over all the positive cases 
     ],
 )
 def test_a_disguised_problem_is_the_same(other: str) -> None:
-    found = Screen([Target("b", "1", Text.of(PROBLEM))]).find(Text.of(other))
+    found = Screen([LoadedBenchmark("b", (Problem("1", PROBLEM, "0"),), (), None)]).find(Text.of(other))
     assert found is not None
     assert (found.method, found.certain) == ("exact", True)
 
