@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = str(Path(__file__).parents[1])
@@ -18,3 +21,15 @@ _QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("ci", max_examples=40, derandomize=True, deadline=None, suppress_health_check=_QUIET)
 settings.register_profile("explore", max_examples=1000, deadline=None, suppress_health_check=_QUIET)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def low_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The libraries of few bits where they are installed, without what takes minutes or larger matrices on a CPU."""
+    import torch
+
+    if find_spec("torchao") and find_spec("bitsandbytes"):
+        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)  # its packing wants 32 rows
+    torch.compiler.set_stance("force_eager")  # torchao compiles its step
+    yield
+    torch.compiler.set_stance("default")

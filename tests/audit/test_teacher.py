@@ -85,6 +85,7 @@ def slow(model: str) -> Reference:
         pytest.param("megatron", 1e-4, marks=pytest.mark.real),
     ],
 )
+@pytest.mark.usefixtures("low_bits")
 def test_engines_against_plain_logits(name: str, bound: float) -> None:
     """Float32 engines agree to rounding; bf16 is further off, and is not the float32 one by mistake."""
     if (reason := ENGINES[name].missing) is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -117,16 +115,6 @@ MODES = [
     pytest.param(("teacher.quantize=int8", *FLOORED, "offload=teacher"), id="int8", marks=REAL),
     pytest.param(("teacher.quantize=nf4", *FLOORED, "offload=teacher"), id="nf4", marks=REAL),
 ]
-
-
-@pytest.fixture
-def low_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The two libraries where they are installed, without what takes minutes or larger matrices on a CPU."""
-    if find_spec("torchao") and find_spec("bitsandbytes"):
-        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)  # its packing wants 32 rows
-    torch.compiler.set_stance("force_eager")  # torchao compiles its step
-    yield
-    torch.compiler.set_stance("default")
 
 
 @pytest.mark.slow

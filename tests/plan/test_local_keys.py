@@ -38,6 +38,7 @@ def test_an_adapter_has_the_parameters_that_peft_gives_it() -> None:
 
 
 @pytest.mark.real
+@pytest.mark.usefixtures("low_bits")
 @pytest.mark.parametrize("quantize", ["int8", "nf4"])
 def test_a_rounded_teacher_has_the_bytes_of_its_tensors(quantize: Quantize) -> None:
     pytest.importorskip("torchao", reason="make test-real installs it")
