@@ -263,13 +263,8 @@ def teacher_effect(
 
         delta_t = log pi_T(y_t) - log pi_old(y_t),   H_t = -sum_v p_T(v) log p_T(v)
 
-    Args:
-        first: the batch with the scores that count as right (bf16).
-        second: the same batch with the scores in question (FP8).
-        advantage: [B, T] final advantages of a batch.
-
-    Returns:
-        Gap in nats a token, entropy in nats a token where both have it, and advantage.
+    The ``first`` scores count as right (bf16), the ``second`` are in question (FP8); ``advantage`` gives the final
+    advantages [B, T] of a batch. Returns gap and, where both have it, entropy, in nats a token, and advantage.
     """
     mask_BT = first.mask_BT
     for name in ("mask_BT", "group_B", "task_reward_B", "old_logp_BT"):

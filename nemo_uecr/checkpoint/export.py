@@ -28,13 +28,7 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
     """Write the model of a run, and prove that it is the one that was trained.
 
     Adapter and base are added in float32 in a copy; then both folders score the same sequences. bfloat16 rounds the sum
-    once more, which the agreement then shows.
-
-    Args:
-        run: a run folder, or a checkpoint.
-        out: the folder to make.
-        dtype: of the weights in it.
-        tolerance: largest difference of two log-probabilities, nats; held against float32 alone.
+    once more, which the agreement then shows; the ``tolerance``, nats, is held against float32 alone.
 
     Returns:
         The checkpoint that was taken, and how far the two models are apart.

@@ -289,13 +289,7 @@ def only_here(name: str) -> bool:
 def fitting_prompts(
     tokenizer: Any, asked: Sequence[tuple[str, str]], data: DataConfig | NemoDataConfig
 ) -> dict[int, list[int]]:
-    """Token ids of the prompts that are not too long, by their places.
-
-    Args:
-        tokenizer: the student's; without a chat template it gets the plain text.
-        asked: name and question of each problem.
-        data: section of the configuration: template, thinking mode, longest prompt, what becomes of longer ones.
-    """
+    """Token ids of the prompts that are not too long, by their places; ``asked`` has names and questions."""
     kept, most, first = {}, data.max_prompt_tokens, ""
     for place, (name, question) in enumerate(asked):
         ids = prompt_ids(tokenizer, data.prompt_template.replace("{question}", question), data)

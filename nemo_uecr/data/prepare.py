@@ -18,7 +18,7 @@ from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks, locate
 from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowFilter, judged_rows, row_digest
 from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest
 from nemo_uecr.data.problems import data_files, fields_of
-from nemo_uecr.data.screening import NORMALISATION, RULES, Finding, Screen
+from nemo_uecr.data.screening import NORMALISATION, RULES, Screen
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, new_folder, recover_folder
 
@@ -110,7 +110,9 @@ def _sorted_rows(judged: Iterable[Judged]) -> RowSets:
     rows: RowSets = {name: [] for name in ROW_SETS}
     first_of: dict[bytes, int] = {}
     for each in judged:
-        detail: Row = {} if each.finding is None else {"findings": [_finding(each.finding)]}
+        detail: Row = {}
+        if each.finding is not None:
+            detail["findings"] = [{name: value for name, value in asdict(each.finding).items() if name != "certain"}]
         reason = each.reason
         if reason is None and (first := first_of.setdefault(each.key, each.row)) != each.row:
             reason, detail = "duplicate_question", {"first_row": first}
@@ -122,10 +124,6 @@ def _sorted_rows(judged: Iterable[Judged]) -> RowSets:
             detail |= {"question": each.record["question"], "answer": each.record["answer"]}
         rows["removed"].append({"row": each.row, "digest": each.digest, "reason": reason} | detail)
     return rows
-
-
-def _finding(finding: Finding) -> Row:
-    return {name: value for name, value in asdict(finding).items() if name != "certain"}
 
 
 def _draw(rows: RowSets, sample: int, seed: int) -> None:

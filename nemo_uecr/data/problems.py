@@ -40,11 +40,7 @@ class Problem:
 def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str | None) -> list[Problem]:
     """All problems of a JSONL file, in file order. Blank lines are skipped.
 
-    Args:
-        path: the file, UTF-8, one object a line.
-        question_key: field of the question, a text.
-        answer_key: field of the answer, a text or a number (27.0 counts as 27).
-        id_key: field of the id, unique in the file; None numbers the lines from 1.
+    An answer may be a number (27.0 counts as 27). Ids are unique in the file; without ``id_key`` lines are numbered.
     """
     if not path.is_file():
         raise DataError(

@@ -41,14 +41,8 @@ def method_metrics(
 ) -> dict[str, float]:
     """Rewards, groups, advantages, the teacher's gap, token weights, their splits, lengths and identities.
 
-    Args:
-        batch: the record that the method read.
-        advantages: what it made of it, in detail.
-        settings: its scalars.
-        residuals: the worst residual of each identity.
-        correct_B: whether the response counts as correct.
-        truncated_B: whether the response reached the token limit.
-        noise: below this standard deviation a group is counted.
+    ``advantages`` are those of the method in detail, ``residuals`` the worst of each identity; groups with a standard
+    deviation below ``noise`` are counted.
     """
     tokens = token_values(batch, advantages)
     flat_B, trained_BT = Groups.of(batch.group_B).flat(batch.task_reward_B), advantages.trained(batch.mask_BT)
