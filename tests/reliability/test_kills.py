@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.local import checkpoint, rollout, trainer
+from nemo_uecr.local import checkpoint, rollout, teachers, trainer
 from tests.local import tiny
 from tests.local.tiny import in_child, outcome, same
 
@@ -19,7 +19,7 @@ BUSY = ("train.steps=3", "checkpoint.every=1", "rollout.responses_per_prompt=4")
 #: Where a step can die: the function whose second call never returns, by part of the step.
 PARTS = {
     "rollout": (rollout, "decode"),
-    "scoring": (trainer, "score"),
+    "scoring": (teachers, "score"),
     "update": (trainer, "update"),
     "save": (checkpoint, "save_pretrained"),
 }
@@ -52,7 +52,7 @@ def test_a_step_killed_in_the_middle(tmp_path: Path, whole: dict[str, object], p
     folder = tmp_path / "run"
 
     def work() -> None:
-        die_inside(*PARTS[part], call=5 if part == "scoring" else 2)  # a step scores student, teacher, reference
+        die_inside(*PARTS[part], call=2)
         tiny.run(folder, *BUSY)
 
     assert in_child(work)[0] == -signal.SIGKILL
