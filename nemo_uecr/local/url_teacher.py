@@ -143,11 +143,11 @@ class UrlTeacher:
         Raises:
             ScoreError: If the server gives none, or is not the one that the run began with.
         """
-        self.look()
         scores_2BT = torch.full((2, len(sequences.responses), sequences.width), torch.nan)
         rows = torch.cat(list(micro_rows)).tolist()
         with ThreadPoolExecutor(AT_ONCE) as pool:
             found = list(pool.map(partial(self._row, sequences), rows))
+        self.look()  # last: a server exchanged while it scored is caught before the update
         for row, (scores_2T, _) in zip(rows, found, strict=True):
             scores_2BT[:, row, : scores_2T.shape[1]] = scores_2T
         self._check_brackets([bracket for _, bracket in found])
@@ -163,13 +163,13 @@ class UrlTeacher:
         """[2, N] log-probability and entropy of each token after the first; the entropy NaN without the plugin."""
         entries = [entry[str(token)] for token, entry in zip(ids[1:], self._entries(ids, best=0), strict=True)]
         logp_N = torch.tensor([float(entry["logprob"]) for entry in entries])
-        if logp_N.min() <= IMPOSSIBLE:
+        if not logp_N.min() > IMPOSSIBLE:  # also NaN
             text = f"gives token id {ids[1 + int(logp_N.argmin())]} no probability; expected the student's vocabulary"
             raise self._error(text, RefusedError)
         entropy_N = torch.full_like(logp_N, torch.nan)
         if self.asked.entropy == "plugin":
             entropy_N = torch.tensor([entry["rank"] for entry in entries], dtype=torch.int32).view(torch.float32)
-            if entropy_N.max() < torch.finfo(torch.float32).tiny:  # ranks, read as float32
+            if not entropy_N.max() >= torch.finfo(torch.float32).tiny:  # NaN, or ranks read as float32
                 raise self._error(
                     "gives no entropy; install nemo-uecr beside vLLM and serve with UECR_TEACHER_TOKENS=all, or set "
                     "teacher.entropy=none with a method that reads no entropy"

@@ -192,9 +192,16 @@ def wrong_entropy(choice: dict[str, Any]) -> None:
             value["rank"] = int(torch.tensor(2.0).view(torch.int32))
 
 
+def not_a_number(choice: dict[str, Any]) -> None:
+    for entry in choice["prompt_logprobs"][1:]:
+        for value in entry.values():
+            value["logprob"] = math.nan
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (not_a_number, "no probability"),
         (echo, "expected vLLM's completions"),
         (shorter, "expected vLLM's completions"),
         (logits, "add up to 89.6.*raw_logprobs"),
@@ -205,6 +212,22 @@ def test_what_a_server_must_not_say(double: Double, change: Callable[[dict[str, 
     double.change = change
     with pytest.raises(ScoreError, match=message):
         teacher(double.url).check([prompt(1, 2)], 6)
+
+
+def test_a_server_exchanged_while_it_scores_stops_the_step(double: Double) -> None:
+    asked = teacher(double.url)
+    asked.check([prompt(1, 2)], 6)
+    before = double.requests
+
+    def exchanged(choice: dict[str, Any]) -> None:
+        for entry in choice["prompt_logprobs"][1:] if double.requests > before + 2 else ():
+            for value in entry.values():
+                value["logprob"] -= 0.5
+
+    double.change = exchanged
+    responses = [Response((3, 4), "", truncated=False)] * 2
+    with pytest.raises(ScoreError, match="not what the run began with"):
+        asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=True)
 
 
 def test_the_configuration_knows_a_server(tmp_path: Path) -> None:
