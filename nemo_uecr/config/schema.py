@@ -189,7 +189,6 @@ class CallReward(Section):
     args: dict[str, Any] = {}  # Further keyword arguments.
     messages: bool = False  # Whether TRL's prompts and completions are lists of messages instead of texts.
     timeout_s: Positive = 60.0  # Seconds that one call may take: a batch in TRL's style, a response in verl's.
-    workers: Count = 1  # Processes; verl's style judges as many responses at once.
 
     @property
     def path(self) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import queue
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -81,23 +79,18 @@ class Failure:
 
 
 class FunctionReward:
-    """A function of the user's in worker processes."""
+    """A function of the user's in a worker process."""
 
     def __init__(self, settings: CallReward) -> None:
-        """Start a worker, so that a function that cannot be loaded is reported before anything else begins."""
+        """Start the worker, so that a function that cannot be loaded is reported before anything else begins."""
         self._settings = settings
         call = {"call": settings.call, "args": settings.args, "messages": settings.messages}
         words = [json.dumps(call), str(math.ceil(settings.timeout_s) + ORPHAN_MARGIN)]
-        self._workers = [
-            ChildProcess("nemo_uecr.verifier.reward_worker", words, time_limit=settings.timeout_s, output=STDERR)
-            for _ in range(settings.workers)
-        ]
-        self._free: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
-        for worker in self._workers:
-            self._free.put(worker)
+        module, limit = "nemo_uecr.verifier.reward_worker", settings.timeout_s
+        self._worker = ChildProcess(module, words, time_limit=limit, output=STDERR)
         if not Path(settings.path).is_file():
             raise ConfigError(f"reward.call: {settings.path}: no such file; expected FILE.py:FUNCTION")
-        hello = self._workers[0].start()
+        hello = self._worker.start()
         if "error" in hello:
             self.close()
             raise ConfigError(f"reward.call: {settings.call} cannot be used:\n{hello['error']}")
@@ -113,43 +106,32 @@ class FunctionReward:
         """
         if self._batched and not isinstance(whole := self._ask(samples, step), Failure):
             return list(whole)
-        failures: dict[int, Failure] = {}
-        most = MOST_FAILED * len(samples)
-
-        def one(row: int) -> float | Failure | None:
-            if len(failures) > most:  # the step is lost: do not wait for the rest
-                return None
-            found = self._ask([samples[row]], step)
+        rewards: list[float | Failure | None] = []
+        failures: list[tuple[Sample, Failure]] = []
+        for sample in samples:
+            found = self._ask([sample], step)
+            rewards.append(found if isinstance(found, Failure) else found[0])
             if isinstance(found, Failure):
-                failures[row] = found
-                return found
-            return found[0]
-
-        with ThreadPoolExecutor(len(self._workers)) as threads:
-            rewards = list(threads.map(one, range(len(samples))))
-        if len(failures) > most:
-            first = min(failures)
-            raise RewardError(
-                f"reward {self._settings.label} failed on at least {len(failures)} of {len(samples)} responses, over "
-                f"{MOST_FAILED:.0%}; the first ({samples[first].id}): {failures[first].reason}"
-            )
+                failures.append((sample, found))
+            if len(failures) > MOST_FAILED * len(samples):  # the step is lost: do not wait for the rest
+                first, failure = failures[0]
+                raise RewardError(
+                    f"reward {self._settings.label} failed on at least {len(failures)} of {len(samples)} responses, "
+                    f"over {MOST_FAILED:.0%}; the first ({first.id}): {failure.reason}"
+                )
         return rewards
 
     def close(self) -> None:
-        """End the workers."""
-        for worker in self._workers:
-            worker.close()
+        """End the worker."""
+        self._worker.close()
 
     def _ask(self, samples: Sequence[Sample], step: int) -> Sequence[float | None] | Failure:
-        worker = self._free.get()
         try:
-            answer = worker.ask({"step": step, "samples": [asdict(sample) for sample in samples]})
+            answer = self._worker.ask({"step": step, "samples": [asdict(sample) for sample in samples]})
         except TimeoutError as error:
             return Failure(Verdict.TIMEOUT, str(error))
         except EOFError:
             return Failure(Verdict.ERROR, "it ended its process")
-        finally:
-            self._free.put(worker)
         if "refused" in answer:
             raise RewardError(f"reward {self._settings.label} {answer['refused']} ({samples[answer['row']].id})")
         return Failure(Verdict.ERROR, answer["failed"]) if "failed" in answer else answer["values"]

@@ -38,7 +38,7 @@ def judged(reward: CallReward, *texts: str, answer: str = "", **columns: object)
 def test_code_with_unit_tests(folder: Path) -> None:
     bodies = ["return x * x", "return x * 3", "while True: pass", "raise SystemExit(0)"]
     texts = [*(SQUARE.format(body=body) for body in bodies), "no code"]
-    outcomes = judged(CallReward(call=f"{folder}/code.py:passes", workers=2), *texts, tests=TESTS)
+    outcomes = judged(CallReward(call=f"{folder}/code.py:passes"), *texts, tests=TESTS)
     assert [outcome.parts["passes"] for outcome in outcomes] == [1.0, 0.5, 0.0, 0.0, 0.0]
 
 

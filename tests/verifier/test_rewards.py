@@ -1,4 +1,4 @@
-"""Reward functions in the styles of TRL and verl, in workers; what they return, and how they fail."""
+"""Reward functions in the styles of TRL and verl, in a worker; what they return, and how they fail."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_trls_style_gets_the_batch_with_its_columns(judge: Judge) -> None:
 
 def test_verls_style_gets_one_response(judge: Judge) -> None:
     assert rewards(judge(samples("yes", "no"), "verl")) == [1.0, 0.0]
-    assert rewards(judge(samples("yes", "no"), "verl", args={"bonus": 0.25}, workers=2)) == [1.25, 0.25]
+    assert rewards(judge(samples("yes", "no"), "verl", args={"bonus": 0.25})) == [1.25, 0.25]
     assert rewards(judge(samples("four"), "verl_short")) == [4.0]
 
 
