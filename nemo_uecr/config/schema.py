@@ -388,6 +388,13 @@ class UrlTeacherConfig(Section):
     # Whether the server has the plugin that gives the entropy; a method that reads none needs none.
     entropy: Literal["plugin", "none"]
 
+    @field_validator("url")
+    @classmethod
+    def _no_route_in_it(cls, url: str) -> str:
+        if url.endswith("/v1"):
+            raise ValueError(f"teacher.url: got {url}, expected it without /v1")
+        return url
+
 
 class SelfTeacherConfig(Section):
     """The student as its own teacher, which may read more than the student does: a solution, a hint."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,8 @@ from nemo_uecr.errors import DataError, first_line
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import RoutingConfig
+
+log = logging.getLogger(__name__)
 
 #: Field names by meaning, tried in this order.
 QUESTION_KEYS = ("question", "problem")
@@ -101,6 +105,20 @@ def teacher_name(problem: Problem, routing: RoutingConfig | None, names: Iterabl
             f"teachers {', '.join(known)}: correct the row, or give routing.default"
         )
     return name
+
+
+def check_routing(problems: Sequence[Problem], routing: RoutingConfig | None, names: Iterable[str]) -> None:
+    """Refuse, at start, problems without a teacher or without the column; say which teachers no problem names."""
+    scored = Counter(teacher_name(problem, routing, names) for problem in problems)
+    if routing is None:
+        return
+    if not any(routing.key in problem.columns for problem in problems):
+        raise DataError(
+            f"routing.key: no problem has a column {routing.key!r}, and all would go to {routing.default}; the first "
+            f"has {', '.join(problems[0].columns)}"
+        )
+    if idle := [name for name in names if not scored[name]]:
+        log.warning("no problem is routed to %s; problems by teacher: %s", ", ".join(idle), dict(scored))
 
 
 # Rows of a source.

@@ -21,7 +21,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 import nemo_uecr
 from nemo_uecr.config.load import dump_config, flattened, written_config
-from nemo_uecr.config.schema import CallReward, Config, teacher_folders
+from nemo_uecr.config.schema import CallReward, Config, teacher_models, url_teachers
 from nemo_uecr.data.adapter import base_of
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
@@ -112,13 +112,17 @@ def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
     files = {"train": train, f"train/{DATA_MANIFEST}": train.with_name(DATA_MANIFEST)}
     files |= {f"benchmark {name}": Path(locate(path)) for name, path in config.evaluation.benchmarks.items()}
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
-    models = {"student": config.student.model_name} | teacher_folders(config)
+    models = {"student": config.student.model_name} | teacher_models(config)
     for role, name in models.items():
         folder = _model_folder(locate(name))
         files |= {f"{role}/{path.name}": path for path in sorted(folder.iterdir())} if folder else {}
         base = base_of(folder) if folder else None
         if base is not None and (below := _model_folder(base)):
             files |= {f"{role}/base/{path.name}": path for path in sorted(below.iterdir())}
+    for role, teacher in url_teachers(config).items():  # its server has the weights, whatever lies beside the tokenizer
+        folder = _model_folder(locate(teacher.tokenizer))
+        own = sorted(folder.glob("*token*")) if folder else []
+        files |= {f"{role} tokenizer/{path.name}": path for path in own}
     return {name: file_sha256(path) for name, path in files.items() if path.is_file()}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherConfig, UrlTeacherConfig
 from nemo_uecr.data.models import check_same_tokenizer, prompt_ids
-from nemo_uecr.data.problems import filled, teacher_name
+from nemo_uecr.data.problems import check_routing, filled, teacher_name
 from nemo_uecr.evaluation.engines import load_tokens
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.local.manifest import Locate
@@ -124,6 +124,7 @@ class Teachers:
 
     def check(self, prompts: Sequence[Prompt], response: int) -> None:
         """Refuse, at start, a problem without a teacher, and what its teacher cannot read."""
+        check_routing([prompt.problem for prompt in prompts], self.routing, self.by_name)
         reading = self.reading(Sequences(prompts, ()))
         for teacher, mine_B in self._turns(reading.names):
             views = [view for view, mine in zip(reading.sequences.prompts, mine_B.tolist(), strict=True) if mine]

@@ -14,7 +14,7 @@ from nemo_uecr.config.schema import CallReward, teacher_models
 from nemo_uecr.data import models
 from nemo_uecr.data.benchmarks import check_benchmark_files
 from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import Problem, Row, read_rows, teacher_name, text_of
+from nemo_uecr.data.problems import Problem, Row, check_routing, read_rows, teacher_name, text_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import check_model_place
 from nemo_uecr.files import file_sha256, read_object, replace_file
@@ -80,6 +80,7 @@ def routes(config: NemoConfig, tokenizer: Any, dropped: Sequence[int]) -> Routes
         return None
     every = chosen_problems(config.data, config.run.seed)
     kept = [problem for place, problem in enumerate(every) if place not in set(dropped)]
+    check_routing(kept, config.routing, config.teachers)
     names = [teacher_name(problem, config.routing, config.teachers) for problem in kept]
     prompts = models.fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in kept], config.data)
     by_prompt: dict[tuple[int, ...], str] = {}
