@@ -28,6 +28,10 @@ TRACEBACK = 4_000
 Record = Mapping[str, Any]
 
 
+class UnusableError(Exception):
+    """The function is none that can be called."""
+
+
 class UserReward:
     """A reward function from a file, called in its own style."""
 
@@ -38,17 +42,21 @@ class UserReward:
         spec: Any = importlib.util.spec_from_file_location(f"reward_{Path(file).stem}", file)  # None: no Python file
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        self._function: Callable[..., Any] = getattr(module, name)
+        if not callable(function := getattr(module, name, None)):
+            raise UnusableError(f"{file} has no function {name!r}")
+        self._function: Callable[..., Any] = function
         self._args, self._messages = args, messages
         parameters = inspect.signature(self._function).parameters
         self._names = set(parameters)
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         self.batched = not TRL.isdisjoint(self._names)
         if self.batched == (not VERL.isdisjoint(self._names)):
-            raise TypeError(
+            raise UnusableError(
                 f"{name}({', '.join(parameters)}) is in no known style; expected TRL's parameter completions, or "
                 "verl's solution_str"
             )
+        if not self._takes_all and (unknown := sorted(args.keys() - self._names)):
+            raise UnusableError(f"{name} has no parameter {unknown[0]} (args); it has {', '.join(parameters)}")
 
     def judge(self, request: Record) -> dict[str, Any]:
         """The rewards of the samples, or what is wrong with them, or the traceback of the function."""
@@ -59,9 +67,11 @@ class UserReward:
             found = self._function(**{name: v for name, v in given.items() if self._takes_all or name in self._names})
             if inspect.isawaitable(found):
                 found = asyncio.run(_awaited(found))
-            values = list(found) if self.batched else [found["score"] if isinstance(found, Mapping) else found]
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
             return {"failed": _traceback(error)}
+        if self.batched and not hasattr(found, "__iter__"):
+            return {"refused": f"returned {found!r:.80}, expected a list with a number for each response", "row": 0}
+        values = list(found) if self.batched else [found.get("score") if isinstance(found, Mapping) else found]
         if len(values) != len(samples):
             return {"refused": f"returned {len(values)} rewards for {len(samples)} responses", "row": 0}
         numbers = [value.item() if hasattr(value, "item") else value for value in values]  # of NumPy and torch
@@ -107,7 +117,9 @@ def _unlogged(*args: object) -> None:
 def _traceback(error: Exception) -> str:
     """The traceback from the user's own line on."""
     first = error.__traceback__
-    trace = traceback.format_exception(type(error), error, first and (first.tb_next or first))
+    while first and first.tb_next and first.tb_frame.f_code.co_filename.startswith(("<frozen", __file__)):
+        first = first.tb_next
+    trace = traceback.format_exception(type(error), error, first)
     return "".join(trace)[-TRACEBACK:].strip()
 
 
@@ -117,7 +129,8 @@ def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
     try:
         reward = UserReward(**settings)
     except Exception as error:  # noqa: BLE001 - the user's file may raise anything
-        serve(pipe, {"error": _traceback(error)}, lambda request: None, orphan_limit=orphan_limit)
+        said = str(error) if isinstance(error, UnusableError) else _traceback(error)
+        serve(pipe, {"error": said}, lambda request: None, orphan_limit=orphan_limit)
         return
     serve(pipe, {"batched": reward.batched}, reward.judge, orphan_limit=orphan_limit)
 

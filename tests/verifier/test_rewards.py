@@ -60,6 +60,12 @@ def too_few(completions, **columns):
 def not_a_number(solution_str, **given):
     return float("nan") if solution_str == "break" else 1.0
 
+def one_for_all(completions):
+    return 0.5
+
+def no_score(solution_str, **given):
+    return {"reward": 1.0}
+
 def a_text(solution_str, **given):
     return "1.0"
 
@@ -165,7 +171,14 @@ def test_a_failure_counts_zero_until_there_are_too_many(judge: Judge, name: str,
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("too_few", "1 rewards for 2"), ("not_a_number", r"nan.*row 1"), ("a_text", r"'1.0'.*row 0")]
+    ("name", "said"),
+    [
+        ("too_few", "1 rewards for 2"),
+        ("not_a_number", r"nan.*row 1"),
+        ("a_text", r"'1.0'.*row 0"),
+        ("one_for_all", "0.5, expected a list"),
+        ("no_score", "None, expected a finite number"),
+    ],
 )
 def test_what_is_no_reward_ends_the_run(judge: Judge, name: str, said: str) -> None:
     with pytest.raises(RewardError, match=said):
@@ -173,8 +186,10 @@ def test_what_is_no_reward_ends_the_run(judge: Judge, name: str, said: str) -> N
 
 
 def test_a_function_that_cannot_be_used_is_refused_at_once(judge: Judge, tmp_path: Path) -> None:
-    for name, said in (("missing", "missing"), ("unknown", r"unknown\(text\)")):
+    for name, said in (("missing", "has no function 'missing'"), ("unknown", r"unknown\(text\)")):
         with pytest.raises(ConfigError, match=said):
             judge(samples("a"), name)
+    with pytest.raises(ConfigError, match=r"verl has no parameter bonsu .*; it has data_source, .*, bonus"):
+        judge(samples("a"), "verl", args={"bonsu": 1})
     with pytest.raises(ConfigError, match="no such file"):
         Rewards([CallReward(call=f"{tmp_path}/none.py:f")], correct_at=0.5, pool=SHARED)
