@@ -170,9 +170,8 @@ def test_a_kill_before_any_write_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.real
 @needs_model
 def test_the_packaged_model_holds_a_paraphrase_and_nothing_else(prepared: Path) -> None:
-    done = embedding.screen_by_embedding(prepared, model=PACKAGED, hold_at=0.7)
+    embedding.screen_by_embedding(prepared, model=PACKAGED, hold_at=0.7)
     assert [row["row"] for row in jsonl(prepared / "screening/held.jsonl")] == [301]
-    assert done.held == 1
 
 
 @pytest.mark.real
