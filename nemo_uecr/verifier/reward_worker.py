@@ -71,7 +71,9 @@ class UserReward:
             return {"failed": _traceback(error)}
         if self.batched and not hasattr(found, "__iter__"):
             return {"refused": f"returned {found!r:.80}, expected a list with a number for each response", "row": 0}
-        values = list(found) if self.batched else [found.get("score") if isinstance(found, Mapping) else found]
+        values: list[Any] = (
+            list(found) if self.batched else [found.get("score") if isinstance(found, Mapping) else found]
+        )
         if len(values) != len(samples):
             return {"refused": f"returned {len(values)} rewards for {len(samples)} responses", "row": 0}
         numbers = [value.item() if hasattr(value, "item") else value for value in values]  # of NumPy and torch
