@@ -52,6 +52,8 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
     from nemo_uecr.stopping import StopRequest
     from nemo_uecr.study.demo import resolve
     from nemo_uecr.telemetry.sinks import Progress, StepLog
+    from nemo_uecr.verifier.pool import SHARED
+    from nemo_uecr.verifier.rewards import Rewards
 
     config = load_config(CONFIG, [*SETTINGS, f"run.folder={folder}"]).config
     name, device = resolve(config.student.model_name), torch.device("cpu")
@@ -66,6 +68,7 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
         optimizer=build_optimizer(student, config),
         placement=Placement(config.offload, device, {}),
         sample=partial(draw, student, microbatch=config.rollout.microbatch_responses),
+        rewards=Rewards(config.reward, correct_at=config.correct_at, pool=SHARED),
         prompts=encode_prompts(problems, student.tokenizer, data),
         benchmarks={},
         folder=folder,
