@@ -12,11 +12,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 __all__ = [
-    "JOB_END", "JOB_PROGRESS", "STOPPED", "RunStopped", "StopRequest", "listening", "note_progress", "seconds_left",
+    "JOB_END", "JOB_PROGRESS", "STOPPED", "RunStopped", "StopRequest", "interrupt_waits", "listening", "note_progress",
+    "seconds_left",
 ]  # fmt: skip
 
 #: Exit code of a run that saved and ended because it was asked to (EX_TEMPFAIL of sysexits.h: try again).
@@ -59,20 +60,32 @@ class StopRequest:
 def listening() -> Iterator[StopRequest]:
     """A request that SIGUSR1 and SIGTERM make; outside the main thread, where none can be caught, nobody makes it."""
     stop = StopRequest()
+    with _handled(SIGNALS, lambda number, frame: stop.ask(signal.Signals(number).name)):
+        yield stop
+
+
+@contextlib.contextmanager
+def interrupt_waits() -> Iterator[None]:
+    """Ctrl-C takes effect when the block ends: torch loses one that falls into a file that it writes."""
+    heard: list[int] = []
+    with _handled((signal.SIGINT,), lambda number, frame: heard.append(number)):
+        yield
+    if heard:
+        signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _handled(numbers: Sequence[int], handler: Callable[[int, object], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
-
-    def on_signal(number: int, frame: object) -> None:
-        stop.ask(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
-        yield stop
+        yield
     finally:
-        for number, handler in before.items():
+        for number, previous in before.items():
             # None: the handler was not set from Python and cannot be put back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
 
 
 def seconds_left() -> float | None:

@@ -19,6 +19,7 @@ from nemo_uecr.data.models import save_pretrained
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, new_folder, read_object
 from nemo_uecr.local.models import TokenModel
+from nemo_uecr.stopping import interrupt_waits
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -72,7 +73,8 @@ class Checkpoints:
         try:
             with new_folder(target) as aside:
                 save_pretrained(model.module, model.tokenizer, aside)
-                with (aside / OPTIMIZER).open("wb") as file:  # which says why it cannot be written; torch does not
+                # The file says why it cannot be written; torch does not.
+                with interrupt_waits(), (aside / OPTIMIZER).open("wb") as file:
                     torch.save(optimizer.state_dict(), file)
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
                 hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
