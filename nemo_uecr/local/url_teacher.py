@@ -12,6 +12,7 @@ Shape legend: B = responses, T = response tokens, N = tokens of one sequence aft
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ from nemo_uecr.errors import ScoreError, first_line
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.sequences import Prompt, Sequences
+
+log = logging.getLogger(__name__)
 
 #: Seconds before each further attempt.
 RETRY_S = (1.0, 4.0, 16.0)
@@ -222,6 +225,7 @@ class UrlTeacher:
             except (OSError, HTTPException, json.JSONDecodeError) as error:
                 reason = first_line(error)
             if wait is not None:
+                log.warning("the teacher at %s did not answer (%s); asking again in %g s", self.asked.url, reason, wait)
                 time.sleep(wait)
         raise self._error(
             f"did not answer {len(RETRY_S) + 1} times: {reason}. Start it, then run again; --resume continues a run"
