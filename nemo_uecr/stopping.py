@@ -66,7 +66,7 @@ def listening() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def interrupt_waits() -> Iterator[None]:
-    """Ctrl-C takes effect when the block ends: torch loses one that falls into a file that it writes."""
+    """Ctrl-C takes effect when the block ends: torch and pydantic lose one that falls into their callbacks."""
     heard: list[int] = []
     with _handled((signal.SIGINT,), lambda number, frame: heard.append(number)):
         yield

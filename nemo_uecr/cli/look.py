@@ -106,8 +106,9 @@ def _fit(
     from nemo_uecr.plan.records import GPUS, as_json
 
     if run.backend != "local" or device == "cpu" or memory is not None:
+        got = "--memory" if memory is not None else "--device cpu" if device == "cpu" else f"backend: {run.backend}"
         raise ConfigError(
-            "--fit: expected backend: local on a GPU, without --memory; of a NeMo-RL run, plan says what would fit"
+            f"--fit: got {got}; expected a local run on a GPU, without --memory; of a NeMo-RL run, plan says what fits"
         )
     room = int(size * 1e9)  # as cards are sold; in GiB some have more
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - room))

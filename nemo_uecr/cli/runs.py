@@ -273,3 +273,5 @@ def export(
         f"{merged}: the model of {source}; log-probabilities of {agreement.tokens} tokens differ by at most "
         f"{agreement.largest:.2g} nats"
     )
+    if (source / "adapter_config.json").is_file():
+        say("in bfloat16 adapter and merged weights round differently: compare the two with evaluate --dtype float32")

@@ -549,12 +549,14 @@ class Config(Section):
 
     def _check_quantized(self) -> None:
         method = self.method
-        floored = "scoring_noise" in method.model_fields_set and method.std_floor > method.scoring_noise
+        stated = "scoring_noise" in method.model_fields_set
+        floored = stated and method.std_floor > method.scoring_noise
         for key, teacher in self.active_teachers.items():
             quantize = getattr(teacher, "quantize", "none")
             if quantize != "none" and method.entry.normalises_teacher and not floored:
+                noise = f"{method.scoring_noise:g}" if stated else "not stated"
                 raise ValueError(
-                    f"{key}.quantize: got {quantize}, and {method.name} divides R^T by its spread in a group, which "
-                    "may be no more than the rounding's noise; measure the noise with `nemo-uecr audit teacher`, write "
-                    "it as method.scoring_noise and set method.std_floor above it"
+                    f"{key}.quantize: got {quantize} with method.scoring_noise {noise} and method.std_floor "
+                    f"{method.std_floor:g}; {method.name} divides R^T by its spread in a group, which may be rounding "
+                    "alone. Measure the noise with `nemo-uecr audit teacher`, state it, and set the floor above it"
                 )

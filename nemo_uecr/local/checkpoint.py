@@ -64,18 +64,17 @@ class Checkpoints:
             RunFolderError: If it cannot be written; what was there before is untouched.
         """
         target = self.path(position.step)
-        state = {
-            "position": asdict(position),
-            "config": self._config.model_dump(mode="json"),
-            # Every random stream is a function of these two, so they are the generator's state.
-            "random": {"seed": self._config.run.seed, "next_step": position.step + 1},
-        }
         try:
-            with new_folder(target) as aside:
+            with interrupt_waits(), new_folder(target) as aside:
                 save_pretrained(model.module, model.tokenizer, aside)
-                # The file says why it cannot be written; torch does not.
-                with interrupt_waits(), (aside / OPTIMIZER).open("wb") as file:
+                with (aside / OPTIMIZER).open("wb") as file:  # it says why it cannot be written; torch does not
                     torch.save(optimizer.state_dict(), file)
+                state = {
+                    "position": asdict(position),
+                    "config": self._config.model_dump(mode="json"),
+                    # Every random stream is a function of these two, so they are the generator's state.
+                    "random": {"seed": self._config.run.seed, "next_step": position.step + 1},
+                }
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
                 hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
                 (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")

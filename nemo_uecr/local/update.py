@@ -5,6 +5,7 @@ Shape legend: B = responses, T = response tokens, N = trained tokens.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from nemo_uecr.local.memory import recomputing
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.scores import training_logp
 from nemo_uecr.local.sequences import Sequences
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ def build_optimizer(model: TokenModel, config: Config) -> torch.optim.Optimizer:
     else:
         from torchao.optim import AdamW8bit as RoundedAtRandom
 
+        log.info("adamw8bit_sr is compiled in its first step, which takes a minute more")
         found = RoundedAtRandom(
             model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, bf16_stochastic_round=True
         )

@@ -122,7 +122,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
     phases = [_with_transfers(phase, moved[phase.name], device) if moved[phase.name] else phase for phase in phases]
     mismatches = mismatches_of(config, student, run.shapes)
     steps = responses // train.minibatch_responses
-    memory = "" if device.memory is None else f", {device.memory / GIB:.0f} GiB that can be allocated"
+    memory = "" if device.memory is None else f", {device.memory / GIB:.1f} GiB that can be allocated"
     return Plan(
         title=f"{title}, local back end",
         hardware=f"one {device.name}{f', {run.threads} thread(s)' if device.name == 'CPU' else ''}{memory}",

@@ -47,7 +47,7 @@ def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
 def test_a_rounded_teacher_asks_for_a_floor_above_the_measured_noise() -> None:
     rounded = ("teacher.quantize=nf4", "method.std_floor=0.2")
     for words in ((), ("method.scoring_noise=0.2",), ("method.scoring_noise=0.1", "method.std_floor=0")):
-        assert refusal(*rounded, *words).startswith("teacher.quantize: got nf4, and uecr divides R^T by its spread")
+        assert refusal(*rounded, *words).startswith("teacher.quantize: got nf4 with method.scoring_noise")
     load_config(DEMO, [*rounded, "method.scoring_noise=0.1"])
     load_config(DEMO, [*rounded, "method.name=ecr_alpha_zero"])  # its group normalisation reads the verifier alone
 
