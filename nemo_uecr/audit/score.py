@@ -151,7 +151,7 @@ def sequences_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequen
     """Prompts and responses of which nothing but the token ids is asked."""
     nothing = Problem("", "", "")
     return Sequences(
-        [Prompt(nothing, tuple(prompt)) for prompt, _ in pairs], [Response(tuple(ids), "", False) for _, ids in pairs]
+        [Prompt(nothing, tuple(prompt)) for prompt, _ in pairs], [Response(tuple(ids), False, "") for _, ids in pairs]
     )
 
 

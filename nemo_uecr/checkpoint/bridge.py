@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.checkpoint.qwen3 import hf_shapes
+from nemo_uecr.checkpoint.qwen3 import hf_names
 from nemo_uecr.data.models import INDEX, SINGLE
 from nemo_uecr.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes
+    from nemo_uecr.checkpoint.qwen3 import Qwen3
 
 
 #: Norms where Transformer Engine does not fuse them into the layer behind; the bridge names the fused ones only.
@@ -55,8 +55,8 @@ class Bridge:
             state = dist_checkpointing.load(wanted, str(weights))["model"]
         except (CheckpointException, CheckpointingException, pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise CheckpointError(
-                f"{weights}: Megatron cannot load it ({type(error).__name__}: {first_line(error)}); a file is corrupt. "
-                "Copy it again"
+                f"{weights}: Megatron cannot load it ({type(error).__name__}: {first_line(error)}); a file is corrupt, "
+                "or it is another model. Copy it again, or name the model that was trained: --hf FOLDER"
             ) from error
         model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
         return model.eval()
@@ -125,7 +125,7 @@ def _name_the_norms() -> None:
 @contextlib.contextmanager
 def names_alone(config: Path, model: Qwen3) -> Iterator[Path]:
     """A temporary folder with a config.json and the names of its tensors: all that the bridge reads to export."""
-    index = {"metadata": {}, "weight_map": dict.fromkeys(hf_shapes(model), SINGLE)}
+    index = {"metadata": {}, "weight_map": dict.fromkeys(hf_names(model), SINGLE)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_bytes(config.read_bytes())
@@ -134,9 +134,9 @@ def names_alone(config: Path, model: Qwen3) -> Iterator[Path]:
 
 
 def write_weights(
-    tensors: Iterable[tuple[str, Tensor]], shapes: Shapes, dtype: str, folder: Path, shard_bytes: int
+    tensors: Iterable[tuple[str, Tensor]], names: Iterable[str], dtype: str, folder: Path, shard_bytes: int
 ) -> None:
-    """Write every tensor once, in the order of ``shapes``, into safetensors files of at most ``shard_bytes``."""
+    """Write every tensor once, in the order of ``names``, into safetensors files of at most ``shard_bytes``."""
     import torch
     from huggingface_hub import save_torch_state_dict
 
@@ -145,6 +145,6 @@ def write_weights(
         if not bool(value.isfinite().all()):
             raise CheckpointError(f"{name} is not finite: the run diverged. Convert an earlier checkpoint")
         state[name] = value.to(getattr(torch, dtype), copy=True).contiguous()  # not a view of a fused tensor
-    save_torch_state_dict({name: state[name] for name in shapes}, folder, max_shard_size=shard_bytes)
+    save_torch_state_dict({name: state[name] for name in names}, folder, max_shard_size=shard_bytes)
     for path in folder.glob("*.safetensors"):  # safetensors lets nobody else read
         path.chmod(folder.stat().st_mode & 0o666)

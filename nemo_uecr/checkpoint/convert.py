@@ -16,7 +16,7 @@ from nemo_uecr.checkpoint import proof
 from nemo_uecr.checkpoint.bridge import Bridge, names_alone, write_weights
 from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
 from nemo_uecr.checkpoint.proof import Agreement, Scores, Sequences
-from nemo_uecr.checkpoint.qwen3 import Qwen3, hf_shapes, read_qwen3
+from nemo_uecr.checkpoint.qwen3 import Qwen3, hf_names, read_qwen3
 from nemo_uecr.checkpoint.reading import (
     ASSETS,
     HUGGINGFACE,
@@ -146,7 +146,7 @@ def _to_huggingface(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
             rows, logp = proof.read_recorded(job.request.recorded, job.model.vocabulary)
             names_of = ("Megatron", "as recorded in training")
             proof.compare(rows, proof.megatron_scores(model, rows), logp, job.request.tolerance, names_of)
-        write_weights(bridge.export(model), hf_shapes(job.model), job.weights.dtype, folder, job.request.shard_bytes)
+        write_weights(bridge.export(model), hf_names(job.model), job.weights.dtype, folder, job.request.shard_bytes)
         del bridge, model
     gc.collect()  # one model in memory at a time
     logger.info("verifying: transformers loads what was written")
@@ -176,7 +176,6 @@ def _to_megatron(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
 def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
     """What megatron-core loads from a converted folder; within `megatron_on_cpu`."""
     model, iteration = read_qwen3(folder / ASSETS), newest_iteration(folder)
-    check_architecture(read_weights(MEGATRON, iteration), model, folder / ASSETS)
     with names_alone(folder / ASSETS / "config.json", model) as names:
         return proof.megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
 

@@ -1,4 +1,4 @@
-"""The Qwen3 architecture: the numbers in config.json, and the tensors that either format stores for them."""
+"""The Qwen3 architecture: the numbers in config.json, and the tensors that a Hugging Face folder stores for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from nemo_uecr.errors import CheckpointError, DataError
 from nemo_uecr.files import read_object
 
 ARCHITECTURE = "Qwen3ForCausalLM"
-Shapes = dict[str, tuple[int, ...]]
+#: The tensors of a layer in the Hugging Face model.
+LAYER = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
+    "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,47 +43,8 @@ def read_qwen3(folder: Path) -> Qwen3:
     return Qwen3(**vars(decoder_sizes(values, str(path))), rope_theta=float(theta), norm_eps=float(epsilon))
 
 
-def hf_shapes(model: Qwen3) -> Shapes:
-    """Name and shape of every tensor of the Hugging Face model, in its own order."""
-    shapes: Shapes = {"model.embed_tokens.weight": (model.vocabulary, model.hidden)}
-    queries, keys = model.query, model.key_value
-    for layer in range(model.layers):
-        within: Shapes = {
-            "self_attn.q_proj.weight": (queries, model.hidden),
-            "self_attn.k_proj.weight": (keys, model.hidden),
-            "self_attn.v_proj.weight": (keys, model.hidden),
-            "self_attn.o_proj.weight": (model.hidden, queries),
-            "self_attn.q_norm.weight": (model.head_dim,),
-            "self_attn.k_norm.weight": (model.head_dim,),
-            "mlp.gate_proj.weight": (model.feed_forward, model.hidden),
-            "mlp.up_proj.weight": (model.feed_forward, model.hidden),
-            "mlp.down_proj.weight": (model.hidden, model.feed_forward),
-            "input_layernorm.weight": (model.hidden,),
-            "post_attention_layernorm.weight": (model.hidden,),
-        }
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in within.items()}
-    shapes["model.norm.weight"] = (model.hidden,)
-    if not model.tied:
-        shapes["lm_head.weight"] = (model.vocabulary, model.hidden)
-    return shapes
-
-
-def megatron_shapes(model: Qwen3) -> Shapes:
-    """Name and shape of every tensor of Megatron's distributed checkpoint, the layers stacked in front."""
-    queries, keys = model.query, model.key_value
-    layer: Shapes = {
-        "self_attention.linear_qkv.weight": (queries + 2 * keys, model.hidden),
-        "self_attention.linear_qkv.layer_norm_weight": (model.hidden,),
-        "self_attention.linear_proj.weight": (model.hidden, queries),
-        "self_attention.q_layernorm.weight": (model.head_dim,),
-        "self_attention.k_layernorm.weight": (model.head_dim,),
-        "mlp.linear_fc1.weight": (2 * model.feed_forward, model.hidden),
-        "mlp.linear_fc1.layer_norm_weight": (model.hidden,),
-        "mlp.linear_fc2.weight": (model.hidden, model.feed_forward),
-    }
-    shapes: Shapes = {f"decoder.layers.{name}": (model.layers, *shape) for name, shape in layer.items()}
-    shapes["embedding.word_embeddings.weight"] = (model.vocabulary, model.hidden)
-    shapes["decoder.final_layernorm.weight"] = (model.hidden,)
-    if not model.tied:
-        shapes["output_layer.weight"] = (model.vocabulary, model.hidden)
-    return shapes
+def hf_names(model: Qwen3) -> list[str]:
+    """Every tensor of the Hugging Face model, in its own order."""
+    layers = [f"model.layers.{layer}.{name}.weight" for layer in range(model.layers) for name in LAYER]
+    head = [] if model.tied else ["lm_head.weight"]
+    return ["model.embed_tokens.weight", *layers, "model.norm.weight", *head]

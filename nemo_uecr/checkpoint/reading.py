@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.checkpoint.qwen3 import Qwen3, Shapes, hf_shapes, megatron_shapes
+from nemo_uecr.checkpoint.qwen3 import Qwen3
 from nemo_uecr.data.models import INDEX, read_header, weight_names
 from nemo_uecr.errors import CheckpointError, first_line
 from nemo_uecr.files import read_object
@@ -33,9 +33,8 @@ MEGATRON_PARTS = ("metadata.json", ".metadata", "common.pt")
 FORMAT = "torch_dist"
 #: Prefixes of the model's tensors in a Megatron checkpoint, which may hold the optimizer's too.
 MODEL = ("embedding.", "decoder.", "output_layer.")
-LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-#: A vocabulary is padded to a multiple of up to 128 on each of up to 64 tensor-parallel ranks, all powers of two.
-PADDINGS = tuple(2**power for power in range(14))
+#: A vocabulary is padded to a multiple of up to 128 on each of up to 64 tensor-parallel ranks.
+PADDING = 128 * 64
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -129,7 +128,7 @@ class Weights:
     kind: str
     folder: Path
     files: tuple[Path, ...]
-    shapes: Shapes  # in Megatron's format the layers are stacked in front
+    shapes: dict[str, tuple[int, ...]]
     dtype: str
 
     @property
@@ -144,16 +143,15 @@ def read_weights(kind: str, folder: Path) -> Weights:
         ends, tensors = _read_contents(folder)
         extra = ["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []
         names = [*MEGATRON_PARTS, *sorted(ends), *extra]
-        shapes = _stacked({name: shape for name, (_, shape) in tensors.items()})
     else:
         shards = weight_names(folder)
         headers = [read_header(folder / name) for name in shards]
         tensors = {name: (DTYPES.get(dtype, dtype), shape) for held in headers for name, (dtype, shape) in held.items()}
         names = [*([INDEX] if (folder / INDEX).is_file() else []), *shards]
-        shapes = {name: shape for name, (_, shape) in tensors.items()}
     dtypes = sorted({dtype for dtype, _ in tensors.values()})
     if len(dtypes) != 1 or dtypes[0] not in BYTES:
         raise CheckpointError(f"{folder}: its tensors are {dtypes or 'none'}; expected one of {', '.join(BYTES)}")
+    shapes = {name: shape for name, (_, shape) in tensors.items()}
     return Weights(kind, folder, tuple(folder / name for name in names), shapes, dtypes[0])
 
 
@@ -182,21 +180,6 @@ def _read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, t
         if hasattr(entry, "size") and name.startswith(MODEL)
     }
     return dict(ends), tensors
-
-
-def _stacked(shapes: Shapes) -> Shapes:
-    """Layers in front of the shape, also where the checkpoint numbers them in the name."""
-    found: Shapes = {}
-    layers: Counter[str] = Counter()
-    for name, shape in shapes.items():
-        numbered = LAYER.fullmatch(name)
-        if numbered is None:
-            found[name] = shape
-        else:
-            stacked = f"decoder.layers.{numbered[2]}"
-            layers[stacked] += 1
-            found[stacked] = (layers[stacked], *shape)
-    return found
 
 
 # `.metadata` is a pickle, and a pickle can run code: only names that a checkpoint needs are looked up.
@@ -247,39 +230,29 @@ def read_metadata(path: Path) -> Any:
 
 
 def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> None:
-    """Refuse weights of another architecture, naming the first tensor, or setting of run_config.yaml, that differs."""
-    found = dict(weights.shapes)
-    if weights.kind == MEGATRON:
-        expected, remedy = megatron_shapes(model), f"Name the model that was trained: --hf FOLDER (now {described_by})"
-    else:
-        expected, remedy = hf_shapes(model), "Copy the model again"
-        if model.tied:  # some savers write the embedding twice
-            found.pop("lm_head.weight", None)
-    for name in sorted(expected.keys() | found.keys()):
-        got, wanted = found.get(name), expected.get(name)
-        if got != wanted and not (weights.kind == MEGATRON and _is_padded(name, got, wanted)):
-            raise CheckpointError(
-                f"{weights.folder}: {name} has shape {list(got) if got else 'none'}; the architecture asks for "
-                f"{list(wanted) if wanted else 'none'}. {remedy}"
-            )
-    path = weights.folder / "run_config.yaml"
-    if weights.kind == HUGGINGFACE or not path.is_file():  # Megatron alone does not write it
+    """Refuse another architecture than that of Megatron's weights where Megatron itself would load them.
+
+    It cuts or fills a vocabulary, leaves out an output layer that it does not expect, and does not know the base of the
+    rotary embedding. A trainer's run_config.yaml has all that decides the architecture.
+    """
+    if weights.kind == HUGGINGFACE:
         return
-    settings = _yaml(path).get("model") or {}
-    shapeless: dict[str, Any] = {
-        "rotary_base": model.rope_theta, "layernorm_epsilon": model.norm_eps, "num_attention_heads": model.heads,
-        "num_query_groups": model.kv_heads, "kv_channels": model.head_dim,
-        "share_embeddings_and_output_weights": model.tied, "vocab_size": model.vocabulary,
+    path, shapes = weights.folder / "run_config.yaml", weights.shapes
+    settings = (_yaml(path).get("model") or {}) if path.is_file() else {}  # Megatron alone does not write it
+    rows = shapes.get("embedding.word_embeddings.weight", (0,))[0]
+    found = settings | {
+        "share_embeddings_and_output_weights": "output_layer.weight" not in shapes,
+        "vocabulary": model.vocabulary if 0 <= rows - model.vocabulary < PADDING else rows,
+    }
+    expected: dict[str, Any] = {
+        "num_layers": model.layers, "hidden_size": model.hidden, "ffn_hidden_size": model.feed_forward,
+        "num_attention_heads": model.heads, "num_query_groups": model.kv_heads, "kv_channels": model.head_dim,
+        "rotary_base": model.rope_theta, "layernorm_epsilon": model.norm_eps, "vocab_size": model.vocabulary,
+        "share_embeddings_and_output_weights": model.tied, "vocabulary": model.vocabulary,
     }  # fmt: skip
-    for name, value in shapeless.items():
-        if settings.get(name) is not None and settings[name] != value:
+    for name, value in expected.items():
+        if found.get(name) is not None and found[name] != value:
             raise CheckpointError(
-                f"{path}: trained with {name} {settings[name]}; the architecture says {value}. {remedy}"
+                f"{weights.folder}: trained with {name} {found[name]}; the architecture says {value}. Name the model "
+                f"that was trained: --hf FOLDER (now {described_by})"
             )
-
-
-def _is_padded(name: str, got: tuple[int, ...] | None, wanted: tuple[int, ...] | None) -> bool:
-    """Whether a vocabulary was padded for its tensor-parallel ranks."""
-    if got is None or wanted is None or not name.startswith(("embedding.", "output_layer.")):
-        return False
-    return got[1:] == wanted[1:] and any(got[0] == -(-wanted[0] // multiple) * multiple for multiple in PADDINGS)

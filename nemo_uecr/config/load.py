@@ -422,16 +422,7 @@ def written_config(path: Path) -> Config:
 
 
 def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str, object]) -> None:
-    """Refuse to continue a run under another configuration.
-
-    Args:
-        where: what was written with ``saved``, for the message.
-        config: the present run's.
-        saved: the configuration that stands there.
-
-    Raises:
-        CheckpointError: naming the first key that differs and may not.
-    """
+    """Refuse to continue a run under another configuration than that ``saved`` there: a key differs that may not."""
     ours, theirs = flat_values(config), flattened(saved)
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key) and not key.startswith(FREE_KEYS):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nemo_uecr.data import adapter, models
+from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import read_object
 
@@ -87,6 +88,10 @@ class Tokens:
         if self.tokenizer.chat_template is None:
             return tuple(self.tokenizer(text, verbose=False)["input_ids"])  # the engine says what is too long
         return tuple(models.chat_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking))
+
+    def prompts(self, problems: Sequence[Problem], chat: ChatSettings) -> list[tuple[Problem, tuple[int, ...]]]:
+        """Each problem with its prompt."""
+        return [(problem, self.prompt(problem.question, chat)) for problem in problems]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The response without special tokens."""

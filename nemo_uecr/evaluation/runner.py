@@ -92,8 +92,8 @@ def evaluate(
             )
         done = {sample.key for sample in there}
         tokens = engines.load_tokens(model)
-        problems = {name: benchmark.problems for name, benchmark in benchmarks.items()}
-        every = wanted_samples(problems, tokens, settings.chat, samples=settings.samples, seed=settings.seed)
+        encoded = {name: tokens.prompts(each.problems, settings.chat) for name, each in benchmarks.items()}
+        every = wanted_samples(encoded, samples=settings.samples, seed=settings.seed)
         wanted = [each for each in every if each.key not in done]
         log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
         if wanted:
@@ -127,18 +127,12 @@ def sample_seed(seed: int, key: Key) -> int:
 
 
 def wanted_samples(
-    benchmarks: Mapping[str, Sequence[Problem]],
-    tokens: engines.Tokens,
-    chat: engines.ChatSettings,
-    *,
-    samples: int,
-    seed: int,
+    benchmarks: Mapping[str, Sequence[tuple[Problem, tuple[int, ...]]]], *, samples: int, seed: int
 ) -> list[Wanted]:
-    """Every sample of an evaluation, benchmark by benchmark and problem by problem."""
+    """Every sample of an evaluation, benchmark by benchmark; of each problem its prompt's token ids are given."""
     found = []
     for name, problems in benchmarks.items():
-        for problem in problems:
-            prompt = tokens.prompt(problem.question, chat)
+        for problem, prompt in problems:
             for number in range(samples):
                 key = (name, problem.id, number)
                 found.append(Wanted(key, problem, engines.Request(prompt, sample_seed(seed, key))))

@@ -41,33 +41,19 @@ IN_NATS = ("old_logp_rollout", *SCORE_FIELDS, "ref_logp")
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Everything that one step sampled, judged and scored.
+    """Everything that one step sampled, judged and scored."""
 
-    Attributes:
-        step: training step, from 1.
-        sequences: prompts and responses, the responses of a prompt side by side.
-        micro_rows: rows of each micro-batch, one list for each optimizer step.
-        group_B: slot of the prompt in the step; two draws of one problem stay apart.
-        outcomes: task rewards.
-        student: old policy, log-probabilities at (T_r, 1) and entropy.
-        teacher: teacher log-probability at 1 and its entropy; None when the method reads no teacher.
-        reading: each response's teacher, and what it read; None when the method reads no teacher.
-        reference: initial student at T_r and, where the method reads it, at 1; None where nothing reads it.
-        unscored: why the teacher's scores are missing; the step stops with it.
-        segments_BT: turn labels, None when the response is one turn.
-    """
-
-    step: int
-    sequences: Sequences
-    micro_rows: list[list[Tensor]]
-    group_B: Tensor
-    outcomes: Sequence[Outcome]
-    student: Scores
-    teacher: Scores | None
-    reading: Reading | None
-    reference: Scores | None
-    unscored: ScoreError | None
-    segments_BT: Tensor | None
+    step: int  # training step, from 1
+    sequences: Sequences  # prompts and responses, the responses of a prompt side by side
+    micro_rows: list[list[Tensor]]  # rows of each micro-batch, one list for each optimizer step
+    group_B: Tensor  # slot of the prompt in the step; two draws of one problem stay apart
+    outcomes: Sequence[Outcome]  # task rewards
+    student: Scores  # old policy, log-probabilities at (T_r, 1) and entropy
+    teacher: Scores | None  # teacher log-probability at 1 and its entropy; None when the method reads no teacher
+    reading: Reading | None  # each response's teacher, and what it read; None when the method reads no teacher
+    reference: Scores | None  # initial student at T_r and, where the method reads it, at 1; None where nothing reads it
+    unscored: ScoreError | None  # why the teacher's scores are missing; the step stops with it
+    segments_BT: Tensor | None  # turn labels, None when the response is one turn
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
@@ -235,15 +221,7 @@ def leave_responses(folder: Path, step: int, samples: Sequence[Sample], error: U
 
 
 def write_failure(folder: Path, step: int, error: UecrError, *, sample: str | None, command: str | None) -> None:
-    """Say in ``failure/failure.json`` what stopped the run.
-
-    Args:
-        folder: run folder.
-        step: training step, 0 before training.
-        error: what the run stops with.
-        sample: the response that the error names; None where it is about no single one (the weights, a mean).
-        command: what replays the batch; None where there is none.
-    """
+    """Say in ``failure/failure.json`` what stopped the run: the response that the error names, and what replays it."""
     record = {"step": step, "error": str(error), "kind": type(error).__name__, "sample": sample, "command": command}
     replace_file(folder / FAILURE / "failure.json", json.dumps(record, indent=1).encode())
     log.error("what was drawn is kept in %s%s", folder / FAILURE, f"; look at it with: {command}" if command else "")

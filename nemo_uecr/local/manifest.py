@@ -241,11 +241,6 @@ class Verification:
 def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: Locate) -> Verification:
     """Check a run folder's files, its inputs and its environment against its record.
 
-    Args:
-        folder: the run folder.
-        objective_of: the loss of a configuration as one equation.
-        locate: maps model and data names to what is on disk.
-
     Raises:
         RunFolderError: If the folder is no run.
     """

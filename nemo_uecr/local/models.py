@@ -32,26 +32,16 @@ PROBE_SCALE = 1e4
 
 @dataclass(frozen=True)
 class TokenModel:
-    """A causal language model seen as features and an output layer.
+    """A causal language model seen as features and an output layer."""
 
-    Attributes:
-        module: the Hugging Face model.
-        tokens: its tokenizer, and the ids that end a response.
-        splits: whether ``head(features(x))`` is the model's own forward; otherwise the features are the logits.
-        compute: autocast dtype of the forward, None for the weights' own.
-        name: what messages call it.
-        adapter: whether its LoRA adapter counts; without it a student with one is its own initial policy.
-        recomputed: layers whose activations the backward pass computes again.
-        shared: output columns that count, of a teacher with more or fewer than its student; None: all, as many.
-    """
-
-    module: PreTrainedModel
-    tokens: Tokens
-    splits: bool
-    compute: torch.dtype | None
-    name: str
-    adapter: bool = True
-    recomputed: tuple[torch.nn.Module, ...] = ()
+    module: PreTrainedModel  # the Hugging Face model
+    tokens: Tokens  # its tokenizer, and the ids that end a response
+    splits: bool  # whether ``head(features(x))`` is the model's own forward; otherwise the features are the logits
+    compute: torch.dtype | None  # autocast dtype of the forward, None for the weights' own
+    name: str  # what messages call it
+    adapter: bool = True  # whether its LoRA adapter counts; without it a student with one is its own initial policy
+    recomputed: tuple[torch.nn.Module, ...] = ()  # layers whose activations the backward pass computes again
+    # Output columns that count, of a teacher with more or fewer than its student; None: all, as many
     shared: int | None = None
 
     @property

@@ -15,13 +15,13 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.evaluation.decode import NOT_FINITE, decode
 from nemo_uecr.evaluation.engines import Decoding
-from nemo_uecr.evaluation.runner import sample_seed
-from nemo_uecr.evaluation.samples import SAMPLES, Sample, sample_lines, summarise, write_samples
+from nemo_uecr.evaluation.runner import judged, wanted_samples
+from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, summarise, write_samples
 from nemo_uecr.files import replace_file
 from nemo_uecr.local.batch import FAILURE, write_failure
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.sequences import Prompt, Response
-from nemo_uecr.verifier.pool import check_response
+from nemo_uecr.verifier.pool import SHARED
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,9 @@ class Fault:
 def draw(
     model: TokenModel, prompts: Sequence[Prompt], seeds: Sequence[int], decoding: Decoding, *, microbatch: int
 ) -> tuple[list[Response], Fault | None]:
-    """One response for each prompt, and the first fault.
+    """One response for each prompt, its draws fixed by its seed, and the first fault.
 
-    Args:
-        model: the policy.
-        prompts: one entry a response; repeat a prompt to sample it again.
-        seeds: one a response, which fixes its draws.
-        decoding: how to draw.
-        microbatch: responses sampled at once.
-
-    Returns:
-        The responses; one with a fault ends there, with an end token that was not drawn.
+    A response with a fault ends there, with an end token that was not drawn. ``microbatch`` are sampled at once.
     """
     responses: list[Response] = []
     fault = None
@@ -66,7 +58,7 @@ def draw(
                 fault = fault or Fault(len(responses), len(ids) - 1)
                 ids[-1] = min(model.tokens.end_ids)
             finished = model.tokens.finished(ids, decoding.stop)
-            responses.append(Response(tuple(ids), model.tokens.text(ids), truncated=not finished))
+            responses.append(Response(tuple(ids), not finished, model.tokens.text(ids)))
     return responses, fault
 
 
@@ -85,13 +77,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """avg@k of every benchmark and their equal-weight average, with the same decoding and seeds at every step.
 
-    Args:
-        model: the student.
-        sample: draws its responses.
-        benchmarks: encoded problems by benchmark name.
-        config: the decoding.
-        step: training step, 0 before training.
-        folder: run folder; it keeps every sample.
+    The run folder keeps every sample. Step 0 is before training.
 
     Raises:
         ScoreError: naming the sample whose logits are not finite; what was drawn is then under ``failure/``.
@@ -99,36 +85,14 @@ def evaluate(
     started = time.perf_counter()
     settings = config.evaluation
     decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
-    wanted = [
-        (name, prompt, number)
-        for name, prompts in benchmarks.items()
-        for prompt in prompts
-        for number in range(settings.samples)
-    ]
-    prompts = [prompt for _, prompt, _ in wanted]
-    seeds = [sample_seed(settings.seed, (name, prompt.problem.id, number)) for name, prompt, number in wanted]
-    responses, fault = sample(prompts, seeds, decoding)
-    samples = []
-    for (name, prompt, number), response in zip(wanted, responses, strict=True):
-        checked = check_response(response.text, prompt.problem.answer)
-        samples.append(
-            Sample(
-                benchmark=name,
-                problem=prompt.problem.id,
-                sample=number,
-                question=prompt.problem.question,
-                answer=prompt.problem.answer,
-                response=response.text,
-                extracted=checked.extracted,
-                verdict=checked.verdict.value,
-                tokens=len(response.token_ids),
-                truncated=response.truncated,
-                token_ids=list(response.token_ids),
-            )
-        )
+    encoded = {name: [(each.problem, each.token_ids) for each in found] for name, found in benchmarks.items()}
+    wanted = wanted_samples(encoded, samples=settings.samples, seed=settings.seed)
+    prompts = [Prompt(each.problem, each.request.prompt_ids) for each in wanted]
+    responses, fault = sample(prompts, [each.request.seed for each in wanted], decoding)
+    samples = judged(wanted, responses, model.tokens, SHARED)
     if fault is not None:
-        name, prompt, number = wanted[fault.row]
-        where = f"step {step}, benchmark {name}, problem {prompt.problem.id}, sample {number}"
+        name, problem, number = wanted[fault.row].key
+        where = f"step {step}, benchmark {name}, problem {problem}, sample {number}"
         error = fault.error(model, where)
         replace_file(folder / FAILURE / SAMPLES, sample_lines(samples))
         write_failure(folder, step, error, sample=where, command=None)

@@ -59,18 +59,10 @@ def train(
     locate: Locate,
     stop: StopRequest,
 ) -> Path:
-    """Run a configuration to its last step.
+    """Run a configuration to its last step, or until ``stop`` asks it to save and end; returns the run folder.
 
-    Args:
-        config: the resolved configuration.
-        resume: continue from the newest checkpoint in the run folder.
-        origins: where each value came from, for the run folder.
-        objective: the loss as one equation, for the run folder.
-        locate: maps model and data names to what is on disk.
-        stop: read after each step; when it is asked, the run saves and ends.
-
-    Returns:
-        The run folder.
+    ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, and ``objective``, the
+    loss as one equation, are for the run folder; ``locate`` maps model and data names to what is on disk.
 
     Raises:
         RunFolderError: If the folder is in use, holds a run that was not asked to be resumed, or cannot be written.

@@ -18,6 +18,7 @@ from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.models import fitting_prompts
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.engines import Generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,40 +35,24 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Response:
-    """A sampled response: its token ids, the end token included, and its text without special tokens."""
+class Response(Generation):
+    """A sampled response with its text, without special tokens."""
 
-    token_ids: tuple[int, ...]
     text: str
-    truncated: bool
 
 
 def encode_prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[Prompt]:
     """Encode every problem through the chat template; a tokenizer without one gets the plain text.
 
     Raises:
-        DataError: If a prompt is empty, or too long and ``data.long_prompts`` says refuse.
+        DataError: If a prompt is too long and ``data.long_prompts`` says refuse.
     """
     found = fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], data)
-    prompts = [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
-    for prompt in prompts:
-        if not prompt.token_ids:
-            raise DataError(f"problem {prompt.problem.id!r} has an empty prompt; expected at least one token")
-    return prompts
+    return [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
 
 
 def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, response: int) -> None:
-    """Refuse sequences longer than the model's context.
-
-    Args:
-        prompts: encoded problems.
-        model: what reads prompt and response.
-        key: the configuration's key of the longest response, for the message.
-        response: longest response in tokens.
-
-    Raises:
-        DataError: naming the problem with the longest prompt, and the numbers.
-    """
+    """Refuse sequences longer than the context of the model that reads them; ``key`` limits the ``response``."""
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     length = len(longest.token_ids)
     if model.context is not None and length + response > model.context:
@@ -80,19 +65,12 @@ def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, respon
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of one forward pass.
+    """Rows of one forward pass."""
 
-    Attributes:
-        ids_bS: right-padded prompt and response; no sampled token attends to the padding.
-        position_N: index into the flattened [b * S] features from which each response token is predicted.
-        target_N: the response tokens.
-        mask_bT: where each of them stands in the [B, T] layout.
-    """
-
-    ids_bS: Tensor
-    position_N: Tensor
-    target_N: Tensor
-    mask_bT: Tensor
+    ids_bS: Tensor  # right-padded prompt and response; no sampled token attends to the padding
+    position_N: Tensor  # index into the flattened [b * S] features from which each response token is predicted
+    target_N: Tensor  # the response tokens
+    mask_bT: Tensor  # where each of them stands in the [B, T] layout
 
 
 @dataclass(frozen=True)

@@ -54,37 +54,21 @@ class Models:
 
 @dataclass
 class Trainer:
-    """One run from a position to its last step.
+    """One run from a position to its last step."""
 
-    Attributes:
-        config: the resolved configuration.
-        models: the models it names.
-        optimizer: the student's.
-        placement: which of their weights are on the device.
-        sample: draws responses from the student as it is.
-        rewards: judge them.
-        prompts: encoded training problems.
-        benchmarks: encoded problems of each benchmark.
-        folder: run folder.
-        log: takes the metrics of every step.
-        checkpoints: the run's checkpoints.
-        position: where the run stands; it moves on with every step.
-        stop: read after each step.
-    """
-
-    config: Config
-    models: Models
-    optimizer: torch.optim.Optimizer
-    placement: Placement
-    sample: Sampler | VllmSampler
-    rewards: Rewards
-    prompts: Sequence[Prompt]
-    benchmarks: Mapping[str, Sequence[Prompt]]
-    folder: Path
-    log: StepLog
-    checkpoints: Checkpoints
-    position: Position
-    stop: StopRequest
+    config: Config  # the resolved configuration
+    models: Models  # the models it names
+    optimizer: torch.optim.Optimizer  # the student's
+    placement: Placement  # which of their weights are on the device
+    sample: Sampler | VllmSampler  # draws responses from the student as it is
+    rewards: Rewards  # judge them
+    prompts: Sequence[Prompt]  # encoded training problems
+    benchmarks: Mapping[str, Sequence[Prompt]]  # encoded problems of each benchmark
+    folder: Path  # run folder
+    log: StepLog  # takes the metrics of every step
+    checkpoints: Checkpoints  # the run's checkpoints
+    position: Position  # where the run stands; it moves on with every step
+    stop: StopRequest  # read after each step
 
     @property
     def method(self) -> Method:

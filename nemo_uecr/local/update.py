@@ -27,25 +27,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """What the loss reads, on the CPU.
+    """What the loss reads, on the CPU."""
 
-    Attributes:
-        sequences: prompts and responses.
-        sample_ids: names of the responses for error messages.
-        micro_rows: rows of each micro-batch, one list for each optimizer step.
-        loss_mask_BT: tokens in the loss.
-        old_logp_BT: log pi_old at T_r.
-        surrogates: (advantage [B, T], coefficient) of each clipped surrogate.
-        ref_logp_BT: reference policy at T_r, None without a reference KL.
-    """
-
-    sequences: Sequences
-    sample_ids: tuple[str, ...]
-    micro_rows: list[list[Tensor]]
-    loss_mask_BT: Tensor
-    old_logp_BT: Tensor
-    surrogates: tuple[tuple[Tensor, float], ...]
-    ref_logp_BT: Tensor | None
+    sequences: Sequences  # prompts and responses
+    sample_ids: tuple[str, ...]  # names of the responses for error messages
+    micro_rows: list[list[Tensor]]  # rows of each micro-batch, one list for each optimizer step
+    loss_mask_BT: Tensor  # tokens in the loss
+    old_logp_BT: Tensor  # log pi_old at T_r
+    surrogates: tuple[tuple[Tensor, float], ...]  # (advantage [B, T], coefficient) of each clipped surrogate
+    ref_logp_BT: Tensor | None  # reference policy at T_r, None without a reference KL
 
 
 @dataclass(frozen=True)
@@ -100,14 +90,7 @@ def warmed_rate(config: Config, done: int) -> float:
 def update(
     model: TokenModel, optimizer: torch.optim.Optimizer, inputs: UpdateInputs, config: Config, *, steps_done: int
 ) -> UpdateOutcome:
-    """Take one optimizer step for each mini-batch.
-
-    Args:
-        model: the student.
-        optimizer: its optimizer.
-        inputs: the batch.
-        config: clipping, KL and optimizer settings.
-        steps_done: optimizer steps before this batch.
+    """Take one optimizer step for each mini-batch; ``steps_done`` were taken before this batch.
 
     Raises:
         InvariantError: If a loss or a gradient is not finite; the parameters are then untouched by that step. If a

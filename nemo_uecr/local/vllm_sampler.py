@@ -73,7 +73,7 @@ class VllmSampler:
             found = zip(kept.token_ids, drawn.logprobs, strict=False)
             self._logp.append([logprobs[token].logprob for token, logprobs in found])
             text = self._student.tokens.text(kept.token_ids)
-            responses.append(Response(kept.token_ids, text, truncated=kept.truncated))
+            responses.append(Response(kept.token_ids, kept.truncated, text))
         return responses, None
 
     def _hand_over(self, folder: Path) -> object:

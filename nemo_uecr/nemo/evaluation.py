@@ -83,7 +83,8 @@ def _wanted(config: NemoConfig, tokens: Tokens) -> list[Wanted]:
     settings, data = config.evaluation, config.data
     chat = ChatSettings(data.prompt_template, None, data.enable_thinking)
     problems = {name: load_benchmark(f"{name}={file}").problems for name, file in settings.benchmarks.items()}
-    found = wanted_samples(problems, tokens, chat, samples=settings.samples, seed=settings.seed)
+    encoded = {name: tokens.prompts(each, chat) for name, each in problems.items()}
+    found = wanted_samples(encoded, samples=settings.samples, seed=settings.seed)
     for name, problem, length in ((each.key[0], each.problem.id, len(each.request.prompt_ids)) for each in found):
         if length > data.max_prompt_tokens:
             raise DataError(

@@ -36,13 +36,9 @@ PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transf
 
 
 def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objective: str) -> Path:
-    """Run to the last step; returns the run folder.
+    """Run to the last step, from the newest checkpoint with ``resume``; returns the run folder.
 
-    Args:
-        config: the resolved configuration.
-        resume: continue from the newest checkpoint in the run folder.
-        origins: where each value came from, for the run folder.
-        objective: the loss as one equation, for the run folder.
+    ``origins``, where each value came from, and ``objective``, the loss as one equation, are for the run folder.
 
     Raises:
         UecrError: the run cannot be started as it is configured; nothing is written.

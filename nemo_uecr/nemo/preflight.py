@@ -14,7 +14,7 @@ from nemo_uecr.config.schema import CallReward, teacher_models
 from nemo_uecr.data import models
 from nemo_uecr.data.benchmarks import check_benchmark_files
 from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import Problem, Row, check_routing, read_rows, teacher_name, text_of
+from nemo_uecr.data.problems import Problem, check_routing, load_problems, teacher_name, text_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import check_model_place
 from nemo_uecr.files import file_sha256, read_object, replace_file
@@ -32,29 +32,30 @@ log = logging.getLogger(__name__)
 
 def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
     """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them."""
-    key, low, high = data.difficulty_key, data.difficulty_low, data.difficulty_high
-    rows = list(read_rows(training_file(Path(data.train), "data.train")))
-    if key is not None and low is not None and high is not None:
-        rows = [row for row in rows if low <= float(_text(row, key, data, "difficulty_key")) <= high]
+    path = training_file(Path(data.train), "data.train")
+    problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=None)
+    low, high = data.difficulty_low, data.difficulty_high
+    if low is not None and high is not None:
+        problems = [problem for problem in problems if low <= _difficulty(problem, data) <= high]
     if data.subset is not None:
-        if len(rows) < data.subset:
+        if len(problems) < data.subset:
             raise DataError(
-                f"{data.train}: {len(rows)} problems are left of difficulty {low} to {high}; expected at least "
+                f"{data.train}: {len(problems)} problems are left of difficulty {low} to {high}; expected at least "
                 f"data.subset={data.subset}"
             )
-        rows = [rows[place] for place in sorted(random.Random(seed).sample(range(len(rows)), data.subset))]
-    problems = []
-    for row in rows:
-        question, answer = (_text(row, getattr(data, name), data, name) for name in ("question_key", "answer_key"))
-        problems.append(Problem(str(row.get("id", question[:60])), question, answer, row))
+        places = sorted(random.Random(seed).sample(range(len(problems)), data.subset))
+        problems = [problems[place] for place in places]
     return problems
 
 
-def _text(row: Row, key: str, data: NemoDataConfig, name: str) -> str:
-    text = text_of(row.get(key))
+def _difficulty(problem: Problem, data: NemoDataConfig) -> float:
+    text = text_of(problem.columns.get(str(data.difficulty_key)))
     if text is None:
-        raise DataError(f"{data.train} (data.{name}): a problem has no text under {key!r}; it has {', '.join(row)}")
-    return text
+        raise DataError(
+            f"{data.train} (data.difficulty_key): a problem has no text under {data.difficulty_key!r}; it has "
+            f"{', '.join(problem.columns)}"
+        )
+    return float(text)
 
 
 def check_problems(config: NemoConfig) -> None:

@@ -39,6 +39,12 @@ def test_transformers_says_what_the_ranks_said(trained: dict[bool, Trained], tie
     assert ("lm_head.weight" in tensors(tmp_path / "out")) == (not tied)
 
 
+def test_another_feed_forward_width(trained: dict[bool, Trained], tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", tied=False, intermediate_size=48)
+    line = refused(trained[False].folder, "--hf", model, "--to", tmp_path / "out", leaves=tmp_path)
+    assert "or it is another model" in line
+
+
 @pytest.fixture(scope="module")
 def padded(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Trained]:
     return checkpoints(tmp_path_factory.mktemp("padded"), tensor=2, pipeline=1, padded=64)

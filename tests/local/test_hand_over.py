@@ -46,7 +46,7 @@ def test_each_model_is_scored_at_its_temperature(tmp_path: Path) -> None:
     prompts = encode_prompts(problems, student.tokenizer, tiny.configured(folder, *overrides).config.data)
     mask_BT = found["mask"]
     ids = [tuple(row[kept].tolist()) for row, kept in zip(found["token_ids"], mask_BT, strict=True)]
-    sequences = Sequences(prompts, [Response(each, "", truncated=False) for each in ids])
+    sequences = Sequences(prompts, [Response(each, False, "") for each in ids])
     for name, model, temperature in (
         ("old_logp", student, 1.0),
         ("old_logp_rollout", student, 0.8),

@@ -117,7 +117,7 @@ def test_an_id_of_the_padding_is_named_with_its_row(tmp_path: Path) -> None:
     teacher = load(save_model(new_model(TOKENIZER, seed=1, vocab_size=640), TOKENIZER, tmp_path), "teacher")
     sequences = ragged()
     last = sequences.responses[2]
-    beyond = Response((*last.token_ids[:-1], KNOWN + 1), last.text, truncated=False)
+    beyond = Response((*last.token_ids[:-1], KNOWN + 1), False, last.text)
     changed = replace(sequences, responses=[*sequences.responses[:2], beyond, *sequences.responses[3:]])
     said = f"response 2 has token id {KNOWN + 1} at column {len(last.token_ids) - 1}, but the tokenizer has ids below"
     with pytest.raises(ScoreError, match=said):

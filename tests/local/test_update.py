@@ -49,7 +49,7 @@ def ragged(seed: int = 0, lengths: Sequence[int] = LENGTHS, prompts: Sequence[in
 
     return Sequences(
         [Prompt(Problem(str(row), "q", "a"), ids(count)) for row, count in enumerate(prompts)],
-        [Response(ids(count), "", truncated=False) for count in lengths],
+        [Response(ids(count), False, "") for count in lengths],
     )
 
 

@@ -225,7 +225,7 @@ def test_a_server_exchanged_while_it_scores_stops_the_step(double: Double) -> No
                 value["logprob"] -= 0.5
 
     double.change = exchanged
-    responses = [Response((3, 4), "", truncated=False)] * 2
+    responses = [Response((3, 4), False, "")] * 2
     with pytest.raises(ScoreError, match="not what the run began with"):
         asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=True)
 
@@ -314,7 +314,7 @@ def sequences() -> Sequences:
     def ids(length: int) -> tuple[int, ...]:
         return tuple(draw.randrange(COLUMNS) for _ in range(length))
 
-    return Sequences([prompt(*ids(20)) for _ in lengths], [Response(ids(n), "", truncated=False) for n in lengths])
+    return Sequences([prompt(*ids(20)) for _ in lengths], [Response(ids(n), False, "") for n in lengths])
 
 
 @pytest.mark.real

