@@ -1,17 +1,18 @@
-"""Small charts as SVG: they stand without a script, follow the page's colours in light and dark, and tell the script
-where their values lie.
+"""Small charts as SVG, drawn by `assets/chart.svg.jinja`.
+
+They stand without a script, follow the page's colours in light and dark, and tell the script where their values lie.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from nemo_uecr.report.markup import MINUS, number
+from nemo_uecr.report.markup import MINUS, number, templates
 
 #: Size of a chart's drawing, and the margins that its numbers need.
 WIDTH, HEIGHT = 380, 196
@@ -65,24 +66,40 @@ class Axes:
     x_low: float
     x_high: float
     y_marks: tuple[float, ...]
+    percent: bool
+
+    @property
+    def x_marks(self) -> list[float]:
+        """The whole steps that have a mark."""
+        marks = ticks(self.x_low, self.x_high, 5)
+        return [mark for mark in marks if self.x_low <= mark <= self.x_high and mark == int(mark)]
 
     def x(self, step: float) -> float:
         """Horizontal place of a step."""
-        return LEFT + (step - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
+        return round(LEFT + (step - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT), 1)
 
     def y(self, value: float) -> float:
         """Vertical place of a value."""
         low, high = self.y_marks[0], self.y_marks[-1]
-        return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return round(TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
 
     def path(self, x: Sequence[float], y: Sequence[float]) -> str:
         """A line through the points, as an SVG path."""
-        return "M" + "L".join(f"{self.x(step):.1f} {self.y(value):.1f}" for step, value in zip(x, y, strict=True))
+        return "M" + "L".join(f"{self.x(step)} {self.y(value)}" for step, value in zip(x, y, strict=True))
 
     def polygon(self, x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> str:
         """The area between two lines, as the points of an SVG polygon."""
         corners = [*zip(x, high, strict=True), *reversed(list(zip(x, low, strict=True)))]
-        return " ".join(f"{self.x(step):.1f},{self.y(value):.1f}" for step, value in corners)
+        return " ".join(f"{self.x(step)},{self.y(value)}" for step, value in corners)
+
+    def label(self, mark: float) -> str:
+        """A mark of the value axis with as many decimals as it and its neighbours need to differ."""
+        scale, unit = (100, " %") if self.percent else (1, "")
+        mark, step = scale * mark, scale * (self.y_marks[1] - self.y_marks[0])
+        if max(abs(mark), step) >= 1e6 or step < 1e-5:
+            return number(mark, 4) + unit
+        decimals = next(places for places in range(8) if abs(step * 10**places - round(step * 10**places)) < 1e-6)
+        return f"{mark:.{decimals}f}{unit}".replace("-", MINUS)
 
 
 def axes_of(panel: Panel) -> Axes:
@@ -91,7 +108,7 @@ def axes_of(panel: Panel) -> Axes:
     x_low, x_high = min(steps), max(steps)
     x_high = max(x_high, x_low + 1)
     if panel.stacked:
-        return Axes(x_low, x_high, (0.0, 0.25, 0.5, 0.75, 1.0))
+        return Axes(x_low, x_high, (0.0, 0.25, 0.5, 0.75, 1.0), panel.percent)
     values = [v for line in panel.series for part in (line.y, line.low or (), line.high or ()) for v in part]
     low, high = min(values), max(values)
     if panel.zero:
@@ -100,7 +117,7 @@ def axes_of(panel: Panel) -> Axes:
         high = 1.0
     elif high - low <= FLAT * max(abs(low), abs(high)):
         low, high = low - 0.1 * abs(low), high + 0.1 * abs(high)
-    return Axes(x_low, x_high, tuple(ticks(low, high, 4)))
+    return Axes(x_low, x_high, tuple(ticks(low, high, 4)), panel.percent)
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -110,14 +127,6 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(index * step, max(12, 2 - math.floor(math.log10(step)))) for index in range(first, last + 1)]
-
-
-def tick_label(mark: float, step: float) -> str:
-    """``mark`` with as many decimals as marks ``step`` apart need to differ."""
-    if max(abs(mark), step) >= 1e6 or step < 1e-5:
-        return number(mark, 4)
-    decimals = next(places for places in range(8) if abs(step * 10**places - round(step * 10**places)) < 1e-6)
-    return f"{mark:.{decimals}f}".replace("-", MINUS)
 
 
 def centred_mean(values: Sequence[float], window: int) -> list[float]:
@@ -151,20 +160,34 @@ def thinned(line: Series, limit: int) -> Series:
 def draw(panel: Panel) -> Markup:
     """The chart as an SVG element."""
     axes = axes_of(panel)
-    if panel.stacked:
-        parts = [_areas(panel, axes), _axis_marks(axes, panel)]
-        label = f"{panel.title} over training steps"
-    else:
-        parts = [_axis_marks(axes, panel)]
-        parts += [_band(line, axes, panel) for line in panel.series if not panel.points]
-        for index, line in enumerate(panel.series):
-            aside = 3.0 * (index - (len(panel.series) - 1) / 2)  # whiskers of several runs stand side by side
-            parts.append(_markers(line, axes, aside) if panel.points else _dense(line, axes, panel))
-        label = f"{panel.title}, {panel.unit}, over training steps {number(axes.x_low)} to {number(axes.x_high)}"
-    return Markup(
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
-        f'{"".join(parts)}<g class="cursor"></g></svg>'
-    )
+    over = "over training steps"
+    if not panel.stacked:
+        over = f"{panel.unit}, {over} {number(axes.x_low)} to {number(axes.x_high)}"
+    drawing = templates().get_template("chart.svg.jinja").render(
+        panel=panel, axes=axes, label=f"{panel.title}, {over}",
+        width=WIDTH, height=HEIGHT, left=LEFT, top=TOP, right=WIDTH - RIGHT, bottom=HEIGHT - BOTTOM,
+        areas=_areas(panel), lines=[] if panel.stacked else [_smoothed(line, panel) for line in panel.series],
+    )  # fmt: skip
+    return Markup(drawing)
+
+
+def _areas(panel: Panel) -> Iterator[tuple[str, Series, list[float], list[float]]]:
+    """Style, line, floor and ceiling of each stacked area, bottom to top."""
+    floor = [0.0] * len(panel.series[0].x)
+    for line, style in zip(panel.series, panel.stacked, strict=False):
+        ceiling = [min(1.0, low + value) for low, value in zip(floor, line.y, strict=True)]
+        yield style, line, floor, ceiling
+        floor = ceiling
+
+
+def _smoothed(line: Series, panel: Panel) -> tuple[Series, Series | None, str]:
+    """A line as it is drawn, the centred mean over it where it is long, and its style then."""
+    drawn, window = thinned(line, panel.limit), smoothing_window(len(line.x))
+    if panel.points or window == 1:
+        return drawn, None, ""
+    mean = replace(line, y=centred_mean(line.y, window), low=None, high=None)
+    crowded = len(panel.series) > 2 or len(line.x) > CROWDED
+    return drawn, thinned(mean, panel.limit // 2), " faint fainter" if crowded else " faint"
 
 
 def reading(panel: Panel) -> dict[str, Any]:
@@ -184,91 +207,7 @@ def reading(panel: Panel) -> dict[str, Any]:
         "percent": panel.percent,
         "unit": panel.unit,
         "series": [
-            {
-                "label": line.label,
-                "colour": line.colour,
-                "x": list(line.x),
-                "y": rounded(line.y),
-                "low": rounded(line.low),
-                "high": rounded(line.high),
-            }
+            vars(line) | {"y": rounded(line.y), "low": rounded(line.low), "high": rounded(line.high)}
             for line in (thinned(line, panel.limit) for line in panel.series)
         ],
     }
-
-
-def _axis_marks(axes: Axes, panel: Panel) -> str:
-    """Numbers along both axes, with horizontal rules where no area covers them."""
-    parts = []
-    marks = axes.y_marks
-    step = marks[1] - marks[0]
-    for mark in marks:
-        y = axes.y(mark)
-        shown = f"{tick_label(100 * mark, 100 * step)} %" if panel.percent else tick_label(mark, step)
-        if not panel.stacked:
-            kind = "zero" if mark == 0 and marks[0] < 0 else "grid"
-            parts.append(f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{shown}</text>')
-    for mark in ticks(axes.x_low, axes.x_high, 5):
-        if axes.x_low <= mark <= axes.x_high and mark == int(mark):
-            x, bottom = axes.x(mark), HEIGHT - BOTTOM
-            anchor = "end" if x > WIDTH - RIGHT - 14 else "middle"
-            parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
-            parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{number(mark)}</text>'
-            )
-    return "".join(parts)
-
-
-def _areas(panel: Panel, axes: Axes) -> str:
-    width, height = WIDTH - LEFT - RIGHT, HEIGHT - BOTTOM - TOP
-    parts = [f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{width}" height="{height}"/>']
-    floor = [0.0] * len(panel.series[0].x)
-    for line, style in zip(panel.series, panel.stacked, strict=False):
-        top = [min(1.0, low + value) for low, value in zip(floor, line.y, strict=True)]
-        points = axes.polygon(line.x, floor, top)
-        parts.append(f'<polygon class="area {style}" points="{points}"><title>{escape(line.label)}</title></polygon>')
-        floor = top
-    return "".join(parts)
-
-
-def _dense(line: Series, axes: Axes, panel: Panel) -> str:
-    if len(line.x) == 1:
-        return _dot(axes, line.colour, line.x[0], line.y[0], 0.0)
-    drawn, window = thinned(line, panel.limit), smoothing_window(len(line.x))
-    raw = axes.path(drawn.x, drawn.y)
-    if window == 1:
-        return f'<path class="line run-{line.colour}" d="{raw}"/>'
-    crowd = " fainter" if len(panel.series) > 2 or len(line.x) > CROWDED else ""
-    mean = thinned(Series(line.label, line.colour, line.x, centred_mean(line.y, window)), panel.limit // 2)
-    return (
-        f'<path class="line faint{crowd} run-{line.colour}" d="{raw}"/>'
-        f'<path class="line run-{line.colour}" d="{axes.path(mean.x, mean.y)}"/>'
-    )
-
-
-def _band(line: Series, axes: Axes, panel: Panel) -> str:
-    drawn = thinned(line, panel.limit)
-    if drawn.low is None or drawn.high is None:
-        return ""
-    if len(panel.series) > 1:
-        ends = axes.path(drawn.x, drawn.high) + axes.path(drawn.x, drawn.low)
-        return f'<path class="band edge run-{line.colour}" d="{ends}"/>'
-    return f'<polygon class="band run-{line.colour}" points="{axes.polygon(drawn.x, drawn.low, drawn.high)}"/>'
-
-
-def _markers(line: Series, axes: Axes, aside: float) -> str:
-    path = axes.path(line.x, line.y)
-    parts = [f'<path class="line run-{line.colour}" transform="translate({aside:g})" d="{path}"/>']
-    for index, (step, value) in enumerate(zip(line.x, line.y, strict=True)):
-        if line.low is not None and line.high is not None:
-            x, top, bottom = axes.x(step) + aside, axes.y(line.high[index]), axes.y(line.low[index])
-            parts.append(
-                f'<line class="whisker run-{line.colour}" x1="{x:.1f}" x2="{x:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"/>'
-            )
-        parts.append(_dot(axes, line.colour, step, value, aside))
-    return "".join(parts)
-
-
-def _dot(axes: Axes, colour: int, step: float, value: float, aside: float) -> str:
-    return f'<circle class="dot run-{colour}" cx="{axes.x(step) + aside:.1f}" cy="{axes.y(value):.1f}" r="3.2"/>'

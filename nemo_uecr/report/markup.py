@@ -5,12 +5,27 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 #: Printed for a value that is not there, between the ends of an interval, and before a negative number.
 DASH, MINUS = "\u2013", "\u2212"
+
+
+@cache
+def templates() -> Environment:
+    """The templates of the page and its charts, with the filters below."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("nemo_uecr.report", "assets")
+    found = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    found.filters |= {"equation": equation, "number": number, "points": points, "signed": signed_points}
+    return found
 
 
 def data_block(name: str, content: Any) -> Markup:

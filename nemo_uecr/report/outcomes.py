@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, variance
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from nemo_uecr.evaluation.samples import read_samples, rewards_by_benchmark
+from nemo_uecr.errors import DataError
+from nemo_uecr.evaluation.compare import compare
 from nemo_uecr.report.charts import ticks
 from nemo_uecr.report.markup import DASH, duration, points, shown_change, signed_points
+from nemo_uecr.stats import Difference
 from nemo_uecr.telemetry.metric_table import identity_name
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import Record
@@ -23,23 +23,12 @@ SHOWN_BESIDE = 2
 AVERAGE = "Average"
 HOLDS, VIOLATED, MONITORED, UNMEASURED = "holds", "violated", "monitored", "not measured"
 MARKS = {HOLDS: "✓", VIOLATED: "✗", MONITORED: "○", UNMEASURED: DASH}
+#: A change whose p-value is above has an interval with zero in it; the seed is that of the test's sign changes.
+UNCLEAR, SEED = 0.05, 42
 FIRST_RATIO = "first_ratio", "the importance ratio of a batch's first update is 1", "policy/first_ratio_error"
 
 
 # Accuracy
-
-
-class Lift(NamedTuple):
-    """Change of the average over sets, as shares; its interval is paired by problem, None where problems differ."""
-
-    change: float
-    low: float | None
-    high: float | None
-
-    @property
-    def clear(self) -> bool:
-        """True when the 95% interval leaves out zero."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 class Outcome(NamedTuple):
@@ -48,7 +37,7 @@ class Outcome(NamedTuple):
     samples: int | None  # k of avg@k
     before: Mapping[str, float] | None  # average with its interval
     after: Mapping[str, float] | None
-    lift: Lift | None
+    lift: Difference | None  # last minus first, paired by problem; None where problems differ or samples are gone
 
 
 def outcome_of(run: RunFolder) -> Outcome:
@@ -61,33 +50,13 @@ def outcome_of(run: RunFolder) -> Outcome:
     return Outcome(int(last["samples"]), first["average"], last["average"], lift_of((run, first), (run, last)))
 
 
-def lift_of(before: tuple[RunFolder, Record], after: tuple[RunFolder, Record]) -> Lift:
-    """How far one evaluation of a run lies above another, of the same run or of another."""
-    change = after[1]["average"]["avg"] - before[1]["average"]["avg"]
-    error = _paired_error(*(_problem_means(run, record["step"]) for run, record in (before, after)))
-    return Lift(change, None, None) if error is None else Lift(change, change - 1.96 * error, change + 1.96 * error)
-
-
-def _problem_means(run: RunFolder, step: int) -> dict[str, dict[str, float]]:
-    """Share of right samples of each problem, by set; none when the samples are not there."""
-    path = run.path / "evaluations" / f"step-{step:06d}.jsonl"
-    rewards = rewards_by_benchmark(read_samples(path)) if path.is_file() else {}
-    return {
-        name: {problem: fmean(values) for problem, values in problems.items()} for name, problems in rewards.items()
-    }
-
-
-def _paired_error(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> float | None:
-    """Standard error of the equal-weight mean over sets of the mean change a problem."""
-    if not before or before.keys() != after.keys():
+def lift_of(before: tuple[RunFolder, Record], after: tuple[RunFolder, Record]) -> Difference | None:
+    """One evaluation minus another, of the same run or of another, as `evaluate compare` has it."""
+    files = [run.path / "evaluations" / f"step-{record['step']:06d}.jsonl" for run, record in (before, after)]
+    try:
+        return compare(*files, seed=SEED)["average"]
+    except (DataError, FileNotFoundError):
         return None
-    total = 0.0
-    for name, problems in before.items():
-        if problems.keys() != after[name].keys() or len(problems) < 2:
-            return None
-        changes = [after[name][problem] - share for problem, share in problems.items()]
-        total += variance(changes) / len(changes)
-    return math.sqrt(total) / len(before)
 
 
 def accuracy_tables(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
@@ -148,15 +117,15 @@ def headline(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> Markup:
         return _headline_of_many(runs, outcomes)
     run, outcome = runs[0], outcomes[0]
     name = Markup('<em class="run-0">{}</em>').format(run.method)
-    if outcome.lift is None or outcome.before is None or outcome.after is None:
+    if outcome.before is None or outcome.after is None:
         return name + f": {run.last_step} of {run.planned_steps} steps"
     span = f"from {points(outcome.before['avg'])} to {points(outcome.after['avg'])} %"
     span += "" if run.complete else ", so far"
-    if outcome.lift.low is not None and not outcome.lift.clear:
+    if outcome.lift is not None and outcome.lift.p_value > UNCLEAR:
         return name + f": avg@{outcome.samples} shows no clear change, {span}"
-    verb = "raised" if outcome.lift.change > 0 else "lowered"
-    change = points(abs(shown_change(outcome.before["avg"], outcome.after["avg"])))
-    return name + f" {verb} avg@{outcome.samples} by {change} points, {span}"
+    change = shown_change(outcome.before["avg"], outcome.after["avg"])
+    verb = "raised" if change > 0 else "lowered"
+    return name + f" {verb} avg@{outcome.samples} by {points(abs(change))} points, {span}"
 
 
 def _headline_of_many(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> Markup:
@@ -182,7 +151,7 @@ def differences(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> list[
             lift = lift_of((runs[0], runs[0].evaluations[-1]), (run, run.evaluations[-1]))
             change = signed_points(shown_change(first["avg"], last["avg"]))
             found.append({"label": run.label, "colour": colour, "change": change, "lift": lift})
-    return [each for each in found if each["lift"].low is not None]
+    return [each for each in found if each["lift"] is not None]
 
 
 def scale(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
@@ -230,11 +199,9 @@ def figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str, str]]:
             ends = f"{points(average['low'])} to {points(average['high'])}"
             name = f"avg@{outcome.samples} at step {record[0]['step']}"
             found.append((name, f"{points(average['avg'])} %", ends))
-    if outcome.lift is not None and outcome.before is not None and outcome.after is not None:
-        ends = ""
-        if outcome.lift.low is not None and outcome.lift.high is not None:
-            ends = f"{signed_points(outcome.lift.low)} to {signed_points(outcome.lift.high)}, paired by problem"
-        change = signed_points(shown_change(outcome.before["avg"], outcome.after["avg"]))
+    if outcome.before is not None and outcome.after is not None:
+        lift, change = outcome.lift, signed_points(shown_change(outcome.before["avg"], outcome.after["avg"]))
+        ends = "" if lift is None else f"{signed_points(lift.low)} to {signed_points(lift.high)}, paired by problem"
         found.append(("Change", f"{change} points", ends))
     found.append(("Steps", str(run.last_step), f"of {run.planned_steps}"))
     _, steps = run.values("time/step_s")

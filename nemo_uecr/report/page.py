@@ -19,7 +19,7 @@ from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.report import curves, outcomes
 from nemo_uecr.report.charts import draw, reading
 from nemo_uecr.report.credit import credit_data
-from nemo_uecr.report.markup import DASH, data_block, equation, number, points, signed_points
+from nemo_uecr.report.markup import DASH, data_block, templates
 from nemo_uecr.telemetry.run_folder import RunFolder, read_runs
 
 #: Runs on one page: as many as the page has colours.
@@ -37,11 +37,6 @@ def write_report(folders: list[Path], out: Path) -> Path:
 
 def render_page(runs: list[RunFolder]) -> str:
     """The whole page as text."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    environment.filters |= {"equation": equation, "number": number, "points": points, "signed": signed_points}
-    environment.globals["draw"] = draw
     named, others = curves.curves(runs)
     groups = [curves.groups(run, colour) for colour, run in enumerate(runs)]
     parts = ("shares", "components", "teachers")
@@ -51,32 +46,36 @@ def render_page(runs: list[RunFolder]) -> str:
     credit = credit_data(runs)
     blocks = {"chart-data": {panel.name: reading(panel) for panel in panels}, "credit-data": credit}
     script = Markup("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("charts.js", "credit.js")))
-    template = environment.from_string((ASSETS / "page.html.jinja").read_text(encoding="utf-8"))
-    return template.render(
-        version=__version__,
-        policy=_policy(script),
-        script=script,
-        style=Markup("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "credit.css"))),
-        blocks=[data_block(name, content) for name, content in blocks.items() if content is not None],
-        runs=runs,
-        headline=outcomes.headline(runs, ends),
-        scale=outcomes.scale(ends),
-        differences=outcomes.differences(runs, ends),
-        cards=[_card(run, end) for run, end in zip(runs, ends, strict=True)],
-        curves=named,
-        others=others,
-        drawn_note=curves.drawn_note(runs),
-        accuracy=outcomes.accuracy_tables(runs),
-        groups=groups,
-        verdicts=[outcomes.verdicts(run) for run in runs],
-        credit=credit,
-        audits=[
-            {"label": run.label, "colour": colour, "sections": found}
-            for colour, run in enumerate(runs)
-            if (found := _audits(run))
-        ],
-        configuration=_table([(run.config, run.origins) for run in runs]),
-        provenance=_table([(run.provenance, {}) for run in runs]),
+    return (
+        templates()
+        .get_template("page.html.jinja")
+        .render(
+            draw=draw,
+            version=__version__,
+            policy=_policy(script),
+            script=script,
+            style=Markup("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "credit.css"))),
+            blocks=[data_block(name, content) for name, content in blocks.items() if content is not None],
+            runs=runs,
+            headline=outcomes.headline(runs, ends),
+            scale=outcomes.scale(ends),
+            differences=outcomes.differences(runs, ends),
+            cards=[_card(run, end) for run, end in zip(runs, ends, strict=True)],
+            curves=named,
+            others=others,
+            drawn_note=curves.drawn_note(runs),
+            accuracy=outcomes.accuracy_tables(runs),
+            groups=groups,
+            verdicts=[outcomes.verdicts(run) for run in runs],
+            credit=credit,
+            audits=[
+                {"label": run.label, "colour": colour, "sections": found}
+                for colour, run in enumerate(runs)
+                if (found := _audits(run))
+            ],
+            configuration=_table([(run.config, run.origins) for run in runs]),
+            provenance=_table([(run.provenance, {}) for run in runs]),
+        )
     )
 
 

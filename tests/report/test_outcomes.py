@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -52,45 +51,34 @@ def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *
     (folder / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def test_lift_and_its_paired_interval_by_hand(make_run: RunMaker) -> None:
-    folder = make_run("lift", steps=2)
-    before = {"a": [0.0, 0.5, 0.5, 0.0], "b": [0.5, 0.5]}
-    after = {"a": [0.5, 0.5, 1.0, 1.0], "b": [0.5, 1.0]}
-    write_evaluations(folder, {0: before, 2: after}, samples=2)
-    lift = outcome_of(read_run(folder)).lift
-    # changes a: .5 0 .5 1, mean .5, squares 0 .25 0 .25 -> variance .5/3 = 1/6, of the mean 1/24
-    # changes b: 0 .5, mean .25, squares 1/16 + 1/16 -> variance 1/8, of the mean 1/16
-    # average over two sets: change (.5 + .25)/2 = .375, error sqrt(1/24 + 1/16)/2
-    error = math.sqrt(1 / 24 + 1 / 16) / 2
-    assert lift is not None
-    assert lift.change == pytest.approx(0.375, abs=1e-12)
-    assert (lift.low, lift.high) == (pytest.approx(0.375 - 1.96 * error), pytest.approx(0.375 + 1.96 * error))
-    assert lift.clear
-
-
-def test_difference_of_two_runs_by_hand(make_run: RunMaker) -> None:
+def test_the_change_is_that_of_a_paired_comparison(make_run: RunMaker) -> None:
     one, other = make_run("one", steps=2), make_run("other", steps=2)
-    write_evaluations(one, {0: {"a": [0.0, 0.0]}, 2: {"a": [0.5, 1.0]}}, samples=2)
-    write_evaluations(other, {0: {"a": [0.0, 0.0]}, 2: {"a": [0.5, 0.5]}}, samples=2)
+    # six problems better by 1/2: only 2 of 64 sign changes are as extreme, p = 1/32
+    write_evaluations(one, {0: {"a": [0.0] * 6}, 2: {"a": [0.5] * 6}}, samples=2)
+    write_evaluations(other, {0: {"a": [0.0] * 6}, 2: {"a": [0.5, 0.5, 0.5, 1.0, 0.0, 0.5]}}, samples=2)
     runs = read_runs([one, other])
-    difference = differences(runs, [outcome_of(run) for run in runs])[0]["lift"]
-    # changes a problem: 0 and -.5, mean -.25, variance 1/8, of the mean 1/16, so the error is 1/4
-    assert difference.change == pytest.approx(-0.25, abs=1e-12)
-    assert (difference.low, difference.high) == (pytest.approx(-0.25 - 0.49), pytest.approx(-0.25 + 0.49))
-    assert "other \u221225.0 points (\u221274.0 to +24.0, no clear difference)" in plain(render_page(runs))
+    outcomes = [outcome_of(run) for run in runs]
+    lift = outcomes[0].lift
+    assert lift is not None
+    assert (lift.difference, lift.p_value) == (0.5, 1 / 32)
+    assert differences(runs, outcomes)[0]["lift"].difference == 0.0
+    assert "no clear difference" in plain(render_page(runs))
+    (other / "evaluations" / "step-000002.jsonl").unlink()
+    assert outcome_of(read_run(other)).lift is None
+    assert differences(runs, outcomes) == []
 
 
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        ([1.0, 1.0, 1.0, 0.5], "raised avg@2 by 75.0 points, from 12.5 to 87.5 %"),
+        ([1.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0], "raised avg@2 by 87.6 points, from 6.2 to 93.8 %"),
         # one problem up, one down: no change that the interval could tell from none
-        ([0.5, 0.0, 0.0, 0.0], "shows no clear change, from 12.5 to 12.5 %"),
+        ([0.5, *[0.0] * 7], "shows no clear change, from 6.2 to 6.2 %"),
     ],
 )
 def test_headline_says_what_the_interval_allows(make_run: RunMaker, after: list[float], words: str) -> None:
     folder = make_run("words", steps=2)
-    write_evaluations(folder, {0: {"a": [0.0, 0.5, 0.0, 0.0]}, 2: {"a": after}}, samples=2)
+    write_evaluations(folder, {0: {"a": [0.0, 0.5, *[0.0] * 6]}, 2: {"a": after}}, samples=2)
     run = read_run(folder)
     assert words in plain(headline([run], [outcome_of(run)]))
 
