@@ -142,11 +142,12 @@ test-nemo: nemo-source $(NEMO)/.installed ## the tests inside NeMo-RL, on each s
 		--disable-warnings -m nemo \
 		tests/nemo tests/config/test_nemo_rl.py tests/plan/test_memory.py $(ARGS); done
 
-lint: $(STAMP) ## style, format, spelling, and the layers that imports may cross
+lint: $(STAMP) ## style, format, spelling, the layers that imports may cross, and the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet .github
 
 typecheck: $(STAMP) ## static types, strict
 	$(BIN)/mypy
