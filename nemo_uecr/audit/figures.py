@@ -23,13 +23,11 @@ from nemo_uecr.audit.runs import FACTS, PHASES
 COLOURS = ("#0b62b0", "#c44d12", "#087f5b", "#94478a", "#8f6c00", "#217fa3", "#666a70", "#8b1e45")
 STYLE = {
     "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.alpha": 0.25, "legend.frameon": False, "axes.titlelocation": "left", "figure.facecolor": "white",
-    "axes.prop_cycle": cycler(color=COLOURS),
+    "grid.alpha": 0.25, "legend.edgecolor": "none", "legend.fontsize": 8, "axes.titlelocation": "left",
+    "figure.facecolor": "white", "axes.prop_cycle": cycler(color=COLOURS),
 }  # fmt: skip
 #: Short dashes with wide gaps: what is intended must not hide the line that runs under it.
 SPARSE = (0, (4, 8))
-#: A legend on white, where a line may run below it.
-ON_WHITE = {"loc": "upper left", "fontsize": 8, "frameon": True, "framealpha": 1, "edgecolor": "none"}
 #: Differences below this are drawn at it: log axes have no zero.
 SMALLEST = 1e-8
 
@@ -40,6 +38,9 @@ def write_figure(folder: Path, name: str, numbers: Numbers) -> None:
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}):
         figure = Figure(figsize=inches, layout=ConstrainedLayoutEngine(wspace=0.06))
         draw(figure, numbers)
+        for axes in figure.axes:
+            if axes.get_legend() is None and len(axes.get_legend_handles_labels()[0]) > 1:
+                axes.legend()
         figure.savefig(folder / "figure.png", dpi=110, metadata={"Software": None})
         figure.savefig(folder / "figure.svg", metadata={"Date": None, "Creator": None})
 
@@ -75,7 +76,6 @@ def _signal(figure: Figure, numbers: Numbers) -> None:
     _band(middle, steps, conflict, "conflict rate", 0)
     middle.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
     _percent_axis(middle, "(b) teacher against verifier", "share of pairs, group-balanced")
-    left.legend(loc="best", fontsize=8)
     _judge(right, numbers["judge"])
 
 
@@ -90,7 +90,6 @@ def _judge(axes: Axes, judge: Numbers | None) -> None:
         axes.set(xticks=[], xlabel="")
         return
     axes.axhline(judge["all"]["value"], color="#c44d12", linewidth=1, label=f"all {judge['all']['of']} pairs")
-    axes.legend(loc="best", fontsize=8)
 
 
 def _group_signal(figure: Figure, numbers: Numbers) -> None:
@@ -120,7 +119,6 @@ def _group_signal(figure: Figure, numbers: Numbers) -> None:
         _band(middle, steps, [row["mean_absolute"][key] for row in rows], label, colour)
     middle.set(title="(b) advantage in mixed groups", ylabel="mean absolute value", xlabel=left.get_xlabel())
     middle.set_ylim(bottom=0)
-    middle.legend(fontsize=8)
     _band(right, steps, share, "teacher share", 3)
     _percent_axis(right, "(c) teacher's share of (b)", "share")
 
@@ -168,7 +166,6 @@ def _token_credit(figure: Figure, numbers: Numbers) -> None:
         left.plot(places, np.asarray(response["value"], dtype=float), "o", markersize=3.5, color=f"C{colour}")
     x = "stratum of teacher entropy, low to high"
     _percent_axis(left, "(a) sampled token under the teacher", "mean in the stratum", x)
-    left.legend(fontsize=8)
     width = 0.8 / len(numbers["large_gaps"])
     for number, row in enumerate(numbers["large_gaps"]):
         share, label = row["by_stratum"]["token_weighted"]["value"], f"top {100 * row['share']:g}% of |gap|"
@@ -177,7 +174,6 @@ def _token_credit(figure: Figure, numbers: Numbers) -> None:
     edges, heights = [0.5, *(places + 0.5)], [expected[0], *expected]
     middle.step(edges, heights, color="0.3", linewidth=1, label="all tokens")
     _percent_axis(middle, "(b) where the largest gaps lie", "share of these tokens", x)
-    middle.legend(fontsize=8, loc="upper left")
     for axes in (left, middle):
         axes.set_xticks(places)
     _weights(right, numbers["weights"])
@@ -192,8 +188,6 @@ def _weights(axes: Axes, weights: Numbers) -> None:
     counts = free["histogram"]["counts"]
     axes.stairs(counts, free["histogram"]["edges"], fill=True, color="C1", alpha=0.75, label="without projection")
     axes.axvline(1.0, color="C0", linewidth=1.6, label=f"with: |B - 1| up to {held['largest_error']:.1e}")
-    axes.set_ylim(0, 1.35 * max(counts))
-    axes.legend(**ON_WHITE)
 
 
 def _localization(figure: Figure, numbers: Numbers) -> None:
@@ -204,14 +198,11 @@ def _localization(figure: Figure, numbers: Numbers) -> None:
     left.hist(found["gap"], bins=24, color="C6", alpha=0.75, label=f"{count} shuffles")
     left.axvline(found["mean"], color="C6", linestyle=":", linewidth=1.4, label="their mean")
     left.axvline(variants[full]["gap"]["value"], color="C0", linewidth=2.0, label="original positions")
-    low, high = left.get_ylim()
     left.set(
-        ylim=(low, 1.35 * high),  # room for the legend above the bars
         title=f"(a) entropy positions: {found['at_least_full']} of {count} shuffles reach the original",
         xlabel="invalid-minus-valid weight gap",
         ylabel="shuffles",
     )
-    left.legend(**ON_WHITE, ncols=3, columnspacing=1.0)
     for place, name in enumerate((*others, full)):
         gap, colour = variants[name]["gap"], "C0" if name == full else "C6"
         right.plot([place, place], [gap["low"], gap["high"]], color=colour, linewidth=2.0)
@@ -240,7 +231,6 @@ def _teacher(figure: Figure, numbers: Numbers) -> None:
                 axes.step(curve, above, where="post", color=f"C{place}", linewidth=1.5, label=name)
         axes.set(xscale="log", yscale="log", ylim=(5e-5, 1.5), title=title, xlabel="difference from float32, nats")
     left.set_ylabel("share of tokens above")
-    left.legend(loc="lower left", fontsize=8)
 
 
 # Audits of a run
@@ -256,8 +246,7 @@ def _batch(figure: Figure, numbers: Numbers) -> None:
     counts.plot(steps, facts["count/unique_prompts"], color="C3", label=FACTS["count/unique_prompts"])
     for wanted in (intended["trajectories"], intended["prompts"]):
         counts.axhline(wanted, color="black", linestyle=SPARSE, linewidth=0.8)
-    counts.set(ylim=(0, 1.45 * intended["trajectories"]), title="(a) responses and problems")
-    counts.legend(loc="upper left", fontsize=8, ncols=2, columnspacing=1.0, handlelength=1.4)
+    counts.set(ylim=(0, 1.1 * intended["trajectories"]), title="(a) responses and problems")
     tokens.plot(steps, facts["count/valid_tokens"], color="C0")
     tokens.set_ylim(bottom=0)
     tokens.yaxis.set_major_formatter(EngFormatter(sep=""))  # 8M and not 8 under a factor beside the title
@@ -267,7 +256,6 @@ def _batch(figure: Figure, numbers: Numbers) -> None:
     due = [step * intended["optimizer_steps_per_step"] for step in steps]
     done.plot(steps, due, color="black", linestyle=SPARSE, linewidth=0.8)
     done.set_title("(c) steps counted")
-    done.legend(loc="upper left", fontsize=8)
     faulty = sorted({each["step"] for each in numbers["faults"]})
     for panel in panels:
         panel.set_xlabel("training step")
@@ -286,15 +274,13 @@ def _efficiency(figure: Figure, numbers: Numbers) -> None:
         memory.bar(place, peak["process"], color=f"C{place}")
         if peak["gpu"] is not None:
             memory.bar(place, peak["gpu"], color=f"C{place}", width=0.4, hatch="//", edgecolor="white")
-    speed.set_ylim(0, 1.3 * speed.get_ylim()[1])  # room for the legend above the curves
+    speed.set_ylim(bottom=0)
     speed.set(title="(b) tokens a second", xlabel="training step")
-    speed.legend(loc="upper left", fontsize=8)
     memory.set_xticks(range(len(runs)), list(runs))
     memory.set_title("(c) peak memory, MiB")
     if any(cost["peak_memory_mb"]["gpu"] is not None for cost in runs.values()):
         hatched = Patch(facecolor="0.6", hatch="//", edgecolor="white", label="GPU")
-        memory.set_ylim(0, 1.3 * memory.get_ylim()[1])
-        memory.legend(handles=[Patch(facecolor="0.6", label="process"), hatched], loc="upper left", fontsize=8)
+        memory.legend(handles=[Patch(facecolor="0.6", label="process"), hatched])
 
 
 def _phases(axes: Axes, runs: Mapping[str, Numbers]) -> None:
@@ -307,7 +293,7 @@ def _phases(axes: Axes, runs: Mapping[str, Numbers]) -> None:
         left = left + seconds
     axes.set_yticks(range(len(runs)), list(runs))
     axes.set(ylim=(len(runs) - 0.4, -1.6), title="(a) seconds a step")  # room for the legend above the bars
-    axes.legend(loc="upper left", fontsize=7, ncols=2, columnspacing=0.9, handlelength=1.2)
+    axes.legend(loc="upper left", fontsize=7, ncols=2)
 
 
 #: How each audit is drawn, and on how many inches.

@@ -16,7 +16,7 @@ import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
 from nemo_uecr.audit.judging import INVALID, VALID, Labels, is_reasoning_free, segment, token_steps, write_steps
-from nemo_uecr.audit.output import Audit, Numbers, progress, shown
+from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
 from nemo_uecr.audit.store import STUDENT, Array, Scores, Tokens
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.methods.uecr import Rule, projected, without_entropy
@@ -77,10 +77,8 @@ def localization_audit(
         "full ECR": _weights(batch, rho, full),
     }
     streams, shuffled = [seeded(seed, name) for name in names], []
-    with progress("shuffles", shuffles) as advance:
-        for _ in range(shuffles):
-            shuffled.append(_gaps(judged, _weights(_permuted(batch, streams), rho, full)))
-            advance(1)
+    for _ in tracked(range(shuffles), "shuffles"):
+        shuffled.append(_gaps(judged, _weights(_permuted(batch, streams), rho, full)))
     shuffled_SI = np.stack(shuffled)
     variants = {name: _variant(judged, found, sampler, problem_B[own]) for name, found in weights.items()}
     variants["shuffled, mean"] = _summary(shuffled_SI.mean(axis=0), sampler, problem_B[own])

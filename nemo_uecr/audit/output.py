@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +20,7 @@ NUMBERS = "numbers.json"
 
 Numbers = dict[str, Any]
 Array = np.ndarray
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,9 @@ def percent(share: Mapping[str, float]) -> str:
     return "-" if value == "-" else f"{value} [{low}, {high}]"
 
 
-@contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal for work that a person waits for; the block is handed what advances it."""
+def tracked(items: Sequence[Item], what: str) -> Iterable[Item]:
+    """The items, with a progress bar on a terminal while a person waits for the work on them."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import track
 
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda amount: bar.advance(task, amount)
+    return track(items, what, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())

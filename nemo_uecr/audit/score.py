@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.audit import store
-from nemo_uecr.audit.output import progress
+from nemo_uecr.audit.output import tracked
 from nemo_uecr.audit.sources import Rollout
 from nemo_uecr.audit.store import ANCHOR, STUDENT, Scores
 from nemo_uecr.data.problems import Problem
@@ -91,28 +91,26 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
     """Score what is missing, checkpoint by checkpoint, so that one student is in memory at a time."""
     teacher = scoring.load(scoring.teacher, "teacher")
     fixed = {name: scoring.load(model, f"anchor {name}") for name, model in scoring.anchors.items()}
-    with progress("responses", len(missing)) as advance:
-        for step, own in groupby(missing, key=lambda each: each.checkpoint):
-            student = scoring.load(scoring.student_of(step), STUDENT)
-            anchors = {STUDENT: student, **fixed}
-            for anchor in anchors.values():
-                check_same_tokens(anchor, teacher)
-            teacher = teacher.beside(student.vocabulary)
-            encoded = [_encode(each, student, scoring.max_length) for each in own]
-            if from_text := sum(row["ids_from"] == "text" for row, _ in encoded):
-                log.warning(
-                    "%d of %d responses of step %d were kept as text only: their tokens are the tokenizer's, which may "
-                    "differ from those that were sampled (column ids_from)", from_text, len(encoded), step,
-                )  # fmt: skip
-            store.write_plan(folder, plan)  # now that models and responses fit: a refused call leaves the folder as is
-            encoded.sort(key=lambda each: len(each[0]["prompt_ids"]) + len(each[1]))
-            for start in range(0, len(encoded), scoring.part):
-                part = encoded[start : start + scoring.part]
-                sequences = sequences_of([(row["prompt_ids"], ids) for row, ids in part])
-                tokens, nonfinite = token_scores(sequences, teacher, anchors, batch=scoring.batch)
-                rows = [row | {"nonfinite_tokens": count} for (row, _), count in zip(part, nonfinite, strict=True)]
-                store.write_part(folder, rows, tokens)
-                advance(len(rows))
+    for step, own in groupby(missing, key=lambda each: each.checkpoint):
+        student = scoring.load(scoring.student_of(step), STUDENT)
+        anchors = {STUDENT: student, **fixed}
+        for anchor in anchors.values():
+            check_same_tokens(anchor, teacher)
+        teacher = teacher.beside(student.vocabulary)
+        encoded = [_encode(each, student, scoring.max_length) for each in own]
+        if from_text := sum(row["ids_from"] == "text" for row, _ in encoded):
+            log.warning(
+                "%d of %d responses of step %d were kept as text only: their tokens are the tokenizer's, which may "
+                "differ from those that were sampled (column ids_from)", from_text, len(encoded), step,
+            )  # fmt: skip
+        store.write_plan(folder, plan)  # now that models and responses fit: a refused call leaves the folder as is
+        encoded.sort(key=lambda each: len(each[0]["prompt_ids"]) + len(each[1]))
+        for start in tracked(range(0, len(encoded), scoring.part), f"step {step}"):
+            part = encoded[start : start + scoring.part]
+            sequences = sequences_of([(row["prompt_ids"], ids) for row, ids in part])
+            tokens, nonfinite = token_scores(sequences, teacher, anchors, batch=scoring.batch)
+            rows = [row | {"nonfinite_tokens": count} for (row, _), count in zip(part, nonfinite, strict=True)]
+            store.write_part(folder, rows, tokens)
 
 
 def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -186,17 +184,15 @@ def rank_parts(folder: Path, teacher: TokenModel, *, batch: int) -> None:
     ``rank_t = 1 + #{v : z_v > z_{y_t}}``, so that a top-1 match is rank 1 and ties share the better rank.
     """
     missing = [path for path in store.part_paths(folder) if not store.rank_path(path).is_file()]
-    with progress("parts ranked", len(missing)) as advance:
-        for path in missing:
-            lists = []
-            for name in ("prompt_ids", "token_ids"):
-                lengths, (ids,) = store.token_lists([path], [name])
-                lists.append([own.tolist() for own in torch.split(ids, lengths.tolist())])
-            sequences = sequences_of(list(zip(*lists, strict=True)))
-            ranks = []
-            for rows in torch.split(torch.arange(len(sequences.prompts)), batch):
-                for _, logits_NV, target_N in token_logits(teacher, sequences.micro_batch(rows)):
-                    own_N1 = logits_NV.gather(1, target_N.unsqueeze(1))
-                    ranks.append(1 + (logits_NV[:, : teacher.shared] > own_N1).sum(dim=1).cpu())
-            store.write_ranks(path, torch.cat(ranks))
-            advance(1)
+    for path in tracked(missing, "parts ranked"):
+        lists = []
+        for name in ("prompt_ids", "token_ids"):
+            lengths, (ids,) = store.token_lists([path], [name])
+            lists.append([own.tolist() for own in torch.split(ids, lengths.tolist())])
+        sequences = sequences_of(list(zip(*lists, strict=True)))
+        ranks = []
+        for rows in torch.split(torch.arange(len(sequences.prompts)), batch):
+            for _, logits_NV, target_N in token_logits(teacher, sequences.micro_batch(rows)):
+                own_N1 = logits_NV.gather(1, target_N.unsqueeze(1))
+                ranks.append(1 + (logits_NV[:, : teacher.shared] > own_N1).sum(dim=1).cpu())
+        store.write_ranks(path, torch.cat(ranks))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.audit.groups import rows_of
-from nemo_uecr.audit.output import Array, Audit, Numbers, progress, shown
+from nemo_uecr.audit.output import Array, Audit, Numbers, shown, tracked
 from nemo_uecr.audit.store import STUDENT, Scores
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.core.records import GAP_CLIP, ScoredBatch
@@ -87,12 +87,10 @@ def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, respons
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
     sequences, reference = _reference(scores, responses)
     found: dict[str, Numbers] = {}
-    with progress("engines", len(engines)) as advance:
-        for name in engines:
-            engine = ENGINES[name]
-            missing = engine.missing
-            found[name] = {"skipped": missing} if missing else compared(reference, engine.score(model, sequences), name)
-            advance(1)
+    for name in tracked(engines, "engines"):
+        engine = ENGINES[name]
+        missing = engine.missing
+        found[name] = {"skipped": missing} if missing else compared(reference, engine.score(model, sequences), name)
     numbers: Numbers = {
         "scores": scores.provenance(),
         "reference": "transformers, float32",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch
-from nemo_uecr.audit.output import Audit, Numbers, percent, progress
+from nemo_uecr.audit.output import Audit, Numbers, percent, tracked
 from nemo_uecr.audit.store import STUDENT, Array, Scores, Tokens
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
@@ -145,15 +145,13 @@ def _weights(scores: Scores, tokens: Tokens, method: str, settings: Settings, st
     scores.responses.verified_rewards()
     budget_B, sign_B = np.ones(len(tokens.rows)), np.zeros(len(tokens.rows))
     groups, length_B = rows_of(scores.responses.group_B[tokens.rows]), np.diff(tokens.offsets)
-    with progress(f"weights of {method}", len(groups)) as advance:
-        for rows in groups:
-            found = METHODS[method].compute(scored_batch(scores, tokens, rows), settings, detail=True)
-            assert found.weight_BT is not None
-            assert found.advantage_task_B is not None
-            parts = torch.split(found.weight_BT, length_B[rows].tolist())
-            budget_B[rows] = [float(part.mean()) for part in parts]
-            sign_B[rows] = found.advantage_task_B.sign().numpy()
-            advance(1)
+    for rows in tracked(groups, f"weights of {method}"):
+        found = METHODS[method].compute(scored_batch(scores, tokens, rows), settings, detail=True)
+        assert found.weight_BT is not None
+        assert found.advantage_task_B is not None
+        parts = torch.split(found.weight_BT, length_B[rows].tolist())
+        budget_B[rows] = [float(part.mean()) for part in parts]
+        sign_B[rows] = found.advantage_task_B.sign().numpy()
     signed = sign_B != 0
     own_B, own_length_B = budget_B[signed], length_B[signed].astype(np.float64)
     if not len(own_B):

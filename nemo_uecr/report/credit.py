@@ -11,7 +11,6 @@ from statistics import pvariance
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
-from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object
 from nemo_uecr.telemetry.run_folder import BatchFiles, RunFolder
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
     from nemo_uecr.core.records import Advantages, ScoredBatch
 
-#: The texts of a response in a saved batch, by its row.
-Texts = Mapping[int, Mapping[str, Any]]
+#: The texts of the responses of a saved batch, in their order.
+Texts = Sequence[Mapping[str, Any]]
 
 #: Responses shown of one batch, saved batches shown of one run, and tokens shown of one response.
 SHOWN_RESPONSES, SHOWN_STEPS, SHOWN_TOKENS = 24, 3, 800
@@ -57,7 +56,8 @@ def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
     saved = load_batch(files.tensors)
     batch, settings = scored_batch(saved, files.tensors), Settings(**saved.settings)
     advantages = compute_again(saved, batch, files.tensors, detail=True)
-    method, texts = METHODS[str(saved.method)], read_texts(files, batch)
+    method = METHODS[str(saved.method)]
+    texts = read_object(files.texts)["responses"]
     return {
         "step": files.step,
         "method": saved.method,
@@ -72,25 +72,11 @@ def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
     }
 
 
-def read_texts(files: BatchFiles, batch: ScoredBatch) -> Texts:
-    """The texts beside a saved batch, refused where they are not those of its tokens."""
-    texts = {response["row"]: response for response in read_object(files.texts)["responses"]}
-    counts = batch.mask_BT.sum(dim=1).tolist()
-    for row, response in texts.items():
-        if len(response["tokens"]) != counts[row]:
-            raise RunFolderError(
-                f"{files.texts} has {len(response['tokens'])} token texts for row {row}; expected {counts[row]}, the "
-                f"sampled tokens of that row in {files.tensors.name}"
-            )
-    return texts
-
-
 def chosen_rows(batch: ScoredBatch, texts: Texts, *, token_budget: int) -> list[int]:
     """Whole groups: evenly mixed ones first, every third place for a degenerate one, within the limits."""
     groups: dict[int, list[int]] = {}
     for row, label in enumerate(batch.group_B.tolist()):
-        if row in texts:
-            groups.setdefault(label, []).append(row)
+        groups.setdefault(label, []).append(row)
     rewards = batch.task_reward_B.tolist()
     even = {label: pvariance([rewards[row] for row in rows]) for label, rows in groups.items()}
     mixed = sorted((label for label in groups if even[label] > 0), key=lambda label: -even[label])

@@ -10,7 +10,8 @@ import pytest
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Settings
 from nemo_uecr.data.batch_file import load_batch, scored_batch
-from nemo_uecr.report.credit import chosen_rows, credit_maps, read_texts, step_map
+from nemo_uecr.files import read_object
+from nemo_uecr.report.credit import chosen_rows, credit_maps, step_map
 from nemo_uecr.telemetry.run_folder import read_run
 
 RunMaker = Callable[..., Path]
@@ -21,7 +22,7 @@ def test_numbers_are_those_of_core(make_run: RunMaker) -> None:
     files = read_run(make_run("uecr")).batches[0]
     saved = load_batch(files.tensors)
     batch = scored_batch(saved, files.tensors)
-    texts = read_texts(files, batch)
+    texts = read_object(files.texts)["responses"]
     expected = METHODS["uecr"].compute(batch, Settings(**saved.settings), detail=True)
     assert batch.teacher_logp_BT is not None
     gap_BT = batch.teacher_logp_BT - batch.old_logp_BT
@@ -69,7 +70,7 @@ def test_method_without_teacher_shows_what_there_is(make_run: RunMaker) -> None:
 def test_chosen_rows_are_whole_groups_with_a_degenerate_one(make_run: RunMaker) -> None:
     files = read_run(make_run("uecr", before=0.85)).batches[0]
     batch = scored_batch(load_batch(files.tensors), files.tensors)
-    labels = batch.group_B[chosen_rows(batch, read_texts(files, batch), token_budget=PLENTY)].tolist()
+    labels = batch.group_B[chosen_rows(batch, read_object(files.texts)["responses"], token_budget=PLENTY)].tolist()
     assert [labels.count(label) for label in dict.fromkeys(labels)] == [8, 8, 8]
     spreads = [len(set(batch.task_reward_B[batch.group_B == label].tolist())) for label in set(labels)]
     assert sorted(spreads) == [1, 2, 2]
