@@ -9,6 +9,7 @@ import html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,57 +214,32 @@ def _column_title(name: str) -> str:
 # Formats
 
 
-def markdown(table: Table) -> str:
-    """GitHub's table; Markdown cannot underline, so the second best is underlined with HTML."""
-
-    def escape(text: str) -> str:
-        return "".join("\\" + sign if sign in "\\|*_`<>[]" else sign for sign in text)
-
-    marks = ("{}", "**{}**", "<u>{}</u>")
-    rule = ("---", *("---:" for _ in table.head[1:]))
-    lines = [map(escape, table.head), rule, *_written(table, escape, marks, " [{}]")]
-    note = f"\n{escape(table.note)}\n" if table.note else ""
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + note
+def _markdown(text: str) -> str:
+    return "".join("\\" + sign if sign in "\\|*_`<>[]" else sign for sign in text)
 
 
-def latex(table: Table) -> str:
-    """A booktabs table."""
+def _latex(text: str) -> str:
     commands = {sign: "\\" + sign for sign in "%&_#${}"} | {
         "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
         ">": r"\textgreater{}", YES: r"\(\checkmark\)", NO: r"\(\times\)", NOTHING: "--",
     }  # fmt: skip
-
-    def escape(text: str) -> str:
-        text = "".join(commands.get(sign, sign) for sign in text)
-        return f"{{{text}}}" if text.startswith(("[", "*")) else text  # else it is an argument of the \\ before it
-
-    marks = ("{}", r"\textbf{{{}}}", r"\underline{{{}}}")
-    lines = [r" & ".join(line) + r"\\" for line in _written(table, escape, marks, r" {{\scriptsize [{}]}}")]
-    head = " & ".join(map(escape, table.head)) + r"\\"
-    begin = rf"\begin{{tabular}}{{@{{}}l{'c' * (len(table.head) - 1)}@{{}}}}"
-    note = [rf"\par {escape(table.note)}"] if table.note else []
-    return "\n".join([begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", *note, ""])
+    text = "".join(commands.get(sign, sign) for sign in text)
+    return f"{{{text}}}" if text.startswith(("[", "*")) else text  # else it is an argument of the \\ before it
 
 
-def html_table(table: Table) -> str:
-    """One HTML table, without style."""
-    marks = ("{}", "<strong>{}</strong>", "<u>{}</u>")
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in table.head)
-    lines = _written(table, html.escape, marks, " <small>[{}]</small>")
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>\n" for line in lines)
-    note = f"<p>{html.escape(table.note)}</p>\n" if table.note else ""
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{note}"
+def _written(table: Table, *, form: str, plain: Callable[[str], str]) -> str:
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(  # noqa: S701 - every text goes through the format's own escaping
+        loader=PackageLoader("nemo_uecr.evaluation", "assets"),
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters["plain"] = plain
+    return environment.get_template(f"table.{form}.jinja").render(table=table)
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"markdown": markdown, "latex": latex, "html": html_table}
-
-
-def _written(table: Table, escape: Callable[[str], str], marks: Sequence[str], interval: str) -> list[list[str]]:
-    """The cells as text, marked by rank."""
-    return [
-        [
-            marks[cell.rank].format(escape(cell.text)) + (interval.format(cell.interval) if cell.interval else "")
-            for cell in line
-        ]
-        for line in table.lines
-    ]
+#: The templates stand in assets/; each format escapes plain text in its own way.
+FORMATS: dict[str, Callable[[Table], str]] = {
+    form: partial(_written, form=form, plain=plain)
+    for form, plain in (("markdown", _markdown), ("latex", _latex), ("html", html.escape))
+}

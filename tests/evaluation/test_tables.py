@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.tables import Row, Score, build_table, html_table, latex, markdown, read_rows, rounded
+from nemo_uecr.evaluation.tables import FORMATS, Row, Score, build_table, read_rows, rounded
 
 
 def row(method: str, *values: float) -> Row:
@@ -27,12 +27,12 @@ def test_best_and_second_as_printed_in_three_formats() -> None:
     # The initial student is not ranked; 7.78 and 7.781 print alike, so both are second.
     assert [line[1].rank for line in table.lines] == [0, 2, 2, 1]
     assert [line[2].rank for line in table.lines] == [0, 2, 1, 0]
-    assert "| UECR-GRPO | **15.24** [14.24, 16.24] | 11.00 [10.00, 12.00] |" in markdown(table)
-    assert "| PUU | <u>7.78</u> [6.78, 8.78] |" in markdown(table)
-    assert r"UECR-GRPO & \textbf{15.24} {\scriptsize [14.24, 16.24]} & 11.00" in latex(table)
-    assert r"\underline{7.78}" in latex(table)
-    assert r"Avg@12 (\%)" in latex(table)
-    assert "<strong>15.24</strong> <small>[14.24, 16.24]</small>" in html_table(table)
+    assert "| UECR-GRPO | **15.24** [14.24, 16.24] | 11.00 [10.00, 12.00] |" in FORMATS["markdown"](table)
+    assert "| PUU | <u>7.78</u> [6.78, 8.78] |" in FORMATS["markdown"](table)
+    assert r"UECR-GRPO & \textbf{15.24} {\scriptsize [14.24, 16.24]} & 11.00" in FORMATS["latex"](table)
+    assert r"\underline{7.78}" in FORMATS["latex"](table)
+    assert r"Avg@12 (\%)" in FORMATS["latex"](table)
+    assert "<strong>15.24</strong> <small>[14.24, 16.24]</small>" in FORMATS["html"](table)
 
 
 def test_ablation_marks() -> None:
@@ -41,8 +41,8 @@ def test_ablation_marks() -> None:
     assert table.head[1:7] == ("Task", "Teacher", "Joint norm.", "Gap", "Entropy", "Proj.")
     marks = ["".join(cell.text for cell in line[1:7]) for line in table.lines]
     assert marks == ["✓✓✓\u00d7\u00d7\u00d7", "✓✓✓✓\u00d7✓", "\u2013" * 6]
-    assert "\n{[mine] \\& others} &" in latex(table)  # a bracket after \\ would be its argument
-    assert "[mine] &amp; others" in html_table(table)
+    assert "\n{[mine] \\& others} &" in FORMATS["latex"](table)  # a bracket after \\ would be its argument
+    assert "[mine] &amp; others" in FORMATS["html"](table)
 
 
 def written(folder: Path, name: str, avg: float, sets: tuple[str, ...] = ("aime24", "amc23"), **plan: object) -> str:
@@ -104,7 +104,7 @@ def test_averages_over_other_benchmarks_have_no_column_and_a_line_says_why(tmp_p
     table = build_table(read_rows(given)[0], layout="main", k=4)
     assert table.head == ("Method, Avg@4 (%)", "AIME24", "AMC23")
     assert table.note.startswith("No Avg.: benchmarks of Vanilla-GRPO are aime24, of UECR-GRPO aime24, amc23")
-    for text in (markdown(table), latex(table), html_table(table)):
+    for text in (write(table) for write in FORMATS.values()):
         assert "No Avg.: benchmarks" in text
 
 
@@ -115,7 +115,7 @@ def test_a_column_over_other_problem_sets_is_not_ranked_and_the_others_are(tmp_p
     table = build_table(read_rows(given)[0], layout="main", k=4)
     assert [[line[1].rank, line[2].rank] for line in table.lines] == [[0, 1], [0, 2]]
     assert "No ranks in AIME24: problem sets of aime24 of a are 5f5f5f5f5f5f, of b 5f5f5f5f5f5a." in table.note
-    assert "**" not in markdown(table).split("|")[-4]
+    assert "**" not in FORMATS["markdown"](table).split("|")[-4]
 
 
 def test_rounded() -> None:
