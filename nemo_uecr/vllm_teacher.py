@@ -40,7 +40,7 @@ def teacher_scores(logits_NV: Tensor, best: int, target_N: Tensor) -> tuple[Tens
     columns, pieces = logits_NV.shape[1], []
     for rows_nV, target_n in zip(torch.split(logits_NV, ROWS), torch.split(target_N, ROWS), strict=True):
         logp_nV = rows_nV.log_softmax(-1, dtype=torch.float32)
-        entropy_n = -logp_nV.exp().mul_(logp_nV).sum(-1)
+        entropy_n = torch.special.entr(logp_nV.exp()).sum(-1)  # 0 where a logit is -inf
         target_n1 = target_n.long().unsqueeze(1)
         own_n1 = logp_nV.gather(1, target_n1.clamp(max=columns - 1)).masked_fill(target_n1 >= columns, IMPOSSIBLE)
         top = logp_nV.topk(best)

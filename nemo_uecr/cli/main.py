@@ -90,5 +90,5 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str) -> int:
-    sys.stderr.write(f"nemo-uecr: error: {' '.join(message.split())}\n")
+    sys.stderr.write(f"nemo-uecr: error: {message}\n")
     return USER_ERROR

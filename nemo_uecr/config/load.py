@@ -345,8 +345,10 @@ def _name(loc: Sequence[int | str]) -> str:
 
 
 def _origin(name: str, origins: Mapping[str, str], path: str) -> str:
-    """Where a key or section got its value; the file that was asked for when nothing states it."""
-    return next((origin for key, origin in origins.items() if f"{key}.".startswith(f"{name}.")), path)
+    """Where a key or section, or the list that it stands in, got its value; else the file that was asked for."""
+    known = [key for key in origins if f"{key}.".startswith(f"{name}.")]
+    known = known or [key for key in origins if name.startswith(f"{key}.")]
+    return origins[known[0]] if known else path
 
 
 def _set_where(name: str, origins: Mapping[str, str], path: str) -> str:
@@ -423,10 +425,16 @@ def written_config(path: Path) -> Config:
 
 def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str, object]) -> None:
     """Refuse to continue a run under another configuration than that ``saved`` there: a key differs that may not."""
-    ours, theirs = flat_values(config), flattened(saved)
+    ours, theirs = (_with_places(tree) for tree in (config.model_dump(mode="json"), saved))
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key) and not key.startswith(FREE_KEYS):
+            before, now = (f"{values.get(key, 'no such key')!r:.60}" for values in (theirs, ours))
             raise CheckpointError(
-                f"{where} was written with {key}={theirs.get(key)!r}, this run has {ours.get(key)!r}; resume with "
-                "the same configuration or choose another run.folder"
+                f"{where} was written with {key}={before}, this run has {now}; resume with the same configuration or "
+                "choose another run.folder"
             )
+
+
+def _with_places(tree: Mapping[str, object]) -> dict[str, object]:
+    """A tree as one mapping with dotted keys, in which `reward.0.weight` is the weight of the first reward."""
+    return flattened({key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in tree.items()})

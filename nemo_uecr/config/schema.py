@@ -215,13 +215,15 @@ def one_or_several(given: object) -> object:
 
 def _distinct(rewards: Sequence[Any]) -> Sequence[Any]:
     names = [each.label for each in rewards]
+    if not names:
+        raise ValueError("reward: got none, expected one or more")
     if len(names) > len(set(names)):
         raise ValueError(f"reward: got the names {', '.join(names)}; expected different ones, so state reward.name")
     return rewards
 
 
 #: What makes a field of several rewards of one.
-SEVERAL = (Field(strict=False, min_length=1), BeforeValidator(one_or_several), AfterValidator(_distinct))
+SEVERAL = (Field(strict=False), BeforeValidator(one_or_several), AfterValidator(_distinct))
 AnyReward = Annotated[
     Annotated[VerifierReward, Tag("[verifier]")] | Annotated[CallReward, Tag("[call]")], Discriminator(kind_of_reward)
 ]
@@ -380,20 +382,21 @@ class TeacherConfig(Section):
 
 
 class UrlTeacherConfig(Section):
-    """A server that scores the student's tokens by vLLM's completions route."""
+    """A server that scores the student's tokens: vLLM by its completions route, SGLang by its native one."""
 
-    url: Annotated[str, Field(pattern=r"^https?://.*[^/]$")]  # Where it is, without /v1: http://HOST:PORT.
+    # What serves it; the route of SGLang has not yet been run against a real server.
+    server: Literal["vllm", "sglang"] = "vllm"
+    url: Annotated[str, Field(pattern=r"^https?://.*[^/]$")]  # Where it is: http://HOST:PORT.
     model_name: Text  # What the server calls the model.
     tokenizer: Text  # The model's tokenizer, a local folder or a hub name; the student's, id by id.
-    # Whether the server has the plugin that gives the entropy; a method that reads none needs none.
+    # Whether a vLLM has the plugin that gives the entropy; a method that reads none needs none.
     entropy: Literal["plugin", "none"]
 
-    @field_validator("url")
-    @classmethod
-    def _no_route_in_it(cls, url: str) -> str:
-        if url.endswith("/v1"):
-            raise ValueError(f"teacher.url: got {url}, expected it without /v1")
-        return url
+    @model_validator(mode="after")
+    def _plugin_is_vllms(self) -> Self:
+        if self.server == "sglang" and self.entropy == "plugin":
+            raise ValueError("teacher.entropy: got plugin, expected none with teacher.server=sglang")
+        return self
 
 
 class SelfTeacherConfig(Section):

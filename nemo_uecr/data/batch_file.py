@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,13 +71,19 @@ def save_batch(
     settings: dict[str, object],
     step: int,
     arithmetic: str | None = None,
+    teachers: Sequence[str] = (),
 ) -> None:
-    """Write a batch, complete or not at all; ``arithmetic`` says what its saved advantages were computed with."""
+    """Write a batch, complete or not at all.
+
+    ``arithmetic`` says what its saved advantages were computed with, ``teachers`` which of several scored each row.
+    """
     from safetensors.torch import save
 
     header = {"format": FORMAT, "method": method, "settings": json.dumps(settings), "step": str(step)}
     if arithmetic is not None:
         header["arithmetic"] = arithmetic
+    if teachers:
+        header["teachers"] = json.dumps(list(teachers))
     replace_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header))
 
 

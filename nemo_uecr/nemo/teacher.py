@@ -106,8 +106,8 @@ def score_by_turns(
         found = score(teacher, type(data)(own), request(teacher.columns), name=names[rows[0]])
         teacher.offload()
         for key, own_BS in (("logp", found.logp[0]), ("H", found.entropy_BS), ("dropped", found.dropped_BS)):
-            if own_BS is not None:  # where nothing is dropped, 0 stays
-                whole.setdefault(key, torch.zeros(data["input_ids"].shape))[rows] = own_BS
+            if own_BS is not None:  # NaN stays where nothing is dropped
+                whole.setdefault(key, torch.full(data["input_ids"].shape, torch.nan))[rows] = own_BS
     return Scores((whole["logp"],), whole.get("H"), whole.get("dropped"))
 
 

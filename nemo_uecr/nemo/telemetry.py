@@ -64,7 +64,8 @@ def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) 
     outcome, batch = context.outcome, context.outcome.batch
     teacher, dropped = context.scores.teacher, {}
     if teacher is not None and teacher.dropped_BS is not None:
-        dropped["teacher/dropped_mass"] = teacher.dropped_BS[outcome.advantages.trained(batch.mask_BT)]
+        dropped_N = teacher.dropped_BS[outcome.advantages.trained(batch.mask_BT)]
+        dropped["teacher/dropped_mass"] = dropped_N[dropped_N.isfinite()]  # NaN of teachers that were not cut
     return {
         **described(dropped),
         **method_metrics(
@@ -110,6 +111,7 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
         settings=vars(context.settings),
         step=step,
         arithmetic=arithmetic(),
+        teachers=context.scores.teachers,
     )
 
 

@@ -106,14 +106,14 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
     student, responses = run.student, run.responses
     title, train, drawn = f"{config.method.name}: student {config.student.model_name}", config.train, config.rollout
     initial = "student" if run.lora else "reference"
-    turns = [("score student", student, "student", 1)]
+    turns, sources = [("score student", student, "student", 1)], len(set(config.active_teachers.values()))
     for key, teacher in run.teachers.items():
         if isinstance(teacher, SelfTeacherConfig):
             name, member = f"the {teacher.self} student", initial if teacher.self == "initial" else "student"
         else:
             name, member = str(teacher.model_name), key
         title = f"{title}, {key} {name}"
-        turns.append((f"score {key}", run.shapes.get(key, student), member, len(run.teachers)))
+        turns.append((f"score {key}", run.shapes.get(key, student), member, sources))
     for key, served in url_teachers(config).items():
         title = f"{title}, {key} {served.model_name} at {served.url}"
     turns += [("score reference", student, initial, 1)] if run.scores_reference else []
@@ -320,7 +320,7 @@ def _batches(run: _Run, ends: list[float]) -> Phase:
 
 
 def _scoring(run: _Run, name: str, shape: ModelShape, member: str, parts: int) -> Phase:
-    """A model's turn; of several teachers each has an equal part of the responses."""
+    """A model's turn; of several teachers each has an equal part of the responses, whatever the problems' routing."""
     tokens, flops = run.tokens, run.forward(shape) / parts
     widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward))
     logits = 2 * min(CHUNK_BYTES, FP32 * tokens * shape.vocabulary)
@@ -331,7 +331,8 @@ def _scoring(run: _Run, name: str, shape: ModelShape, member: str, parts: int) -
         Item("logits", logits, "one chunk and its working copy, float32"),
         *_asleep(run),
     )
-    return Phase(name, "the device", items, run.device.forward_s(flops, run.threads), _tera(flops))
+    how = _tera(flops) + (f", 1/{parts} of the responses assumed" if parts > 1 else "")
+    return Phase(name, "the device", items, run.device.forward_s(flops, run.threads), how)
 
 
 def _update(run: _Run) -> Phase:

@@ -23,8 +23,8 @@ from typing import Any
 from nemo_uecr.verifier.process import outlive_requests_to_stop, serve
 
 TRL, VERL = {"prompts", "completions", "completion_ids"}, {"solution_str"}
-#: Characters of a traceback that are passed on.
-TRACEBACK = 4_000
+#: Frames and characters of a traceback that are passed on.
+FRAMES, TRACEBACK = 4, 4_000
 Record = Mapping[str, Any]
 
 
@@ -65,8 +65,8 @@ class UserReward:
         given |= self._args
         try:
             found = self._function(**{name: v for name, v in given.items() if self._takes_all or name in self._names})
-            if inspect.isawaitable(found):
-                found = asyncio.run(_awaited(found))
+            if inspect.iscoroutine(found):
+                found = asyncio.run(found)
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
             return {"failed": _traceback(error)}
         if self.batched and not hasattr(found, "__iter__"):
@@ -93,7 +93,7 @@ class UserReward:
                 for role, texts in (("user", prompts), ("assistant", completions))
             )
         given |= {"prompts": prompts, "completions": completions, "trainer_state": SimpleNamespace(global_step=step)}
-        given |= {"log_extra": _unlogged, "log_metric": _unlogged}
+        given |= dict.fromkeys(("log_extra", "log_metric"), lambda *_: None)
         if samples[0]["token_ids"] is not None:
             given["completion_ids"] = [sample["token_ids"] for sample in samples]
         return given
@@ -108,20 +108,12 @@ class UserReward:
         }
 
 
-async def _awaited(found: Any) -> Any:
-    return await found
-
-
-def _unlogged(*args: object) -> None:
-    """In the place of TRL's `log_extra` and `log_metric`."""
-
-
 def _traceback(error: Exception) -> str:
     """The traceback from the user's own line on."""
     first = error.__traceback__
     while first and first.tb_next and first.tb_frame.f_code.co_filename.startswith(("<frozen", __file__)):
         first = first.tb_next
-    trace = traceback.format_exception(type(error), error, first)
+    trace = traceback.format_exception(type(error), error, first, limit=-FRAMES)
     return "".join(trace)[-TRACEBACK:].strip()
 
 

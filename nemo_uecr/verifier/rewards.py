@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from nemo_uecr.verifier.process import ChildProcess
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import CallReward, VerifierReward
+
+log = logging.getLogger(__name__)
 
 #: Largest share of a step's responses on which a function may fail.
 MOST_FAILED = 0.05
@@ -78,19 +81,17 @@ class Failure:
     reason: str
 
 
-class FunctionReward:
+class FunctionReward(ChildProcess):
     """A function of the user's in a worker process."""
 
     def __init__(self, settings: CallReward) -> None:
         """Start the worker, so that a function that cannot be loaded is reported before anything else begins."""
-        self._settings = settings
-        call = {"call": settings.call, "args": settings.args, "messages": settings.messages}
-        words = [json.dumps(call), str(math.ceil(settings.timeout_s) + ORPHAN_MARGIN)]
-        module, limit = "nemo_uecr.verifier.reward_worker", settings.timeout_s
-        self._worker = ChildProcess(module, words, time_limit=limit, output=STDERR)
         if not Path(settings.path).is_file():
             raise ConfigError(f"reward.call: {settings.path}: no such file; expected FILE.py:FUNCTION")
-        hello = self._worker.start()
+        call = json.dumps({"call": settings.call, "args": settings.args, "messages": settings.messages})
+        words, limit = [call, str(math.ceil(settings.timeout_s) + ORPHAN_MARGIN)], settings.timeout_s
+        super().__init__("nemo_uecr.verifier.reward_worker", words, time_limit=limit, output=STDERR)
+        self._label, hello = settings.label, self.start()
         if "error" in hello:
             self.close()
             raise ConfigError(f"reward.call: {settings.call} cannot be used:\n{hello['error']}")
@@ -104,36 +105,36 @@ class FunctionReward:
         Raises:
             RewardError: It failed on too many of the responses, or returned what is no reward.
         """
-        if self._batched and not isinstance(whole := self._ask(samples, step), Failure):
+        whole = self._values(samples, step) if self._batched else None
+        if whole is not None and not isinstance(whole, Failure):
             return list(whole)
         rewards: list[float | Failure | None] = []
         failures: list[tuple[Sample, Failure]] = []
         for sample in samples:
-            found = self._ask([sample], step)
+            found = self._values([sample], step)
             rewards.append(found if isinstance(found, Failure) else found[0])
             if isinstance(found, Failure):
                 failures.append((sample, found))
             if len(failures) > MOST_FAILED * len(samples):  # the step is lost: do not wait for the rest
                 first, failure = failures[0]
                 raise RewardError(
-                    f"reward {self._settings.label} failed on at least {len(failures)} of {len(samples)} responses, "
-                    f"over {MOST_FAILED:.0%}; the first ({first.id}): {failure.reason}"
+                    f"reward {self._label} failed on at least {len(failures)} of {len(samples)} responses, "
+                    f"over {MOST_FAILED:.0%}; the first ({first.id}):\n{failure.reason}"
                 )
+        if whole is not None and not failures:
+            said = whole.reason.splitlines()[-1]
+            log.warning("reward %s failed on %d responses together, on none alone: %s", self._label, len(samples), said)
         return rewards
 
-    def close(self) -> None:
-        """End the worker."""
-        self._worker.close()
-
-    def _ask(self, samples: Sequence[Sample], step: int) -> Sequence[float | None] | Failure:
+    def _values(self, samples: Sequence[Sample], step: int) -> Sequence[float | None] | Failure:
         try:
-            answer = self._worker.ask({"step": step, "samples": [asdict(sample) for sample in samples]})
+            answer = self.ask({"step": step, "samples": [asdict(sample) for sample in samples]})
         except TimeoutError as error:
             return Failure(Verdict.TIMEOUT, str(error))
         except EOFError:
             return Failure(Verdict.ERROR, "it ended its process")
         if "refused" in answer:
-            raise RewardError(f"reward {self._settings.label} {answer['refused']} ({samples[answer['row']].id})")
+            raise RewardError(f"reward {self._label} {answer['refused']} ({samples[answer['row']].id})")
         return Failure(Verdict.ERROR, answer["failed"]) if "failed" in answer else answer["values"]
 
 

@@ -16,7 +16,7 @@ import pytest
 from nemo_uecr import __version__
 from nemo_uecr.cli import common, main, train
 from nemo_uecr.cli.main import app, entry_point
-from nemo_uecr.errors import DataError, DependencyError, require_extra
+from nemo_uecr.errors import DependencyError, RewardError, require_extra
 from nemo_uecr.stopping import RunStopped
 from tests.cli.commands import commands
 from tests.config.demo import CONFIGS, DEMO
@@ -40,7 +40,7 @@ def probed(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int) -> int
 ROOM = "out/train.jsonl: No space left on device; make room or name another path, and run the command again"
 OUTCOMES = [
     (7, 7, ""),
-    (DataError("line one\n  line two"), 2, "nemo-uecr: error: line one line two\n"),
+    (RewardError('it failed:\n  File "f.py"'), 2, 'nemo-uecr: error: it failed:\n  File "f.py"\n'),
     (RunStopped("SIGTERM: saved step 3"), 75, "nemo-uecr: SIGTERM: saved step 3\n"),
     (KeyboardInterrupt(), 130, "nemo-uecr: interrupted\n"),
     (

@@ -175,3 +175,5 @@ def test_what_a_resumed_run_may_change() -> None:
     resumed([], ["train.steps=9", "run.folder=elsewhere", "checkpoint.every=3", "telemetry.save_batch_every=7"])
     with pytest.raises(CheckpointError, match=r"^runs/one was written with loss\.clip_low=0\.11, this run has 0\.2"):
         resumed(["run.seed=77", "loss.clip_low=0.11"], [])
+    with pytest.raises(CheckpointError, match=r"with reward\.1\.weight=0\.5, this run has 0\.25"):
+        resumed(["reward=[math, {call: a.py:f, weight: 0.5}]"], ["reward=[math, {call: a.py:f, weight: 0.25}]"])

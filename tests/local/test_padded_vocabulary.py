@@ -111,6 +111,7 @@ def test_a_student_may_be_the_wider_one_until_it_samples_its_padding(tmp_path: P
     message = rf"^response \d has token id {KNOWN}|{KNOWN + 1} at column \d+, but the tokenizer has ids below {KNOWN}: "
     with pytest.raises(ScoreError, match=message):
         tiny.run(tmp_path / "stopped", f"student.model_name={loud}", "train.steps=3")
+    assert (tmp_path / "stopped" / "failure" / "batch.safetensors").is_file()
 
 
 def test_an_id_of_the_padding_is_named_with_its_row(tmp_path: Path) -> None:

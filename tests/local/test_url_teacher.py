@@ -64,6 +64,11 @@ def test_the_plugin_scores_over_the_columns_that_count(columns: int) -> None:
     assert torch.equal(ids[:, 0].long(), target_N)
 
 
+def test_the_plugin_counts_an_impossible_token_as_no_entropy() -> None:
+    logits_NV = torch.tensor([[0.0, -math.inf, 0.0]])
+    assert teacher_scores(logits_NV, 2, torch.tensor([0]))[2].view(torch.float32).item() == pytest.approx(math.log(2))
+
+
 def test_the_plugin_sleeps_until_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKENS, raising=False)
     before = set(sys.modules)
@@ -82,6 +87,13 @@ def test_the_bracket_holds_the_entropy() -> None:
 
 
 # -- faults that a real server cannot be made to give ------------------------------------------------------------------
+
+
+def sglang_meta(ids: list[int], best: int) -> dict[str, Any]:
+    """What SGLang documents for a uniform distribution: triples of log-probability, id and text, the first unknown."""
+    own = [[-math.log(COLUMNS), token, None] for token in ids]
+    tops = [None, *([[-math.log(COLUMNS), token, None] for token in range(best)] for _ in ids[1:])]
+    return {"input_token_logprobs": [[None, ids[0], None], *own[1:]]} | ({"input_top_logprobs": tops} if best else {})
 
 
 class Double:
@@ -106,9 +118,12 @@ class Double:
                 if double.faults:
                     double.faults.pop(0)(self)
                     return
-                ids = body["prompt"]
+                ids = body["prompt"] if "prompt" in body else body["input_ids"]
                 if max(ids) >= COLUMNS:
                     self.send_error(400)
+                    return
+                if self.path == "/generate":
+                    self.answer({"text": "", "meta_info": sglang_meta(ids, body["top_logprobs_num"])})
                     return
                 bits = int(torch.tensor(math.log(COLUMNS)).view(torch.int32))
                 entry = {"logprob": -math.log(COLUMNS), "rank": bits}
@@ -139,8 +154,11 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
     found.server.server_close()
 
 
-def teacher(url: str, *, entropy: str = "plugin", columns: int = COLUMNS, model_name: str = "served") -> UrlTeacher:
-    section = {"url": url, "model_name": model_name, "tokenizer": str(tiny.STUDENT), "entropy": entropy}
+def teacher(
+    url: str, *, server: str = "vllm", entropy: str = "plugin", columns: int = COLUMNS, model_name: str = "served"
+) -> UrlTeacher:
+    section = {"server": server, "url": url, "model_name": model_name, "tokenizer": str(tiny.STUDENT)}
+    section |= {"entropy": entropy}
     return UrlTeacher(UrlTeacherConfig.model_validate(section), columns, COLUMNS, TOLERANCE, None)
 
 
@@ -202,8 +220,8 @@ def not_a_number(choice: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (not_a_number, "no probability"),
-        (echo, "expected vLLM's completions"),
-        (shorter, "expected vLLM's completions"),
+        (echo, "expected what vllm"),
+        (shorter, "expected what vllm"),
         (logits, "add up to 89.6.*raw_logprobs"),
         (wrong_entropy, "contradicts itself: entropy"),
     ],
@@ -212,6 +230,24 @@ def test_what_a_server_must_not_say(double: Double, change: Callable[[dict[str, 
     double.change = change
     with pytest.raises(ScoreError, match=message):
         teacher(double.url).check([prompt(1, 2)], 6)
+
+
+def test_sglangs_documented_replies_are_parsed(double: Double) -> None:
+    """A stand-in built from SGLang's documents: it shows the parsing, not that a real SGLang answers so."""
+    asked = teacher(double.url, server="sglang", entropy="none")
+    asked.check([prompt(1, 2)], 6)
+    responses = [Response(ids, False, "") for ids in ((3, 4), (5,))]
+    found = asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=False)
+    uniform = -math.log(COLUMNS)
+    expected_BT = torch.tensor([[uniform, uniform], [uniform, math.nan]])
+    torch.testing.assert_close(found.logp[0], expected_BT, equal_nan=True)
+
+
+def test_one_replica_of_several_with_another_model_is_seen(double: Double) -> None:
+    asked = teacher(double.url)
+    asked._check_brackets([(0.4, 0.0)] * 2 + [(0.0, 0.0)] * 38)  # a few may be rounding
+    with pytest.raises(ScoreError, match=r"differ by 0.03 nats on average, and by over 0.2 in 3 of 40 responses"):
+        asked._check_brackets([(0.4, 0.0)] * 3 + [(0.0, 0.0)] * 37)
 
 
 def test_a_server_exchanged_while_it_scores_stops_the_step(double: Double) -> None:

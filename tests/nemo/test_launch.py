@@ -221,7 +221,9 @@ def test_a_run_from_its_configuration_file(
         ],
     )  # fmt: skip
     launcher.train(config, resume=False, origins={"run.seed": "a file"}, objective="loss = 0")
-    rewarded = load_batch(tmp_path / "run" / "batches" / "step-000002.safetensors").tensors["task_reward"].view(2, 4)
+    saved = load_batch(tmp_path / "run" / "batches" / "step-000002.safetensors")
+    assert ("teachers" in saved.header) == several
+    rewarded = saved.tensors["task_reward"].view(2, 4)
     of_prompts = [int(prompt.partition("+")[0]) % 10 / 20 for prompt in Answering.prompts[-8::4]]
     right_PG = torch.tensor([[1.0, 0.0, 0.0, 1.0]] * 2)
     torch.testing.assert_close(rewarded, right_PG + torch.tensor(of_prompts).unsqueeze(1))

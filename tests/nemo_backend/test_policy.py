@@ -217,9 +217,14 @@ def test_a_result_that_the_loss_would_ignore_is_refused(monkeypatch: pytest.Monk
 
 
 def test_each_row_is_scored_by_its_problems_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are known by their prompts, each teacher loads once, and the estimator compares with the problems."""
-    logits = dict(zip("abs", torch.randn(3, ROWS, WIDTH, 9, generator=torch.Generator().manual_seed(1)), strict=True))
+    """Rows are known by their prompts, each teacher loads once, and the estimator compares with the problems.
+
+    Only the teacher b has columns to drop.
+    """
+    generator, columns = torch.Generator().manual_seed(1), {"a": 9, "b": 12, "s": 9}
+    logits = {name: torch.randn(ROWS, WIDTH, width, generator=generator) for name, width in columns.items()}
     context, data = scored_step()
+    context.tokenizer = SimpleNamespace(get_vocab=lambda: {str(token): token for token in range(9)})
     ids, events = data["input_ids"], list[str]()
     ids[:, :2] = torch.tensor([[1, 2], [3, 4]])[[0, 0, 0, 1, 1, 1]]
 
@@ -229,7 +234,8 @@ def test_each_row_is_scored_by_its_problems_teacher(monkeypatch: pytest.MonkeyPa
 
     def teacher(name: str) -> Any:
         return SimpleNamespace(
-            columns=9, data_parallel_size=1, load=lambda: events.append(name), offload=lambda: events.append("off"),
+            columns=columns[name], data_parallel_size=1,
+            load=lambda: events.append(name), offload=lambda: events.append("off"),
             score_tokens=lambda part, request: scores(name, part, request),
         )  # fmt: skip
 
@@ -238,11 +244,13 @@ def test_each_row_is_scored_by_its_problems_teacher(monkeypatch: pytest.MonkeyPa
     context.routes = Routes({(1, 2): "b", (3, 4): "a"}, [by_problem.get(number, "") for number in range(8)])
     Policy(context=context, teachers={"a": teacher("a"), "b": teacher("b")}).get_logprobs(data)
     assert (context.scores.teachers, events) == (["b"] * 3 + ["a"] * 3, ["a", "off", "b", "off"])
-    expected = torch.cat((logits["b"][:3], logits["a"][3:]))[:, :-1].log_softmax(dim=-1)
+    expected = torch.cat((logits["b"][:3, :, :9], logits["a"][3:]))[:, :-1].log_softmax(dim=-1)
     assert context.scores.teacher is not None
     torch.testing.assert_close(
         context.scores.teacher.logp[0][:, 1:], expected.gather(2, ids[:, 1:, None])[..., 0], atol=1e-5, rtol=0
     )
+    assert context.scores.teacher.dropped_BS is not None
+    assert context.scores.teacher.dropped_BS.isnan().all(dim=1).tolist() == [False] * 3 + [True] * 3
     estimate(context, data)
     context.routes = replace(context.routes, by_problem=["a"] * 8)
     with pytest.raises(ContractError, match="other teachers than their problems'"):

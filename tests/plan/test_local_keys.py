@@ -120,6 +120,11 @@ def test_several_teachers_are_counted_and_two_names_of_one_share_it() -> None:
     plan, moved = planned(*words), planned(*words, "offload=teacher")
     turns = {phase.name for phase in plan.phases if "teachers." in phase.name}
     assert turns == {"score teachers.a", "score teachers.b", "score teachers.d"}
+    scoring = next(phase for phase in plan.phases if phase.name == "score teachers.a")
+    assert "1/3 of the responses" in scoring.how
+    served = "{url: 'http://h:1', model_name: e, tokenizer: Qwen/Qwen3-4B, entropy: plugin}"
+    beside = planned("teacher=null", f"teachers={{a: {{model_name: Qwen/Qwen3-4B}}, e: {served}}}", "routing.key=kind")
+    assert "1/2 of the responses" in next(phase for phase in beside.phases if phase.name == "score teachers.a").how
     held = {"teachers.a weights", "teachers.b weights", "reference weights"}
     assert sizes(plan, "update").keys() >= held
     assert sizes(moved, "score teachers.a").keys() & held == {"teachers.a weights"}

@@ -41,6 +41,10 @@ def verl(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
 def verl_short(solution_str, ground_truth):
     return len(solution_str)
 
+def only_alone(completions, **columns):
+    [text] = completions
+    return [float(len(text))]
+
 def breaks(completions, **columns):
     return [1 / (c != "break") for c in completions]
 
@@ -168,6 +172,11 @@ def test_a_failure_counts_zero_until_there_are_too_many(judge: Judge, name: str,
         judge(samples(*["fine"] * 3, "break", "break", *["fine"] * 15), name, **settings)
     assert time.monotonic() - began < 30
     assert name != "breaks" or 'return [1 / (c != "break")' in str(caught.value)
+
+
+def test_a_function_that_fails_only_on_a_batch_is_told(judge: Judge, caplog: pytest.LogCaptureFixture) -> None:
+    assert rewards(judge(samples("a", "bc"), "only_alone")) == [1.0, 2.0]
+    assert "only_alone failed on 2 responses together, on none alone" in caplog.text
 
 
 @pytest.mark.parametrize(
