@@ -51,6 +51,11 @@ def group_table(responses: Responses, reward_B: Array | None = None, group_B: Ar
     """The groups of scored responses: those of the prompts with the verifier's rewards, where none are given."""
     correct_B = (responses.verified_rewards() if reward_B is None else reward_B) == 1.0
     group_B = responses.group_B if group_B is None else group_B
+    return table_of(correct_B, group_B, responses.checkpoint_B, responses.problem_B)
+
+
+def table_of(correct_B: Array, group_B: Array, checkpoint_B: Array, problem_B: Array) -> GroupTable:
+    """The groups of responses with these verdicts."""
     _, first_P, index_B, size_P = np.unique(group_B, return_index=True, return_inverse=True, return_counts=True)
     if (size_P < 2).any():
         raise DataError(
@@ -59,9 +64,9 @@ def group_table(responses: Responses, reward_B: Array | None = None, group_B: Ar
         )
     correct_P = np.bincount(index_B[correct_B], minlength=len(size_P))
     wrong_P, right_P = correct_P == 0, correct_P == size_P
-    checkpoint_P, problem_P = responses.checkpoint_B[first_P], responses.problem_B[first_P]
+    mixed_P = ~(wrong_P | right_P)
     return GroupTable(
-        index_B, correct_B, size_P, correct_P, wrong_P, right_P, ~(wrong_P | right_P), checkpoint_P, problem_P
+        index_B, correct_B, size_P, correct_P, wrong_P, right_P, mixed_P, checkpoint_B[first_P], problem_B[first_P]
     )
 
 

@@ -33,12 +33,11 @@ class Audit:
     numbers: Numbers
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
+    drawn: bool = True  # whether it has a figure
 
 
 def write_audit(out: Path, audit: Audit) -> None:
-    """Write the four files of an audit into a folder that is complete or absent."""
-    from nemo_uecr.audit.figures import write_figure
-
+    """Write the files of an audit into a folder that is complete or absent."""
     if out.exists() and not (out / NUMBERS).is_file():
         raise DataError(f"{out} exists and holds no audit; choose another --out")
     numbers = plain(audit.numbers)
@@ -48,7 +47,10 @@ def write_audit(out: Path, audit: Audit) -> None:
         for name, content in ((NUMBERS, record), ("section.json", section)):
             encoded = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
             (folder / name).write_text(encoded, encoding="utf-8")
-        write_figure(folder, audit.name, numbers)
+        if audit.drawn:
+            from nemo_uecr.audit.figures import write_figure
+
+            write_figure(folder, audit.name, numbers)
 
 
 def plain(value: Any) -> Any:

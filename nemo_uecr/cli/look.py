@@ -1,4 +1,4 @@
-"""Commands that look before a run: `plan`, `doctor` and `config`."""
+"""Commands that look before a run: `plan`, `doctor`, `config` and `advise`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter, types, validators
 
 from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, say, write_json
-from nemo_uecr.errors import ConfigError
+from nemo_uecr.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
+    from nemo_uecr.audit.advice import Facts
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.doctor import Finding
@@ -230,3 +231,61 @@ def _check_files(config: Config) -> list[str]:
     benchmarks = config.evaluation.benchmarks
     check_benchmark_files({name: path for name, path in benchmarks.items() if not path.startswith("demo:")})
     return []
+
+
+def advise(
+    source: Annotated[str, Parameter(help="YAML configuration file, or a run folder with saved batches.")],
+    /,
+    *overrides: Override,
+    problems: AtLeastOne = 32,
+    out: Path | None = None,
+) -> None:
+    """Measure student, verifier and teacher without training, and advise a method and its settings.
+
+    Of a configuration of the local back end it draws two groups of the student's responses to each problem, and half a
+    group of the teacher's own. Of a run it reads the first saved batch; what a batch cannot say stays unknown. The
+    advice goes into the run folder, where the report shows it.
+
+        nemo-uecr advise examples/configs/local/demo.yaml
+        nemo-uecr advise runs/demo
+
+    Args:
+        problems: Training problems to draw responses to.
+        out: Output folder (default: audits/advise in the run folder).
+    """
+    say(*advised(source, overrides, problems=problems, out=out))
+
+
+def advised(source: str, overrides: Sequence[str], *, problems: int, out: Path | None) -> list[str]:
+    """Write the advice; the same in lines for a terminal."""
+    require_extra("local", "data")
+    from nemo_uecr.audit import advice
+    from nemo_uecr.audit.output import write_audit
+
+    facts = _facts(source, overrides, problems)
+    folder = out or Path(facts.config.run.folder) / "audits" / "advise"
+    write_audit(folder, advice.advice(facts, advice.load_map()))
+    lines = [f"{line.name:<27} {line.value:<20} {line.meaning}" for line in advice.measured_lines(facts)]
+    for line in advice.advice_lines(facts, advice.load_map()):
+        lines += [f"{line.name:<12}{line.value}", f"{'':<12}{line.meaning} ({line.sure})"]
+    return [*lines, f"advice: {folder}"]
+
+
+def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:
+    from nemo_uecr.audit.advise import facts_of_run, facts_of_survey
+    from nemo_uecr.config.load import load_config
+    from nemo_uecr.files import read_object
+    from nemo_uecr.local.survey import survey
+    from nemo_uecr.study.demo import resolve
+
+    if Path(source).is_dir():
+        if overrides:
+            raise ConfigError(
+                f"{overrides[0]}: a finished run is read as it was; expected a configuration file to change"
+            )
+        return facts_of_run(Path(source))
+    loaded = load_config(source, overrides)
+    found = survey(loaded.config, problems=problems, groups=2, locate=resolve)
+    beside = Path(source).with_name("origins.json")  # a run's configuration states every default
+    origins = {**loaded.origins, **(read_object(beside) if beside.is_file() else {})}
+    return facts_of_survey(loaded.config, found, noise_stated=origins.get("method.scoring_noise") != "default")

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Enough for the demo's advice, in two seconds.
+DEMO_PROBLEMS = 16
+
 
 def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> None:
     """Train a student from a configuration file.
@@ -96,7 +99,7 @@ def _equation(loaded: Loaded[Any]) -> str:
 def demo(*overrides: Override, no_open: bool = False) -> None:
     """Prepare the demo's models and problems, train on them, and open the report.
 
-    The first call trains a student and a larger teacher and caches them. Any key of
+    It ends with what `nemo-uecr advise` says of the untrained student. The first call makes and caches the models. Any key of
     examples/configs/local/demo.yaml can be changed:
 
         nemo-uecr demo method.name=grpo run.seed=1
@@ -104,9 +107,13 @@ def demo(*overrides: Override, no_open: bool = False) -> None:
     Args:
         no_open: Do not open the report in the browser.
     """
+    from nemo_uecr.cli.look import advised
     from nemo_uecr.cli.runs import report
 
-    report(train_local(demo_config_path(), with_free_folder(overrides), resume=False), open_=not no_open)
+    folder = train_local(demo_config_path(), with_free_folder(overrides), resume=False)
+    advice = advised(str(folder / "config.yaml"), [], problems=DEMO_PROBLEMS, out=None)
+    report(folder, open_=not no_open)
+    say("", "before the training, nemo-uecr advise says:", *advice)
 
 
 def demo_config_path() -> str:

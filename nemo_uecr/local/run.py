@@ -77,8 +77,8 @@ def train(
             _check_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
-            models = _models(config, None if start is None else start[0], locate)
-            prompts, benchmarks = _problems(config, models, locate)
+            models = load_models(config, None if start is None else start[0], locate)
+            prompts, benchmarks = encoded_problems(config, models, locate)
             inputs = input_hashes(config, locate)  # after loading: a model of the hub is then on this machine
             check_same_inputs(folder, inputs)
             optimizer = build_optimizer(models.student, config)
@@ -89,8 +89,8 @@ def train(
                 checkpoints.prune(position)
                 log.info("resuming after step %d from %s", position.step, start[0])
                 start = (start[0], {}, position)  # the optimizer has it
-            placement = _placement(config, models, optimizer)
-            sample = _sampler(config, models.student, locate, prompts, benchmarks)
+            placement = placement_of(config, models, optimizer)
+            sample = sampler_of(config, models.student, locate, prompts, benchmarks)
             clients = open_clients(folder, config.telemetry, flat_values(config))
             progress = Progress(total=config.train.steps, style=config.telemetry.progress)
             write_run_files(folder, config, objective=objective, origins=origins, inputs=inputs)
@@ -141,7 +141,9 @@ def _retire_failure(folder: Path) -> None:
         failure.rename(folder / f"{FAILURE}-{number}")
 
 
-def _models(config: Config, checkpoint: Path | None, locate: Locate) -> Models:
+def load_models(config: Config, checkpoint: Path | None, locate: Locate) -> Models:
+    """The models that the run reads, the student as a checkpoint holds it where one is given."""
+
     def device(member: str) -> torch.device:
         """What is offloaded waits in host memory from the start."""
         return torch.device("cpu") if moves(config.offload, member) else _device(config.device)
@@ -180,13 +182,14 @@ def _student(config: Config, checkpoint: Path | None, locate: Locate, device: to
     return replace(student, recomputed=tuple(layers))
 
 
-def _sampler(
+def sampler_of(
     config: Config,
     student: TokenModel,
     locate: Locate,
     prompts: Sequence[Prompt],
     benchmarks: Mapping[str, Sequence[Prompt]],
 ) -> Sampler | VllmSampler:
+    """What draws the student's responses."""
     if config.rollout.engine == "transformers":
         return partial(draw, student, microbatch=config.rollout.microbatch_responses)
     limits = (
@@ -198,12 +201,13 @@ def _sampler(
     return VllmSampler(student, initial, config, device=_device(config.device), max_length=longest)
 
 
-def _placement(config: Config, models: Models, optimizer: torch.optim.Optimizer) -> Placement:
+def placement_of(config: Config, models: Models, optimizer: torch.optim.Optimizer | None) -> Placement:
+    """Where the models and the optimizer, if there is one, wait and compute."""
     loaded = {} if models.reference is None else {"reference": models.reference}
     for teacher in [] if models.teachers is None else models.teachers.by_name.values():
         loaded |= teacher.members
     loaded["student"] = models.student
-    device, members = _device(config.device), {"optimizer": partial(state_of, optimizer)}
+    device, members = _device(config.device), {} if optimizer is None else {"optimizer": partial(state_of, optimizer)}
     for name, model in loaded.items():
         if name == "student" or model.module is not models.student.module:  # with an adapter it has the initial one
             members[name] = model.module.parameters
@@ -220,7 +224,8 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _problems(config: Config, models: Models, locate: Locate) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
+def encoded_problems(config: Config, models: Models, locate: Locate) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
+    """Encoded training problems and those of each benchmark, which every model that is here can read."""
     data = config.data
 
     def prompts(path: Path, data: DataConfig) -> list[Prompt]:

@@ -105,7 +105,8 @@ def _audits(run: RunFolder) -> list[dict[str, Any]]:
     found = []
     for path in sorted(run.path.glob("audits/*/section.json")):
         if not path.parent.name.startswith("."):
-            picture = base64.b64encode(path.with_name("figure.svg").read_bytes()).decode("ascii")
+            figure = path.with_name("figure.svg")  # advice has none
+            picture = base64.b64encode(figure.read_bytes()).decode("ascii") if figure.is_file() else None
             found.append({**read_object(path), "picture": picture})
     return found
 

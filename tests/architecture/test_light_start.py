@@ -46,7 +46,7 @@ LIGHT_MODULES = [
     "nemo_uecr.report.page", "nemo_uecr.telemetry.metric_table", "nemo_uecr.verifier.pool",
 ]  # fmt: skip
 COMMANDS = [
-    "demo", "train", "smoke", "report", "replay", "config", "plan", "doctor",
+    "demo", "train", "smoke", "report", "replay", "config", "plan", "doctor", "advise",
     "score", "audit signal", "audit token-credit", "audit group-signal", "audit alpha-sweep",
     "study", "convert", "slurm smoke", "slurm node",
 ]  # fmt: skip

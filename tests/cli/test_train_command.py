@@ -16,6 +16,7 @@ import torch
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.cli.train import demo_config_path, with_free_folder
 from tests.local.tiny import SMALL, assets
+from tests.reliability.commands import refused
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +108,36 @@ def test_demo_trains_and_reports(
     monkeypatch.setattr("nemo_uecr.cli.train.demo_config_path", lambda: str(assets().config))
     assert entry_point(["demo", "--no-open", *SMALL, "telemetry.save_batch_every=1"]) == 0
     assert steps_in(Path("runs/demo")) == [1, 2]
-    assert capsys.readouterr().out.endswith("report: runs/demo/report.html\n")
-    assert "</html>" in Path("runs/demo/report.html").read_text(encoding="utf-8")
+    printed = capsys.readouterr().out
+    assert "report: runs/demo/report.html\n" in printed
+    assert printed.endswith("advice: runs/demo/audits/advise\n")
+    assert "<h3>Advice</h3>" in Path("runs/demo/report.html").read_text(encoding="utf-8")
     assert with_free_folder(["run.seed=1"]) == ["run.folder=runs/demo-2", "run.seed=1"]
     assert with_free_folder(["+run.folder=mine"]) == ["+run.folder=mine"]
+
+
+def test_advise_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a configuration everything is measured; what a saved batch cannot say is unknown; a report shows it."""
+    config, folder = str(assets().config), tmp_path / "run"
+    words = [*SMALL, f"run.folder={folder}", "telemetry.save_batch_every=1"]
+    assert entry_point(["advise", config, *words, "method.name=grpo", "--problems", "4"]) == 0
+    drawn = capsys.readouterr().out.splitlines()
+    numbers = json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"]
+    assert numbers["where"]["lead"] is not None
+    assert set(numbers["equal"]) == {"2", "4", "8"}
+    assert entry_point(["train", config, *words]) == 0
+    assert entry_point(["advise", str(folder)]) == 0
+    read = capsys.readouterr().out.splitlines()
+    numbers = json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"]
+    assert (numbers["teacher"], numbers["where"]["lead"]) == (None, None)
+    assert numbers["numbers"]["outcome/gap_mean_wrong"] is not None
+    assert [line[:20] for line in read if "method  " in line] == [line[:20] for line in drawn if "method  " in line]
+    assert entry_point(["report", str(folder)]) == 0
+    assert "what it means" in (folder / "report.html").read_text()
+    assert entry_point(["advise", str(folder), "method.alpha=2"]) == 2
+
+
+def test_advise_of_a_run_without_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert entry_point(["train", str(assets().config), *SMALL, f"run.folder={folder}"]) == 0
+    assert "save_batch_every" in refused(capsys, "advise", str(folder))

@@ -1,0 +1,102 @@
+"""Advice from made facts and a made map: what each rule says, and that what is unknown leads to caution."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nemo_uecr.audit.advice import Cell, Facts, Measured, advice_lines, behind, chosen, load_map, region
+from nemo_uecr.config.load import SHIPPED, load_config
+from nemo_uecr.method_registry import REGISTRY
+from nemo_uecr.stats import Share
+
+CONFIG = load_config(SHIPPED / "local" / "demo.yaml", ()).config
+
+
+def share(value: float, margin: float = 0.05) -> Share:
+    return {"value": value, "low": value - margin, "high": value + margin}
+
+
+def cell(name: str, lead: float, **means: float) -> Cell:
+    where = {"student": 0.3, "lead": lead, "order": 0.5 + lead, "degenerate": 0.4}
+    return Cell(name, where, "grpo", {method: Measured(mean, 10, None) for method, mean in means.items()})
+
+
+GOOD = cell("good", 0.3, grpo=46.0, uecr=49.0, pg_opd=51.0, atod=52.0)
+WRONG = cell("wrong", -0.2, grpo=50.0, uecr=49.5, pg_opd=20.0)
+MAP = [GOOD, WRONG]
+FACTS = Facts(
+    where={"student": share(0.3), "lead": share(0.3), "order": share(0.8), "degenerate": share(0.4)},
+    teacher=share(0.6),
+    numbers={"safe_alpha": 4.0, "noise": None},
+    equal={4: (0.3, 0.3), 8: (0.2, 0.2), 16: (0.1, 0.1)},
+    columns={},
+    config=CONFIG,
+)
+
+
+def advised(facts: Facts) -> dict[str, str]:
+    return {line.name: line.value for line in advice_lines(facts, MAP)}
+
+
+def placed(**axes: Share | None) -> Facts:
+    return replace(FACTS, where={**FACTS.where, **axes})
+
+
+def with_numbers(**numbers: float) -> Facts:
+    return replace(FACTS, numbers={**FACTS.numbers, **numbers})
+
+
+def test_a_good_teacher() -> None:
+    assert advised(FACTS) == {
+        "region": "good", "teacher": "distil", "method": "atod", "alpha": "1", "warm-up": "5 steps", "std_floor": "0",
+        "group size": "8",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("axes", [{"lead": share(-0.2)}, {"order": share(0.3)}, {"lead": None, "order": share(0.3)}])
+def test_do_not_distil_from_a_wrong_teacher(axes: dict[str, Any]) -> None:
+    found = advised(placed(**axes))
+    assert (found["teacher"], found["method"]) == ("do not distil from this teacher", "grpo")
+
+
+def test_what_is_unknown_rules_out_no_cell_and_the_method_survives_all() -> None:
+    unknown = placed(lead=None, order=None)
+    assert region(unknown.where, MAP) == MAP
+    assert (advised(unknown)["teacher"], advised(unknown)["method"]) == ("in doubt", "uecr")
+    assert advised(placed(lead=share(0.05, 0.3), order=share(0.5, 0.25)))["method"] == "uecr"
+
+
+def test_of_equal_regrets_the_method_that_reads_fewest_scores() -> None:
+    assert chosen([cell("even", 0.0, uecr=50.0, grpo=50.0, puu=50.0)]) == "grpo"
+
+
+def test_settings_follow_the_numbers() -> None:
+    assert advised(with_numbers(safe_alpha=0.42))["alpha"] == "below 0.42"
+    assert advised(with_numbers(noise=0.01))["std_floor"] == "0.03"
+    many = replace(FACTS, equal={8: (0.0, 0.7), 16: (0.0, 0.4), 32: (0.0, 0.2)})
+    assert advised(many)["group size"] == "16"
+    assert advised(replace(FACTS, equal={8: (0.0, 0.9), 16: (0.0, 0.8)}))["group size"] == "8"
+
+
+def test_a_hit_is_within_noise_of_the_best() -> None:
+    finals = {
+        "grpo": {0: 40.0, 1: 41.0, 2: 42.0},
+        "uecr": {0: 44.0, 1: 43.0, 2: 45.0},
+        "atod": {0: 45.0, 1: 42.0, 2: 46.0},
+    }
+    assert behind("atod", finals) is None
+    near, far = behind("uecr", finals), behind("grpo", finals)
+    assert near is not None
+    assert near.low <= 0 < near.mean
+    assert far is not None
+    assert far.mean == pytest.approx(10 / 3)
+
+
+def test_the_shipped_map_names_methods_and_axes_that_there_are() -> None:
+    for each in load_map():
+        assert each.where.keys() == FACTS.where.keys()
+        assert {"grpo"} <= each.methods.keys() <= REGISTRY.keys()
+        assert [name for name, found in each.methods.items() if found.lead is None] == [each.reference]
