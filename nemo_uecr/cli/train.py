@@ -99,8 +99,8 @@ def _equation(loaded: Loaded[Any]) -> str:
 def demo(*overrides: Override, no_open: bool = False) -> None:
     """Prepare the demo's models and problems, train on them, and open the report.
 
-    It ends with what `nemo-uecr advise` says of the untrained student. The first call makes and caches the models. Any key of
-    examples/configs/local/demo.yaml can be changed:
+    It ends with what `nemo-uecr advise` says of the untrained student. The first call makes and caches the models. Any
+    key of examples/configs/local/demo.yaml can be changed:
 
         nemo-uecr demo method.name=grpo run.seed=1
 
