@@ -106,7 +106,7 @@ def _facts(
         "order": None,
         "degenerate": sampler.mean(groups.flat(batch.task_reward_B).numpy(), everything, problem_B),
     }
-    numbers = known | {name: metrics.get(name) for name in MEASURED} | {"spread": None, "safe_alpha": None}
+    numbers = dict(known) | {name: metrics.get(name) for name in MEASURED} | {"spread": None, "safe_alpha": None}
     if advantages.teacher_reward_B is not None:
         table = table_of(right_B, batch.group_B.numpy(), np.zeros_like(problem_B), problem_B)
         reward_B = advantages.teacher_reward_B.numpy()

@@ -67,7 +67,7 @@ def survey(config: Config, *, problems: int, groups: int, locate: Locate) -> Sur
     sequences = Sequences(prompts, _drawn(config, sample, models.student, prompts))
     with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards:
         outcomes = rewards.judge(samples_of(0, sequences, config.data), step=0)
-        rows = torch.arange(len(prompts)).split(config.train.microbatch_responses)
+        rows = torch.split(torch.arange(len(prompts)), config.train.microbatch_responses)
         student = score(models.student, sequences, rows, temperatures=(rollout.temperature, 1.0), entropy=False)
         reading = teacher = own = None
         columns = {"student": models.student.vocabulary}
