@@ -248,7 +248,7 @@ def _scored(work: Path, name: str, **made: Any) -> Path:
     out = work / name
     command(
         "score", rows, "--teacher", teacher, "--student", student, "--anchor", f"base={teacher}", "--out", out,
-        "--device", "cpu", "--ranks",
+        "--device", "cpu",
     )  # fmt: skip
     return out
 

@@ -25,7 +25,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import model_digest
 from nemo_uecr.files import file_sha256, locked
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
-from nemo_uecr.local.scores import score, token_logits
+from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 
 log = logging.getLogger(__name__)
@@ -159,9 +159,9 @@ def token_scores(
     """The packed tokens of a part, and how many of each response have a score that is not finite."""
     mask_BT = sequences.mask_BT
     rows = torch.split(torch.arange(len(mask_BT)), batch)  # those of a part are sorted by length
-    found = score(teacher, sequences, rows, temperatures=(1.0,), entropy=True, top1=True)
+    found = score(teacher, sequences, rows, temperatures=(1.0,), entropy=True, rank=True)
     assert found.entropy_BT is not None
-    assert found.top1_BT is not None
+    assert found.rank_BT is not None
     if found.dropped_BT is not None:
         cut_N = found.dropped_BT[mask_BT]
         log.info(
@@ -173,26 +173,5 @@ def token_scores(
     for name, model in anchors.items():
         scores[ANCHOR + name] = score(model, sequences, rows, temperatures=(1.0,), entropy=False).logp[0]
     bad_BT = ~torch.stack([value_BT.isfinite() for value_BT in scores.values()]).all(dim=0) & mask_BT
-    tokens = {"token_ids": sequences.token_ids().int(), "teacher_top1": found.top1_BT, **scores}
+    tokens = {"token_ids": sequences.token_ids().int(), "teacher_rank": found.rank_BT, **scores}
     return {name: value_BT[mask_BT] for name, value_BT in tokens.items()}, bad_BT.sum(dim=1).tolist()
-
-
-@torch.no_grad()
-def rank_parts(folder: Path, teacher: TokenModel, *, batch: int) -> None:
-    """Rank the tokens of every part that has no ranks yet, in a second pass of the model that scored them.
-
-    ``rank_t = 1 + #{v : z_v > z_{y_t}}``, so that a top-1 match is rank 1 and ties share the better rank.
-    """
-    missing = [path for path in store.part_paths(folder) if not store.rank_path(path).is_file()]
-    for path in tracked(missing, "parts ranked"):
-        lists = []
-        for name in ("prompt_ids", "token_ids"):
-            lengths, (ids,) = store.token_lists([path], [name])
-            lists.append([own.tolist() for own in torch.split(ids, lengths.tolist())])
-        sequences = sequences_of(list(zip(*lists, strict=True)))
-        ranks = []
-        for rows in torch.split(torch.arange(len(sequences.prompts)), batch):
-            for _, logits_NV, target_N in token_logits(teacher, sequences.micro_batch(rows)):
-                own_N1 = logits_NV.gather(1, target_N.unsqueeze(1))
-                ranks.append(1 + (logits_NV[:, : teacher.shared] > own_N1).sum(dim=1).cpu())
-        store.write_ranks(path, torch.cat(ranks))

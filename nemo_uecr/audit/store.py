@@ -25,7 +25,7 @@ from nemo_uecr.files import replace_file
 
 Array = np.ndarray
 
-FORMAT = "nemo_uecr.scores/3"
+FORMAT = "nemo_uecr.scores/4"
 PLAN = "scores.json"
 #: Key of the plan with the names of all responses that were asked for, by any call.
 ASKED = "asked"
@@ -38,9 +38,9 @@ TABLE = {
     "cut": "bool", "ids_from": "string", "nonfinite_tokens": "int64",
 }  # fmt: skip
 TEXTS = {"question": "string", "answer": "string", "response": "string"}
-#: Columns with one value a token: nats at temperature 1 in float32, and whether the token has the teacher's largest
-#: logit. Each anchor adds one of its log-probabilities.
-TOKENS = ("token_ids", "teacher_logp", "teacher_entropy", "teacher_top1")
+#: Columns with one value a token: nats at temperature 1 in float32, and the token's rank among the teacher's logits, 1
+#: the largest. Each anchor adds one of its log-probabilities.
+TOKENS = ("token_ids", "teacher_logp", "teacher_entropy", "teacher_rank")
 ANCHOR = "anchor_"
 #: The anchor that generated the responses.
 STUDENT = "student"
@@ -90,7 +90,7 @@ class Tokens:
     token_ids: Tensor
     teacher_logp: Tensor
     teacher_entropy: Tensor
-    teacher_top1: Tensor
+    teacher_rank: Tensor
     anchor_logp: Tensor
 
     def span(self, row: int) -> slice:
@@ -128,13 +128,12 @@ class Scores:
         if checkpoint not in steps:
             known = ", ".join(map(str, steps))
             raise DataError(f"{self.folder} has no response of checkpoint {checkpoint}; expected one of {known}")
-        lengths, values = token_lists(part_paths(self.folder), (*TOKENS, ANCHOR + anchor), checkpoint)
-        return Tokens(np.flatnonzero(self.responses.checkpoint_B == checkpoint), _offsets(lengths), *values)
+        import pyarrow.compute as compute
 
-    def ranks(self, checkpoint: int) -> Tensor | None:
-        """[N] rank of each of the tokens under the teacher, 1 the largest; None unless all parts were ranked."""
-        paths = [rank_path(path) for path in part_paths(self.folder)]
-        return token_lists(paths, ["rank"], checkpoint)[1][0] if all(path.is_file() for path in paths) else None
+        table = _read(part_paths(self.folder), (*TOKENS, ANCHOR + anchor), checkpoint)
+        lengths = compute.list_value_length(table["token_ids"]).to_numpy()
+        values = [torch.tensor(compute.list_flatten(column).to_numpy()) for column in table.columns]
+        return Tokens(np.flatnonzero(self.responses.checkpoint_B == checkpoint), _offsets(lengths), *values)
 
     def column(self, name: str) -> list[Any]:
         """One column of the responses as Python values, for example ``response``."""
@@ -206,27 +205,11 @@ def part_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-??????.parquet"))
 
 
-def rank_path(part: Path) -> Path:
-    """The teacher's exact rank of each token of a part, where the second pass was asked for."""
-    return part.with_suffix(".rank.parquet")
-
-
 def _read(parts: Sequence[Path], columns: Sequence[str], checkpoint: int | None = None) -> Any:
     import pyarrow.parquet as parquet
 
     chosen = None if checkpoint is None else [("checkpoint", "==", checkpoint)]
     return parquet.read_table(parts, columns=list(columns), filters=chosen, page_checksum_verification=True)
-
-
-def token_lists(
-    parts: Sequence[Path], columns: Sequence[str], checkpoint: int | None = None
-) -> tuple[Array, list[Tensor]]:
-    """[B] tokens of each response, of one checkpoint or of all, and [N] values of each column."""
-    import pyarrow.compute as compute
-
-    table = _read(parts, columns, checkpoint)
-    values = [torch.tensor(compute.list_flatten(table[name]).to_numpy()) for name in columns]
-    return compute.list_value_length(table[columns[0]]).to_numpy(), values
 
 
 # Writing
@@ -256,27 +239,15 @@ def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
 def write_part(folder: Path, rows: Sequence[Mapping[str, Any]], tokens: Mapping[str, Tensor]) -> None:
     """Write the next part: `TABLE`, `TEXTS` and ``prompt_ids`` of each response, [N] `TOKENS` and the anchors."""
     import pyarrow
+    import pyarrow.parquet as parquet
 
     schema = pyarrow.schema([*TABLE.items(), *TEXTS.items(), ("prompt_ids", pyarrow.list_(pyarrow.int32()))])
     paths = part_paths(folder)
     number = int(paths[-1].stem.removeprefix("part-")) + 1 if paths else 0
     table = pyarrow.Table.from_pylist(rows, schema)
-    _write(folder / f"part-{number:06d}.parquet", table, table["scored_tokens"], tokens)
-
-
-def write_ranks(part: Path, rank_N: Tensor) -> None:
-    """Write the ranks of a part's tokens."""
-    table = _read([part], ["checkpoint", "scored_tokens"])
-    _write(rank_path(part), table.select(["checkpoint"]), table["scored_tokens"], {"rank": rank_N.int()})
-
-
-def _write(path: Path, table: Any, lengths: Any, tokens: Mapping[str, Tensor]) -> None:
-    import pyarrow
-    import pyarrow.parquet as parquet
-
-    ends = pyarrow.array(_offsets(lengths.to_numpy()), type=pyarrow.int32())
+    ends = pyarrow.array(_offsets(table["scored_tokens"].to_numpy()), type=pyarrow.int32())
     for name, value_N in tokens.items():
         table = table.append_column(name, pyarrow.ListArray.from_arrays(ends, pyarrow.array(value_N.numpy())))
     content = io.BytesIO()
     parquet.write_table(table, content, write_page_checksum=True)
-    replace_file(path, content.getvalue())
+    replace_file(folder / f"part-{number:06d}.parquet", content.getvalue())

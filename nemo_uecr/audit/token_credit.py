@@ -56,7 +56,8 @@ def token_credit_audit(
     stratum_N = np.searchsorted(boundaries, entropy_N, side="left")  # H in (boundary below, boundary above]
     strata = Strata(stratum_N, tokens.row_N, problem_B, len(boundaries) + 1, sampler)
     quartile = float(np.quantile(reference_N, 0.75, method="inverted_cdf"))
-    gap_N = np.abs(tokens.gap_N)
+    gap_N, rank_N = np.abs(tokens.gap_N), tokens.teacher_rank.numpy()
+    own_ranks = [rank_N[stratum_N == each] for each in range(strata.count)]
     weights = {name: _weights(scores, tokens, method, settings, strata) for name, method in WEIGHTS.items()}
     _histogram(weights)
     numbers: Numbers = {
@@ -76,9 +77,10 @@ def token_credit_audit(
             "tokens": np.bincount(stratum_N, minlength=strata.count),
             "entropy": strata.mean(entropy_N),
             "probability": strata.mean(tokens.teacher_logp.double().exp().numpy()),
-            "top1": strata.mean(tokens.teacher_top1.double().numpy()),
+            "top1": strata.mean((rank_N == 1).astype(np.float64)),
             "absolute_gap": strata.mean(gap_N),
-            **_ranks(strata, scores.ranks(chosen)),
+            "rank": strata.mean(rank_N.astype(np.float64)),
+            "median_rank": [float(np.median(own)) if own.size else None for own in own_ranks],
         },
         "large_gaps": _large_gaps(gap_N, entropy_N, strata, quartile, settings),
         "weights": weights,
@@ -94,17 +96,6 @@ def _entropy(scores: Scores, tokens: Tokens) -> Array:
         raise ScoreError(f"response {name!r} has scores that are not finite; check the models, and score again")
     entropy_N: Array = tokens.teacher_entropy.double().numpy()
     return entropy_N
-
-
-def _ranks(strata: Strata, rank: torch.Tensor | None) -> Numbers:
-    if rank is None:
-        return {}
-    rank_N = rank.numpy()
-    own = [rank_N[strata.stratum_N == each] for each in range(strata.count)]
-    return {
-        "rank": strata.mean(rank_N.astype(np.float64)),
-        "median_rank": [float(np.median(each)) if each.size else None for each in own],
-    }
 
 
 def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float, settings: Settings) -> list[Numbers]:

@@ -100,8 +100,7 @@ def token_credit(
 ) -> None:
     """Where the teacher's token signals are large, how certain it is there, and what the weights do to the budget.
 
-    SCORES has groups of responses of the initial student, for example the batch of a run's first step. If the tokens'
-    exact ranks are recorded (`score --ranks`), their means and medians are reported too.
+    SCORES has groups of responses of the initial student, for example the batch of a run's first step.
 
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
         nemo-uecr audit token-credit runs/demo/scores-start --run runs/demo

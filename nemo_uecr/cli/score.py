@@ -26,7 +26,6 @@ def score(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     batch: AtLeastOne = 16,
     part: AtLeastOne = 512,
-    ranks: bool = False,
 ) -> None:
     """Score responses with a teacher and with the policies that they are compared to, for the audits.
 
@@ -57,14 +56,12 @@ def score(
         dtype: Precision of the models.
         batch: Responses in one forward pass.
         part: Responses between two writes.
-        ranks: Also record the exact rank of every token, in a second pass.
     """
     require_extra("local", "data")
     import torch
 
-    from nemo_uecr.audit.score import Scoring, rank_parts, score_rollouts
+    from nemo_uecr.audit.score import Scoring, score_rollouts
     from nemo_uecr.audit.sources import source_of, students_of
-    from nemo_uecr.data.models import only_here, output_columns
     from nemo_uecr.study.demo import resolve
 
     sources = [source_of(text, take=take, steps=None if steps is None else frozenset(steps)) for text in rollouts]
@@ -87,10 +84,6 @@ def score(
     responses = [rollout for source in sources for rollout in source.rollouts]
     files = [path for source in sources for path in source.files]
     found = score_rollouts(out, responses, files, scoring).responses
-    if ranks:
-        generated = scoring.student_of(found.checkpoints[0])
-        columns = output_columns(generated, local_files_only=only_here(generated))
-        rank_parts(out, scoring.load(scoring.teacher, "teacher").beside(columns), batch=batch)
     say(
         f"{len(found.ids)} responses, {int(found.scored_B.sum())} tokens, "
         f"checkpoints {', '.join(map(str, found.checkpoints))}; "

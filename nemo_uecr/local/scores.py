@@ -33,7 +33,7 @@ class Scores:
 
     logp: tuple[Tensor, ...]
     entropy_BT: Tensor | None
-    top1_BT: Tensor | None = None
+    rank_BT: Tensor | None = None
     dropped_BT: Tensor | None = None
 
 
@@ -45,7 +45,7 @@ def score(
     *,
     temperatures: tuple[float, ...],
     entropy: bool,
-    top1: bool = False,
+    rank: bool = False,
 ) -> Scores:
     """Log-probability of every response token at each temperature, and the entropy at temperature 1, in one forward.
 
@@ -55,7 +55,7 @@ def score(
         micro_rows: rows of each forward pass.
         temperatures: K temperatures.
         entropy: whether to return the full-vocabulary entropy.
-        top1: whether to return if the token has the largest logit.
+        rank: whether to return the token's rank among the logits, 1 the largest.
 
     Returns:
         The scores; a token whose logits are not finite stays NaN. Of a teacher that is cut to its student's output
@@ -71,40 +71,43 @@ def score(
     shape = (len(sequences.responses), sequences.width)
     logp = tuple(torch.full(shape, torch.nan) for _ in temperatures)
     entropy_BT = torch.full(shape, torch.nan) if entropy else None
-    top1_BT = torch.zeros(shape, dtype=torch.bool) if top1 else None
+    rank_BT = torch.zeros(shape, dtype=torch.int32) if rank else None
     dropped_BT = torch.full(shape, torch.nan) if dropped else None
     scorer = partial(
         score_logits,
-        temperatures=temperatures, entropy=entropy, top1=top1, dropped=dropped, valid_vocab=model.shared,
+        temperatures=temperatures, entropy=entropy, dropped=dropped, valid_vocab=model.shared,
     )  # fmt: skip
     for rows in micro_rows:
         micro = sequences.micro_batch(rows)
         row_N, column_N = micro.mask_bT.nonzero(as_tuple=True)
-        for start, found in _finite_scores(model, micro, scorer):
+        for start, logits_NV, found in _finite_scores(model, micro, scorer):
             tokens = slice(start, start + found.logp.shape[1])
             place = (rows[row_N[tokens]], column_N[tokens])
             for target_BT, values_N in zip(logp, found.logp, strict=True):
                 target_BT[place] = values_N.cpu()
             if entropy_BT is not None and found.entropy is not None:
                 entropy_BT[place] = found.entropy.cpu()
-            if top1_BT is not None and found.top1 is not None:
-                top1_BT[place] = found.top1.cpu()
+            if rank_BT is not None:  # of equal logits every one has the better rank
+                own_N1 = logits_NV.gather(1, micro.target_N[tokens].to(model.device).unsqueeze(1))
+                above_N = (logits_NV[:, : model.shared] > own_N1).sum(dim=1, dtype=torch.int32)
+                rank_BT[place] = 1 + above_N.cpu()
             if dropped_BT is not None and found.dropped is not None:
                 dropped_BT[place] = found.dropped.cpu()
-    return Scores(logp, entropy_BT, top1_BT, dropped_BT)
+    return Scores(logp, entropy_BT, rank_BT, dropped_BT)
 
 
 def _finite_scores(
     model: TokenModel, micro: MicroBatch, scorer: Callable[[Tensor, Tensor], TokenScores]
-) -> Iterator[tuple[int, TokenScores]]:
-    """Scores with the place of their first token. Tokens without any are left out; the caller knows the samples."""
+) -> Iterator[tuple[int, Tensor, TokenScores]]:
+    """Logits and scores with the place of their first token. Tokens without a score are left out: the caller knows."""
     for tokens, logits_NV, target_N in token_logits(model, micro):
         try:
-            yield tokens.start, scorer(logits_NV, target_N)
+            yield tokens.start, logits_NV, scorer(logits_NV, target_N)
         except NonFiniteScoreError:  # one token at a time, to tell which
             for n in range(target_N.numel()):
                 with contextlib.suppress(NonFiniteScoreError):
-                    yield tokens.start + n, scorer(logits_NV[n : n + 1], target_N[n : n + 1])
+                    one = slice(n, n + 1)
+                    yield tokens.start + n, logits_NV[one], scorer(logits_NV[one], target_N[one])
 
 
 def token_logits(model: TokenModel, micro: MicroBatch) -> Iterator[tuple[slice, Tensor, Tensor]]:

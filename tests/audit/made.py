@@ -91,7 +91,7 @@ def _tensors(made: Sequence[Made]) -> dict[str, torch.Tensor]:
         "token_ids": torch.tensor([token for own in ids for token in own], dtype=torch.int32),
         "teacher_logp": teacher_N,
         "teacher_entropy": torch.tensor(entropy),
-        "teacher_top1": teacher_N > -0.5,
+        "teacher_rank": torch.where(teacher_N > -0.5, 1, 2).int(),
         "anchor_student": teacher_N - gap_N,
         "anchor_base": teacher_N - 2 * gap_N,
     }
@@ -146,6 +146,6 @@ def _random_tokens(
     }  # fmt: skip
     tensors = {
         "token_ids": torch.from_numpy(generator.integers(0, 1000, total, dtype=np.int32)),
-        "teacher_top1": torch.from_numpy(generator.random(total) < np.exp(-entropy_N)),
+        "teacher_rank": torch.from_numpy(np.where(generator.random(total) < np.exp(-entropy_N), 1, 2).astype(np.int32)),
     }
     return tensors | {name: torch.from_numpy(value_N).float() for name, value_N in scores.items()}, length_B

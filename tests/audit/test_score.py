@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("pyarrow", reason="scores are written with pyarrow (extra 'data')")
 
 from nemo_uecr.audit import store
-from nemo_uecr.audit.score import Scoring, rank_parts, score_rollouts
+from nemo_uecr.audit.score import Scoring, score_rollouts
 from nemo_uecr.audit.sources import Source, evaluation_source, jsonl_source, run_source
 from nemo_uecr.audit.store import Scores, read_scores
 from nemo_uecr.errors import DataError, RunFolderError
@@ -59,7 +59,7 @@ def scored(folder: Path, source: Source, **changes: Any) -> Scores:
 
 
 def direct(path: Path, prompt_ids: Sequence[int], ids: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Log-probability, entropy, first choice and rank from the whole logits of one unpadded sequence."""
+    """Log-probability, entropy and rank from the whole logits of one unpadded sequence."""
     with torch.no_grad():
         logits_SV = model(path).module(torch.tensor([[*prompt_ids, *ids]])).logits[0].double()
     logits_NV = logits_SV[len(prompt_ids) - 1 : -1]
@@ -68,7 +68,6 @@ def direct(path: Path, prompt_ids: Sequence[int], ids: Sequence[int]) -> dict[st
     return {
         "logp": log_NV.gather(1, own_N1)[:, 0],
         "entropy": -(log_NV.exp() * log_NV).sum(dim=1),
-        "top1": logits_NV.argmax(dim=1) == own_N1[:, 0],
         "rank": 1 + (logits_NV > logits_NV.gather(1, own_N1)).sum(dim=1),
     }
 
@@ -77,11 +76,11 @@ def by_response(scores: Scores, anchor: str) -> dict[str, dict[str, torch.Tensor
     """Every response's tokens by its id."""
     found = {}
     for step in scores.responses.checkpoints:
-        tokens, rank_N = scores.tokens(anchor, step), scores.ranks(step)
+        tokens = scores.tokens(anchor, step)
         values = {
             "ids": tokens.token_ids, "logp": tokens.teacher_logp, "entropy": tokens.teacher_entropy,
-            "top1": tokens.teacher_top1, "anchor": tokens.anchor_logp,
-        } | ({} if rank_N is None else {"rank": rank_N})  # fmt: skip
+            "rank": tokens.teacher_rank, "anchor": tokens.anchor_logp,
+        }  # fmt: skip
         for place, row in enumerate(tokens.rows):
             found[scores.responses.ids[row]] = {key: value[tokens.span(place)] for key, value in values.items()}
     return found
@@ -95,7 +94,6 @@ def test_a_teacher_with_padding_columns_scores_as_the_one_without(tmp_path: Path
     plain, cut = (tmp_path / name for name in ("plain", "cut"))
     for folder, teacher in ((plain, own.teacher), (cut, wide)):
         scored(folder, source, teacher=str(teacher))
-        rank_parts(folder, model(teacher).beside(len(embedding)), batch=3)
     found, expected = (by_response(read_scores(folder), "student") for folder in (cut, plain))
     for name, values in expected.items():
         for key, value in values.items():
@@ -105,7 +103,6 @@ def test_a_teacher_with_padding_columns_scores_as_the_one_without(tmp_path: Path
 def test_scores_are_those_of_the_whole_logits(tmp_path: Path) -> None:
     source = rollouts(tmp_path)
     scores = scored(tmp_path / "s", source, anchors={"base": str(assets().teacher)})
-    rank_parts(tmp_path / "s", model(assets().teacher), batch=3)
     found, base = by_response(scores, "student"), by_response(scores, "base")
     prompts = dict(zip(scores.responses.ids, scores.column("prompt_ids"), strict=True))
     assert len(found) == 10
@@ -119,9 +116,8 @@ def test_scores_are_those_of_the_whole_logits(tmp_path: Path) -> None:
             (base[rollout.id]["anchor"], teacher["logp"]),
         ):  # fmt: skip
             torch.testing.assert_close(value.double(), expected, atol=2e-5, rtol=0)
-        assert own["top1"].tolist() == teacher["top1"].tolist()
         assert own["rank"].tolist() == teacher["rank"].tolist()
-    assert any(not each["top1"].all() for each in found.values())
+    assert any((each["rank"] > 1).any() for each in found.values())
     rewards = dict(zip(scores.responses.ids, scores.responses.reward_B, strict=True))
     assert [rewards[each.id] for each in source.rollouts] == [0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # verified: the answer is 1
 
