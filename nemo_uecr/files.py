@@ -19,11 +19,6 @@ from filelock import FileLock, Timeout
 
 from nemo_uecr.errors import DataError, RunFolderError
 
-__all__ = [
-    "LOCK", "append_whole", "check_writable", "file_sha256", "in_use", "locked", "new_folder", "read_object",
-    "recover_folder", "replace_file", "replaced_file", "sync_folder",
-]  # fmt: skip
-
 #: Name of the lock in a run folder.
 LOCK = "run.lock"
 
@@ -40,11 +35,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to fill, which takes its place when the block ends without an error.
-
-    Raises:
-        OSError: as `replace_file`.
-    """
+    """A file to fill, which takes its place when the block ends without an error; fails as `replace_file` does."""
     # One fixed name, so that the next writer takes over what a kill left; `mkstemp` would also hide it from the group.
     aside = path.with_name(f".{path.name}.tmp")
     try:
@@ -180,11 +171,7 @@ def in_use(folder: Path) -> bool:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written, or made, before hours are spent on what goes into it.
-
-    Raises:
-        RunFolderError: naming it.
-    """
+    """Refuse a folder that cannot be written, or made, before hours are spent on what goes into it."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryFile(dir=place).close()
@@ -199,11 +186,7 @@ def file_sha256(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The one JSON object of a file.
-
-    Raises:
-        DataError: If it is missing, cut short, or no object.
-    """
+    """The one JSON object of a file; a `DataError` where it is missing, cut short, or no object."""
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:

@@ -15,11 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-__all__ = [
-    "JOB_END", "JOB_PROGRESS", "STOPPED", "RunStopped", "StopRequest", "interrupt_waits", "listening", "note_progress",
-    "seconds_left",
-]  # fmt: skip
-
 #: Exit code of a run that saved and ended because it was asked to (EX_TEMPFAIL of sysexits.h: try again).
 STOPPED = 75
 #: Environment variable with the time, in seconds since 1970, at which the job that runs us will be ended.

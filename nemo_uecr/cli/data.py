@@ -33,7 +33,6 @@ def prepare(
     drop_answers: tuple[str, ...] = (),
     sample: AtLeastOne | None = None,
     seed: Seed = 42,
-    workers: AtLeastOne | None = None,
 ) -> None:
     """Prepare training problems: load, filter by difficulty and answer type, screen against benchmarks, sample.
 
@@ -53,7 +52,6 @@ def prepare(
         drop_answers: Answer types to drop.
         sample: Draw this many of the rows that pass.
         seed: Seed of the draw.
-        workers: Processes (default: one for each processor).
     """
     from nemo_uecr.data.filters import NAMES, checked_types
     from nemo_uecr.data.prepare import Settings
@@ -66,15 +64,14 @@ def prepare(
     began = time.perf_counter()
     settings = Settings(
         source=source, revision=revision, screens=screen, difficulty=difficulty, types=answers, sample=sample,
-        seed=seed, workers=workers or os.cpu_count() or 1,
+        seed=seed,
     )  # fmt: skip
     counts = run(settings, out)["counts"]
     seconds = time.perf_counter() - began
-    # Linux counts in KiB.
-    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
     say(
         f"{counts['read']} rows read in {seconds:.1f} s ({counts['read'] / seconds:.0f} a second, "
-        f"at most {peak:.0f} MiB in the largest process and its parent)",
+        f"at most {peak:.0f} MiB)",
         *(f"  removed  {number:>7}  {reason}" for reason, number in counts["reasons"].items()),
         f"  held     {counts['held']:>7}  near a benchmark problem; see {out}/screening/review.csv",
         f"  kept     {counts['kept']:>7}  {out}/train.jsonl",

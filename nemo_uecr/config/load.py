@@ -423,6 +423,19 @@ def written_config(path: Path) -> Config:
     return _validated(Config, read_written(path), {}, str(path))
 
 
+def check_run_folder(folder: Path, config: BaseModel, *, resume: bool) -> None:
+    """Refuse a folder that holds a run, unless that run is to be continued under the same configuration.
+
+    Checkpoints alone are a run too: NeMo-RL continues from the newest that it finds, asked or not.
+    """
+    written = folder / "config.yaml"
+    if not resume and (written.exists() or any((folder / "checkpoints").glob("step?*"))):
+        raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
+    if written.exists():
+        saved = _validated(type(config), read_written(written), {}, str(written))
+        check_same_configuration(written, config, saved.model_dump(mode="json"))
+
+
 def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str, object]) -> None:
     """Refuse to continue a run under another configuration than that ``saved`` there: a key differs that may not."""
     ours, theirs = (_with_places(tree) for tree in (config.model_dump(mode="json"), saved))

@@ -1,25 +1,16 @@
-"""Judges the rows of a training source: kept, held for a person, or removed with a named reason.
-
-A source is judged in chunks on several processes, in order, with a bounded number of chunks under way.
-"""
+"""Judges the rows of a training source: kept, held for a person, or removed with a named reason."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import os
 import re
-import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
-from multiprocessing.process import BaseProcess
+from itertools import chain
 from pathlib import Path
 
-from nemo_uecr.data.problems import CARRIED, Fields, Row, parse_row, raw_lines, read_rows, text_of, usable
+from nemo_uecr.data.problems import CARRIED, Fields, Row, read_rows, text_of, usable
 from nemo_uecr.data.screening import Finding, Screen, Text
 from nemo_uecr.errors import DataError
 
@@ -27,9 +18,6 @@ from nemo_uecr.errors import DataError
 FILTER_VERSION = "3"
 #: Above any difficulty; NaN, infinity and integers beyond floating point are none.
 HARDEST = 1e9
-CHUNK_ROWS = 512
-#: Chunks waiting for each process; bounds memory however long the source is.
-AHEAD = 3
 
 _NUMBER = r"[+-]?(?:\d+|\d{1,3}(?:(?:,|\{,\})\d{3})+)"
 _FRACTION = r"[+-]?\\[dt]?frac\s*(?:\{\s*[+-]?\d+\s*\}|\d)\s*(?:\{\s*\d+\s*\}|\d)|[+-]?\d+\s*/\s*\d+"
@@ -137,56 +125,8 @@ def _difficulty(row: Row, fields: Fields) -> float | None:
     return float(value)
 
 
-# Chunks on several processes.
-
-#: Rows with their numbers in the source, parsed or as a line of JSONL with its place: parsing is most of the work.
-Chunk = list[tuple[int, tuple[str, bytes | Row]]]
-
-
-def judged_rows(files: Sequence[Path], rules: RowFilter, *, workers: int) -> Iterator[Judged]:
-    """Every row of the files, judged, in the order of the source; one worker is this process."""
-    rows = enumerate(chain.from_iterable(_rows(file, rules.fields) for file in files), start=1)
-    chunks = iter(lambda: list(islice(rows, CHUNK_ROWS)), [])
-    if workers == 1:
-        _start(rules)
-        yield from chain.from_iterable(map(_judge, chunks))
-        return
-    # Not forked: a parent with threads (a progress bar, a loaded torch) may hold locks that a fork would inherit.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(rules,)) as pool:
-        waiting: deque[Future[list[Judged]]] = deque()
-        for chunk in chunks:
-            waiting.append(pool.submit(_judge, chunk))
-            if len(waiting) >= AHEAD * workers:
-                yield from waiting.popleft().result()
-        for future in waiting:
-            yield from future.result()
-
-
-def _rows(file: Path, fields: Fields) -> Iterator[tuple[str, bytes | Row]]:
-    if file.suffix == ".parquet":
-        yield from (("", row) for row in read_rows(file, fields=fields))
-    else:
-        yield from ((f"{file}:{number}", line) for number, line in raw_lines(file))
-
-
-_rules: RowFilter
-
-
-def _start(rules: RowFilter) -> None:
-    global _rules
-    _rules = rules
-    if (parent := multiprocessing.parent_process()) is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: BaseProcess) -> None:
-    """End this process when its parent has: a killed one cannot tell its workers, which would wait for ever."""
-    parent.join()
-    os._exit(1)
-
-
-def _judge(chunk: Chunk) -> list[Judged]:
-    return [
-        _rules.judge(number, parse_row(row, where) if isinstance(row, bytes) else row) for number, (where, row) in chunk
-    ]
+def judged_rows(files: Sequence[Path], rules: RowFilter) -> Iterator[Judged]:
+    """Every row of the files, judged, in the order of the source."""
+    rows = chain.from_iterable(read_rows(file, fields=rules.fields) for file in files)
+    for number, row in enumerate(rows, start=1):
+        yield rules.judge(number, row)

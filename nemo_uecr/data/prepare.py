@@ -39,7 +39,6 @@ class Settings:
     types: frozenset[str]  # answer types that are kept
     sample: int | None  # rows to draw among those kept or held, with the seed; None keeps all
     seed: int
-    workers: int  # processes
 
 
 def prepare(settings: Settings, folder: Path) -> Manifest:
@@ -52,7 +51,7 @@ def prepare(settings: Settings, folder: Path) -> Manifest:
     if settings.difficulty is not None and fields.difficulty is None:
         raise DataError(f"{files[0]}: no field 'difficulty', but a difficulty range was asked for; leave it out")
     rules = RowFilter(fields, settings.difficulty, settings.types, Screen(benchmarks.values()))
-    rows = _sorted_rows(judged_rows(files, rules, workers=settings.workers))
+    rows = _sorted_rows(judged_rows(files, rules))
     if settings.sample is not None:
         _draw(rows, settings.sample, settings.seed)
     manifest: Manifest = {

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
 
-__all__ = ["derive", "installed", "statement", "step_indices"]
-
 
 def step_indices(*, problems: int, per_step: int, step: int, seed: int, shuffle: bool) -> list[int]:
     """Problem indices of one step (steps count from 1): a function of seed and step, so a resumed run draws the same.

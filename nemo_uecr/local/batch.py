@@ -86,11 +86,7 @@ class StepBatch:
         return tensors
 
     def check_scores(self) -> None:
-        """Refuse scores that are missing, of other tokens or not finite, also where no method reads them.
-
-        Raises:
-            ScoreError: naming field, sample and token, or the teacher.
-        """
+        """Refuse scores that are missing, of other tokens or not finite, also where no method reads them."""
         if self.unscored is not None:
             raise self.unscored
         if self.reading is not None and not torch.equal(self.reading.sequences.token_ids(), self.sequences.token_ids()):
@@ -148,7 +144,7 @@ class StepBatch:
                 "verdict": outcome.verdict.value,
                 "rewards": dict(outcome.parts),
                 **self._read(row),
-                "tokens": token_texts(response.token_ids, tokenizer),
+                "tokens": [tokenizer.decode([token]) for token in response.token_ids],
             }
             for row, (prompt, response, outcome) in enumerate(
                 zip(self.sequences.prompts, self.sequences.responses, self.outcomes, strict=True)
@@ -184,11 +180,6 @@ def samples_of(step: int, sequences: Sequences, data: DataConfig) -> list[Sample
             sample_ids(step, sequences), sequences.prompts, sequences.responses, strict=True
         )
     ]
-
-
-def token_texts(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Text of each token by itself; special tokens by their names."""
-    return [tokenizer.decode([token]) for token in token_ids]
 
 
 def method_settings(config: Config, *, step: int, state: Mapping[str, float]) -> Settings:

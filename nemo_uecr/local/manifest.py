@@ -30,6 +30,7 @@ from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest
+from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_records
 
 PROVENANCE, DIFF, ARTIFACTS = "provenance.json", "source.diff", "artifacts.jsonl"
@@ -152,11 +153,7 @@ def compare_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> Iterato
 
 
 def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
-    """Refuse to continue a run on data or models whose content changed under the same name.
-
-    Raises:
-        CheckpointError: naming the first such file.
-    """
+    """Refuse to continue a run on data or models whose content changed under the same name."""
     if (folder / PROVENANCE).is_file():
         for kind, text in compare_inputs(read_object(folder / PROVENANCE)["sha256"], inputs):
             if kind == "changed":
@@ -170,10 +167,9 @@ def write_run_files(
     folder: Path, config: Config, *, objective: str, origins: Mapping[str, str], inputs: Mapping[str, str]
 ) -> None:
     """The files that stand before the first step; a record that says something else than this one is kept beside it."""
-    written = dump_config(config).encode()
     source, diff = package_source()
     record = _statement(config, objective, source) | {
-        "config_sha256": hashlib.sha256(written).hexdigest(),
+        "config_sha256": hashlib.sha256(dump_config(config).encode()).hexdigest(),
         "sha256": dict(inputs),
         "command": sys.argv,
     }
@@ -183,11 +179,8 @@ def write_run_files(
         if before | {"command": None} != json.loads(json.dumps(record | {"command": None})):
             number = 1 + sum(1 for _ in folder.glob("provenance-*.json"))
             replace_file(folder / f"provenance-{number}.json", path.read_bytes())
-    replace_file(folder / "tolerances.json", config.tolerances.model_dump_json(indent=1).encode())
-    replace_file(folder / "origins.json", json.dumps(dict(origins), indent=1).encode())
     replace_file(folder / DIFF, diff)
-    replace_file(path, json.dumps(record, indent=1).encode())
-    replace_file(folder / "config.yaml", written)  # last: a folder that has it holds a run
+    write_first_files(folder, config, origins, record)
 
 
 def list_files(folder: Path, step: int, *names: str) -> None:
@@ -239,11 +232,7 @@ class Verification:
 
 
 def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: Locate) -> Verification:
-    """Check a run folder's files, its inputs and its environment against its record.
-
-    Raises:
-        RunFolderError: If the folder is no run.
-    """
+    """Check a run folder's files, its inputs and its environment against its record."""
     if not (folder / PROVENANCE).is_file():
         raise RunFolderError(f"{folder} has no {PROVENANCE}; expected the run folder that `nemo-uecr train` wrote")
     record, config = read_object(folder / PROVENANCE), written_config(folder / "config.yaml")

@@ -168,11 +168,7 @@ def _splits(module: Any) -> bool:
 
 
 def check_same_tokens(student: TokenModel, teacher: TokenModel) -> None:
-    """Compare tokenizers id by id; the teacher scores the student's token ids.
-
-    Raises:
-        DataError: Naming the models, and the first id whose text differs or that a model has no output column for.
-    """
+    """Compare tokenizers id by id, naming the models; the teacher scores the student's token ids."""
     try:
         check_same_tokenizer(student.tokenizer, teacher.tokenizer, (student.vocabulary, teacher.vocabulary))
     except DataError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from nemo_uecr.config.load import check_same_configuration, flat_values, written_config
+from nemo_uecr.config.load import check_run_folder, flat_values
 from nemo_uecr.config.schema import Config, DataConfig
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.adapter import add_adapter, base_of, load_adapter
@@ -74,7 +74,7 @@ def train(
     try:
         with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards, locked(folder):
             check_engine(config.rollout.engine)
-            _check_folder(folder, config, resume=resume)
+            check_run_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
             models = load_models(config, None if start is None else start[0], locate)
@@ -122,15 +122,6 @@ def train(
             "Make room or choose another run.folder, then run again with --resume"
         ) from error
     return folder
-
-
-def _check_folder(folder: Path, config: Config, *, resume: bool) -> None:
-    written = folder / "config.yaml"
-    if not written.exists():
-        return
-    if not resume:
-        raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
-    check_same_configuration(written, config, written_config(written).model_dump(mode="json"))
 
 
 def _retire_failure(folder: Path) -> None:

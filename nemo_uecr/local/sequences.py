@@ -42,11 +42,7 @@ class Response(Generation):
 
 
 def encode_prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[Prompt]:
-    """Encode every problem through the chat template; a tokenizer without one gets the plain text.
-
-    Raises:
-        DataError: If a prompt is too long and ``data.long_prompts`` says refuse.
-    """
+    """Encode every problem through the chat template; a tokenizer without one gets the plain text."""
     found = fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], data)
     return [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
 

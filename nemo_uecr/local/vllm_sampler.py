@@ -98,14 +98,10 @@ class VllmSampler:
             self._engine.sleep(level=1 if self._lora else 2)  # level 2 drops the weights; an adapter's base must stay
 
     def gap(self, logp_BT: Tensor, *, tolerance: float) -> float:
-        """Mean |log pi - log pi_vLLM| of the last draw's tokens, nats.
-
-        Args:
-            logp_BT: the student's log-probabilities at temperature 1.
-            tolerance: the largest mean that two ways of computing it may be apart.
+        """Mean |log pi - log pi_vLLM| of the last draw's tokens at temperature 1, nats.
 
         Raises:
-            InvariantError: It is larger; the engine then drew with other weights than the student's.
+            InvariantError: It is larger than ``tolerance``: the engine drew with other weights than the student's.
         """
         ours_N = torch.cat([logp_BT[row, : len(found)] for row, found in enumerate(self._logp)])
         theirs_N = torch.tensor([value for found in self._logp for value in found])

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import check_same_configuration, dump_config, load_nemo_config
+from nemo_uecr.config.load import check_run_folder
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import ConfigError, RunFolderError
-from nemo_uecr.files import check_writable, file_sha256, replace_file
+from nemo_uecr.files import check_writable, file_sha256
 from nemo_uecr.nemo import preflight, translate, upstream
 from nemo_uecr.nemo.estimator import Routes, StepContext, UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
@@ -25,6 +24,7 @@ from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.telemetry import resumed_state
 from nemo_uecr.stopping import RunStopped, StopRequest, listening, seconds_left
+from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
         UecrError: the run cannot be started as it is configured; nothing is written.
         RunStopped: it was asked to end before its last step, and has saved.
     """
-    check_folder(config, resume=resume)
+    check_run_folder(Path(config.run.folder), config, resume=resume)
     preflight.check_problems(config)
     preflight.check_visible_models(config)
     version = upstream.check()
@@ -187,19 +187,6 @@ def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -
 # The run folder.
 
 
-def check_folder(config: NemoConfig, *, resume: bool) -> None:
-    """Refuse a folder that holds a run, unless that run is to be continued under the same configuration.
-
-    NeMo-RL continues from the newest checkpoint that it finds, asked or not.
-    """
-    folder = Path(config.run.folder)
-    written = folder / "config.yaml"
-    if not resume and (written.exists() or any((folder / "checkpoints").glob("step_*"))):
-        raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
-    if written.exists():
-        check_same_configuration(written, config, load_nemo_config(written, ()).model_dump(mode="json"))
-
-
 @contextlib.contextmanager
 def begun_by_a_step(config: NemoConfig, completed_steps: Callable[[], int]) -> Iterator[None]:
     """A block that fails before any step leaves a folder that can be begun again, under another configuration too.
@@ -223,8 +210,4 @@ def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], objective
     provenance["conventions"] |= config.conventions.model_dump()
     calls = [each for each in config.reward if isinstance(each, CallReward)]
     provenance["sha256"] = {f"reward {each.label}": file_sha256(Path(each.path)) for each in calls}
-    folder = Path(config.run.folder)
-    records = {"tolerances": config.tolerances.model_dump(), "origins": dict(origins), "provenance": provenance}
-    for name, record in records.items():
-        replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())
-    replace_file(folder / "config.yaml", dump_config(config).encode())
+    write_first_files(Path(config.run.folder), config, origins, provenance)

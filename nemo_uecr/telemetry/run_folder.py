@@ -1,18 +1,21 @@
-"""Reads a run folder: finished, still in progress, or stopped by an error.
+"""A run folder: finished, still in progress, or stopped by an error.
 
 What a run has not written yet (a later step, the final evaluation, the last half of a line) is left out, with a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import read_written
+from nemo_uecr.config.load import dump_config, read_written
+from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.files import read_object
+from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, Record, read_records
 
 FIRST_FILES = ("config.yaml", "origins.json", "provenance.json", "tolerances.json")
@@ -74,6 +77,16 @@ class RunFolder:
         """Steps and values of ``metric``, where the run has it."""
         pairs = [(record["step"], record[metric]) for record in self.steps if metric in record]
         return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def write_first_files(
+    folder: Path, config: Config | NemoConfig, origins: Mapping[str, str], provenance: Mapping[str, Any]
+) -> None:
+    """What stands before the first step; the configuration last, because a folder that has it holds a run."""
+    records = {"tolerances": config.tolerances.model_dump(), "origins": origins, "provenance": provenance}
+    for name, record in records.items():
+        replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())
+    replace_file(folder / "config.yaml", dump_config(config).encode())
 
 
 def read_runs(paths: list[Path]) -> list[RunFolder]:

@@ -34,7 +34,7 @@ Row = dict[str, object]
 def settings(source: Path, screens: tuple[str, ...] = (), **changes: object) -> Settings:
     values: dict[str, object] = {
         "source": str(source), "revision": None, "screens": screens, "difficulty": (5.0, 7.0),
-        "types": frozenset(NAMES), "sample": None, "seed": 42, "workers": 1,
+        "types": frozenset(NAMES), "sample": None, "seed": 42,
     }  # fmt: skip
     return Settings(**(values | changes))  # type: ignore[arg-type]
 
@@ -76,15 +76,6 @@ def test_every_row_is_kept_held_or_removed_with_its_reason(mixed: Path, tmp_path
     assert counts["reasons"]["difficulty_outside"] == 2
     assert faults(out) == []
     assert source_faults(read_manifest(out), mixed) == []
-
-
-def test_the_manifest_is_the_same_for_one_process_and_two(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "s.jsonl", [*clean_rows(1300), deepmath_row(BENCHMARK[0])])
-    screens = (str(write_benchmark(tmp_path)),)
-    for workers in (1, 2):
-        prepare(settings(source, screens, workers=workers), tmp_path / str(workers))
-    manifests = [(tmp_path / name / "manifest.json").read_bytes() for name in "12"]
-    assert manifests[0] == manifests[1]
 
 
 def test_a_sample_does_not_depend_on_the_order_of_the_source(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.stopping import STOPPED, RunStopped, StopRequest
+from nemo_uecr.stopping import STOPPED, RunStopped, StopRequest, listening
 from tests.local import tiny
 from tests.local.tiny import metrics, outcome, same, train_words
 
@@ -35,7 +35,13 @@ def test_asked_before_it_starts_it_ends_after_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_asks(number: signal.Signals) -> None:
+    with listening() as stop:
+        signal.raise_signal(number)
+    assert stop.reason == number.name
+
+
+def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path) -> None:
     arguments = train_words(tiny.assets(), tmp_path / "run", "train.steps=4000")
     process = subprocess.Popen(
         [sys.executable, "-m", "nemo_uecr", *arguments],
@@ -49,12 +55,12 @@ def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path, number: si
     while not (written.is_file() and written.read_text().count("\n") >= 2) and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(number)
+    process.send_signal(signal.SIGUSR1)
     error = process.communicate(timeout=60)[1]
     steps = len(metrics(tmp_path / "run"))
     assert process.returncode == STOPPED == 75
     assert 2 <= steps < 4000
-    assert error.splitlines()[-1].startswith(f"nemo-uecr: stopped by {number.name} after step {steps} of 4000; ")
+    assert error.splitlines()[-1].startswith(f"nemo-uecr: stopped by SIGUSR1 after step {steps} of 4000; ")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
     assert entry_point([*train_words(tiny.assets(), tmp_path / "run", f"train.steps={steps + 1}"), "--resume"]) == 0
     assert len(metrics(tmp_path / "run")) == steps + 1

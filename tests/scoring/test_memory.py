@@ -104,7 +104,7 @@ def test_transient_memory_of_training_is_bounded() -> None:
         pytest.param("wide", 96, "0", marks=pytest.mark.slow),
         ("many", 300_000, "1"),
         pytest.param("fused", 1200, "1", marks=pytest.mark.slow),
-        ("fused in float32", 1200, "1"),
+        pytest.param("fused in float32", 1200, "1", marks=pytest.mark.slow),
     ],
 )
 def test_transient_memory_is_bounded(kind: str, tokens: int, native: str) -> None:
